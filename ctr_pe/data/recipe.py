@@ -1,0 +1,126 @@
+"""What `ctr-pe data build` needs to know about a log: columns, protocol, split. From flags or from a YAML file."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ctr_pe.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Value = int | str
+
+
+class SplitColumn(BaseModel):
+    """Rows whose ``column`` equals ``test`` or ``valid`` go there, all others train."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    column: str
+    test: Value
+    valid: Value
+
+
+class Recipe(BaseModel):
+    """How a log becomes a data set.
+
+    The columns ``time``, ``order``, ``label`` and ``attributes`` are used when the files have them under their default
+    names, must exist when they are named, and are left alone when they are set to null. ``order`` decides what is
+    earlier; without it ``time`` does, and events of the same time are not each other's history.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    interactions: Path
+    items: Path | None = None
+    protocol: Literal["din", "impressions"]
+    user: str = "user_id"
+    item: str = "item_id"
+    time: str | None = "timestamp"
+    order: str | None = "position"
+    label: str | None = "label"
+    attributes: tuple[str, ...] | None = ("cate_id",)
+    time_unit: Literal["s", "ms"] = "s"
+    max_len: int = Field(100, ge=1)  # most recent items kept of a history
+    seed: int = Field(0, ge=0)  # of the sampled negatives
+    drop: dict[str, Value | list[Value]] = {}  # rows whose column has this value (or one of these)
+    negatives: bool = False  # impressions: a second history of the user's earlier negatives
+    split: SplitColumn | None = None  # impressions; without it by time:
+    valid_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, before the test rows
+    test_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, the newest
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        of_impressions = {"negatives", "split", "valid_fraction", "test_fraction"} & self.model_fields_set
+        if self.protocol == "din" and of_impressions:
+            raise ValueError(f"'{min(of_impressions)}' belongs to protocol impressions, not to din")
+        if self.valid_fraction + self.test_fraction >= 1:
+            raise ValueError("valid_fraction + test_fraction leave no training rows")
+        return self
+
+    def demanded(self, role: str) -> bool:
+        """Whether the column of this role was named, so that its absence is an error."""
+        return role in self.model_fields_set and getattr(self, role) is not None
+
+
+def shipped_recipes() -> dict[str, str]:
+    """Text of every recipe that comes with the package, by name."""
+    folder = files("ctr_pe.configs") / "recipe"
+    return {
+        entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
+        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
+        if entry.name.endswith(".yaml")
+    }
+
+
+def load_recipe(name: str | None, given: Mapping[str, Any]) -> Recipe:
+    """The recipe of that name or file, with the values in ``given`` on top. Raises UserError naming the wrong key."""
+    where: str = "options"
+    content: dict[str, Any] = {}
+    if name is not None:
+        where, content = _read(name)
+    try:
+        return Recipe.model_validate({**content, **given})
+    except ValidationError as errors:
+        raise UserError(f"{where}: {_explain(errors)}") from None
+
+
+def _read(name: str) -> tuple[str, dict[str, Any]]:
+    path = Path(name)
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise UserError(f"{name}: no such recipe file")
+        text = path.read_text(encoding="utf-8")
+    else:
+        shipped = shipped_recipes()
+        if name not in shipped:
+            raise UserError(f"--recipe {name}: no such recipe, a file ends with .yaml: {nearest(name, shipped)}")
+        text = shipped[name]
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise UserError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{name}: a recipe is a mapping of keys: {nearest('', Recipe.model_fields)}")
+    for key in ("interactions", "items"):  # beside the recipe, wherever the command runs
+        if content.get(key):
+            content[key] = path.parent / content[key]
+    return name, content
+
+
+def _explain(errors: ValidationError) -> str:
+    error = errors.errors()[0]
+    key = ".".join(str(part) for part in error["loc"] if part not in ("int", "str"))
+    if error["type"] == "extra_forbidden":
+        fields = SplitColumn.model_fields if key.startswith("split.") else Recipe.model_fields
+        return f"unknown key '{key}': {nearest(key, fields)}"
+    if error["type"] == "missing":
+        return f"'{key}' is missing"
+    message = error["msg"].removeprefix("Value error, ")
+    return f"'{key}': {message} (given: {error['input']!r})" if key else message
