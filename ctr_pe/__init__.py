@@ -1,0 +1,38 @@
+"""Position encodings for target-attention CTR models.
+
+The whole public API; ``ctr_pe.evaluation``, ``ctr_pe.model_zoo`` and ``ctr_pe.testing`` hold the rest by name. Names are imported at
+first use, so that ``import ctr_pe`` costs nothing: torch alone takes a second.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ctr_pe import units
+    from ctr_pe.pe import Chain, PositionEncoding, available_pes, build_pe
+    from ctr_pe.positions import Positions
+
+__version__ = "0.1.0"
+__all__ = ["Chain", "PositionEncoding", "Positions", "__version__", "available_pes", "build_pe", "units"]
+
+_HOME = {
+    "Chain": "ctr_pe.pe",
+    "PositionEncoding": "ctr_pe.pe",
+    "Positions": "ctr_pe.positions",
+    "available_pes": "ctr_pe.pe",
+    "build_pe": "ctr_pe.pe",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "units":
+        return importlib.import_module("ctr_pe.units")
+    if name not in _HOME:
+        raise AttributeError(f"module 'ctr_pe' has no attribute '{name}'")
+    return getattr(importlib.import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,22 @@
+"""Backbones on FuxiCTR, one file each, listed here: ``from ctr_pe.model_zoo import DIN``."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from ctr_pe.model_zoo.din import DIN
+
+MODELS = {
+    "DIN": "ctr_pe.model_zoo.din:DIN",
+}
+
+__all__ = ["DIN", "MODELS"]
+
+
+def __getattr__(name: str) -> Any:  # FuxiCTR takes seconds to import: only when a model is used
+    if name not in MODELS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, cls = MODELS[name].partition(":")
+    return getattr(importlib.import_module(module), cls)

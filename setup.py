@@ -1,0 +1,55 @@
+"""Package metadata. ``model_zoo/`` and ``config/`` stay at the top of the checkout, where FuxiCTR users look for them, and are installed
+inside the package: the fuxictr wheel already owns a top-level ``model_zoo``."""
+
+import re
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+HERE = Path(__file__).parent
+README = HERE / "README.md"
+VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "ctr_pe/__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
+assert VERSION, "ctr_pe/__init__.py holds no __version__"
+
+setup(
+    name="ctr_pe",
+    version=VERSION[1],
+    description="Position encodings for target-attention CTR models, on FuxiCTR",
+    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description_content_type="text/markdown",
+    license_expression="Apache-2.0",
+    license_files=["LICENSE"],
+    python_requires=">=3.11",
+    packages=[*find_packages(include=["ctr_pe", "ctr_pe.*"]), "ctr_pe.model_zoo", "ctr_pe.configs"],
+    package_dir={"ctr_pe.model_zoo": "model_zoo", "ctr_pe.configs": "config"},
+    package_data={"ctr_pe": ["py.typed"], "ctr_pe.configs": ["*.yaml", "*/*.yaml"]},
+    entry_points={"console_scripts": ["ctr-pe = ctr_pe.cli:main"]},
+    install_requires=[
+        "torch>=2.4",
+        "fuxictr==2.3.10",
+        "numpy",
+        "pandas",
+        "polars>=1.44",
+        "pyarrow",
+        "scikit-learn",
+        "pydantic>=2",
+        "pyyaml",
+        "tqdm",
+        "h5py",
+        "huggingface_hub",
+    ],
+    extras_require={
+        "dev": [
+            "build",
+            "mypy",
+            "pandas-stubs",
+            "pytest",
+            "pytest-xdist",
+            "ruff",
+            "setuptools>=77",
+            "types-PyYAML",
+            "types-tqdm",
+            "wheel",
+        ]
+    },
+)
