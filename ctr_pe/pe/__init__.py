@@ -1,0 +1,84 @@
+"""Position encodings: one small file each, listed here. Adding one means one new file and one line."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import TYPE_CHECKING, Any
+
+from ctr_pe.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from ctr_pe.pe.base import PositionEncoding
+
+REGISTRY = {
+    "none": "ctr_pe.pe.base:PositionEncoding",
+    "naive": "ctr_pe.pe.naive:Naive",
+    "rope": "ctr_pe.pe.rope:RoPE",
+    "cope": "ctr_pe.pe.cope:CoPE",
+    "cape": "ctr_pe.pe.cape:CAPE",
+}
+
+
+def available_pes() -> list[str]:
+    """Names that ``build_pe`` takes."""
+    return list(REGISTRY)
+
+
+def build_pe(name: str, dim: int, max_len: int, num_heads: int = 1, **options: Any) -> PositionEncoding:
+    """Build an encoding, or with ``a+b`` a chain of several, the first applied first.
+
+    Args:
+        name: one of :func:`available_pes`, or several joined by ``+``.
+        dim: item dim D; the attention it joins has the same.
+        max_len: items of the longest history; a sequence that ends with the target has one more.
+        num_heads: heads of the attention it joins.
+        options: keyword arguments of the encoding's class. Those of other encodings are left aside, so that one
+            config can run them all; those of none are an error.
+
+    Raises:
+        UserError: an unknown name or option, or a value that the encoding refuses.
+    """
+    from ctr_pe.pe.base import Chain
+
+    names = check_pe_name(name).split("+")
+    known = pe_options()
+    for option in options:
+        if option not in known:
+            raise UserError(f"position encoding option '{option}' is unknown: {nearest(option, known)}")
+    links = []
+    for link in names:
+        cls = _load(link)
+        own = {option: value for option, value in options.items() if option in _options_of(cls)}
+        try:
+            links.append(cls(dim, max_len, num_heads, **own))
+        except ValueError as error:
+            raise UserError(f"position encoding '{link}': {error}") from None
+    return links[0] if len(links) == 1 else Chain(links)
+
+
+def check_pe_name(name: str) -> str:
+    """The name, if :func:`build_pe` takes it.
+
+    Raises:
+        UserError: it names no encoding or chain of encodings.
+    """
+    for link in str(name).split("+"):
+        if link not in REGISTRY:
+            raise UserError(f"position encoding '{link}' is unknown: {nearest(link, REGISTRY)}")
+    return name
+
+
+def pe_options() -> list[str]:
+    """Options of all encodings, which are ordinary keys of a model config."""
+    return sorted({option for name in REGISTRY for option in _options_of(_load(name))})
+
+
+def _load(name: str) -> type[PositionEncoding]:
+    module, _, cls = REGISTRY[name].partition(":")
+    loaded: type[PositionEncoding] = getattr(importlib.import_module(module), cls)
+    return loaded
+
+
+def _options_of(cls: type[PositionEncoding]) -> list[str]:
+    return [p.name for p in inspect.signature(cls).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]

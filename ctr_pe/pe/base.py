@@ -1,0 +1,119 @@
+"""No position encoding: the base class, whose hooks change nothing.
+
+B batch, L history slots, Q queries, H heads, D item dim, d = D / H head dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.positions import Pairs, Places, Positions
+
+
+class PositionEncoding(nn.Module):
+    """A position encoding overrides the hooks it needs; units and models call all of them and know none by name.
+
+    Args:
+        dim: item dim D.
+        max_len: items of the longest history; tables have ``max_len + 1`` rows and longer histories use the last one.
+        num_heads: heads H of the attention it joins; target attention has one.
+
+    Raises:
+        ValueError: a size is not a positive integer, or heads do not divide dim.
+    """
+
+    added_dim: int = 0
+    """Dims that ``embed`` appends to each item; units of a concatenating encoding are built for ``dim + added_dim``."""
+
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
+        super().__init__()
+        for name, value in (("dim", dim), ("max_len", max_len), ("num_heads", num_heads)):
+            if not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a positive integer, got {value!r}")
+        if dim % num_heads:
+            raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}")
+        self.dim, self.max_len, self.num_heads, self.head_dim = dim, max_len, num_heads, dim // num_heads
+
+    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        """Before the network: target (B, D) or None, history (B, L, D) -> the same, or D + added_dim wide."""
+        return target, history
+
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+        """Before the score: query (..., d) and keys (..., d), each with places that broadcast against its leading axes.
+
+        Any layout is possible, (B, H, L, d) as well as (N, d) for the N real items of a batch, so encodings work on
+        the last axis alone. Values are never rotated.
+        """
+        return query, keys
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        """After the score: query (B, H, Q, d) and keys (B, H, L, d) as before ``rotate``, logits (B, H, Q, L) of the
+        unit's own score -> logits with position in them. Entries that are not allowed are masked afterwards."""
+        return logits
+
+    def mix(self, output: Tensor, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+        """After pooling: output (B, H, Q, d), weights (B, H, Q, L), values (B, H, L, d) -> output. Padded values may
+        hold anything."""
+        return output
+
+    def auxiliary_loss(self) -> Tensor:
+        """Scalar that training adds to the loss."""
+        return torch.zeros(())
+
+
+class Chain(PositionEncoding):
+    """Several encodings, one after the other: ``Chain([rope, cape])`` rotates, then adds CAPE's bias to the result.
+
+    Raises:
+        ValueError: no encoding, or encodings of different dim, max_len or num_heads.
+    """
+
+    def __init__(self, encodings: Sequence[PositionEncoding]) -> None:
+        sizes = {(pe.dim, pe.max_len, pe.num_heads) for pe in encodings}
+        if len(sizes) != 1:
+            raise ValueError(f"a chain needs encodings of one (dim, max_len, num_heads), got {sorted(sizes)}")
+        super().__init__(*sizes.pop())
+        self.encodings = nn.ModuleList(encodings)
+        self.added_dim = sum(pe.added_dim for pe in encodings)
+
+    def _links(self) -> list[PositionEncoding]:
+        return [pe for pe in self.encodings if isinstance(pe, PositionEncoding)]
+
+    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        for pe in self._links():
+            target, history = pe.embed(target, history, positions)
+        return target, history
+
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+        for pe in self._links():
+            query, keys = pe.rotate(query, keys, query_at, keys_at)
+        return query, keys
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        for pe in self._links():
+            logits = pe.bias(query, keys, logits, pairs)
+        return logits
+
+    def mix(self, output: Tensor, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+        for pe in self._links():
+            output = pe.mix(output, weights, values, pairs)
+        return output
+
+    def auxiliary_loss(self) -> Tensor:
+        return torch.stack([pe.auxiliary_loss() for pe in self._links()]).sum()
+
+
+class PositionLinear(nn.Linear):
+    """A linear layer that belongs to an encoding: Xavier weights, zero bias.
+
+    A class of its own, because FuxiCTR re-draws every plain ``nn.Linear`` from the backbone's random stream: an
+    encoding that took part would change the backbone's weights, and runs of one seed could not be paired.
+    """
+
+    def reset_parameters(self) -> None:
+        nn.init.xavier_normal_(self.weight)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)

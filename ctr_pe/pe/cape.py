@@ -1,0 +1,52 @@
+"""CAPE, context-aware position encoding for sequential recommendation (Yuan et al. 2025, WWW Companion)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.pe.base import PositionEncoding, PositionLinear
+from ctr_pe.pe.cope import check_span, contextual_positions, interpolate, widen
+from ctr_pe.positions import Pairs
+
+
+class CAPE(PositionEncoding):
+    """Items unlike the target push older items away; items like it share a place.
+
+    Equations 1 to 5 of the paper, on the unit's own logits s (any score function):
+    g_j = 1 - σ(s_j), p_j = sum of g_k for k = j..newest, t' = SiLU(W t + b), logits s_j + t' · e[p_j].
+    Gates are zero at padding and at forbidden keys. t' is scored against the whole table once per query, a
+    (B, P) x (P, T) product, and the scores are interpolated: no (B, L, T) tensor and no vector per item.
+
+    Args:
+        position_dim: P, width of the position table.
+        position_span: ``end`` or ``between``, see :class:`~ctr_pe.pe.cope.CoPE`.
+
+    Parameters: ``gate.weight (P, d)``, ``gate.bias (P,)``, shared by the heads; ``table (max_len + 1, P)``, zeros, so
+    training starts exactly as without positions. A position can reach max_len, hence the extra row.
+
+    Raises:
+        ValueError: position_dim is not a positive integer, or an unknown position_span.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        max_len: int,
+        num_heads: int = 1,
+        *,
+        position_dim: int = 16,
+        position_span: str = "end",
+    ) -> None:
+        super().__init__(dim, max_len, num_heads)
+        if not isinstance(position_dim, int) or position_dim < 1:
+            raise ValueError(f"position_dim must be a positive integer, got {position_dim!r}")
+        self.between = check_span(position_span)
+        self.gate = PositionLinear(self.head_dim, position_dim)
+        self.table = nn.Parameter(torch.zeros(max_len + 1, position_dim))
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        wide = widen(logits)
+        gates = torch.sigmoid(-wide) * pairs.allowed
+        scores = widen(nn.functional.silu(self.gate(query)) @ self.table.T)  # (B, H, Q, T)
+        return wide + interpolate(scores, contextual_positions(gates, pairs, self.between))

@@ -1,0 +1,57 @@
+"""RoPE, rotary position embedding (Su et al. 2021, arXiv 2104.09864; CAPE paper, section 3.1)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.positions import Places
+
+
+class RoPE(PositionEncoding):
+    """Turns each pair of coordinates by -distance · base^(-2c/d), so that a dot product depends on offsets only.
+
+    The target lies at distance 0 and is not turned, so the same rule serves self-attention and any score function of
+    target attention (one-sided form). The last coordinate of an odd head dim stays as it is.
+
+    Args:
+        rope_base: base of the frequencies.
+        rope_layout: ``half`` pairs coordinate c with c + d/2, ``interleaved`` pairs 2c with 2c + 1.
+
+    Raises:
+        ValueError: an unknown rope_layout.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        max_len: int,
+        num_heads: int = 1,
+        *,
+        rope_base: float = 10000.0,
+        rope_layout: str = "half",
+    ) -> None:
+        super().__init__(dim, max_len, num_heads)
+        if rope_layout not in ("half", "interleaved"):
+            raise ValueError(f"rope_layout must be 'half' or 'interleaved', got {rope_layout!r}")
+        self.interleaved = rope_layout == "interleaved"
+        self.base = float(rope_base)
+
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+        return self._turn(query, query_at.distance), self._turn(keys, keys_at.distance)
+
+    def _turn(self, vectors: Tensor, distance: Tensor) -> Tensor:
+        planes = self.head_dim // 2
+        # Angles in float32 at least: in half precision the fastest planes would be off after a few positions.
+        plane = torch.arange(planes, device=vectors.device, dtype=torch.promote_types(vectors.dtype, torch.float32))
+        angle = -distance.unsqueeze(-1) * self.base ** (plane * (-2.0 / self.head_dim))  # (..., d/2)
+        cos, sin = angle.cos().to(vectors.dtype), angle.sin().to(vectors.dtype)
+        rest = vectors[..., 2 * planes :]
+        if self.interleaved:
+            a, b = vectors[..., 0 : 2 * planes : 2], vectors[..., 1 : 2 * planes : 2]
+            turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
+        else:
+            a, b = vectors[..., :planes], vectors[..., planes : 2 * planes]
+            turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned

@@ -1,0 +1,131 @@
+"""Score functions of target attention: how well does each history item match the target?
+
+All of them see real (target, item) pairs only, packed one after the other, so their cost follows the real lengths of
+the histories and their batch statistics see no padding.
+
+B batch, N real pairs of the batch, D item dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+
+class DotScore(nn.Module):
+    """t · h / sqrt(D), or t · h with ``scaled=False`` (as DIEN has it)."""
+
+    def __init__(self, dim: int, scaled: bool = True) -> None:
+        super().__init__()
+        self.scale = dim**-0.5 if scaled else 1.0
+
+    def forward(self, target: Tensor, items: Tensor, rows: Tensor) -> Tensor:
+        """target (B, D), items (N, D), rows (N,) the row of each item -> logits (N,)."""
+        return (target[rows] * items).sum(-1) * self.scale
+
+
+class BilinearScore(nn.Module):
+    """hᵀ W t. Parameter ``weight (D, D)``, the identity at the start."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(dim))
+
+    def forward(self, target: Tensor, items: Tensor, rows: Tensor) -> Tensor:
+        """target (B, D), items (N, D), rows (N,) -> logits (N,)."""
+        return ((target @ self.weight.T)[rows] * items).sum(-1)
+
+
+class DINScore(nn.Module):
+    """MLP on [t; h; t - h; t ⊙ h] (DIN, Zhou et al. 2018, with the input of FuxiCTR's implementation).
+
+    Args:
+        dim: item dim D.
+        hidden_units: widths of the hidden layers.
+        activation: ``dice``, ``prelu``, or the name of an activation of ``torch.nn`` such as ``ReLU``.
+        dropout: rate after each hidden layer.
+        output_activation: the same names, after the last layer; None for none.
+
+    ``mlp`` has FuxiCTR's layers and parameter names, so weights move between the two.
+
+    Raises:
+        ValueError: no hidden layer, or an unknown activation.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        hidden_units: Sequence[int] = (64, 32),
+        activation: str = "dice",
+        dropout: float = 0.0,
+        output_activation: str | None = None,
+    ) -> None:
+        super().__init__()
+        if not hidden_units:
+            raise ValueError("the DIN score needs at least one hidden layer")
+        layers: list[nn.Module] = []
+        width = 4 * dim
+        for units in hidden_units:
+            layers += [nn.Linear(width, units), make_activation(activation, units)]
+            if dropout > 0:
+                layers.append(nn.Dropout(dropout))
+            width = units
+        layers.append(nn.Linear(width, 1))
+        if output_activation is not None:
+            layers.append(make_activation(output_activation, 1))
+        self.mlp = nn.Sequential(*layers)
+
+    def forward(self, target: Tensor, items: Tensor, rows: Tensor) -> Tensor:
+        """target (B, D), items (N, D), rows (N,) -> logits (N,)."""
+        first = self.mlp[0]
+        assert isinstance(first, nn.Linear)
+        # The first layer, split by term: what depends on the target alone is computed per row, not per pair.
+        of_target, of_item, of_difference, of_product = first.weight.chunk(4, dim=1)
+        per_row = nn.functional.linear(target, of_target + of_difference, first.bias)
+        hidden = torch.addmm(per_row[rows], items, (of_item - of_difference).T)
+        hidden = torch.addmm(hidden, target[rows] * items, of_product.T)
+        for layer in list(self.mlp)[1:]:
+            hidden = layer(hidden)
+        return hidden.squeeze(-1)
+
+
+class Dice(nn.Module):
+    """f(x) = p x + (1 - p) α x with p = σ of the batch-normalised x (DIN, equation 3); α starts at 0.
+
+    A batch of one or no row has no variance: it uses the running statistics.
+    """
+
+    def __init__(self, units: int) -> None:
+        super().__init__()
+        self.bn = nn.BatchNorm1d(units, affine=False, eps=1e-9, momentum=0.01)
+        self.alpha = nn.Parameter(torch.zeros(units))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(N, units) -> (N, units)."""
+        if self.training and len(x) < 2:
+            normed = nn.functional.batch_norm(x, self.bn.running_mean, self.bn.running_var, eps=self.bn.eps)
+        else:
+            normed = self.bn(x)
+        p = torch.sigmoid(normed)
+        return x * torch.lerp(self.alpha.to(p.dtype), torch.ones_like(p), p)
+
+
+def make_activation(name: str, units: int) -> nn.Module:
+    """An activation by name.
+
+    Raises:
+        ValueError: torch.nn has none of this name.
+    """
+    known = {"dice": lambda: Dice(units), "prelu": lambda: nn.PReLU(units, init=0.1), "relu": nn.ReLU}
+    known |= {"sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
+    if str(name).lower() in known:
+        return known[str(name).lower()]()
+    cls = getattr(nn.modules.activation, str(name), None)
+    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
+        raise ValueError(f"activation {name!r} is unknown: {', '.join(sorted(known))} or a torch.nn activation")
+    return cls()
+
+
+SCORES = {"dot": DotScore, "bilinear": BilinearScore, "din": DINScore}

@@ -1,0 +1,67 @@
+"""Multi-head self-attention over a sequence of items (BST, SASRec, DMIN).
+
+B batch, L slots, H heads, D item dim, d = D / H head dim.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.positions import Positions
+from ctr_pe.units.softmax import masked_softmax
+
+
+class SelfAttention(nn.Module):
+    """softmax(q_i · k_j / sqrt(d) and position) v_j per head, then the output projection. No residual, no norm.
+
+    Args:
+        dim: item dim D (plus ``pe.added_dim``, if the encoding widens the items).
+        num_heads: H.
+        pe: the encoding, built for the same dim and heads; none by default. ``embed`` is the caller's to apply.
+        causal: item i sees itself and the items before it.
+        dropout: rate on the attention weights.
+
+    Projections: ``query``, ``key``, ``value``, ``output``, each (D, D) with bias.
+
+    Raises:
+        ValueError: heads do not divide dim, or an encoding of another dim or number of heads.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 1,
+        pe: PositionEncoding | None = None,
+        causal: bool = False,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.pe = pe if pe is not None else PositionEncoding(dim, max_len=1, num_heads=num_heads)
+        if (self.pe.dim + self.pe.added_dim, self.pe.num_heads) != (dim, num_heads):
+            raise ValueError(
+                f"self-attention of dim={dim}, num_heads={num_heads} needs an encoding with "
+                f"dim={dim - self.pe.added_dim}, num_heads={num_heads}; "
+                f"got dim={self.pe.dim}, num_heads={self.pe.num_heads}"
+            )
+        if dim % num_heads:
+            raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}")
+        self.num_heads, self.causal = num_heads, causal
+        self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, items: Tensor, positions: Positions) -> Tensor:
+        """items (B, L, D) -> states (B, L, D), zero at padding. What padded slots of ``items`` hold does not matter."""
+        items = items.masked_fill(~positions.mask.unsqueeze(-1), 0.0)
+        query, key, value = (self._split(project(items)) for project in (self.query, self.key, self.value))
+        pairs = positions.from_items(self.causal)
+        turned_query, turned_key = self.pe.rotate(query, key, pairs.query, pairs.key)
+        logits = turned_query @ turned_key.transpose(-1, -2) * query.shape[-1] ** -0.5
+        logits = self.pe.bias(query, key, logits, pairs)  # (B, H, L, L)
+        weights = self.dropout(masked_softmax(logits, pairs.allowed))
+        pooled = self.pe.mix(weights.to(value.dtype) @ value, weights, value, pairs)
+        states: Tensor = self.output(pooled.transpose(1, 2).flatten(-2))
+        return states.masked_fill(~positions.mask.unsqueeze(-1), 0.0)
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, L, D) -> (B, H, L, d)

@@ -1,0 +1,75 @@
+"""Target attention: one target looks at its user's history (DIN, DIEN, DMIN, TIN).
+
+B batch, L history slots, N real items of the batch, D item dim.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from ctr_pe.errors import nearest
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.positions import Places, Positions
+from ctr_pe.units.scores import SCORES
+from ctr_pe.units.softmax import masked_softmax
+
+
+class TargetAttention(nn.Module):
+    """interest = sum of a_j h_j with a = softmax over the real items of score(t, h_j) and position.
+
+    Args:
+        dim: item dim D (plus ``pe.added_dim``, if the encoding widens the items).
+        score: ``dot`` (t · h / sqrt(D)), ``bilinear``, ``din``, or a module with the signature of
+            :class:`~ctr_pe.units.scores.DotScore`.
+        pe: the encoding, with one head; none by default. Its ``embed`` is the caller's to apply, once per batch.
+        softmax: False takes the masked logits themselves as weights, as the DIN paper does.
+
+    Raises:
+        ValueError: an unknown score, or an encoding of another dim or with several heads.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        score: str | nn.Module = "dot",
+        pe: PositionEncoding | None = None,
+        softmax: bool = True,
+    ) -> None:
+        super().__init__()
+        if isinstance(score, str):
+            if score not in SCORES:
+                raise ValueError(f"score '{score}' is unknown: {nearest(score, SCORES)}")
+            score = SCORES[score](dim)
+        self.score = score
+        self.pe = pe if pe is not None else PositionEncoding(dim, max_len=1)
+        if (self.pe.dim + self.pe.added_dim, self.pe.num_heads) != (dim, 1):
+            raise ValueError(
+                f"target attention of dim={dim} needs an encoding with dim={dim - self.pe.added_dim}, num_heads=1; "
+                f"got dim={self.pe.dim}, num_heads={self.pe.num_heads}"
+            )
+        self.softmax = softmax
+
+    def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        """target (B, D), history (B, L, D) -> interest (B, D), weights (B, L).
+
+        Weights are 0 at padding and, with softmax, sum to 1 over the real items; an empty history gives zeros.
+        What padded slots of ``history`` hold does not matter.
+        """
+        mask = positions.mask
+        rows, slots = mask.nonzero(as_tuple=True)
+        items = history[rows, slots]  # (N, D)
+        zero, age = positions.distance.new_zeros(len(target)), positions.age
+        here = Places(zero, None if age is None else zero)
+        there = Places(positions.distance[rows, slots], None if age is None else age[rows, slots])
+        query, keys = self.pe.rotate(target, items, here, there)
+        scored = self.score(query, keys, rows)
+        logits = scored.new_zeros(mask.shape).index_put((rows, slots), scored)[:, None, None, :]  # (B, 1, 1, L)
+
+        pairs = positions.from_target()
+        heads, values = target[:, None, None, :], history[:, None]  # one head
+        logits = self.pe.bias(heads, values, logits, pairs)
+        weights = masked_softmax(logits, pairs.allowed) if self.softmax else logits * pairs.allowed
+        share = weights[rows, 0, 0, slots].to(items.dtype).unsqueeze(-1)
+        pooled = items.new_zeros(target.shape).index_add(0, rows, share * items)[:, None, None, :]
+        interest = self.pe.mix(pooled, weights, values, pairs)
+        return interest[:, 0, 0], weights[:, 0, 0]

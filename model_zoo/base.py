@@ -1,0 +1,380 @@
+"""What every backbone shares on FuxiCTR: field groups, positions, the tower, and guarded training.
+
+B batch, L history slots, D item dim (the fields of an item, concatenated).
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import logging
+import math
+import os
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from fuxictr.pytorch import layers
+from fuxictr.pytorch.models import BaseModel
+from torch import Tensor, nn
+
+from ctr_pe.errors import UserError, nearest
+from ctr_pe.evaluation import evaluate
+from ctr_pe.pe import build_pe, pe_options
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.positions import Positions
+
+# Keys of FuxiCTR configs that are read elsewhere (data set, loader, training), or that old configs carry.
+FUXICTR_KEYS = frozenset(
+    "batch_size data_block_size data_format data_loader data_root dataset_id debug_mode epochs feature_cols feature_config"
+    " feature_specs group_id label_col loss max_gradient_norm metrics min_categr_count model model_root num_workers"
+    " optimizer partition_block_size pickle_feature_encoder rebuild_dataset seed shuffle split_type test_data test_size"
+    " train_data use_features use_hdf5 valid_data valid_size verbose version workers".split()
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Target fields and the history fields they are compared with, and the encoding of their attention."""
+
+    target: tuple[str, ...]
+    history: tuple[str, ...]
+    age: str | None
+    encoding: str
+    dim: int
+    max_len: int
+
+
+class RankModel(BaseModel):  # type: ignore[misc]
+    """A FuxiCTR model that scores a target item against one or several histories.
+
+    A subclass builds its units (``build_encoding`` gives each its encoding), calls ``build_tower`` last, and defines
+    ``interest``. Field groups are lists of lists, one inner list per history: ``target_field: [[item_id, cate_id]]``,
+    ``sequence_field: [[item_history, cate_history]]``; FuxiCTR's keys ``<model>_target_field`` and
+    ``<model>_sequence_field`` mean the same. A field may be an id, a category or a pretrained vector with projection.
+
+    Args:
+        feature_map: FuxiCTR's. Histories are right- or left-padded ids with padding 0.
+        target_field, sequence_field: the field groups.
+        age_field: per group, the column with seconds from event to request, or None.
+        position_encoding: a name that ``build_pe`` takes, or one per group. Its options are ordinary keys.
+        embedding_dim: of every field that sets none of its own.
+        dnn_hidden_units, dnn_activations, net_dropout, batch_norm: the tower.
+        embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
+
+    Raises:
+        UserError: an unknown key, a field that the feature map lacks, groups that do not match, a bad value.
+    """
+
+    def __init__(
+        self,
+        feature_map: Any,
+        model_id: str = "RankModel",
+        target_field: Any = None,
+        sequence_field: Any = None,
+        age_field: str | Sequence[str | None] | None = None,
+        position_encoding: str | Sequence[str] = "none",
+        embedding_dim: int = 64,
+        learning_rate: float = 1e-3,
+        dnn_hidden_units: Sequence[int] = (512, 128, 64),
+        dnn_activations: str = "ReLU",
+        net_dropout: float = 0.0,
+        batch_norm: bool = False,
+        embedding_regularizer: float | str | None = None,
+        net_regularizer: float | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        prefix = type(self).__name__.lower()
+        target_field = kwargs.pop(f"{prefix}_target_field", target_field)
+        sequence_field = kwargs.pop(f"{prefix}_sequence_field", sequence_field)
+        check_keys(type(self), kwargs)
+        options = {key: kwargs.pop(key) for key in pe_options() if key in kwargs}
+        feature_map, encoders = _take_encoders(feature_map)
+        kwargs = {
+            "verbose": 0,
+            "model_root": "./checkpoints",
+            "metrics": ["gAUC", "AUC", "logloss"] if feature_map.group_id else ["AUC", "logloss"],
+            "optimizer": "adam",
+            "loss": "binary_crossentropy",
+        } | kwargs
+        super().__init__(
+            feature_map,
+            model_id=model_id,
+            embedding_regularizer=_regularizer("embedding_regularizer", embedding_regularizer),
+            net_regularizer=_regularizer("net_regularizer", net_regularizer),
+            **kwargs,
+        )
+        self.embedding_dim = embedding_dim
+        self.encoding_options = options
+        self.groups = _groups(feature_map, embedding_dim, target_field, sequence_field, age_field, position_encoding)
+        self.embedding_layer = layers.FeatureEmbeddingDict(feature_map, embedding_dim)
+        for field, encoder in encoders.items():
+            self.embedding_layer.feature_encoders[field] = encoder
+        histories = {field for group in self.groups for field in group.history}
+        for field in histories & encoders.keys():
+            if not isinstance(encoders[field], nn.Linear):
+                raise UserError(f"feature_map: history field '{field}' is pooled: set its feature_encoder to null")
+        self.other_fields = [
+            name for name, spec in feature_map.features.items() if spec["type"] != "meta" and name not in histories
+        ]
+        for name in self.other_fields:
+            if feature_map.features[name]["type"] == "sequence" and name not in encoders:
+                raise UserError(
+                    f"feature_map: sequence '{name}' is in no sequence_field and has no pooling feature_encoder "
+                    "(layers.MaskedAveragePooling())"
+                )
+        self._tower = {
+            "hidden_units": list(dnn_hidden_units),
+            "hidden_activations": dnn_activations,
+            "dropout_rates": net_dropout,
+            "batch_norm": batch_norm,
+        }
+        self._compile = (kwargs["optimizer"], kwargs["loss"], _number("learning_rate", learning_rate))
+
+    def build_encoding(self, group: Group, dim: int, num_heads: int = 1, extra_slots: int = 0) -> PositionEncoding:
+        """The group's encoding for a unit of item dim ``dim``; ``extra_slots`` 1 if the target joins the sequence."""
+        with _own_randomness():
+            return build_pe(group.encoding, dim, group.max_len + extra_slots, num_heads, **self.encoding_options)
+
+    def build_tower(self, interest_dims: Iterable[int]) -> None:
+        """The MLP over all other fields and the interests; then optimiser, initial weights and device."""
+        specs = self.feature_map.features
+        width = sum(_field_dim(specs[name], self.embedding_dim) for name in self.other_fields)
+        self.dnn = layers.MLP_Block(
+            input_dim=width + sum(interest_dims),
+            output_dim=1,
+            output_activation=self.output_activation,
+            **_dice_layers(self._tower),
+        )
+        self.compile(*self._compile)
+        self.reset_parameters()
+        self.model_to_device()
+
+    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+        """Group ``index``: target (B, D), history (B, L, D) -> interest (B, any width)."""
+        raise TypeError(f"{type(self).__name__} does not define interest()")
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """A batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}."""
+        ids = self.get_inputs(inputs)
+        embedded = self.embedding_layer(ids)
+        features = [embedded[name] for name in self.other_fields]
+        for index, group in enumerate(self.groups):
+            target = torch.cat([embedded[field] for field in group.target], dim=-1)
+            history = torch.cat([embedded[field] for field in group.history], dim=-1)
+            age = inputs[group.age].to(self.device) if group.age else None
+            positions = Positions.from_mask(ids[group.history[0]] != 0, age)
+            features.append(self.interest(index, target, history, positions))
+        return {"y_pred": self.dnn(torch.cat(features, dim=-1))}
+
+    def add_loss(self, return_dict: Mapping[str, Tensor], y_true: Tensor) -> Tensor:
+        loss: Tensor = super().add_loss(return_dict, y_true)
+        for module in self.modules():
+            if isinstance(module, PositionEncoding):
+                loss = loss + module.auxiliary_loss()
+        return loss
+
+    # Training. FuxiCTR's own fit trusts its surroundings; these are the places where that goes wrong unnoticed.
+
+    def fit(self, data_generator: Any, epochs: int = 1, validation_data: Any = None, **kwargs: Any) -> None:
+        """Train, keep the epoch with the best monitor value on ``validation_data``, and end with its weights.
+
+        Raises:
+            UserError: no validation data, or evaluation that would never happen.
+        """
+        if validation_data is None:
+            raise UserError("fit needs validation_data: without it no epoch can be chosen")
+        steps = epochs * len(data_generator)
+        if self._eval_steps is not None and self._eval_steps > steps:
+            raise UserError(f"eval_steps={self._eval_steps}, but training has {steps} steps: none would be evaluated")
+        os.makedirs(self.model_dir, exist_ok=True)
+        Path(self.checkpoint).unlink(missing_ok=True)  # fit ends by loading this file: never that of an earlier run
+        self.best_epoch = 0
+        super().fit(data_generator, epochs=epochs, validation_data=validation_data, **kwargs)
+
+    def checkpoint_and_earlystop(self, logs: Mapping[str, float], min_delta: float = 1e-6) -> None:
+        for metric in self._monitor.get_metrics():
+            if metric not in logs:
+                raise UserError(f"monitor '{metric}' is not among the metrics: {nearest(metric, logs)}")
+        first = not math.isfinite(self._best_metric)
+        value = self._monitor.get_value(logs)
+        if math.isnan(value):
+            if first:
+                raise UserError(
+                    f"monitor {self._monitor.kv_pairs} is NaN on the validation data: labels of one class (in every "
+                    "group, for gAUC), or scores that are not finite"
+                )
+            # FuxiCTR's comparisons take NaN for an improvement; a value that is worse than any is none.
+            logging.warning("The monitor is NaN: no improvement.")
+            worst = math.inf if self._monitor_mode == "min" else -math.inf
+            metric, weight = next(iter(self._monitor.kv_pairs.items()))
+            logs = dict.fromkeys(self._monitor.get_metrics(), 0.0) | {metric: worst / weight}
+        before = self._best_metric
+        super().checkpoint_and_earlystop(logs, min_delta)
+        if self._best_metric != before:
+            self.best_epoch = self._epoch_index + 1
+
+    def save_weights(self, checkpoint: str) -> None:
+        torch.save(self.state_dict(), checkpoint + ".partial")
+        os.replace(checkpoint + ".partial", checkpoint)
+
+    @torch.inference_mode()
+    def outputs(
+        self, data_generator: Iterable[Mapping[str, Tensor]]
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
+        """Labels, scores (both float64) and group ids (or None) of all rows, in the order of the data."""
+        self.eval()
+        labels, scores, groups = [], [], []
+        for batch in data_generator:
+            scores.append(self.forward(batch)["y_pred"].view(-1).double().cpu().numpy())
+            labels.append(self.get_labels(batch).view(-1).double().cpu().numpy())
+            if self.feature_map.group_id is not None:
+                groups.append(self.get_group_id(batch).view(-1).cpu().numpy())
+        if not scores:
+            raise UserError("no rows to evaluate")
+        return np.concatenate(labels), np.concatenate(scores), np.concatenate(groups) if groups else None
+
+    def evaluate(self, data_generator: Any, metrics: Sequence[str] | None = None) -> dict[str, float]:
+        labels, scores, groups = self.outputs(data_generator)
+        logs = self.evaluate_metrics(labels, scores, metrics or self.validation_metrics, groups)
+        logging.info("[Metrics] " + " - ".join(f"{name}: {value:.6f}" for name, value in logs.items()))
+        return logs
+
+    def predict(self, data_generator: Any) -> np.ndarray:
+        return self.outputs(data_generator)[1]
+
+    def evaluate_metrics(
+        self, y_true: np.ndarray, y_pred: np.ndarray, metrics: Sequence[str], group_id: np.ndarray | None = None
+    ) -> dict[str, float]:
+        if not np.isfinite(y_pred).all():
+            return dict.fromkeys(metrics, math.nan)
+        return evaluate(y_true, y_pred, group_id, tuple(metrics))
+
+
+def check_keys(model: type[RankModel], keys: Iterable[str]) -> None:
+    """Refuse keys that nothing reads; FuxiCTR would take the default without a word.
+
+    Raises:
+        UserError: the first unknown key with the nearest known one.
+    """
+    prefix = model.__name__.lower()
+    known = set(FUXICTR_KEYS) | {f"{prefix}_target_field", f"{prefix}_sequence_field"} | set(pe_options())
+    for cls in model.__mro__:
+        if issubclass(cls, BaseModel):
+            known |= {p.name for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD}
+    for key in keys:
+        if key not in known:
+            raise UserError(f"{model.__name__}: key '{key}' is unknown: {nearest(key, known - FUXICTR_KEYS)}")
+
+
+def _groups(
+    feature_map: Any, embedding_dim: int, target_field: Any, sequence_field: Any, age_field: Any, encoding: Any
+) -> list[Group]:
+    targets, histories = _nested("target_field", target_field), _nested("sequence_field", sequence_field)
+    if len(targets) != len(histories):
+        raise UserError(f"target_field has {len(targets)} groups, sequence_field has {len(histories)}")
+    ages = _per_group("age_field", age_field, len(targets))
+    encodings = _per_group("position_encoding", encoding, len(targets))
+    groups = []
+    for target, history, age, name in zip(targets, histories, ages, encodings, strict=True):
+        for field in (*target, *history, *([age] if age else [])):
+            if field not in feature_map.features:
+                raise UserError(f"feature_map: no field '{field}': {nearest(field, feature_map.features)}")
+        dims, of_history = (
+            [_field_dim(feature_map.features[field], embedding_dim) for field in fields] for fields in (target, history)
+        )
+        if dims != of_history:
+            raise UserError(f"fields {list(target)} have dims {dims}, their history {list(history)} has {of_history}")
+        for field in history:
+            spec = feature_map.features[field]
+            if spec["type"] != "sequence":
+                raise UserError(f"feature_map: history field '{field}' is of type {spec['type']}, not sequence")
+        max_len = max(feature_map.features[field]["max_len"] for field in history)
+        groups.append(Group(target, history, age, name, sum(dims), max_len))
+    return groups
+
+
+def _nested(key: str, value: Any) -> list[tuple[str, ...]]:
+    """Groups of fields from what a config may hold: a name, one tuple, or a list of names, tuples and lists."""
+    if not value:
+        raise UserError(f"{key} is missing: write {key}: [[item_id, cate_id]] with the fields of your data")
+    if isinstance(value, str):
+        return [(value,)]
+    if isinstance(value, tuple) and all(isinstance(field, str) for field in value):
+        return [value]
+    if isinstance(value, list) and len(value) > 1 and all(isinstance(field, str) for field in value):
+        raise UserError(
+            f"{key}: [{', '.join(value)}] can mean two things: write [[{', '.join(value)}]] for one attention over all "
+            f"fields, [{', '.join(f'[{field}]' for field in value)}] for one attention each"
+        )
+    return [(group,) if isinstance(group, str) else tuple(group) for group in value]
+
+
+def _per_group(key: str, value: Any, groups: int) -> list[Any]:
+    if value is None or isinstance(value, str):
+        return [value] * groups
+    if len(value) != groups:
+        raise UserError(f"{key} has {len(value)} entries for {groups} field groups")
+    return list(value)
+
+
+def _field_dim(spec: Mapping[str, Any], embedding_dim: int) -> int:
+    return int(spec.get("emb_output_dim", spec.get("embedding_dim", embedding_dim)))
+
+
+def _take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
+    """A copy of the feature map without feature encoders, and the encoders: FuxiCTR would run their text as code."""
+    feature_map = copy.deepcopy(feature_map)
+    encoders: dict[str, nn.Module] = {}
+    for field, spec in feature_map.features.items():
+        text = spec.get("feature_encoder")
+        if text is None:
+            continue
+        linear = re.fullmatch(r"nn\.Linear\((\d+), *(\d+)(?:, *bias *= *(True|False))?\)", str(text))
+        if linear:
+            encoders[field] = nn.Linear(int(linear[1]), int(linear[2]), bias=linear[3] != "False")
+        elif text in ("layers.MaskedAveragePooling()", "layers.MaskedSumPooling()"):
+            encoders[field] = getattr(layers, text[len("layers.") : -2])()
+        else:
+            raise UserError(
+                f"feature_map: feature_encoder '{text}' of '{field}' is none of nn.Linear(a, b, bias=False), "
+                "layers.MaskedAveragePooling(), layers.MaskedSumPooling(), null"
+            )
+        spec["feature_encoder"] = None
+    return feature_map, encoders
+
+
+def _number(key: str, value: Any) -> float:
+    try:
+        return float(value)  # YAML 1.1 reads 1e-3 as text
+    except (TypeError, ValueError):
+        raise UserError(f"{key}: {value!r} is not a number") from None
+
+
+def _regularizer(key: str, value: Any) -> float | str | None:
+    """FuxiCTR ignores an integer and refuses text such as 5e-3: numbers become floats."""
+    if not value:
+        return None
+    if isinstance(value, str) and re.fullmatch(r"l1_l2\([^,]+,[^,]+\)|l[12]\([^,]+\)", value):
+        return value
+    return _number(key, value)
+
+
+def _dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
+    if str(tower["hidden_activations"]).lower() != "dice":
+        return dict(tower)
+    return {**tower, "hidden_activations": [layers.Dice(units) for units in tower["hidden_units"]]}
+
+
+@contextmanager
+def _own_randomness() -> Any:
+    """Encodings draw from a stream of their own, so that all start from the same backbone weights at one seed."""
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    with torch.random.fork_rng(devices=devices):
+        torch.manual_seed(torch.initial_seed() ^ 0x9E3779B97F4A)
+        yield

@@ -1,0 +1,57 @@
+"""DIN, deep interest network (Zhou et al. 2018, arXiv 1706.06978)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from ctr_pe.model_zoo.base import Group, RankModel
+from ctr_pe.positions import Positions
+from ctr_pe.units import DINScore, TargetAttention
+
+
+class DIN(RankModel):
+    """One target attention with an MLP score per field group, then the tower.
+
+    Keys are FuxiCTR's; those of every model are in :class:`~ctr_pe.model_zoo.base.RankModel`.
+
+    Args:
+        attention_hidden_units: hidden layers of the score.
+        attention_hidden_activations, attention_output_activation: names as in :class:`~ctr_pe.units.DINScore`.
+        attention_dropout: rate after each hidden layer of the score.
+        din_use_softmax: weights are a softmax over the history; False as in the DIN paper.
+    """
+
+    def __init__(
+        self,
+        feature_map: Any,
+        model_id: str = "DIN",
+        attention_hidden_units: Sequence[int] = (64,),
+        attention_hidden_activations: str = "Dice",
+        attention_output_activation: str | None = None,
+        attention_dropout: float = 0.0,
+        din_use_softmax: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(feature_map, model_id, **kwargs)
+
+        def attention(group: Group) -> TargetAttention:
+            pe = self.build_encoding(group, group.dim)
+            score = DINScore(
+                group.dim + pe.added_dim,
+                attention_hidden_units,
+                attention_hidden_activations,
+                attention_dropout,
+                attention_output_activation,
+            )
+            return TargetAttention(group.dim + pe.added_dim, score, pe, din_use_softmax)
+
+        self.attentions = nn.ModuleList(attention(group) for group in self.groups)
+        self.build_tower([unit.pe.dim + unit.pe.added_dim for unit in self.attentions])
+
+    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+        unit = self.attentions[index]
+        interest, _ = unit(*unit.pe.embed(target, history, positions), positions)
+        return interest
