@@ -1,0 +1,164 @@
+"""Batches from memory-mapped columns: shuffled by a seeded permutation, each trimmed to its longest history."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ctr_pe.data.columns import Columns, Want
+from ctr_pe.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
+Integers = npt.NDArray[Any]
+KINDS = ("categorical", "sequence", "meta", "numeric")
+
+
+class FeatureMap(Protocol):
+    """What the loader reads of FuxiCTR's feature map."""
+
+    features: Any
+    labels: list[str]
+
+
+class BatchLoader:
+    """Loads the rows of one or several parquet files; fits FuxiCTR's ``RankDataLoader(..., data_loader=BatchLoader)``.
+
+    An iteration is an epoch and yields dictionaries of tensors, B rows each: every feature of the feature map (meta
+    too) as (B,) int64, "numeric" ones float32; labels (B,) float32; histories (B, L) int64 with the real items first,
+    oldest first, and 0 after them, L being that batch's longest history of the column and at least 1. The order of an
+    epoch depends on ``seed`` and the epoch's number only. In split "train" a last batch of one row joins the batch
+    before it: batch norm cannot take one row.
+
+    Args:
+        data_path: parquet file, or directory of parquet files, or several of either; their rows follow one another.
+        shuffle: a new order in each epoch; never for split "test", as in FuxiCTR.
+        ignored: FuxiCTR hands over all parameters of an experiment.
+
+    Raises:
+        UserError: see ``Columns``; also for a path that is not there and a feature type without a loader.
+    """
+
+    def __init__(
+        self,
+        feature_map: FeatureMap,
+        data_path: str | Path | Sequence[str | Path],
+        split: str = "train",
+        batch_size: int = 1024,
+        shuffle: bool = False,
+        seed: int = 0,
+        **ignored: Any,
+    ) -> None:
+        if batch_size < 1:
+            raise UserError(f"batch_size {batch_size}: must be at least 1")
+        self.batch_size, self.seed, self.epoch = batch_size, seed, 0
+        self.shuffle = shuffle and split != "test"
+        wants = _wants(feature_map)
+        self.parts = [Columns(file, wants) for path in _as_paths(data_path) for file in _parquet_files(path)]
+        self.num_blocks = len(self.parts)
+        self.ends = np.cumsum([part.rows for part in self.parts])
+        self.num_samples = int(self.ends[-1])
+        self.cuts = [*range(0, self.num_samples, batch_size), self.num_samples]
+        if split == "train" and len(self.cuts) > 2 and batch_size > 1 and self.cuts[-1] - self.cuts[-2] == 1:
+            del self.cuts[-2]
+        lists = {name for part in self.parts for name in part.spans}
+        self.scalars = {
+            name: torch.float32 if want.kind in ("label", "numeric") else torch.int64
+            for name, want in wants.items()
+            if name not in lists
+        }
+        self.histories: dict[tuple[str, ...], list[str]] = {}  # offsets in each part -> the columns that share them
+        for name in wants:
+            if name in lists:
+                if not all(name in part.spans for part in self.parts):
+                    raise UserError(f"{self.parts[0].parquet}: column '{name}' is a list in some of the files only")
+                self.histories.setdefault(tuple(part.spans[name] for part in self.parts), []).append(name)
+
+    def __len__(self) -> int:
+        """Batches per epoch."""
+        return len(self.cuts) - 1
+
+    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+        rows = np.arange(self.num_samples, dtype=np.min_scalar_type(self.num_samples))
+        if self.shuffle:
+            np.random.default_rng((self.seed, self.epoch)).shuffle(rows)
+        self.epoch += 1
+        for first, last in pairwise(self.cuts):
+            yield self._batch(rows[first:last].astype(np.int64))
+
+    def _batch(self, rows: Integers) -> dict[str, torch.Tensor]:
+        batch = {name: torch.empty(len(rows), dtype=dtype) for name, dtype in self.scalars.items()}
+        pieces = self._pieces(rows)
+        for name, column in batch.items():
+            filled = column.numpy()
+            for part, slots, local in pieces:
+                filled[slots] = self.parts[part].data[name][local]
+        for offsets, names in self.histories.items():
+            spans = []
+            for part, _, local in pieces:
+                bounds = self.parts[part].offsets[offsets[part]]
+                start = bounds[local].astype(np.int64)
+                spans.append((start, bounds[local + 1] - start))
+            width = max(1, *(int(length.max()) for _, length in spans))
+            moves = [
+                _moves(start, length, slots * width)
+                for (start, length), (_, slots, _) in zip(spans, pieces, strict=True)
+            ]
+            for name in names:
+                batch[name] = torch.zeros(len(rows), width, dtype=torch.int64)
+                filled = batch[name].view(-1).numpy()
+                for (source, target), (part, _, _) in zip(moves, pieces, strict=True):
+                    filled[target] = self.parts[part].data[name][source]
+        return batch
+
+    def _pieces(self, rows: Integers) -> list[tuple[int, Integers, Integers]]:
+        """(number of the file, slots of the batch that it fills, its own row numbers for them)."""
+        if len(self.parts) == 1:
+            return [(0, np.arange(len(rows)), rows)]
+        owner = np.searchsorted(self.ends, rows, side="right")
+        pieces = []
+        for part in np.unique(owner).tolist():
+            slots = np.flatnonzero(owner == part)
+            pieces.append((part, slots, rows[slots] - (self.ends[part] - self.parts[part].rows)))
+        return pieces
+
+
+def _moves(start: Integers, length: Integers, target: Integers) -> tuple[Integers, Integers]:
+    """Flat source and target index of every item of histories that begin at ``start`` and go to ``target``."""
+    before = np.cumsum(length) - length
+    item = np.arange(int(length.sum()))
+    return item + np.repeat(start - before, length), item + np.repeat(target - before, length)
+
+
+def _wants(feature_map: FeatureMap) -> dict[str, Want]:
+    wants = {}
+    for name, spec in feature_map.features.items():
+        if spec["type"] not in KINDS:
+            raise UserError(f"feature '{name}': type '{spec['type']}' is not loaded; {nearest(spec['type'], KINDS)}")
+        wants[name] = Want(spec["type"], spec.get("vocab_size"), spec.get("max_len"))
+    return wants | {name: Want("label") for name in feature_map.labels}
+
+
+def _as_paths(given: str | Path | Sequence[str | Path]) -> list[Path]:
+    paths = [given] if isinstance(given, (str, Path)) else list(given)
+    if not paths:
+        raise UserError("data_path: no file given")
+    return [Path(path) for path in paths]
+
+
+def _parquet_files(path: Path) -> list[Path]:
+    if path.is_dir():
+        files = sorted(path.glob("*.parquet"))
+        if not files:
+            raise UserError(f"{path}: no parquet files in this directory")
+        return files
+    if not path.exists():
+        beside = [file.name for file in path.parent.glob("*.parquet")] if path.parent.is_dir() else []
+        raise UserError(f"{path}: no such file; {nearest(path.name, beside)}" if beside else f"{path}: no such file")
+    return [path]
