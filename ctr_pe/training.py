@@ -78,11 +78,10 @@ def train(run: Run, progress: Progress | None = None) -> Outcome:
         feature_map, params = model.feature_map, run.params
         train_splits, select_split = PROTOCOLS[run.protocol]
         batch_size = int(params.get("batch_size", 1024))
-        sizes = {"batch_size": batch_size, "seed": run.seed}
         paths = [dataset.split(split) for split in train_splits]
-        train_rows = BatchLoader(feature_map, paths, split="train", shuffle=True, **sizes)
-        select_rows = BatchLoader(feature_map, dataset.split(select_split), split="valid", **sizes)
-        test_rows = BatchLoader(feature_map, dataset.split("test"), split="test", **sizes)
+        train_rows = BatchLoader(feature_map, paths, split="train", batch_size=batch_size, shuffle=True, seed=run.seed)
+        select_rows = BatchLoader(feature_map, dataset.split(select_split), split="valid", batch_size=batch_size)
+        test_rows = BatchLoader(feature_map, dataset.split("test"), split="test", batch_size=batch_size)
 
         reported = _Reporting(train_rows, model, progress)
         torch.manual_seed(run.seed + 1)  # dropout has a stream of its own, the same for every encoding
@@ -103,7 +102,7 @@ def build_model(run: Run, dataset: Dataset, folder: str) -> Any:
     params = {key: value for key, value in run.params.items() if key not in ("position_encoding", "model_root")}
     embedding_dim = int(params.get("embedding_dim", 64))
     torch.manual_seed(run.seed)
-    np.random.seed(run.seed % 2**32)  # FuxiCTR's pretrained embeddings draw from it
+    np.random.seed(run.seed % 2**32)  # noqa: NPY002  FuxiCTR's pretrained embeddings draw from it
     return model_class(run.model)(
         dataset.feature_map(embedding_dim),
         model_id=f"{run.model}-{run.pe}",

@@ -31,10 +31,10 @@ from ctr_pe.positions import Positions
 
 # Keys of FuxiCTR configs that are read elsewhere (data set, loader, training), or that old configs carry.
 FUXICTR_KEYS = frozenset(
-    "batch_size data_block_size data_format data_loader data_root dataset_id debug_mode epochs feature_cols feature_config"
-    " feature_specs group_id label_col loss max_gradient_norm metrics min_categr_count model model_root num_workers"
-    " optimizer partition_block_size pickle_feature_encoder rebuild_dataset seed shuffle split_type test_data test_size"
-    " train_data use_features use_hdf5 valid_data valid_size verbose version workers".split()
+    "batch_size data_block_size data_format data_loader data_root dataset_id debug_mode epochs feature_cols"
+    " feature_config feature_specs group_id label_col loss max_gradient_norm metrics min_categr_count model model_root"
+    " num_workers optimizer partition_block_size pickle_feature_encoder rebuild_dataset seed shuffle split_type"
+    " test_data test_size train_data use_features use_hdf5 valid_data valid_size verbose version workers".split()
 )
 
 

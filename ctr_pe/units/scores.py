@@ -8,7 +8,7 @@ B batch, N real pairs of the batch, D item dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -118,14 +118,20 @@ def make_activation(name: str, units: int) -> nn.Module:
     Raises:
         ValueError: torch.nn has none of this name.
     """
-    known = {"dice": lambda: Dice(units), "prelu": lambda: nn.PReLU(units, init=0.1), "relu": nn.ReLU}
-    known |= {"sigmoid": nn.Sigmoid, "tanh": nn.Tanh}
+    known: dict[str, Callable[[], nn.Module]] = {
+        "dice": lambda: Dice(units),
+        "prelu": lambda: nn.PReLU(units, init=0.1),
+        "relu": nn.ReLU,
+        "sigmoid": nn.Sigmoid,
+        "tanh": nn.Tanh,
+    }
     if str(name).lower() in known:
         return known[str(name).lower()]()
     cls = getattr(nn.modules.activation, str(name), None)
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
         raise ValueError(f"activation {name!r} is unknown: {', '.join(sorted(known))} or a torch.nn activation")
-    return cls()
+    made: nn.Module = cls()
+    return made
 
 
-SCORES = {"dot": DotScore, "bilinear": BilinearScore, "din": DINScore}
+SCORES: dict[str, Callable[[int], nn.Module]] = {"dot": DotScore, "bilinear": BilinearScore, "din": DINScore}

@@ -64,4 +64,5 @@ class SelfAttention(nn.Module):
         return states.masked_fill(~positions.mask.unsqueeze(-1), 0.0)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)  # (B, L, D) -> (B, H, L, d)
+        batch, slots, dim = x.shape
+        return x.view(batch, slots, self.num_heads, dim // self.num_heads).transpose(1, 2)  # (B, H, L, d)

@@ -40,7 +40,7 @@ class TargetAttention(nn.Module):
             if score not in SCORES:
                 raise ValueError(f"score '{score}' is unknown: {nearest(score, SCORES)}")
             score = SCORES[score](dim)
-        self.score = score
+        self.score: nn.Module = score
         self.pe = pe if pe is not None else PositionEncoding(dim, max_len=1)
         if (self.pe.dim + self.pe.added_dim, self.pe.num_heads) != (dim, 1):
             raise ValueError(
