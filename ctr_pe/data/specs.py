@@ -1,0 +1,30 @@
+"""FuxiCTR's specifications of our columns: id 0 is padding, 1 … known are the known ids, known + 1 the unseen."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+def target_spec(known: int, source: str = "item") -> dict[str, Any]:
+    """A scalar id column with ``known`` ids."""
+    return {"source": source, "type": "categorical", "padding_idx": 0, "oov_idx": known + 1, "vocab_size": known + 2}
+
+
+def history_spec(target: str, known: int, max_len: int, source: str = "history") -> dict[str, Any]:
+    """A list of ids that shares the embedding of the column ``target``; no encoder, or FuxiCTR would pool the list."""
+    shared = {"type": "sequence", "feature_encoder": None, "share_embedding": target, "max_len": max_len}
+    return target_spec(known, source) | shared
+
+
+def age_spec(max_len: int) -> dict[str, Any]:
+    """A list of seconds; "meta", or FuxiCTR would make an embedding of it."""
+    return {"type": "meta", "max_len": max_len}
+
+
+def feature_vocab(originals: Iterable[str]) -> dict[str, int]:
+    """FuxiCTR's vocabulary of the known ids in the order of their numbers 1, 2, …, with its two reserved entries."""
+    vocab = {"__PAD__": 0} | {original: number for number, original in enumerate(originals, 1)}
+    return vocab | {"__OOV__": len(vocab)}

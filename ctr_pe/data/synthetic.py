@@ -1,0 +1,247 @@
+"""A generated data set in which the position that counts depends on the target.
+
+Users have a few favourite categories and click in bursts: most items are of the category of the item before, some start
+a burst in another favourite category. A request shows a target of a favourite category or, now and then, of any.
+
+The planted effect: an item of the target's category counts 0.6 to the power of the number of *unlike* items clicked
+after it (items of other categories than the target's; like items add no distance). With s the sum over the like items,
+at most 3, the label is 1 with probability sigmoid(2.2 s - 1.6). A plain distance is only correlated with that number,
+and without an encoding attention sees only how many like items there are, so here ``cape`` must beat ``none``.
+
+Ages are plausible and without effect: events of a burst are minutes apart, bursts more than a day, the requests follow
+the last event after about an hour. All requests of a user share the history; the users differ between the splits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from ctr_pe.data.dataset import Dataset, DatasetWriter, Group
+from ctr_pe.data.specs import age_spec, feature_vocab, history_spec, target_spec
+from ctr_pe.errors import UserError
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+DECAY, CAP, SLOPE, SHIFT = 0.6, 3.0, 2.2, -1.6
+MINUTE, HOUR, DAY = 60, 3600, 86_400
+Integers = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Clicks:
+    """All users' clicks in flat arrays, oldest first: user u's are ``starts[u]:starts[u + 1]``; ``at`` in seconds."""
+
+    starts: Integers
+    category: Integers
+    item: Integers
+    at: Integers
+
+
+@dataclass(frozen=True)
+class Requests:
+    """(users, requests per user) each; ``at`` in seconds, on the clock of the clicks."""
+
+    category: Integers
+    item: Integers
+    at: Integers
+    label: Integers
+
+
+def generate(
+    out: Path,
+    *,
+    seed: int = 2024,
+    users: int = 6000,
+    valid_users: int = 750,
+    test_users: int = 1500,
+    items: int = 2000,
+    categories: int = 40,
+    requests: int = 8,
+    history_mean: float = 14,
+    max_len: int = 50,
+    favourites: int = 4,
+    switch: float = 0.35,
+    from_favourites: float = 0.85,
+    overwrite: bool = False,
+) -> Dataset:
+    """Write the set "synthetic" to ``out``; the same arguments give the same ``data_hash``.
+
+    Args:
+        users, valid_users, test_users: of the three splits, each user with ``requests`` rows.
+        history_mean: items in a history before the cut at ``max_len``: 2 + geometric.
+        favourites: categories in which a user clicks.
+        switch: probability that an item starts a burst in another favourite category.
+        from_favourites: probability that a target is of a favourite category.
+
+    Raises:
+        UserError: a shape that cannot be made, or ``out`` exists.
+    """
+    splits = {"train": users, "valid": valid_users, "test": test_users}
+    if min(*splits.values(), requests, max_len) < 1 or not 2 <= favourites <= categories <= items or history_mean < 3:
+        raise UserError(
+            f"synthetic: users {users}, valid_users {valid_users}, test_users {test_users}, requests {requests} and "
+            f"max_len {max_len} must be at least 1, history_mean {history_mean} at least 3, and "
+            f"2 <= favourites {favourites} <= categories {categories} <= items {items}"
+        )
+    rng = np.random.default_rng(seed)
+    liked = _distinct(rng, sum(splits.values()), favourites, categories)
+    lengths = np.minimum(2 + rng.geometric(1 / (history_mean - 2), len(liked)), max_len)
+    clicks = _clicks(rng, liked, lengths, switch, categories, items)
+    asked = _requests(rng, liked, clicks, requests, from_favourites, categories, items)
+
+    seen = slice(clicks.starts[users])  # the train users' clicks; each stands in all their rows
+    item_ids = _ids(items, asked.item[:users], clicks.item[seen], requests)
+    cate_ids = _ids(categories, asked.category[:users], clicks.category[seen], requests)
+    known_items, known_categories = int(np.max(item_ids)) - 1, int(np.max(cate_ids)) - 1
+    with DatasetWriter(out, "synthetic", overwrite) as writer:
+        ends = np.cumsum(list(splits.values()))
+        for (split, size), end in zip(splits.items(), ends.tolist(), strict=True):
+            table = _table(slice(end - size, end), clicks, asked, item_ids, cate_ids)
+            pq.write_table(table, writer.path / f"{split}.parquet", compression="zstd")
+        return writer.finish(
+            label="label",
+            group_id="user_id",
+            features={
+                "user_id": {"type": "meta"},
+                "item_id": target_spec(known_items),
+                "cate_id": target_spec(known_categories),
+                "item_history": history_spec("item_id", known_items, max_len),
+                "cate_history": history_spec("cate_id", known_categories, max_len),
+                "age_history": age_spec(max_len),
+            },
+            groups=[Group(("item_id", "cate_id"), ("item_history", "cate_history"), "age_history")],
+            vocabs={"item_id": _vocab(item_ids), "cate_id": _vocab(cate_ids)},
+            report={
+                "generator": {
+                    "seed": seed,
+                    "users": splits,
+                    "items": items,
+                    "categories": categories,
+                    "requests": requests,
+                    "history_mean": history_mean,
+                    "favourites": favourites,
+                    "switch": switch,
+                    "from_favourites": from_favourites,
+                },
+                "positive_share": round(float(asked.label.mean()), 4),
+                "mean_history": round(float(lengths.mean()), 2),
+            },
+        )
+
+
+def click_probability(target_category: Integers, clicks: Clicks) -> npt.NDArray[np.float64]:
+    """(users, requests): the planted effect, of every user's requested categories on that user's clicks."""
+    first, end = clicks.starts[:-1], clicks.starts[1:]
+    lengths = end - first
+    later = np.repeat(end, lengths) - 1 - np.arange(len(clicks.category))  # clicks after each click
+    nearness = np.empty(target_category.shape)
+    for request in range(target_category.shape[1]):
+        like = clicks.category == np.repeat(target_category[:, request], lengths)
+        so_far = np.cumsum(like)
+        unlike_later = later - (np.repeat(so_far[end - 1], lengths) - so_far)
+        nearness[:, request] = np.add.reduceat(np.where(like, DECAY**unlike_later, 0.0), first)
+    return 1 / (1 + np.exp(-(SLOPE * np.minimum(nearness, CAP) + SHIFT)))
+
+
+def _distinct(rng: np.random.Generator, rows: int, count: int, choices: int) -> Integers:
+    """(rows, count) different numbers below ``choices`` in each row, every set and order equally likely."""
+    drawn = np.empty((rows, count), np.int64)
+    for i in range(count):
+        number = rng.integers(choices - i, size=rows)
+        for earlier in np.sort(drawn[:, :i], axis=1).T:  # skip over the numbers that are taken
+            number += number >= earlier
+        drawn[:, i] = number
+    return drawn
+
+
+def _item_of(rng: np.random.Generator, category: Integers, categories: int, items: int) -> Integers:
+    """A random item of each category; item i is of category i mod ``categories``."""
+    return category + categories * rng.integers((items - 1 - category) // categories + 1)
+
+
+def _clicks(
+    rng: np.random.Generator, liked: Integers, lengths: Integers, switch: float, categories: int, items: int
+) -> Clicks:
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    total, favourites = int(starts[-1]), liked.shape[1]
+    owner = np.repeat(np.arange(len(liked)), lengths)
+    new_burst = rng.random(total) < switch
+    steps = np.cumsum(new_burst * rng.integers(1, favourites, total))  # 0 stays, 1 … favourites - 1 never come back
+    which = steps - steps[starts[:-1]][owner] + rng.integers(favourites, size=len(liked))[owner]
+    category = liked[owner, which % favourites]
+    pause = np.where(new_burst, DAY + rng.exponential(DAY, total), rng.exponential(10 * MINUTE, total))
+    at = np.cumsum(1 + pause.astype(np.int64))
+    return Clicks(starts, category, _item_of(rng, category, categories, items), at)
+
+
+def _requests(
+    rng: np.random.Generator,
+    liked: Integers,
+    clicks: Clicks,
+    requests: int,
+    from_favourites: float,
+    categories: int,
+    items: int,
+) -> Requests:
+    shape = (len(liked), requests)
+    favourite = np.take_along_axis(liked, rng.integers(liked.shape[1], size=shape), axis=1)
+    category = np.where(rng.random(shape) < from_favourites, favourite, rng.integers(categories, size=shape))
+    waits = 1 + rng.exponential(MINUTE, shape)
+    waits[:, 0] += rng.exponential(HOUR, len(liked))
+    at = clicks.at[clicks.starts[1:] - 1][:, None] + np.cumsum(waits.astype(np.int64), axis=1)
+    label = rng.random(shape) < click_probability(category, clicks)
+    return Requests(category, _item_of(rng, category, categories, items), at, label)
+
+
+def _ids(size: int, targets: Integers, clicked: Integers, requests: int) -> Integers:
+    """Id of each original number: 1 … n by falling frequency in the train rows, n + 1 for what they lack."""
+    counts = np.bincount(targets.reshape(-1), minlength=size) + requests * np.bincount(clicked, minlength=size)
+    known = int(np.count_nonzero(counts))
+    ids = np.full(size + 1, known + 1)  # one more, so that the largest id is always known + 1
+    ids[np.argsort(-counts, kind="stable")[:known]] = np.arange(1, known + 1)
+    return ids
+
+
+def _vocab(ids: Integers) -> dict[str, int]:
+    known = int(ids[-1]) - 1
+    return feature_vocab(str(original) for original in np.argsort(ids[:-1], kind="stable")[:known])
+
+
+def _table(users: slice, clicks: Clicks, asked: Requests, item_ids: Integers, cate_ids: Integers) -> pa.Table:
+    """The rows of some users, one per request, each with the user's whole history."""
+    requests = asked.item.shape[1]
+    numbers = np.arange(users.start, users.stop)
+    starts = clicks.starts[users.start : users.stop + 1]
+    clicked = slice(starts[0], starts[-1])
+    row_of = np.repeat(np.arange(len(numbers)), requests)
+
+    def history(values: Integers) -> pa.Array:
+        return pa.ListArray.from_arrays((starts - starts[0]).astype(np.int32), _small(values)).take(pa.array(row_of))
+
+    at = history(clicks.at[clicked])
+    lengths = np.repeat(np.diff(starts), requests)
+    age = np.repeat(asked.at[users].reshape(-1), lengths) - at.flatten().to_numpy()
+    return pa.table(
+        {
+            "label": asked.label[users].reshape(-1).astype(np.uint8),
+            "user_id": _small(np.repeat(numbers, requests)),
+            "item_id": _small(item_ids[asked.item[users]].reshape(-1)),
+            "cate_id": _small(cate_ids[asked.category[users]].reshape(-1)),
+            "item_history": history(item_ids[clicks.item[clicked]]),
+            "cate_history": history(cate_ids[clicks.category[clicked]]),
+            "age_history": pa.ListArray.from_arrays(
+                np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), _small(age)
+            ),
+        }
+    )
+
+
+def _small(values: Integers) -> Integers:
+    return values.astype(np.min_scalar_type(int(values.max())))
