@@ -1,5 +1,8 @@
-"""Package metadata. ``model_zoo/`` and ``config/`` stay at the top of the checkout, where FuxiCTR users look for them, and are installed
-inside the package: the fuxictr wheel already owns a top-level ``model_zoo``."""
+"""Package metadata.
+
+``model_zoo/`` and ``config/`` stay at the top of the checkout, where FuxiCTR users look for them, and are installed inside
+the package: the fuxictr wheel already owns a top-level ``model_zoo``.
+"""
 
 import re
 from pathlib import Path

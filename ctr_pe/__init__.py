@@ -1,6 +1,6 @@
 """Position encodings for target-attention CTR models.
 
-The whole public API; ``ctr_pe.evaluation``, ``ctr_pe.model_zoo`` and ``ctr_pe.testing`` hold the rest by name. Names are imported at
+These names are the public API, with ``ctr_pe.evaluation``, ``ctr_pe.model_zoo`` and ``ctr_pe.testing``. Each is imported at
 first use, so that ``import ctr_pe`` costs nothing: torch alone takes a second.
 """
 
@@ -11,15 +11,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ctr_pe import units
-    from ctr_pe.pe import Chain, PositionEncoding, available_pes, build_pe
+    from ctr_pe.pe import available_pes, build_pe
+    from ctr_pe.pe.base import Chain, PositionEncoding
     from ctr_pe.positions import Positions
 
 __version__ = "0.1.0"
 __all__ = ["Chain", "PositionEncoding", "Positions", "__version__", "available_pes", "build_pe", "units"]
 
 _HOME = {
-    "Chain": "ctr_pe.pe",
-    "PositionEncoding": "ctr_pe.pe",
+    "Chain": "ctr_pe.pe.base",
+    "PositionEncoding": "ctr_pe.pe.base",
     "Positions": "ctr_pe.positions",
     "available_pes": "ctr_pe.pe",
     "build_pe": "ctr_pe.pe",

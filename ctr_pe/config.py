@@ -1,0 +1,138 @@
+"""YAML in FuxiCTR's dialect, read safely, and the hyper-parameters of a run put together from it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ctr_pe.errors import UserError, nearest
+
+# What a run gets from elsewhere, so that setting it as a hyper-parameter would do nothing.
+_SET_ELSEWHERE = {
+    "model": "use --model",
+    "dataset_id": "use --dataset",
+    "position_encoding": "use --pe",
+    "seed": "use --seed",
+    "gpu": "use --gpu",
+    "model_id": "runs are named by model, encoding and seed",
+    "model_root": "checkpoints of a benchmark are temporary",
+    "target_field": "the data set says which fields are compared",
+    "sequence_field": "the data set says which fields are compared",
+    "age_field": "the data set says which field holds times",
+}
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 as FuxiCTR reads it, except that ``1e-3`` is a number and a key given twice is an error."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        if isinstance(node, yaml.MappingNode):
+            seen: set[tuple[str, str]] = set()
+            for key, _ in node.value:
+                name = (key.tag, str(key.value))
+                if name in seen and key.tag != "tag:yaml.org,2002:merge":
+                    raise yaml.constructor.ConstructorError(
+                        None, None, f"key '{key.value}' is given twice", key.start_mark
+                    )
+                seen.add(name)
+        return super().construct_mapping(node, deep)
+
+    def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
+        return tuple(self.construct_sequence(node, deep=True))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:python/tuple", _Loader.construct_tuple)
+# PyYAML knows only floats with a dot and a signed exponent (YAML 1.1): FuxiCTR takes `learning_rate: 1e-3` for text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
+
+
+def load_yaml(path: str | Path) -> Any:
+    """What a YAML file holds.
+
+    Raises:
+        UserError: no such file, or what :func:`parse_yaml` raises.
+    """
+    try:
+        text = Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file in UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{path}: {error.strerror or error}") from None
+    return parse_yaml(text, str(path))
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """What a YAML text holds; ``source`` is its name in errors. Tuples may be written ``!!python/tuple [a, b]``.
+
+    Raises:
+        UserError: a syntax error, a tag that could run code, or a key given twice, as ``source:line: what``.
+    """
+    try:
+        return _Loader(text).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"{source}{line}: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{source}: {' '.join(str(error).split())}") from None
+
+
+def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
+    """``["learning_rate=1e-3", "dnn_hidden_units=[64, 32]"]`` as a dict; values are YAML, a later one wins.
+
+    Raises:
+        UserError: no ``=``, no key before it, a key that a run gets from elsewhere, or a value that is not YAML.
+    """
+    overrides: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        key = key.strip()
+        if not sign or not key:
+            raise UserError(f"--set {pair}: write key=value, such as learning_rate=1e-3")
+        if key in _SET_ELSEWHERE:
+            raise UserError(f"--set {pair}: {_SET_ELSEWHERE[key]}")
+        try:
+            overrides[key] = parse_yaml(value, "")
+        except UserError as error:
+            raise UserError(f"--set {pair}: {re.sub('^[^ ]*: ', '', str(error))}") from None
+    return overrides
+
+
+def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Hyper-parameters of ``model`` on a data set, as FuxiCTR names them.
+
+    ``Base``, ``<model>_default`` and ``<model>_<dataset_id>`` of the packaged ``model_config/<model>.yaml``, then
+    ``overrides``; a later one wins key by key. The keys ``model`` and ``dataset_id`` are those asked for.
+
+    Raises:
+        UserError: there is no configuration of that model, or it does not hold mappings.
+    """
+    configs = packaged_yaml("model_config")
+    if model not in configs:
+        raise UserError(f"model '{model}' has no configuration: {nearest(model, configs)}")
+    source = f"config/model_config/{model}.yaml"
+    sections = parse_yaml(configs[model], source)
+    params: dict[str, Any] = {}
+    for name in ("Base", f"{model}_default", f"{model}_{dataset_id}"):
+        section = sections.get(name, {})
+        if not isinstance(section, dict):
+            raise UserError(f"{source}: '{name}' is not a mapping")
+        params |= section
+    return {**params, **(overrides or {}), "model": model, "dataset_id": dataset_id}
+
+
+def packaged_yaml(folder: str) -> dict[str, str]:
+    """Text of the YAML files in one folder of the packaged ``config/``, by name without suffix."""
+    entries = sorted((files("ctr_pe.configs") / folder).iterdir(), key=lambda entry: entry.name)
+    return {
+        entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
+        for entry in entries
+        if entry.name.endswith(".yaml")
+    }
