@@ -6,9 +6,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from ctr_pe.config import parse_yaml
 from ctr_pe.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -102,10 +102,7 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
         if name not in shipped:
             raise UserError(f"--recipe {name}: no such recipe, a file ends with .yaml: {nearest(name, shipped)}")
         text = shipped[name]
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise UserError(f"{name}: not YAML: {' '.join(str(error).split())}") from None
+    content = parse_yaml(text, name)
     if not isinstance(content, dict):
         raise UserError(f"{name}: a recipe is a mapping of keys: {nearest('', Recipe.model_fields)}")
     for key in ("interactions", "items"):  # beside the recipe, wherever the command runs

@@ -1,0 +1,430 @@
+"""`ctr-pe data build`: any log of interactions becomes a data set, by one of two protocols.
+
+din           what users chose; every item from a user's second on is a target, beside a sampled item he never chose
+impressions   what users were shown, with real labels
+
+Two passes over blocks of users: the first checks and counts, because ids go by frequency in the training rows; the
+second writes. Nothing but the catalogue of items stays in memory between blocks.
+
+Legend: N items of the catalogue, E events, H events of a history list, T target rows of a block.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections import Counter
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from ctr_pe.data.dataset import SPLITS, Dataset, DatasetWriter, Group
+from ctr_pe.data.log import BLOCK, Bools, Events, Ints, Log
+from ctr_pe.data.recipe import Recipe, load_recipe
+from ctr_pe.data.specs import age_spec, feature_vocab, history_spec, target_spec
+from ctr_pe.errors import UserError
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Iterator
+
+LABEL, USER, ITEM = "label", "user_id", "item_id"  # the columns of every data set
+LIST_ITEMS = 4_000_000  # list items in memory while a row group is written
+SECONDS = {"s": 1, "ms": 1000}
+
+
+@dataclass(frozen=True)
+class History:
+    """One list of earlier events per target row: ``code[begin:end]``, oldest first."""
+
+    name: str  # "history" or "neg_history"
+    code: Ints  # (H,)
+    time: Ints | None  # (H,)
+    begin: Ints  # (T,)
+    end: Ints  # (T,)
+    truncated: Bools  # (T,) begin cuts off older events
+
+    def rows(self, chosen: Ints | slice) -> History:
+        return History(self.name, self.code, self.time, self.begin[chosen], self.end[chosen], self.truncated[chosen])
+
+
+@dataclass(frozen=True)
+class Targets:
+    """The rows of a block, by user and order."""
+
+    split: npt.NDArray[np.uint8]  # (T,) index into SPLITS
+    label: npt.NDArray[np.uint8]  # (T,)
+    user: Ints  # (T,) within the block
+    code: Ints  # (T,)
+    time: Ints | None  # (T,)
+    histories: tuple[History, ...]
+
+    def rows(self, chosen: Ints | slice) -> Targets:
+        return Targets(
+            self.split[chosen],
+            self.label[chosen],
+            self.user[chosen],
+            self.code[chosen],
+            None if self.time is None else self.time[chosen],
+            tuple(history.rows(chosen) for history in self.histories),
+        )
+
+
+def din(events: Events, recipe: Recipe, items: int, seed: list[int]) -> Targets:
+    """Rows in pairs, the chosen item and one it was not, of a catalogue of ``items``.
+
+    A user's last target is test, the one before it valid, the others train. A user who chose the whole catalogue has no
+    item to sample: his targets stand alone.
+    """
+    index = np.arange(len(events.user))
+    target = index[index > events.first]
+    last = np.append(events.user[1:] != events.user[:-1], True)
+    from_end = np.flatnonzero(last)[events.user[target]] - target
+    history = _history("history", events, events.positive, target, recipe.max_len)
+    negative = _never_chosen(events, target, items, np.random.default_rng(seed))
+    pair = np.repeat(np.arange(len(target)), 2)
+    is_negative = np.arange(len(pair)) % 2 == 1
+    pairs = Targets(
+        split=np.array([2, 1, 0], np.uint8)[np.minimum(from_end, 2)][pair],
+        label=(~is_negative).astype(np.uint8),
+        user=events.user[target][pair],
+        code=np.where(is_negative, negative[pair], events.code[target][pair]),
+        time=None if events.time is None else events.time[target][pair],
+        histories=(history.rows(pair),),
+    )
+    return pairs.rows(np.flatnonzero(pairs.code >= 0))
+
+
+def impressions(events: Events, recipe: Recipe) -> Targets:
+    """One row per impression; its history is the user's earlier positives, and the earlier negatives if wanted."""
+    target = np.arange(len(events.user))
+    histories = [_history("history", events, events.positive, target, recipe.max_len)]
+    if recipe.negatives:
+        histories.append(_history("neg_history", events, ~events.positive, target, recipe.max_len))
+    label = events.positive.astype(np.uint8)
+    return Targets(events.split, label, events.user, events.code, events.time, tuple(histories))
+
+
+def _history(name: str, events: Events, listed: Bools, target: Ints, max_len: int) -> History:
+    """Per target, the listed events of the same user that are earlier than it, at most ``max_len``, the most recent."""
+    before: Ints = np.cumsum(listed) - listed
+    oldest: Ints = before[events.first[target]]
+    end: Ints = before[events.tie[target]]
+    begin = np.maximum(oldest, end - max_len)
+    times = None if events.time is None else events.time[listed]
+    return History(name, events.code[listed], times, begin, end, begin > oldest)
+
+
+def _never_chosen(events: Events, target: Ints, items: int, generator: np.random.Generator) -> Ints:
+    """(T,) per target, one of the items its user has no event with, uniformly; -1 if he has events with all.
+
+    The r-th item outside a user's sorted choices c is r + #{i: c[i] - i <= r}: exact without rejection, so that a user
+    who chose nearly everything costs no more than others.
+    """
+    chosen = np.unique(events.user * items + events.code)
+    user = chosen // items
+    count = np.bincount(user)
+    start = np.cumsum(count) - count
+    gaps = chosen - (np.arange(len(chosen)) - start[user])  # user * items + c[i] - i, sorted
+    of = events.user[target]
+    left = items - count[of]
+    rank = generator.integers(0, np.maximum(left, 1))
+    skipped = np.searchsorted(gaps, of * items + rank, side="right") - start[of]
+    return np.where(left > 0, rank + skipped, -1)
+
+
+class _Columns:
+    """The features of an item: which columns they make, and the id of every value.
+
+    Ids: 0 padding, 1..n the values of the training rows by descending frequency (ties by value), n + 1 all others.
+    """
+
+    def __init__(self, log: Log) -> None:
+        self.values = log.catalogue.rename({"item": ITEM})
+        self.names = tuple(self.values.columns)
+        self.max_len = log.recipe.max_len
+        self.lists = ("history", "neg_history") if log.recipe.negatives else ("history",)
+        self.ages = tuple(f"age_{name}" for name in self.lists) if log.timed else ()
+        self.groups = tuple(
+            Group(self.names, tuple(_of(feature, name) for feature in self.names), age)
+            for name, age in zip_longest(self.lists, self.ages)
+        )
+        made = [LABEL, USER, *self.names, *self.ages, *(name for group in self.groups for name in group.history)]
+        if twice := {name for name in made if made.count(name) > 1}:
+            raise UserError(f"{log.recipe.items}: attributes would make the column '{min(twice)}' twice: rename one")
+
+    def give_ids(self, items: Ints) -> None:
+        """``items`` (N,): occurrences in the training rows. Sets ``ids[feature]`` (N,), ``vocabs``, ``features``."""
+        self.ids: dict[str, npt.NDArray[Any]] = {}
+        self.vocabs: dict[str, dict[str, int]] = {}
+        self.features: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
+        for feature in self.names:
+            column = self.values[feature]
+            values = column.unique().sort()
+            code = column.rank("dense").to_numpy().astype(np.int64) - 1
+            count = np.bincount(code, items, len(values))
+            order = np.argsort(-count, kind="stable")[: np.count_nonzero(count)]
+            known = len(order)
+            ids = np.full(len(values), known + 1)
+            ids[order] = np.arange(1, known + 1)
+            self.ids[feature] = ids[code].astype(np.min_scalar_type(known + 1))
+            self.vocabs[feature] = feature_vocab(str(value) for value in values.gather(order))
+            self.features[feature] = target_spec(known)
+        for group in self.groups:
+            for feature, name in zip(group.target, group.history, strict=True):
+                known = self.features[feature]["oov_idx"] - 1
+                self.features[name] = history_spec(feature, known, self.max_len)
+        self.features |= {age: age_spec(self.max_len) for age in self.ages}
+
+
+class _Counter:
+    """What the first pass over a log counts."""
+
+    def __init__(self, log: Log) -> None:
+        self.log = log
+        self.items = np.zeros(log.catalogue.height, np.int64)
+        self.splits = {split: Counter[str]() for split in SPLITS}
+        self.users = self.total = self.users_without_rows = self.without_negative = 0
+        self.tied = self.repeated = self.contradictions = 0
+
+    def add(self, events: Events, rows: Targets) -> None:
+        self.users += int(events.user[-1]) + 1
+        self.users_without_rows += int(events.user[-1]) + 1 - len(np.unique(rows.user))
+        self.tied += int(events.tied.sum())
+        self.repeated += events.repeated
+        self.contradictions += events.contradictions
+        self.total += len(rows.label)
+        if self.log.recipe.protocol == "din":
+            self.without_negative += 2 * int(rows.label.sum()) - len(rows.label)
+        for number, split in enumerate(SPLITS):
+            part = rows.rows(np.flatnonzero(rows.split == number))
+            counts = self.splits[split]
+            counts["rows"] += len(part.label)
+            counts["positives"] += int(part.label.sum())
+            for history in part.histories:
+                length = history.end - history.begin
+                counts[f"{history.name}_items"] += int(length.sum())
+                counts[f"{history.name}_longest"] = max(counts[f"{history.name}_longest"], int(length.max(initial=0)))
+                counts[f"{history.name}_empty"] += int((length == 0).sum())
+                counts[f"{history.name}_truncated"] += int(history.truncated.sum())
+        train = rows.rows(np.flatnonzero(rows.split == 0))
+        self.items += np.bincount(train.code, minlength=len(self.items))
+        for history in train.histories:
+            # how many rows list each event: rows that begin at or before it, less those that end there
+            edges = np.bincount(history.begin, minlength=len(history.code) + 1)
+            edges -= np.bincount(history.end, minlength=len(history.code) + 1)
+            listed = np.cumsum(edges)[:-1]
+            self.items += np.bincount(history.code, listed, len(self.items)).astype(np.int64)
+
+    def check(self) -> None:
+        """Raises UserError for what only the sorted log shows."""
+        log, recipe = self.log, self.log.recipe
+        keys = [recipe.user, *([] if recipe.protocol == "din" and log.ordered else [recipe.item])]
+        keys += [str(recipe.order if log.ordered else recipe.time)]
+        if self.repeated:
+            raise UserError(
+                f"{log.file}: {self.repeated:,} of {log.kept:,} rows repeat the {', '.join(keys)} of another row"
+            )
+        if self.contradictions:
+            what = f"times in '{recipe.time}' contradict the order in '{recipe.order}'"
+            raise UserError(
+                f"{log.file}: {what}: {self.contradictions:,} of {log.kept:,} rows are older than the row before"
+            )
+        if not self.splits["train"]["rows"]:
+            what = f"{self.users:,} users, {self.total:,} rows, none of them for training"
+            raise UserError(f"{log.file}: {what}: protocol {recipe.protocol} needs users with more than 3 items")
+
+    def report(self, unseen: dict[str, Counter[str]]) -> dict[str, Any]:
+        log = self.log
+        return {
+            "log": {
+                "rows": log.rows,
+                "dropped": log.dropped,
+                "users": self.users,
+                "items": len(self.items),
+                "users_without_rows": self.users_without_rows,
+                "tied_in_time": self.tied if log.timed else None,
+                "targets_without_negative": self.without_negative,
+            },
+            "splits": {split: self._split(split, unseen[split]) for split in SPLITS},
+        }
+
+    def _split(self, split: str, unseen: Counter[str]) -> dict[str, Any]:
+        counts: dict[str, float] = {**self.splits[split]}
+        for key in [key for key in counts if key.endswith("_items")]:
+            counts[key.replace("_items", "_mean")] = round(counts[key] / max(counts["rows"], 1), 2)
+        return {**counts, "unseen": dict(unseen)}
+
+
+class _Files:
+    """The parquet files of the three splits, written a row group at a time."""
+
+    def __init__(self, folder: Path, columns: _Columns, recipe: Recipe, users: int) -> None:
+        self.columns = columns
+        self.seconds = SECONDS[recipe.time_unit]
+        self.group_rows = max(1, min(65_536, LIST_ITEMS // recipe.max_len))
+        self.user = np.min_scalar_type(users)
+        self.first_user = 0
+        self.unseen = {split: Counter[str]() for split in SPLITS}
+        fields = {LABEL: pa.uint8(), USER: pa.from_numpy_dtype(self.user)}
+        fields |= {feature: pa.from_numpy_dtype(columns.ids[feature].dtype) for feature in columns.names}
+        for group in columns.groups:
+            fields |= {name: pa.list_(fields[of]) for of, name in zip(group.target, group.history, strict=True)}
+        fields |= {age: pa.list_(pa.int64()) for age in columns.ages}
+        self.schema = pa.schema(fields)
+        # without dictionaries: the ids are small integers already, and half the size and time are saved
+        options: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
+        self.writers = {
+            split: pq.ParquetWriter(folder / f"{split}.parquet", self.schema, **options) for split in SPLITS
+        }
+
+    def __enter__(self) -> _Files:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for writer in self.writers.values():
+            writer.close()
+
+    def write(self, rows: Targets) -> None:
+        """The rows of one block, whose users follow those of the blocks before."""
+        for number, split in enumerate(SPLITS):
+            index = np.flatnonzero(rows.split == number)
+            for start in range(0, len(index), self.group_rows):
+                part = rows.rows(index[start : start + self.group_rows])
+                self.writers[split].write_table(self._table(part, self.unseen[split]))
+
+    def _table(self, rows: Targets, unseen: Counter[str]) -> pa.Table:
+        columns = self.columns
+        arrays = {LABEL: pa.array(rows.label), USER: pa.array((rows.user + self.first_user).astype(self.user))}
+        for feature in columns.names:
+            arrays[feature] = pa.array(self._ids(feature, rows.code, feature, unseen))
+        for history, group in zip(rows.histories, columns.groups, strict=True):
+            length = history.end - history.begin
+            offsets = np.concatenate([[0], np.cumsum(length)])
+            index = np.arange(offsets[-1]) + np.repeat(history.begin - offsets[:-1], length)
+            lists = {
+                name: self._ids(feature, history.code[index], name, unseen)
+                for feature, name in zip(group.target, group.history, strict=True)
+            }
+            if group.age is not None and rows.time is not None and history.time is not None:
+                lists[group.age] = (np.repeat(rows.time, length) - history.time[index]) // self.seconds
+            for name, values in lists.items():
+                arrays[name] = pa.ListArray.from_arrays(offsets.astype(np.int32), pa.array(values))
+        return pa.table([arrays[name] for name in self.schema.names], schema=self.schema)
+
+    def _ids(self, feature: str, code: Ints, name: str, unseen: Counter[str]) -> npt.NDArray[Any]:
+        ids = self.columns.ids[feature][code]
+        unseen[name] += int(np.count_nonzero(ids == self.columns.features[feature]["oov_idx"]))
+        return ids
+
+
+def _of(feature: str, name: str) -> str:
+    """item_id -> item_history"""
+    return f"{feature.removesuffix('_id')}_{name}"
+
+
+def _targets(events: Events, recipe: Recipe, items: int, block: int) -> Targets:
+    if recipe.protocol == "impressions":
+        return impressions(events, recipe)
+    return din(events, recipe, items, seed=[recipe.seed, block])
+
+
+def build(
+    recipe: Recipe,
+    out: Path,
+    dataset_id: str | None = None,
+    overwrite: bool = False,
+    progress: bool = False,
+    block_size: int = BLOCK,
+) -> Dataset:
+    """Build the data set that ``recipe`` describes into the directory ``out``; nothing is left there if that fails.
+
+    ``block_size``: events in memory at once. Raises UserError, one line with counts, for bad input.
+    """
+    began = time.perf_counter()
+    with DatasetWriter(out, dataset_id, overwrite) as writer:
+        log = Log(recipe)
+        columns, counter = _Columns(log), _Counter(log)
+        blocks = log.blocks(writer.path / "blocks", block_size)
+
+        def rows() -> Iterator[tuple[Events, Targets]]:
+            for number, block in enumerate(blocks):
+                events = log.events(block)
+                yield events, _targets(events, recipe, len(counter.items), number)
+
+        with tqdm(total=log.kept, unit=" events", desc="counting", disable=not progress, unit_scale=True) as bar:
+            for events, targets in rows():
+                counter.add(events, targets)
+                bar.update(len(events.user))
+        counter.check()
+        columns.give_ids(counter.items)
+        with (
+            _Files(writer.path, columns, recipe, counter.users) as files,
+            tqdm(total=counter.total, unit=" rows", desc="writing", disable=not progress, unit_scale=True) as bar,
+        ):
+            for events, targets in rows():
+                files.write(targets)
+                files.first_user += int(events.user[-1]) + 1
+                bar.update(len(targets.label))
+        shutil.rmtree(writer.path / "blocks", ignore_errors=True)
+        seconds = time.perf_counter() - began
+        return writer.finish(
+            label=LABEL,
+            group_id=USER,
+            features=columns.features,
+            groups=columns.groups,
+            vocabs=columns.vocabs,
+            report={
+                "recipe": recipe.model_dump(mode="json"),
+                **counter.report(files.unseen),
+                "seconds": round(seconds, 3),
+                "rows_per_second": round(counter.total / seconds),
+            },
+        )
+
+
+def summary(dataset: Dataset) -> str:
+    """The report of a built set in a few lines."""
+    report = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
+    log, splits = report["log"], report["splits"]
+    rows = sum(dataset.rows.values())
+    lines = [
+        f"{dataset.path}: {rows:,} rows of {log['users']:,} users and {log['items']:,} items"
+        f" in {report['seconds']:.1f} s ({report['rows_per_second']:,} rows/s)",
+        f"log: {log['rows']:,} rows; dropped: "
+        + (", ".join(f"{count:,} with {rule}" for rule, count in log["dropped"].items()) or "none")
+        + f"; users without rows: {log['users_without_rows']:,}",
+    ]
+    if log["tied_in_time"] is not None:
+        lines[-1] += f"; at the same time as the event before: {log['tied_in_time']:,}"
+    if log["targets_without_negative"]:
+        lines[-1] += f"; targets without a negative: {log['targets_without_negative']:,}"
+    lines.append(f"{'':6}{'rows':>12}{'positive':>12}{'mean':>8}{'longest':>9}{'empty':>10}{'truncated':>11}  unseen")
+    for split, counts in splits.items():
+        unseen = ", ".join(f"{name} {count:,}" for name, count in counts["unseen"].items() if count)
+        lines.append(
+            f"{split:6}{counts['rows']:12,}{counts['positives']:12,}{counts['history_mean']:8.2f}"
+            f"{counts['history_longest']:9,}{counts['history_empty']:10,}{counts['history_truncated']:11,}  "
+            f"{unseen or 'none'}"
+        )
+    return "\n".join(lines)
+
+
+def main(args: argparse.Namespace) -> int:
+    """`ctr-pe data build`. Options that were not given are None; an empty text means "no such column"."""
+    given = {key: getattr(args, key) for key in Recipe.model_fields if getattr(args, key, None) is not None}
+    given |= {key: None for key, value in given.items() if value == ""}
+    if isinstance(given.get("attributes"), str):
+        given["attributes"] = [name.strip() for name in given["attributes"].split(",")]
+    recipe = load_recipe(args.recipe, given)
+    dataset = build(recipe, Path(args.out), overwrite=bool(getattr(args, "overwrite", False)), progress=True)
+    print(summary(dataset))
+    return 0

@@ -1,0 +1,309 @@
+"""Reading a log of interactions: lazily, checked, in blocks of whole users that fit into memory."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ctr_pe.data.dataset import SPLITS
+from ctr_pe.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from ctr_pe.data.recipe import Recipe
+
+BLOCK = 500_000  # events read at once
+BINS = 1 << 20  # resolution of a split by time, of the log's time span
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Events:
+    """E events of the users of one block, sorted by user, then order, time, item."""
+
+    user: Ints  # (E,) 0, 1, …, without gaps
+    code: Ints  # (E,) the item's row in the catalogue
+    time: Ints | None  # (E,) in the log's unit
+    positive: Bools  # (E,)
+    split: npt.NDArray[np.uint8]  # (E,) index into SPLITS, where the log decides it
+    first: Ints  # (E,) index of the user's first event
+    tie: Ints  # (E,) index of the first event that this one is not later than
+    tied: Bools  # (E,) same time as the event before it
+    repeated: int  # events that repeat the key of another
+    contradictions: int  # events whose time is before that of an event with a smaller order
+
+
+class Log:
+    """A checked log. Raises UserError with one line and the counts for whatever is wrong with it.
+
+    Attributes: ``catalogue`` one row per item of the log, sorted by ``item``, with its attributes; ``rows``
+    read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.file = recipe.interactions
+        with _readable(self.file):
+            raw = _scan(self.file)
+            schema = raw.collect_schema()
+            columns = self._columns(schema)
+            self.timed, self.ordered = "time" in columns, "order" in columns
+            if not (self.timed or self.ordered):
+                raise UserError(
+                    f"{self.file}: neither a time nor an order column: --time or --order: {nearest('time', schema)}"
+                )
+            self._events = self._checked(raw, columns)
+        self.catalogue = self._catalogue()
+        if recipe.protocol == "impressions":
+            self._cut()
+
+    def blocks(self, folder: Path, size: int = BLOCK) -> list[pl.LazyFrame]:
+        """The events in blocks of whole users, about ``size`` events each; several are files below ``folder``."""
+        codes = self.catalogue.lazy().select("item", code=pl.int_range(pl.len(), dtype=pl.Int64))
+        events = self._events.join(codes, on="item", how="left").drop("item")
+        count = -(-self.kept // size)
+        with _readable(self.file):
+            if count == 1:
+                return [events.collect(engine="streaming").lazy()]
+            block = pl.col("user").hash(seed=0) % count
+            events.sink_parquet(pl.PartitionBy(folder, key={"block": block}, include_key=False), mkdir=True)
+        return [pl.scan_parquet(path) for path in sorted(folder.iterdir())]
+
+    def events(self, block: pl.LazyFrame) -> Events:
+        """One block, sorted, whatever the order of the rows in the log."""
+        keys = [key for key in ("order", "time") if key in block.collect_schema()]
+        frame = block.sort("user", *keys, "code").with_columns(user=pl.col("user").rle_id()).collect()
+        user, code = (frame[name].to_numpy().astype(np.int64) for name in ("user", "code"))
+        time = frame["time"].to_numpy() if self.timed else None
+        new_user = _changes(user)
+        later = new_user | _changes(frame[keys[0]].to_numpy())
+        same_time = ~(new_user | _changes(time)) if time is not None else np.zeros(len(user), bool)
+        positive = np.ones(len(user), bool) if self.recipe.protocol == "din" else frame["label"].to_numpy() == 1
+        if self.ordered and self.recipe.protocol == "din":
+            repeated = ~later  # one user cannot have chosen two things at one place of his history
+        else:
+            repeated = ~(later | _changes(code)) & (same_time if self.timed else True)
+        backwards = later[1:] & ~new_user[1:] & (time[1:] < time[:-1]) if time is not None else np.zeros(0, bool)
+        return Events(
+            user=user,
+            code=code,
+            time=time,
+            positive=positive,
+            split=frame["split"].to_numpy() if "split" in frame.columns else np.zeros(len(user), np.uint8),
+            first=_last_true(new_user),
+            tie=_last_true(later),
+            tied=same_time,
+            repeated=int(repeated.sum()),
+            contradictions=int(backwards.sum()),
+        )
+
+    def _columns(self, schema: pl.Schema) -> dict[str, pl.Expr]:
+        """The columns of the log that are used, by role, with clear types."""
+        recipe, columns = self.recipe, {}
+        labelled = recipe.protocol == "impressions"
+        for role in ("user", "item", "time", "order", "label"):
+            name = getattr(recipe, role)
+            if name is None and role == "label" and labelled:
+                raise UserError(
+                    f"{self.file}: protocol impressions needs a label column: --label: {nearest('label', schema)}"
+                )
+            if name is None:
+                continue
+            if name not in schema:
+                if role in ("user", "item") or recipe.demanded(role) or (role == "label" and labelled):
+                    raise UserError(f"{self.file}: no {role} column '{name}': {nearest(name, schema)}")
+                continue
+            columns[role] = _typed(self.file, role, name, schema[name], recipe.time_unit)
+        others = [(f"drop: {name}", name) for name in recipe.drop]
+        for key, name in [*others, ("split", recipe.split.column)] if recipe.split else others:
+            if name not in schema:
+                raise UserError(f"{self.file}: no column '{name}' for '{key}': {nearest(name, schema)}")
+        if recipe.protocol == "impressions" and recipe.split:
+            columns["split"] = pl.col(recipe.split.column)
+        return columns
+
+    def _checked(self, raw: pl.LazyFrame, columns: dict[str, pl.Expr]) -> pl.LazyFrame:
+        """The events that are kept, after counting what is dropped and refusing nulls and bad labels."""
+        rules = {
+            f"{name} = {value}": pl.col(name).is_in(value if isinstance(value, list) else [value])
+            for name, value in self.recipe.drop.items()
+        }
+        if self.recipe.protocol == "din" and "label" in columns:
+            rules[f"{self.recipe.label} = 0"] = columns["label"] == 0  # a log of impressions: positives only
+        keep, hits = pl.lit(True), {}
+        for rule, expression in rules.items():
+            hit = expression.fill_null(False)
+            hits[rule] = (keep & hit).sum()  # a row falls to the first rule that hits it
+            keep = keep & ~hit
+        kept = raw.filter(keep)
+        counts = raw.select(pl.len().alias("rows"), **hits).collect(engine="streaming").row(0, named=True)
+        self.rows = counts.pop("rows")
+        self.dropped: dict[str, int] = counts
+        self.kept = self.rows - sum(counts.values())
+        if not self.kept:
+            dropped = ", ".join(f"{count:,} with {rule}" for rule, count in counts.items() if count) or "none"
+            raise UserError(f"{self.file}: no rows to build from: {self.rows:,} read; dropped: {dropped}")
+        events = kept.select(**columns)
+        nulls = events.null_count().collect(engine="streaming").row(0, named=True)
+        if any(nulls.values()):
+            found = ", ".join(f"{self._name(role)}: {count:,}" for role, count in nulls.items() if count)
+            raise UserError(
+                f"{self.file}: null values: {found} of {self.rows:,} rows; drop them or name another column"
+            )
+        if "label" in columns:
+            self._check_labels(events)
+        return events.drop("label") if self.recipe.protocol == "din" and "label" in columns else events
+
+    def _check_labels(self, events: pl.LazyFrame) -> None:
+        values = events.group_by("label").len().sort("len", descending=True).head(5).collect(engine="streaming")
+        found = dict(values.iter_rows())
+        counts = ", ".join(f"{value}: {count:,}" for value, count in found.items())
+        if strange := [value for value in found if value not in (0, 1)]:
+            raise UserError(
+                f"{self.file}: label column '{self.recipe.label}' holds {strange[0]}, not only 0 and 1 ({counts})"
+            )
+        if self.recipe.protocol == "impressions" and len(found) == 1:
+            raise UserError(f"{self.file}: label column '{self.recipe.label}' is of one class only ({counts})")
+
+    def _name(self, role: str) -> str:
+        return self.recipe.split.column if role == "split" and self.recipe.split else str(getattr(self.recipe, role))
+
+    def _catalogue(self) -> pl.DataFrame:
+        """The items of the log with their attributes."""
+        with _readable(self.file):
+            catalogue = self._events.select("item").unique().sort("item").collect(engine="streaming")
+        recipe, file = self.recipe, self.recipe.items
+        if file is None:
+            if recipe.demanded("attributes") and recipe.attributes:
+                raise UserError(f"attributes {', '.join(recipe.attributes)}: need a file of items: --items")
+            return catalogue
+        with _readable(file):
+            frame = _scan(file)
+            schema = frame.collect_schema()
+            if recipe.item not in schema:
+                raise UserError(f"{file}: no item column '{recipe.item}': {nearest(recipe.item, schema)}")
+            names = [name for name in recipe.attributes or () if name in schema or recipe.demanded("attributes")]
+            item = _typed(file, "item", recipe.item, schema[recipe.item])
+            items = frame.select(item=item, **{n: _attribute(file, n, schema) for n in names}).collect()
+        if items["item"].dtype != catalogue["item"].dtype:
+            types = f"{items['item'].dtype} in {file}, {catalogue['item'].dtype} in {self.file}"
+            raise UserError(f"item column '{recipe.item}': different types: {types}")
+        if nulls := items["item"].null_count():
+            raise UserError(f"{file}: null values: {recipe.item}: {nulls:,} of {items.height:,} rows")
+        if repeated := items.height - items["item"].n_unique():
+            raise UserError(f"{file}: {repeated:,} of {items.height:,} rows repeat another row's {recipe.item}")
+        missing = catalogue.join(items, on="item", how="anti")
+        if missing.height:
+            raise UserError(f"{file}: {_some(missing)} of {catalogue.height:,} items of the log have no row here")
+        catalogue = catalogue.join(items, on="item", how="left", maintain_order="left")
+        for name in names:
+            if (without := catalogue.filter(pl.col(name).is_null())).height:
+                raise UserError(f"{file}: {_some(without)} of {catalogue.height:,} items of the log have no '{name}'")
+        return catalogue
+
+    def _cut(self) -> None:
+        """Replaces or adds the column ``split`` (index into SPLITS)."""
+        if split := self.recipe.split:
+            is_test, is_valid = pl.col("split") == split.test, pl.col("split") == split.valid
+        elif self.timed:
+            valid, test = self._cut_times()
+            is_test, is_valid = pl.col("time") >= test, pl.col("time") >= valid
+        else:
+            raise UserError(f"{self.file}: no time column to split by: --time, or 'split' in a recipe")
+        self._events = self._events.with_columns(
+            split=pl.when(is_test).then(2).when(is_valid).then(1).otherwise(0).cast(pl.UInt8)
+        )
+        with _readable(self.file):
+            classes = self._events.group_by("split").agg(rows=pl.len(), ones=(pl.col("label") == 1).sum()).collect()
+        counts = {number: (rows, ones) for number, rows, ones in classes.iter_rows()}
+        for number, name in enumerate(SPLITS):
+            rows, ones = counts.get(number, (0, 0))
+            if ones in (0, rows):
+                raise UserError(
+                    f"{self.file}: split '{name}' needs labels of both classes: {ones:,} of {rows:,} rows are 1"
+                )
+
+    def _cut_times(self) -> tuple[int, int]:
+        """The times at which valid and test begin: fractions of the rows, to within one bin; no time is split."""
+        with _readable(self.file):
+            low, high = self._events.select(low=pl.col("time").min(), high=pl.col("time").max()).collect().row(0)
+            width = (high - low) // BINS + 1
+            bins = self._events.group_by(bin=(pl.col("time") - low) // width).agg(rows=pl.len()).sort("bin").collect()
+        starts, rows = bins["bin"].to_numpy() * width + low, bins["rows"].to_numpy()
+        if len(starts) < len(SPLITS):
+            raise UserError(f"{self.file}: {len(starts)} distinct times, too few for train, valid and test")
+        newest = np.cumsum(rows[::-1])[::-1] / rows.sum()  # share of the rows from each bin on
+        test = 2 + int(np.abs(newest[2:] - self.recipe.test_fraction).argmin())
+        wanted = self.recipe.test_fraction + self.recipe.valid_fraction
+        valid = 1 + int(np.abs(newest[1:test] - wanted).argmin())
+        return int(starts[valid]), int(starts[test])
+
+
+def _scan(file: Path) -> pl.LazyFrame:
+    if not file.exists():
+        raise UserError(f"{file}: no such file")
+    name = file.name.removesuffix(".gz")
+    if name.endswith((".csv", ".tsv")):
+        separator = "\t" if name.endswith(".tsv") else ","
+        return pl.scan_csv(file, separator=separator, infer_schema_length=10_000, try_parse_dates=True)
+    if file.is_dir() or name.endswith((".parquet", ".pq")):
+        return pl.scan_parquet(file)
+    raise UserError(f"{file}: a log is .parquet, .csv or .tsv (or .csv.gz, .tsv.gz)")
+
+
+@contextmanager
+def _readable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except (pl.exceptions.PolarsError, OSError) as error:
+        raise UserError(f"{file}: cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+
+
+def _typed(file: Path, role: str, name: str, dtype: pl.DataType, unit: Literal["s", "ms"] = "s") -> pl.Expr:
+    """The column as int64 (ids, order, times in ``unit``), string (ids) or 0 and 1 (labels)."""
+    column = pl.col(name)
+    if role == "label" and (dtype.is_numeric() or dtype == pl.Boolean):
+        return column.cast(pl.Int8) if dtype == pl.Boolean else column
+    if role == "time" and dtype in (pl.Datetime, pl.Date):
+        return column.cast(pl.Datetime("ms")).dt.epoch(unit)
+    if role != "label" and dtype.is_integer():
+        return column.cast(pl.Int64)
+    if role in ("user", "item") and dtype in (pl.String, pl.Categorical, pl.Enum):
+        return column.cast(pl.String)
+    wanted = {"time": "integers or dates", "order": "integers", "label": "0 and 1"}.get(role, "integers or strings")
+    raise UserError(f"{file}: {role} column '{name}' holds {dtype}, not {wanted}")
+
+
+def _attribute(file: Path, name: str, schema: pl.Schema) -> pl.Expr:
+    if name not in schema:
+        raise UserError(f"{file}: no attribute column '{name}': {nearest(name, schema)}")
+    dtype = schema[name]
+    if dtype.is_integer():
+        return pl.col(name).cast(pl.Int64)
+    if dtype in (pl.String, pl.Categorical, pl.Enum):
+        return pl.col(name).cast(pl.String)
+    raise UserError(f"{file}: attribute column '{name}' holds {dtype}, not one integer or string per item")
+
+
+def _some(items: pl.DataFrame) -> str:
+    first = ", ".join(str(item) for item in items["item"].head(3))
+    return f"{items.height:,} ({first}{', …' if items.height > 3 else ''})"
+
+
+def _changes(values: npt.NDArray[Any]) -> Bools:
+    """(E,) True where a value differs from the one before it, and at the first."""
+    return np.concatenate([[True], values[1:] != values[:-1]])
+
+
+def _last_true(starts: Bools) -> Ints:
+    """(E,) index of the nearest True at or before each place."""
+    return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))
