@@ -34,13 +34,13 @@ def interpolate(table: Tensor, position: Tensor) -> Tensor:
 
     Args:
         table: (B, H, Q, T) score of each table row under each query.
-        position: (B, H, Q, L) fractional rows; those past T - 1 take the last row.
+        position: (B, H, Q, L) fractional rows; those below 0 or past T - 1 take the first or last row.
 
     Returns:
         (B, H, Q, L): equal to scoring the interpolated table row, because the score is linear in it.
     """
     last = table.shape[-1] - 1
-    position = position.clamp(max=last)
+    position = position.clamp(0, last)
     low = position.detach().floor().long()
     # low + 1, not ceil: at an integer position ceil would lose the gradient.
     high = (low + 1).clamp(max=last)

@@ -10,7 +10,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from common import HISTORY, PARAMS, TARGET, batch, feature_map, set_weights
+from golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, set_weights
 
 CASES = [
     {"activation": activation, "softmax": softmax, "padded": padded}
@@ -28,7 +28,8 @@ def main(checkout: str) -> None:
         source = Path(folder) / "fuxictr_din.py"
         source.write_text(git("show", "HEAD:model_zoo/DIN/src/DIN.py"))
         spec = importlib.util.spec_from_file_location("fuxictr_din", source)
-        assert spec is not None and spec.loader is not None
+        assert spec is not None
+        assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
         for case in CASES:

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
-from common import HISTORY, PARAMS, TARGET, batch, feature_map, set_weights  # noqa: E402
+from golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, set_weights
 
-from ctr_pe.model_zoo import DIN  # noqa: E402
+from ctr_pe.model_zoo import DIN
 
 GOLDEN = json.loads(Path(__file__).with_name("din.json").read_text())
 

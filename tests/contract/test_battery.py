@@ -1,0 +1,127 @@
+"""Every encoding × every unit passes the public battery, and the battery catches what it should."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.pe import available_pes, build_pe
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.cape import CAPE
+from ctr_pe.pe.cope import interpolate
+from ctr_pe.positions import Pairs, Positions
+from ctr_pe.testing import CHECKS, UNITS, Factory, check_pe
+
+NAMES = [*available_pes(), "rope+cape", "naive+cope"]
+VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
+    "naive by rank": ("naive", {"position_index": "rank"}),
+    "naive on items only": ("naive", {"on_target": False}),
+    "rope interleaved": ("rope", {"rope_layout": "interleaved", "rope_base": 50.0}),
+    "cope scaled": ("cope", {"scale_bias": True}),
+    "cope between": ("cope", {"position_span": "between"}),
+    "cape between": ("cape", {"position_span": "between"}),
+}
+CASES = {name: (name, {}) for name in NAMES} | VARIANTS
+
+
+def factory(case: str) -> Factory:
+    name, options = CASES[case]
+    return lambda dim, max_len, heads: build_pe(name, dim, max_len, heads, **options)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize("case", CASES)
+def test_contract(case: str, unit: str, check: str) -> None:
+    CHECKS[check](factory(case), unit)
+
+
+class PaddingHasGates(CAPE):
+    """The released CAPE code: padded logits are zero, so padding pushes items away by half a place."""
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        pairs = Pairs(pairs.query, pairs.key, torch.ones_like(pairs.allowed))
+        return super().bias(query, keys, logits, pairs)
+
+
+class CountsSlots(PositionEncoding):
+    """Positions from the array index."""
+
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
+        super().__init__(dim, max_len, num_heads)
+        self.table = nn.Parameter(torch.zeros(10 * max_len, dim))
+
+    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        return target, history + self.table[: history.shape[1]]
+
+
+class NoClamp(CAPE):
+    """A table lookup that only works for histories that fit."""
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        if logits.shape[-1] > self.max_len + 1:
+            raise AssertionError("index out of range")
+        return super().bias(query, keys, logits, pairs)
+
+
+class MixesRows(PositionEncoding):
+    """Statistics over the batch."""
+
+    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        return target, history * (1 + positions.count.double().mean())
+
+
+class SeesTheFuture(PositionEncoding):
+    """A bias made of all logits of the row, the forbidden ones too."""
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        # One number per query and key, so that softmax cannot cancel it.
+        return logits * (1 + logits.sum(-1, keepdim=True).tanh())
+
+
+class WrongGradient(PositionEncoding):
+    """A value whose gradient is cut."""
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        return logits + logits.detach() ** 2
+
+
+class CeilNaN(PositionEncoding):
+    """0 / 0 where a history is empty."""
+
+    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        share = positions.count / positions.count
+        return None if target is None else target * share.unsqueeze(1), history
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (PaddingHasGates, "padding"),
+        (CountsSlots, "padding"),
+        (NoClamp, "out of range"),
+        (MixesRows, "batch"),
+        (SeesTheFuture, "padding|causality"),
+        (WrongGradient, "gradients"),
+        (CeilNaN, "padding|empty"),
+    ],
+)
+def test_battery_catches(broken: Callable[[int, int, int], PositionEncoding], message: str) -> None:
+    with pytest.raises(AssertionError, match=message):
+        check_pe(broken)
+
+
+def test_battery_asks_for_an_encoding() -> None:
+    with pytest.raises(AssertionError, match="not a PositionEncoding"):
+        check_pe(lambda dim, max_len, heads: nn.Linear(dim, dim))  # type: ignore[arg-type, return-value]
+
+
+def test_interpolation_is_exact_at_rows_linear_between_and_clamped() -> None:
+    table = torch.randn(1, 1, 1, 4, dtype=torch.float64)
+    at = torch.tensor([[[[0.0, 1.0, 2.5, 3.0, 7.3]]]], dtype=torch.float64)
+    got, rows = interpolate(table, at)[0, 0, 0], table[0, 0, 0]
+    want = torch.stack([rows[0], rows[1], (rows[2] + rows[3]) / 2, rows[3], rows[3]])
+    assert torch.allclose(got, want, atol=1e-15)
