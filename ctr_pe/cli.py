@@ -47,6 +47,7 @@ def _run(argv: Sequence[str] | None) -> int:
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26)
+        self._action_max_length = 14  # argparse leaves the indent of commands out of its count
 
 
 class _Parser(argparse.ArgumentParser):

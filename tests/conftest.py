@@ -1,0 +1,33 @@
+"""What all tests share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).resolve().parents[1]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # One thread per worker: pytest-xdist already uses the cores, and sums in one order do not vary. Through the
+    # environment it also holds for the processes that tests start.
+    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+    os.environ.pop("CTR_PE_DATA", None)
+
+
+@pytest.fixture(scope="session")
+def checkout() -> Path:
+    """The root of the checkout: files that are not installed, such as README.md."""
+    return CHECKOUT
+
+
+@pytest.fixture(scope="session")
+def shared_data() -> Path:
+    """Directory of the real logs (amazon_sports, …): $CTR_PE_SHARED_DATA, or shared/data beside the checkout."""
+    given = os.environ.get("CTR_PE_SHARED_DATA")
+    folder = Path(given) if given else CHECKOUT.parent / "shared" / "data"
+    if not folder.is_dir():
+        pytest.skip(f"no real logs: {folder} is not there; $CTR_PE_SHARED_DATA can name another directory")
+    return folder

@@ -1,0 +1,157 @@
+"""YAML as FuxiCTR users write it, without what it does silently."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from ctr_pe.config import load_yaml, model_params, packaged_yaml, parse_overrides, parse_yaml
+from ctr_pe.errors import UserError
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("1e-3", 1e-3),
+        ("5e-3", 5e-3),
+        ("1E5", 1e5),
+        ("-2.5e+3", -2500.0),
+        ("1.e4", 1e4),
+        (".5e1", 5.0),
+        ("0.1", 0.1),
+        ("1.0e-3", 1e-3),
+    ],
+)
+def test_numbers_with_an_exponent_are_numbers(text: str, value: float) -> None:
+    for read in (parse_yaml(text, "x"), parse_yaml(f"a: {text}", "x")["a"], parse_yaml(f"[{text}]", "x")[0]):
+        assert isinstance(read, float)
+        assert read == value
+
+
+@pytest.mark.parametrize("text", ["e3", "1e", "a1e3", "1e3b", "'1e-3'", '"1e-3"', "1-e3"])
+def test_text_stays_text(text: str) -> None:
+    assert parse_yaml(text, "x") == text.strip("'\"")
+
+
+def test_integers_stay_integers() -> None:
+    read = parse_yaml("[1, 0, -7, 1024]", "x")
+    assert read == [1, 0, -7, 1024]
+    assert all(type(value) is int for value in read)
+
+
+def test_agrees_with_the_plain_safe_loader_on_fuxictr_configs() -> None:
+    for text in packaged_yaml("model_config").values():
+        assert parse_yaml(text, "x") == yaml.safe_load(text)
+
+
+def test_tuples() -> None:
+    assert parse_yaml("a: !!python/tuple [item_id, [x, y]]", "x") == {"a": ("item_id", ["x", "y"])}
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a: 1\nb: 2\na: 3", "f.yaml:3: key 'a' is given twice"),
+        ("DIN:\n  x: 1\n  y: 2\n  x: 1", "f.yaml:4: key 'x' is given twice"),
+        ("a: [1\nb: 2", "f.yaml:2: expected"),
+        ("a: !!python/object/apply:os.system [ls]", "f.yaml:1: could not determine a constructor"),
+        ("a: !!python/name:os.system", "f.yaml:1: could not determine a constructor"),
+        ("a: 1\n---\nb: 2", "f.yaml:2: but found another document"),
+        ("a: *nothing", "f.yaml:1: found undefined alias"),
+        ("a: \x07", "f.yaml: unacceptable character"),
+    ],
+)
+def test_errors_are_one_line_with_file_and_line(text: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_yaml(text, "f.yaml")
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
+
+
+def test_merged_keys_may_be_overridden() -> None:
+    assert parse_yaml("a: &a {x: 1, y: 2}\nb: {<<: *a, x: 3}", "x")["b"] == {"x": 3, "y": 2}
+
+
+def test_files(tmp_path: Path) -> None:
+    file = tmp_path / "model.yaml"
+    with pytest.raises(UserError, match="No such file") as missing:
+        load_yaml(file)
+    assert str(file) in str(missing.value)
+    file.write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match="UTF-8"):
+        load_yaml(file)
+    file.write_text("a: 1e-3", encoding="utf-8")
+    assert load_yaml(file) == {"a": 1e-3}
+
+
+def test_overrides_are_yaml_and_the_last_wins() -> None:
+    pairs = ["learning_rate=1e-3", "dnn_hidden_units=[64, 32]", "net_regularizer=l2(1=2)", "epochs=1", "epochs=2", "x="]
+    assert parse_overrides(pairs) == {
+        "learning_rate": 1e-3,
+        "dnn_hidden_units": [64, 32],
+        "net_regularizer": "l2(1=2)",
+        "epochs": 2,
+        "x": None,
+    }
+
+
+@pytest.mark.parametrize(
+    ("pair", "message"),
+    [
+        ("epochs", "write key=value"),
+        ("=1", "write key=value"),
+        ("a=[1", "expected"),
+        ("gpu=0", "use --gpu"),
+        ("position_encoding=cape", "use --pe"),
+        ("model=DIN", "use --model"),
+        ("sequence_field=x", "the data set says"),
+    ],
+)
+def test_bad_overrides(pair: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
+        parse_overrides([pair])
+    assert str(error.value).startswith(f"--set {pair}: ")
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_special_section_wins_over_the_default_and_overrides_over_all() -> None:
+    default, special = model_params("DIN", "my_own_log"), model_params("DIN", "kuaivideo_x1")
+    assert default["dataset_id"] == "my_own_log"
+    assert default["monitor"] == "gAUC"  # from Base
+    assert default["embedding_dim"] == 32  # from DIN_default
+    assert special["embedding_dim"] == 64
+    assert special["monitor"] == {"gAUC": 1, "AUC": 1}
+    assert special["optimizer"] == "adam"
+    assert model_params("DIN", "kuaivideo_x1", {"embedding_dim": 8, "unheard_of": 1}) == {
+        **special,
+        "embedding_dim": 8,
+        "unheard_of": 1,
+    }
+
+
+def test_model_and_data_set_are_those_asked_for() -> None:
+    params = model_params("DIN", "synthetic", {"model": "X", "dataset_id": "Y"})
+    assert (params["model"], params["dataset_id"]) == ("DIN", "synthetic")
+
+
+def test_unknown_model_names_the_nearest() -> None:
+    with pytest.raises(UserError, match="did you mean 'DIN'"):
+        model_params("DINN", "synthetic")
+
+
+def test_the_shipped_configurations_hold_only_known_keys() -> None:
+    from ctr_pe.training import check_params
+
+    for model, text in packaged_yaml("model_config").items():
+        for section in parse_yaml(text, model):
+            check_params(model, model_params(model, section.removeprefix(f"{model}_")))
+
+
+def test_an_unknown_key_is_refused() -> None:
+    from ctr_pe.training import check_params
+
+    with pytest.raises(UserError, match="did you mean 'attention_hidden_units'"):
+        check_params("DIN", model_params("DIN", "synthetic", parse_overrides(["attention_hidden_unit=[64]"])))
