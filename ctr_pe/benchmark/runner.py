@@ -1,0 +1,325 @@
+"""Runs a grid of training runs side by side in worker processes and stores each as it finishes.
+
+Every run trains in a worker with its own fixed number of threads, even when there is only one worker, so that results
+do not depend on how many run at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import multiprocessing
+import platform
+import signal
+import subprocess
+import sys
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+import ctr_pe
+from ctr_pe.benchmark.store import Key, Result, Store
+from ctr_pe.errors import UserError
+
+if TYPE_CHECKING:
+    from multiprocessing.process import BaseProcess
+
+    from ctr_pe.training import Outcome, Run
+
+Train = Callable[["Run", Callable[[Mapping[str, Any]], None]], "Outcome"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run and what it is stored under."""
+
+    run: Run
+    key: Key
+
+    def __str__(self) -> str:
+        return f"{self.key.model} {self.key.pe} seed {self.key.seed}"
+
+
+def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, stream: TextIO | None = None) -> int:
+    """Train what the store does not have yet.
+
+    Args:
+        jobs: in the order in which they start.
+        store: gets each result as soon as it is there.
+        train: ``ctr_pe.training.train`` or a picklable stand-in.
+        workers: processes at once.
+        stream: where progress goes, stderr by default: bars on a terminal, else a line per finished run.
+
+    Returns:
+        The number of runs that failed; each has printed one line.
+
+    Raises:
+        KeyboardInterrupt: Ctrl-C, when all workers are gone; the store holds what was finished.
+    """
+    done = store.read()
+    waiting = deque(job for job in jobs if job.key not in done)
+    if not waiting:
+        print(f"all {len(jobs)} runs are there already", file=stream or sys.stderr)
+        return 0
+    facts = {"revision": revision(), "versions": versions()}
+    failed = 0
+    pool: dict[Connection, _Worker] = {}
+    with _Progress(len(jobs), len(jobs) - len(waiting), stream or sys.stderr) as progress:
+        try:
+            while waiting or pool:
+                while waiting and len(pool) < workers:
+                    worker = _Worker(train, waiting.popleft())
+                    pool[worker.connection] = worker
+                for connection in wait(list(pool)):
+                    assert isinstance(connection, Connection)
+                    worker = pool[connection]
+                    kind, content = worker.receive()
+                    if kind == "progress":
+                        progress.update(worker.job, content)
+                        continue
+                    if kind == "done":
+                        result = _result(worker.job, content, facts)
+                        store.append(result, content.scores)
+                        progress.finish(worker.job, result)
+                    else:
+                        failed += 1
+                        progress.fail(worker.job, _explain(worker.job, content, store.path))
+                    job = _next(waiting, store)
+                    if job is None or kind == "died":
+                        del pool[connection]
+                        worker.stop()
+                        if job is not None:
+                            waiting.appendleft(job)
+                    else:
+                        worker.start(job)
+        finally:
+            for worker in pool.values():
+                worker.terminate()
+    return failed
+
+
+def revision() -> str | None:
+    """Git commit of the checkout this package is in, with ``-dirty`` if its code differs; None outside a checkout."""
+    here = Path(ctr_pe.__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(here), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+    try:
+        git("ls-files", "--error-unmatch", "__init__.py")  # not merely installed somewhere below a checkout
+        commit = git("rev-parse", "HEAD")
+        code = [here, here.parent / "model_zoo", here.parent / "config"]
+        changed = git("status", "--porcelain", "--", *[str(folder) for folder in code if folder.exists()])
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return f"{commit}-dirty" if changed else commit
+
+
+def versions() -> dict[str, str]:
+    """Versions of what the numbers depend on."""
+    found = {"ctr_pe": ctr_pe.__version__, "python": platform.python_version()}
+    for name in ("torch", "fuxictr", "numpy", "polars"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found[name] = importlib.metadata.version(name)
+    return found
+
+
+def _next(waiting: deque[Job], store: Store) -> Job | None:
+    """The next run that no other process has finished meanwhile."""
+    done = store.read()
+    while waiting:
+        job = waiting.popleft()
+        if job.key not in done:
+            return job
+    return None
+
+
+def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
+    key, run = job.key, job.run
+    return Result(
+        model=key.model,
+        dataset=key.dataset,
+        pe=key.pe,
+        seed=key.seed,
+        protocol=key.protocol,
+        metrics=outcome.metrics,
+        epoch=outcome.epoch,
+        config_hash=key.config_hash,
+        data_hash=key.data_hash,
+        seconds=round(outcome.seconds, 3),
+        threads=run.threads,
+        gpu=run.gpu,
+        parameters=outcome.parameters,
+        params=dict(run.params),
+        finished=datetime.now(UTC).isoformat(timespec="seconds"),
+        **facts,
+    )
+
+
+def _explain(job: Job, error: str | _Failure, folder: Path) -> str:
+    """One line about a failed run; the traceback of an unexpected error goes to a file."""
+    if isinstance(error, str):
+        return error
+    file = folder / "failed" / f"{job.key.name}.txt"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(error.trace, encoding="utf-8")
+    return f"{error.line} (traceback in {file})"
+
+
+@dataclass(frozen=True)
+class _Failure:
+    """An error that is not the user's."""
+
+    line: str
+    trace: str
+
+
+class _Worker:
+    """A process that trains one run after another, and our end of the pipe to it."""
+
+    def __init__(self, train: Train, job: Job) -> None:
+        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
+        self.connection, theirs = context.Pipe()
+        self.process: BaseProcess = context.Process(target=_work, args=(theirs, train), daemon=True)
+        with _ctrl_c_held_back():  # the worker inherits this: Ctrl-C is ours alone, from its first instruction on
+            self.process.start()
+        theirs.close()
+        self.start(job)
+
+    def start(self, job: Job) -> None:
+        self.job = job
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died: receive() says so
+            self.connection.send(job.run)
+
+    def receive(self) -> tuple[str, Any]:
+        """("progress" | "done" | "error", content), or ("died", why)."""
+        try:
+            message: tuple[str, Any] = self.connection.recv()
+        except (EOFError, ConnectionResetError):
+            self.process.join()
+            code = self.process.exitcode
+            why = "killed, perhaps out of memory: try fewer --jobs" if code == -signal.SIGKILL else f"exit code {code}"
+            return "died", f"the worker process ended ({why})"
+        return message
+
+    def stop(self) -> None:
+        """Let an idle worker end by itself."""
+        self.connection.close()
+        self.process.join()
+
+    def terminate(self) -> None:
+        self.process.terminate()
+        self.process.join(5)
+        if self.process.is_alive():
+            self.process.kill()
+            self.process.join()
+        self.connection.close()
+
+
+def _work(connection: Connection, train: Train) -> None:
+    """A worker's life: runs come in, progress and outcomes go out. It ends when the other side does."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files are removed on the way
+    last = 0.0
+
+    def progress(state: Mapping[str, Any]) -> None:
+        nonlocal last
+        if "batch" not in state or time.monotonic() - last > 0.1:
+            last = time.monotonic()
+            connection.send(("progress", dict(state)))
+
+    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
+        while True:
+            run: Run = connection.recv()
+            try:
+                connection.send(("done", train(run, progress)))
+            except (BrokenPipeError, ConnectionResetError):
+                return
+            except UserError as error:
+                connection.send(("error", str(error)))
+            except Exception as error:
+                line = " ".join(f"{type(error).__name__}: {error}".split())
+                connection.send(("error", _Failure(line, traceback.format_exc())))
+
+
+@contextlib.contextmanager
+def _ctrl_c_held_back() -> Iterator[None]:
+    """Delays Ctrl-C until the end of the block."""
+    old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+
+
+class _Progress:
+    """A bar over the runs and a line per worker on a terminal, else one plain line per finished run."""
+
+    def __init__(self, total: int, done: int, stream: TextIO) -> None:
+        self.total, self.done, self.stream = total, done, stream
+        self.states: dict[str, str] = {}
+        self.bar: Any = None
+        if stream.isatty():
+            from tqdm import tqdm
+
+            self.bar = tqdm(total=total, initial=done, unit="run", file=stream, dynamic_ncols=True)
+            self.lines: list[Any] = []
+
+    def __enter__(self) -> _Progress:
+        if self.done:
+            self._print(f"{self.done} of {self.total} runs are there already")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.bar is not None:
+            for bar in [*self.lines, self.bar]:
+                bar.close()
+
+    def update(self, job: Job, state: Mapping[str, Any]) -> None:
+        if self.bar is not None:
+            at = f"batch {state['batch'] + 1}/{state['batches']}" if "batch" in state else "validated"
+            self.states[str(job)] = f"{job}: epoch {state['epoch']}, {at}"
+            self._draw()
+
+    def finish(self, job: Job, result: Result) -> None:
+        self.done += 1
+        values = " ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+        if self.bar is None:
+            self._print(f"[{self.done}/{self.total}] {job}: {values} (epoch {result.epoch}, {result.seconds:.0f} s)")
+        else:
+            self.bar.update()
+        self._forget(job)
+
+    def fail(self, job: Job, error: str) -> None:
+        self._print(f"{job} failed: {error}")
+        self._forget(job)
+
+    def _forget(self, job: Job) -> None:
+        self.states.pop(str(job), None)
+        if self.bar is not None:
+            self._draw()
+
+    def _draw(self) -> None:
+        """One tqdm without a bar per worker, below the bar over the runs."""
+        from tqdm import tqdm
+
+        while len(self.lines) < len(self.states):
+            position = len(self.lines) + 1
+            self.lines.append(
+                tqdm(bar_format="  {desc}", position=position, leave=False, file=self.stream, dynamic_ncols=True)
+            )
+        texts = [*self.states.values(), *[""] * (len(self.lines) - len(self.states))]
+        for line, text in zip(self.lines, texts, strict=True):
+            line.set_description_str(text)
+
+    def _print(self, line: str) -> None:
+        if self.bar is None:
+            print(line, file=self.stream, flush=True)
+        else:
+            self.bar.write(line, file=self.stream)

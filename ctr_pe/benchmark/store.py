@@ -1,0 +1,199 @@
+"""The store of finished runs: ``results.jsonl``, one line each, and ``scores/``, their predictions on the test rows.
+
+A line is appended with one write and flushed to disk at once, so a killed benchmark loses the runs that were under way
+and nothing else. Several processes may share a store.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any, BinaryIO, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+import numpy.typing as npt
+
+from ctr_pe.errors import UserError
+
+FILE = "results.jsonl"
+FIRST_KEY = b'{"model"'  # how every line begins: what tells a cut line of ours from somebody else's file
+
+
+class Key(NamedTuple):
+    """What identifies a run: equal keys, equal results."""
+
+    model: str
+    dataset: str
+    protocol: str
+    config_hash: str
+    data_hash: str
+    pe: str
+    seed: int
+
+    @property
+    def name(self) -> str:
+        """A file name for it."""
+        digest = hashlib.blake2b(json.dumps(self).encode(), digest_size=8).hexdigest()
+        return f"{self.model}-{self.pe}-{self.seed}-{digest}"
+
+
+@dataclass(frozen=True)
+class Result:
+    """One finished run: ``metrics`` on the test rows after the best ``epoch`` (from 1), ``seconds`` it took in all."""
+
+    model: str
+    dataset: str
+    pe: str
+    seed: int
+    protocol: str
+    metrics: dict[str, float]
+    epoch: int
+    config_hash: str  # of ``params``
+    data_hash: str
+    revision: str | None  # git commit of the package, "-dirty" with local changes, None outside a checkout
+    versions: dict[str, str]
+    seconds: float
+    threads: int
+    parameters: int
+    finished: str  # UTC
+    gpu: int = -1
+    params: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def key(self) -> Key:
+        return Key(self.model, self.dataset, self.protocol, self.config_hash, self.data_hash, self.pe, self.seed)
+
+
+def hash_of(params: Mapping[str, Any]) -> str:
+    """Identifies hyper-parameters, whatever the order of their keys."""
+    return hashlib.blake2b(json.dumps(params, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()
+
+
+class Store:
+    """The runs in one directory.
+
+    Raises:
+        UserError: ``results.jsonl`` is not one of ours; it is left as it is.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.file = path / FILE
+        self.notices: list[str] = []  # what a reader of the store should know
+        self.read()
+
+    def read(self) -> dict[Key, Result]:
+        """All finished runs, those of other processes too. A cut last line is reported in ``notices`` and ignored."""
+        try:
+            content = self.file.read_bytes()
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            raise UserError(f"{self.file}: {error.strerror}") from None
+        results, whole = self._parse(content)
+        notice = f"{self.file}: the last line is cut off, that run is not counted"
+        if whole < len(content) and notice not in self.notices:
+            self.notices.append(notice)
+        return results
+
+    def append(self, result: Result, scores: npt.NDArray[np.float32]) -> None:
+        """Save the scores, then the line. A run that another process has finished meanwhile is not written again."""
+        _write(self._scores(result.key), lambda stream: np.save(stream, np.asarray(scores, np.float32)))
+        try:
+            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX)  # released on close, and by the system when we are killed
+                content = self.file.read_bytes()
+                results, whole = self._parse(content)
+                if result.key in results:
+                    return
+                os.ftruncate(descriptor, whole)
+                line = _line(result)
+                if whole and content[whole - 1 : whole] != b"\n":  # somebody's editor took the last newline away
+                    line = b"\n" + line
+                if os.write(descriptor, line) < len(line):
+                    raise UserError(f"{self.file}: the disk is full; free some space and repeat the command")
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        except OSError as error:
+            raise UserError(f"{error.filename or self.file}: {error.strerror}") from None
+
+    def scores(self, key: Key) -> npt.NDArray[np.float32] | None:
+        """Predictions of a run on the test rows in file order, or None if the file is gone or unreadable."""
+        try:
+            scores = np.load(self._scores(key), allow_pickle=False)
+        except (OSError, ValueError):
+            return None
+        return scores if scores.dtype == np.float32 and scores.ndim == 1 else None
+
+    def save_rows(self, data_hash: str, labels: npt.NDArray[Any], users: npt.NDArray[Any]) -> None:
+        """Keep the labels (N,) and users (N,) of the test rows, so that tables need the store only."""
+        file = self.path / "scores" / f"rows-{data_hash}.npz"
+        if not file.exists():
+            codes = np.unique(users, return_inverse=True)[1].astype(np.int32)
+            _write(file, lambda stream: np.savez_compressed(stream, labels=labels.astype(np.uint8), users=codes))
+
+    def rows(self, data_hash: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
+        """Labels and users of the test rows, or None if the file is gone or unreadable."""
+        try:
+            with np.load(self.path / "scores" / f"rows-{data_hash}.npz", allow_pickle=False) as rows:
+                return rows["labels"], rows["users"]
+        except (OSError, ValueError, KeyError, BadZipFile):
+            return None
+
+    def _scores(self, key: Key) -> Path:
+        return self.path / "scores" / f"{key.name}.npy"
+
+    def _parse(self, content: bytes) -> tuple[dict[Key, Result], int]:
+        """The results and the length of the part that is whole."""
+        results: dict[Key, Result] = {}
+        whole = 0
+        for number, line in enumerate(content.splitlines(keepends=True), 1):
+            try:
+                result = _result(json.loads(line))
+            except (ValueError, TypeError):  # UnicodeDecodeError and JSONDecodeError are ValueErrors
+                ours = line.startswith(FIRST_KEY) or FIRST_KEY.startswith(line)
+                if ours and not line.endswith(b"\n"):  # only the last line can end so
+                    return results, whole
+                raise UserError(f"{self.file}: line {number} is not a benchmark result: choose another --out") from None
+            results.setdefault(result.key, result)
+            whole += len(line)
+        return results, whole
+
+
+def _write(file: Path, save: Callable[[BinaryIO], None]) -> None:
+    """All or nothing, also when two processes write the same file."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        partial = file.with_suffix(f".{os.getpid()}.partial")
+        with open(partial, "wb") as stream:
+            save(stream)
+        partial.replace(file)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
+
+
+def _line(result: Result) -> bytes:
+    """JSON has no NaN: an undefined metric is null."""
+    record = asdict(result)
+    record["metrics"] = {name: None if value != value else value for name, value in result.metrics.items()}
+    return json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n"
+
+
+def _result(record: Any) -> Result:
+    """A Result from a line. Raises TypeError if keys are missing; keys of later versions are left aside."""
+    if not isinstance(record, dict) or not isinstance(record.get("metrics"), dict):
+        raise TypeError("not a result")
+    known = {key: value for key, value in record.items() if key in _FIELDS}
+    known["metrics"] = {name: float("nan" if value is None else value) for name, value in record["metrics"].items()}
+    return Result(**known)
+
+
+_FIELDS = frozenset(f.name for f in fields(Result))
