@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Iterator
 
-LABEL, USER, ITEM = "label", "user_id", "item_id"  # the columns of every data set
+LABEL, USER = "label", "user_id"  # with item_id the columns of every data set
 LIST_ITEMS = 4_000_000  # list items in memory while a row group is written
 SECONDS = {"s": 1, "ms": 1000}
 
@@ -148,7 +148,7 @@ class _Columns:
     """
 
     def __init__(self, log: Log) -> None:
-        self.values = log.catalogue.rename({"item": ITEM})
+        self.values = log.catalogue
         self.names = tuple(self.values.columns)
         self.max_len = log.recipe.max_len
         self.lists = ("history", "neg_history") if log.recipe.negatives else ("history",)
@@ -419,12 +419,8 @@ def summary(dataset: Dataset) -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """`ctr-pe data build`. Options that were not given are None; an empty text means "no such column"."""
-    given = {key: getattr(args, key) for key in Recipe.model_fields if getattr(args, key, None) is not None}
-    given |= {key: None for key, value in given.items() if value == ""}
-    if isinstance(given.get("attributes"), str):
-        given["attributes"] = [name.strip() for name in given["attributes"].split(",")]
-    recipe = load_recipe(args.recipe, given)
-    dataset = build(recipe, Path(args.out), overwrite=bool(getattr(args, "overwrite", False)), progress=True)
+    """`ctr-pe data build`. Options that were not given are absent; a column that is None is not used."""
+    given = {key: value for key, value in vars(args).items() if key in Recipe.model_fields}
+    dataset = build(load_recipe(args.recipe, given), args.out, overwrite=args.overwrite, progress=True)
     print(summary(dataset))
     return 0

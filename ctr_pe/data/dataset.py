@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 FORMAT = 1
 SPLITS = ("train", "valid", "test")
-PUBLISHED = ("amazonelectronics_x1", "kuaivideo_x1")  # the sets that `ctr-pe data fetch` knows
 REPORT = "report.json"
 CONFIG = "dataset_config.yaml"
 
@@ -268,12 +267,13 @@ def _check_file(file: Path, facts: Mapping[str, Any], again: str) -> None:
 
 
 def _how_to_build(name: str, root: Path | None) -> str:
-    from ctr_pe.data.recipe import shipped_recipes
+    from ctr_pe.config import packaged_yaml
+    from ctr_pe.data.published import SETS
 
     out = data_root(root) / name
-    if name in PUBLISHED:
+    if name in SETS:
         return f"fetch it with `ctr-pe data fetch {name} --data-root {data_root(root)}`"
-    if name in shipped_recipes():
+    if name in packaged_yaml("recipe"):
         return (
             f"build it with `ctr-pe data build --recipe {name} --interactions interactions.parquet "
             f"--items items.parquet --out {out}`"

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from ctr_pe.data.recipe import Recipe
 
+ITEM = "item_id"  # the item's column in every data set
 BLOCK = 500_000  # events read at once
 BINS = 1 << 20  # resolution of a split by time, of the log's time span
 
@@ -45,7 +46,7 @@ class Events:
 class Log:
     """A checked log. Raises UserError with one line and the counts for whatever is wrong with it.
 
-    Attributes: ``catalogue`` one row per item of the log, sorted by ``item``, with its attributes; ``rows``
+    Attributes: ``catalogue`` one row per item of the log, sorted by ``item_id``, with its attributes; ``rows``
     read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column.
     """
 
@@ -55,6 +56,8 @@ class Log:
         with _readable(self.file):
             raw = _scan(self.file)
             schema = raw.collect_schema()
+            if raw.head(1).collect().is_empty():
+                raise UserError(f"{self.file}: an empty log: no rows, columns {', '.join(schema)}")
             columns = self._columns(schema)
             self.timed, self.ordered = "time" in columns, "order" in columns
             if not (self.timed or self.ordered):
@@ -68,7 +71,7 @@ class Log:
 
     def blocks(self, folder: Path, size: int = BLOCK) -> list[pl.LazyFrame]:
         """The events in blocks of whole users, about ``size`` events each; several are files below ``folder``."""
-        codes = self.catalogue.lazy().select("item", code=pl.int_range(pl.len(), dtype=pl.Int64))
+        codes = self.catalogue.lazy().select(item=ITEM, code=pl.int_range(pl.len(), dtype=pl.Int64))
         events = self._events.join(codes, on="item", how="left").drop("item")
         count = -(-self.kept // size)
         with _readable(self.file):
@@ -123,7 +126,7 @@ class Log:
                     raise UserError(f"{self.file}: no {role} column '{name}': {nearest(name, schema)}")
                 continue
             columns[role] = _typed(self.file, role, name, schema[name], recipe.time_unit)
-        others = [(f"drop: {name}", name) for name in recipe.drop]
+        others = [("drop", name) for name in recipe.drop]
         for key, name in [*others, ("split", recipe.split.column)] if recipe.split else others:
             if name not in schema:
                 raise UserError(f"{self.file}: no column '{name}' for '{key}': {nearest(name, schema)}")
@@ -180,7 +183,7 @@ class Log:
     def _catalogue(self) -> pl.DataFrame:
         """The items of the log with their attributes."""
         with _readable(self.file):
-            catalogue = self._events.select("item").unique().sort("item").collect(engine="streaming")
+            catalogue = self._events.select(pl.col("item").alias(ITEM)).unique().sort(ITEM).collect(engine="streaming")
         recipe, file = self.recipe, self.recipe.items
         if file is None:
             if recipe.demanded("attributes") and recipe.attributes:
@@ -192,19 +195,21 @@ class Log:
             if recipe.item not in schema:
                 raise UserError(f"{file}: no item column '{recipe.item}': {nearest(recipe.item, schema)}")
             names = [name for name in recipe.attributes or () if name in schema or recipe.demanded("attributes")]
-            item = _typed(file, "item", recipe.item, schema[recipe.item])
-            items = frame.select(item=item, **{n: _attribute(file, n, schema) for n in names}).collect()
-        if items["item"].dtype != catalogue["item"].dtype:
-            types = f"{items['item'].dtype} in {file}, {catalogue['item'].dtype} in {self.file}"
+            if ITEM in names:
+                raise UserError(f"{file}: attribute '{ITEM}' would take the name of the item's own column: rename it")
+            item = _typed(file, "item", recipe.item, schema[recipe.item]).alias(ITEM)
+            items = frame.select(item, **{name: _attribute(file, name, schema) for name in names}).collect()
+        if items[ITEM].dtype != catalogue[ITEM].dtype:
+            types = f"{items[ITEM].dtype} in {file}, {catalogue[ITEM].dtype} in {self.file}"
             raise UserError(f"item column '{recipe.item}': different types: {types}")
-        if nulls := items["item"].null_count():
+        if nulls := items[ITEM].null_count():
             raise UserError(f"{file}: null values: {recipe.item}: {nulls:,} of {items.height:,} rows")
-        if repeated := items.height - items["item"].n_unique():
+        if repeated := items.height - items[ITEM].n_unique():
             raise UserError(f"{file}: {repeated:,} of {items.height:,} rows repeat another row's {recipe.item}")
-        missing = catalogue.join(items, on="item", how="anti")
+        missing = catalogue.join(items, on=ITEM, how="anti")
         if missing.height:
             raise UserError(f"{file}: {_some(missing)} of {catalogue.height:,} items of the log have no row here")
-        catalogue = catalogue.join(items, on="item", how="left", maintain_order="left")
+        catalogue = catalogue.join(items, on=ITEM, how="left", maintain_order="left")
         for name in names:
             if (without := catalogue.filter(pl.col(name).is_null())).height:
                 raise UserError(f"{file}: {_some(without)} of {catalogue.height:,} items of the log have no '{name}'")
@@ -295,7 +300,7 @@ def _attribute(file: Path, name: str, schema: pl.Schema) -> pl.Expr:
 
 
 def _some(items: pl.DataFrame) -> str:
-    first = ", ".join(str(item) for item in items["item"].head(3))
+    first = ", ".join(str(item) for item in items[ITEM].head(3))
     return f"{items.height:,} ({first}{', …' if items.height > 3 else ''})"
 
 

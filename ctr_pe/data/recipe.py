@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ctr_pe.config import parse_yaml
+from ctr_pe.config import packaged_yaml, parse_yaml
 from ctr_pe.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -71,12 +70,7 @@ class Recipe(BaseModel):
 
 def shipped_recipes() -> dict[str, str]:
     """Text of every recipe that comes with the package, by name."""
-    folder = files("ctr_pe.configs") / "recipe"
-    return {
-        entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
-        for entry in sorted(folder.iterdir(), key=lambda entry: entry.name)
-        if entry.name.endswith(".yaml")
-    }
+    return packaged_yaml("recipe")
 
 
 def load_recipe(name: str | None, given: Mapping[str, Any]) -> Recipe:
