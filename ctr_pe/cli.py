@@ -132,7 +132,7 @@ again with the same OUT runs only what is missing.""",
         "test, as the published results do: its tables are marked † (default: heldout)",
     )
     add("--out", type=Path, metavar="DIR", help="results and tables (default: results/DATASET-PROTOCOL)")
-    add("--jobs", type=_count, default=1, metavar="N", help="runs side by side; results do not change (default: 1)")
+    add("--jobs", type=_count, metavar="N", help="runs side by side; results do not change (default: one per core)")
     add(
         "--threads",
         type=_count,
@@ -239,12 +239,12 @@ def _comma_list(text: str) -> list[str]:
     return list(dict.fromkeys(names))
 
 
-def _column(text: str) -> str | None:
-    return None if text == "none" else text
+def _column(text: str) -> str:
+    return "" if text == "none" else text  # empty: no such column
 
 
-def _columns(text: str) -> tuple[str, ...] | None:
-    return None if text == "none" else tuple(_comma_list(text))
+def _columns(text: str) -> tuple[str, ...] | str:
+    return "" if text == "none" else tuple(_comma_list(text))
 
 
 def _number(text: str) -> int:
@@ -322,3 +322,7 @@ def _first_comment(text: str) -> str:
     lines = text.splitlines()
     first = next((n for n, line in enumerate(lines) if not line.startswith("#")), len(lines))
     return re.split(r"[.:;](?:\s|$)", " ".join(line.removeprefix("#").strip() for line in lines[:first]))[0]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -12,20 +12,6 @@ import yaml
 
 from ctr_pe.errors import UserError, nearest
 
-# What a run gets from elsewhere, so that setting it as a hyper-parameter would do nothing.
-_SET_ELSEWHERE = {
-    "model": "use --model",
-    "dataset_id": "use --dataset",
-    "position_encoding": "use --pe",
-    "seed": "use --seed",
-    "gpu": "use --gpu",
-    "model_id": "runs are named by model, encoding and seed",
-    "model_root": "checkpoints of a benchmark are temporary",
-    "target_field": "the data set says which fields are compared",
-    "sequence_field": "the data set says which fields are compared",
-    "age_field": "the data set says which field holds times",
-}
-
 
 class _Loader(yaml.SafeLoader):
     """YAML 1.1 as FuxiCTR reads it, except that ``1e-3`` is a number and a key given twice is an error."""
@@ -88,7 +74,7 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
     """``["learning_rate=1e-3", "dnn_hidden_units=[64, 32]"]`` as a dict; values are YAML, a later one wins.
 
     Raises:
-        UserError: no ``=``, no key before it, a key that a run gets from elsewhere, or a value that is not YAML.
+        UserError: no ``=``, no key before it, or a value that is not YAML.
     """
     overrides: dict[str, Any] = {}
     for pair in pairs:
@@ -96,8 +82,6 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
         key = key.strip()
         if not sign or not key:
             raise UserError(f"--set {pair}: write key=value, such as learning_rate=1e-3")
-        if key in _SET_ELSEWHERE:
-            raise UserError(f"--set {pair}: {_SET_ELSEWHERE[key]}")
         try:
             overrides[key] = parse_yaml(value, "")
         except UserError as error:

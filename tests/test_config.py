@@ -103,10 +103,6 @@ def test_overrides_are_yaml_and_the_last_wins() -> None:
         ("epochs", "write key=value"),
         ("=1", "write key=value"),
         ("a=[1", "expected"),
-        ("gpu=0", "use --gpu"),
-        ("position_encoding=cape", "use --pe"),
-        ("model=DIN", "use --model"),
-        ("sequence_field=x", "the data set says"),
     ],
 )
 def test_bad_overrides(pair: str, message: str) -> None:

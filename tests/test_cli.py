@@ -1,0 +1,227 @@
+"""The command line: fast, helpful, and one line for a user's mistake."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ctr_pe import __version__
+from ctr_pe.cli import main
+from ctr_pe.errors import UserError
+
+HEAVY = ("torch", "fuxictr", "polars", "pandas", "ray", "sklearn", "pyarrow", "pydantic", "huggingface_hub", "h5py")
+
+QUICK = """
+import json, sys, time
+from ctr_pe.cli import main
+try:
+    code = main(json.loads(sys.argv[1]))
+except SystemExit as end:
+    code = end.code
+imported = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
+print(json.dumps([code, time.process_time(), imported]), file=sys.stderr)
+"""
+
+
+@pytest.fixture
+def commands(monkeypatch: pytest.MonkeyPatch) -> dict[str, argparse.Namespace]:
+    """Stands in for the modules behind the commands; holds the arguments each was called with."""
+    called: dict[str, argparse.Namespace] = {}
+
+    def stand_in(module: str) -> SimpleNamespace:
+        return SimpleNamespace(main=lambda args: called.update({module: args}) or 0)
+
+    for module in ("ctr_pe.benchmark", "ctr_pe.data.build", "ctr_pe.data.fetch"):
+        monkeypatch.setitem(sys.modules, module, stand_in(module))
+    return called
+
+
+def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
+    def fail(args: argparse.Namespace) -> int:
+        raise error
+
+    monkeypatch.setitem(sys.modules, "ctr_pe.benchmark", SimpleNamespace(main=fail))
+
+
+@pytest.mark.parametrize(
+    "argv", [["--help"], ["list"], ["benchmark", "--help"], ["data", "build", "--help"], ["--version"]]
+)
+def test_help_and_list_import_nothing_heavy_and_take_under_a_second(argv: list[str], tmp_path: Path) -> None:
+    command = [sys.executable, "-c", QUICK, json.dumps(argv), json.dumps(HEAVY)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
+    code, seconds, imported = json.loads(ended.stderr)
+    assert code == 0
+    assert imported == []
+    assert seconds < 1
+    assert ended.stdout
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = f"import ctr_pe, sys; print([name for name in {HEAVY} if name in sys.modules])"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
+
+
+def test_list_names_what_there_is(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ctr_pe.model_zoo import MODELS
+    from ctr_pe.pe import REGISTRY
+
+    built = tmp_path / "my_log"
+    built.mkdir()
+    (built / "report.json").write_text(json.dumps({"format": 1, "rows": {"train": 1234, "valid": 5, "test": 6}}))
+    assert main(["list", "--data-root", str(tmp_path)]) == 0
+    listed = capsys.readouterr().out
+    words = [line.split()[0] for line in listed.splitlines() if line.startswith("  ")]
+    assert {*MODELS, *REGISTRY, "my_log", "synthetic", "amazonelectronics_x1", "kuaivideo_x1"} <= set(words)
+    assert {"amazon_sports", "amazon_beauty", "kuairand_pure"} <= set(words)
+    assert "train 1,234 · valid 5 · test 6 rows" in listed
+    assert "CAPE, context-aware position encoding" in listed
+    assert all(len(line.split()) > 1 for line in listed.splitlines() if line.startswith("  "))
+    monkeypatch.setenv("CTR_PE_DATA", str(tmp_path))
+    assert main(["list"]) == 0
+    assert capsys.readouterr().out == listed
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert capsys.readouterr().out == f"ctr-pe {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["benhmark"], "did you mean 'benchmark'?"),
+        (["data", "bild"], "did you mean 'build'?"),
+        (["benchmark", "--repeat", "3"], "unknown option '--repeat': did you mean '--repeats'?"),
+        (["benchmark", "--protocl=paper"], "did you mean '--protocol'?"),
+        (["benchmark", "--protocol", "papr"], "did you mean 'paper'?"),
+        (["benchmark", "--repeats", "0"], "must be at least 1"),
+        (["benchmark", "--jobs", "two"], "not a whole number"),
+        (["benchmark", "--pe", "none,,cape"], "not a comma-separated list"),
+        (["data", "build", "--recipe", "amazon_sports"], "--out"),
+        (["list", "everything"], "unrecognized arguments: everything"),
+        ([], "COMMAND"),
+    ],
+)
+def test_wrong_commands_and_options(argv: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as end:
+        main(argv)
+    assert end.value.code == 2
+    assert message in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_benchmark_defaults_are_the_main_job(commands: dict[str, argparse.Namespace]) -> None:
+    assert main(["benchmark"]) == 0
+    args = commands["ctr_pe.benchmark"]
+    given = (
+        args.model,
+        args.pe,
+        args.dataset,
+        args.repeats,
+        args.protocol,
+        args.seed,
+        args.threads,
+        args.gpu,
+        args.set,
+    )
+    assert given == (["DIN"], ["none", "cape"], "synthetic", 5, "heldout", 0, 1, -1, [])
+
+
+def test_benchmark_options(commands: dict[str, argparse.Namespace]) -> None:
+    main("benchmark --model DIN --pe none,rope+cape,none --set a=1 --set b=2 --jobs 2 --out r --gpu -1".split())
+    args = commands["ctr_pe.benchmark"]
+    assert args.pe == ["none", "rope+cape"]
+    assert args.set == ["a=1", "b=2"]
+    assert (args.jobs, args.out, args.gpu) == (2, Path("r"), -1)
+
+
+def test_build_passes_on_only_what_was_given(commands: dict[str, argparse.Namespace]) -> None:
+    main("data build --recipe amazon_sports --out d --time none --attributes author,tag --max-len 50".split())
+    given = vars(commands["ctr_pe.data.build"])
+    assert (given["recipe"], given["out"], given["overwrite"]) == ("amazon_sports", Path("d"), False)
+    assert (given["time"], given["attributes"], given["max_len"]) == ("", ("author", "tag"), 50)
+    assert not {"user", "item", "order", "label", "interactions", "protocol", "seed", "negatives"} & given.keys()
+
+
+def test_build_has_an_option_for_every_simple_key_of_a_recipe() -> None:
+    from ctr_pe.data.recipe import Recipe
+
+    helped = subprocess.check_output([sys.executable, "-m", "ctr_pe.cli", "data", "build", "--help"], text=True)
+    for key in Recipe.model_fields.keys() - {"drop", "split"}:
+        assert f"--{key.replace('_', '-')} " in helped
+
+
+def test_fetch_options(commands: dict[str, argparse.Namespace]) -> None:
+    main("data fetch kuaivideo_x1 --from here".split())
+    args = commands["ctr_pe.data.fetch"]
+    assert (args.name, args.source, args.data_root) == ("kuaivideo_x1", Path("here"), None)
+
+
+def test_a_users_mistake_is_one_line_and_code_2(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, UserError("data/x/report.json: missing: run ctr-pe data build"))
+    assert main(["benchmark"]) == 2
+    assert capsys.readouterr() == ("", "ctr-pe: error: data/x/report.json: missing: run ctr-pe data build\n")
+
+
+def test_interruption_is_one_line_and_code_130(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failing(monkeypatch, KeyboardInterrupt())
+    assert main(["benchmark"]) == 130
+    assert capsys.readouterr() == ("", "ctr-pe: interrupted\n")
+
+
+def test_a_defect_of_ours_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    failing(monkeypatch, ZeroDivisionError("ours"))
+    with pytest.raises(ZeroDivisionError):
+        main(["benchmark"])
+
+
+def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    ended = subprocess.run(
+        [sys.executable, "-m", "ctr_pe.cli", "list"], stdout=writing, stderr=subprocess.PIPE, cwd=tmp_path
+    )
+    os.close(writing)
+    assert (ended.returncode, ended.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize(
+    ("argv", "message"),
+    [
+        (["benchmark", "--dataset", "nowhere"], "nowhere"),
+        (["benchmark", "--pe", "capee"], "did you mean 'cape'?"),
+        (["benchmark", "--model", "DINN"], "did you mean 'DIN'?"),
+        (["benchmark", "--set", "attention_hidden_unit=[8]"], "did you mean 'attention_hidden_units'?"),
+        (["benchmark", "--set", "epochs"], "key=value"),
+        (["benchmark", "--set", "position_encoding=cape"], "use --pe"),
+        (["data", "build", "--recipe", "amazon_sport", "--out", "x"], "did you mean 'amazon_sports'?"),
+        (["data", "build", "--out", "x"], "'interactions' is missing"),
+        (["data", "fetch", "kuaivideo"], "did you mean 'kuaivideo_x1'?"),
+    ],
+)
+def test_mistakes_are_told_before_anything_runs(argv: list[str], message: str, tmp_path: Path) -> None:
+    environment: dict[str, Any] = {**os.environ, "CTR_PE_DATA": str(tmp_path / "data")}
+    command = [sys.executable, "-m", "ctr_pe.cli", *argv]
+    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
+    assert ended.returncode == 2, ended.stderr
+    assert ended.stdout == ""
+    line, *more = ended.stderr.splitlines()
+    assert not more
+    assert line.startswith("ctr-pe: error: ")
+    assert message in line
+    assert list(tmp_path.iterdir()) == []

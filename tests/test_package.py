@@ -1,0 +1,148 @@
+"""What is installed: ctr_pe with its models and configurations, and nothing that is somebody else's."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import venv
+import zipfile
+from importlib.metadata import files, requires
+from pathlib import Path
+
+import pytest
+
+import ctr_pe
+
+PUBLIC = ["Chain", "PositionEncoding", "Positions", "available_pes", "build_pe", "units"]
+
+
+def copy_checkout(checkout: Path, to: Path) -> Path:
+    """The sources without what earlier builds left beside them: setuptools takes build/lib into the wheel as it is."""
+    keep = ("ctr_pe", "model_zoo", "config", "setup.py", "pyproject.toml", "MANIFEST.in", "LICENSE", "README.md")
+    to.mkdir()
+    for name in keep:
+        if (checkout / name).is_dir():
+            shutil.copytree(checkout / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(checkout / name, to)
+    return to
+
+
+def build(source: Path, out: Path, *options: str) -> None:
+    command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(out), str(source)]
+    built = subprocess.run(command, capture_output=True, text=True)
+    assert built.returncode == 0, built.stdout + built.stderr
+
+
+@pytest.fixture(scope="session")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel, built by way of the source distribution: what is missing there is missing in the wheel."""
+    folder = tmp_path_factory.mktemp("wheel")
+    build(copy_checkout(checkout, folder / "source"), folder / "dist")
+    (wheel,) = (folder / "dist").glob("*.whl")
+    return wheel
+
+
+def installed_as(checkout: Path) -> set[str]:
+    """Every module and YAML file of the checkout under the name it must have once installed."""
+    homes = {"ctr_pe": "ctr_pe", "model_zoo": "ctr_pe/model_zoo", "config": "ctr_pe/configs"}
+    return {
+        f"{home}/{file.relative_to(checkout / folder).as_posix()}"
+        for folder, home in homes.items()
+        for pattern in ("*.py", "*.yaml", "py.typed")
+        for file in (checkout / folder).rglob(pattern)
+    }
+
+
+def fuxictrs_modules() -> set[str]:
+    """Modules of the top-level ``model_zoo`` that comes with fuxictr."""
+    names = {str(file) for file in files("fuxictr") or []}
+    return {name for name in names if name.startswith("model_zoo/") and name.endswith(".py")}
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, checkout: Path) -> None:
+    names = set(zipfile.ZipFile(wheel).namelist())
+    info = f"ctr_pe-{ctr_pe.__version__}.dist-info/"
+    assert {name for name in names if not name.startswith(info)} == installed_as(checkout)
+    assert f"{info}licenses/LICENSE" in names
+    assert zipfile.ZipFile(wheel).read(f"{info}top_level.txt").decode().split() == ["ctr_pe"]
+
+
+def test_the_wheel_overwrites_no_file_of_fuxictr(wheel: Path) -> None:
+    assert fuxictrs_modules()  # the trap is there
+    assert not {str(file) for file in files("fuxictr") or []} & set(zipfile.ZipFile(wheel).namelist())
+
+
+def test_the_command_is_installed(wheel: Path) -> None:
+    info = f"ctr_pe-{ctr_pe.__version__}.dist-info/"
+    assert "ctr-pe = ctr_pe.cli:main" in zipfile.ZipFile(wheel).read(f"{info}entry_points.txt").decode()
+
+
+def test_every_requirement_is_pinned_in_the_constraints(checkout: Path) -> None:
+    lines = (checkout / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    pins = dict(line.split("==") for line in lines if line and not line.startswith("#"))
+    assert (pins["torch"], pins["fuxictr"]) == ("2.13.0", "2.3.10")
+
+    def normal(name: str) -> str:
+        return re.sub("[-_.]+", "-", name).lower()
+
+    needed = {normal(re.split("[^A-Za-z0-9._-]", line)[0]) for line in requires("ctr_pe") or []}
+    assert needed <= {normal(name) for name in pins}
+
+
+def test_the_public_api() -> None:
+    assert set(ctr_pe.__all__) == {*PUBLIC, "__version__"}
+    assert set(ctr_pe.__all__) <= set(dir(ctr_pe))
+    for name in PUBLIC:
+        assert getattr(ctr_pe, name) is not None
+    with pytest.raises(AttributeError, match="build_pes"):
+        _ = ctr_pe.build_pes
+
+
+def test_top_level_folders_are_importable_inside_the_package() -> None:
+    code = "import ctr_pe.configs, ctr_pe.model_zoo, sys; print('model_zoo' in sys.modules, 'config' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd="/").split() == ["False", "False"]
+
+
+FUXICTRS_FOLDER = """
+from importlib.metadata import distribution
+from pathlib import Path
+site = Path(distribution("fuxictr").locate_file("."))
+print(*(file.relative_to(site).as_posix() for file in (site / "model_zoo").rglob("*.py")))
+"""
+
+
+@pytest.mark.slow
+def test_the_wheel_works_in_a_fresh_environment(wheel: Path, checkout: Path, tmp_path: Path) -> None:
+    home = tmp_path / "venv"
+    venv.create(home, with_pip=True)
+    bin_ = home / ("Scripts" if os.name == "nt" else "bin")
+    outside = {
+        key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV", "CTR_PE_DATA")
+    }
+
+    def run(*command: str | Path) -> str:
+        ended = subprocess.run(
+            [str(part) for part in command],
+            capture_output=True,
+            text=True,
+            cwd=tmp_path,
+            env=outside,
+            stdin=subprocess.DEVNULL,
+        )
+        assert ended.returncode == 0, f"{command}\n{ended.stdout}\n{ended.stderr}"
+        return ended.stdout
+
+    run(bin_ / "python", "-m", "pip", "install", "-q", "-c", checkout / "constraints.txt", wheel)
+    where = run(
+        bin_ / "python", "-c", "import ctr_pe.model_zoo, ctr_pe.configs as c; print(ctr_pe.__file__, c.__file__)"
+    )
+    assert str(checkout) not in where
+    assert set(run(bin_ / "python", "-c", FUXICTRS_FOLDER).split()) == fuxictrs_modules()
+    assert "cape" in run(bin_ / "ctr-pe", "list")
+    table = run(bin_ / "ctr-pe", "benchmark", "--repeats", "1", "--pe", "none", "--set", "epochs=1", "--out", "results")
+    assert "none" in table
+    assert len((tmp_path / "results" / "results.jsonl").read_text(encoding="utf-8").splitlines()) == 1
