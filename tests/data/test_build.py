@@ -200,6 +200,8 @@ def test_din_equals_the_reference(tmp_path: Path, seed: int, use: str, block_siz
     ]
     key = str
     assert sorted((row for row in built if row.label == 1), key=key) == sorted(expected, key=key)
+    users = {user for split in SPLITS for user in pl.read_parquet(dataset.split(split))["user_id"]}
+    assert len(users) == len({user for user in log["user_id"] if log["user_id"].count(user) > 1})
     # a positive row and its negative have all but the item in common
     for split in SPLITS:
         rows = rows_of(dataset, split)
@@ -384,7 +386,7 @@ def test_the_report_counts(tmp_path: Path) -> None:
         "item_id": [10, 11, 12, 13, 14, 10, 11, 99],
         "timestamp": [5, 5, 6, 7, 9, 1, 4, 4],
         "position": [0, 1, 2, 3, 4, 0, 0, 1],
-        "robot": [0, 0, 0, 0, 0, 0, 0, 0],
+        "robot": [None, 0, 0, 0, 0, 0, 0, 0],  # null is not 1: kept
     }
     log = {name: [*values, values[0]] for name, values in log.items()}
     log["robot"][-1] = 1
