@@ -1,7 +1,7 @@
 """Package metadata.
 
-``model_zoo/`` and ``config/`` stay at the top of the checkout, where FuxiCTR users look for them, and are installed inside
-the package: the fuxictr wheel already owns a top-level ``model_zoo``.
+``model_zoo/`` and ``config/`` stay at the top of the checkout, where FuxiCTR users look for them, and are installed
+inside the package: the fuxictr wheel already owns a top-level ``model_zoo``.
 """
 
 import re

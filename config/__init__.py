@@ -1,1 +1,1 @@
-"""YAML that ships with the package: model and data set configurations in FuxiCTR's dialect, recipes for building data sets."""
+"""YAML that ships with the package, in FuxiCTR's dialect where it has one: models, data sets, recipes."""

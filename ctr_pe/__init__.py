@@ -1,7 +1,7 @@
 """Position encodings for target-attention CTR models.
 
-These names are the public API, with ``ctr_pe.evaluation``, ``ctr_pe.model_zoo`` and ``ctr_pe.testing``. Each is imported
-at first use, so that ``import ctr_pe`` costs nothing: torch alone takes a second.
+These names are the public API, with ``ctr_pe.evaluation``, ``ctr_pe.model_zoo`` and ``ctr_pe.testing``. Each is
+imported at first use, so that ``import ctr_pe`` costs nothing: torch alone takes a second.
 """
 
 from __future__ import annotations
