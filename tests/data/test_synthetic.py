@@ -40,10 +40,10 @@ def planted(target: int, history: list[int]) -> float:
 
 def test_the_probability_is_the_documented_formula() -> None:
     rng = np.random.default_rng(0)
-    histories = [rng.integers(0, 4, n).tolist() for n in (1, 2, 5, 30)]
+    histories = [rng.integers(0, 4, n).tolist() for n in (1, 2, 5, 30)] + [[1] * 8 + [2]]  # the last reaches the cap
     starts = np.cumsum([0] + [len(history) for history in histories])
     flat = np.concatenate(histories)
-    targets = rng.integers(0, 5, (4, 6))
+    targets = np.vstack([rng.integers(0, 5, (4, 6)), np.ones((1, 6), int)])
     expected = [[planted(target, history) for target in row] for row, history in zip(targets, histories, strict=True)]
     np.testing.assert_allclose(click_probability(targets, Clicks(starts, flat, flat, flat)), expected, rtol=1e-12)
 

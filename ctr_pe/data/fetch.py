@@ -1,0 +1,83 @@
+"""`ctr-pe data fetch`: a published set, downloaded or from a directory, is checked by md5 and converted."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ctr_pe.data.dataset import DatasetWriter, data_root
+from ctr_pe.data.published import SETS, Published
+from ctr_pe.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Callable
+
+PUBLISHED = {name: published.title for name, published in SETS.items()}
+
+
+def download(published: Published, into: Path, hub: Callable[..., str] | None = None) -> Path:
+    """The files of a set in ``into``, by way of the dataset hub; an interrupted download goes on where it stopped.
+
+    ``hub``: ``huggingface_hub.hf_hub_download`` or what takes its arguments. Raises UserError when it fails.
+    """
+    if hub is None:
+        import huggingface_hub
+
+        hub = huggingface_hub.hf_hub_download
+    for name in published.files:
+        try:
+            hub(repo_id=published.repository, filename=name, repo_type="dataset", local_dir=into)
+        except Exception as error:  # the hub has a dozen kinds, some of them of its HTTP library
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise UserError(
+                f"{published.repository}/{name}: download stopped ({reason}); run the command again to go on, "
+                "or give a directory that has the files with --from"
+            ) from None
+    return into
+
+
+def check_files(published: Published, directory: Path) -> None:
+    """Raises UserError for a file that is missing or has another md5 sum than the published one."""
+    for name, expected in published.files.items():
+        file = directory / name
+        if not file.is_file():
+            there = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+            hint = nearest(name, there) if there else "(nothing is there)"
+            raise UserError(
+                f"{directory}: no file '{name}'; {published.name} needs {', '.join(published.files)} {hint}"
+            )
+        if expected is not None and (found := _md5(file)) != expected:
+            raise UserError(
+                f"{file}: md5 {found}, published {expected}: damaged or another version, not used; "
+                "remove the file and run the command again"
+            )
+
+
+def fetch(
+    published: Published, out: Path, source: Path | None = None, overwrite: bool = False, progress: bool = False
+) -> str:
+    """Make the set in ``out`` from the files in ``source``, or from the hub. Returns the report in a few lines."""
+    DatasetWriter(out, published.name, overwrite)  # refuses an existing set before anything is downloaded
+    directory = source or download(published, out.parent / "downloads" / published.name)
+    check_files(published, directory)
+    from ctr_pe.data.reader import read_published
+
+    dataset = read_published(directory, published, out, overwrite, progress)
+    rows = ", ".join(f"{split} {count:,}" for split, count in dataset.rows.items())
+    return "\n".join([f"{dataset.path}: {rows} rows", *(f"note: {note}" for note in published.notes)])
+
+
+def main(args: argparse.Namespace) -> int:
+    """`ctr-pe data fetch NAME [--from DIR]`."""
+    if args.name not in SETS:
+        raise UserError(f"no published data set '{args.name}'; {nearest(args.name, SETS)}")
+    out = data_root(args.data_root) / args.name
+    print(fetch(SETS[args.name], out, args.source, args.overwrite, progress=True))
+    return 0
+
+
+def _md5(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()

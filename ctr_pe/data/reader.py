@@ -1,0 +1,340 @@
+"""Reads a published set: CSV with ``^``-separated lists of original ids, oldest first, becomes a data set.
+
+Each CSV is parsed once, in blocks, into parquet with integer lists; a pass over these counts ids in the train rows,
+another writes the splits. In memory: one block, a table per vocabulary, and two numbers per train row.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections import Counter
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import h5py
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from ctr_pe.data.dataset import SPLITS, Dataset, DatasetWriter
+from ctr_pe.data.published import MAX_LEN, Field, Published
+from ctr_pe.data.specs import feature_vocab, history_spec, target_spec
+from ctr_pe.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+BLOCK_ROWS = 32_768
+ID_LIMIT = 2**28  # ids index tables; the published ones are below 4 million
+VALID_SHARE = 0.1
+LABEL = "label"
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Vectors:
+    """Pretrained vectors: the original ids that have one, and how wide they are."""
+
+    file: Path
+    keys: Array
+    dim: int
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """``ids[original]`` is the id of an original number; ``originals`` those of the ids 1, 2, …"""
+
+    field: Field
+    ids: Array
+    originals: Array
+    vectors: Vectors | None
+
+    @property
+    def unseen(self) -> int:
+        """The id of everything that is not known."""
+        return len(self.originals) + 1
+
+    def specs(self) -> dict[str, dict[str, Any]]:
+        """FuxiCTR's specifications of the feature and its histories; pretrained vectors are frozen and projected."""
+        known, name = len(self.originals), self.field.name
+        specs = {name: target_spec(known, self.field.source)}
+        specs |= {history: history_spec(name, known, MAX_LEN) for history, _ in self.field.histories}
+        if self.vectors is not None:
+            dim = self.vectors.dim
+            for spec in specs.values():
+                spec |= {"embedding_dim": dim, "feature_encoder": f"nn.Linear({dim}, {dim}, bias=False)"}
+            specs[name] |= {
+                "pretrained_emb": self.pretrained,
+                "pretrain_dim": dim,
+                "pretrain_usage": "init",
+                "freeze_emb": True,
+            }
+        return specs
+
+    @property
+    def pretrained(self) -> str:
+        """The vectors' file name in the data set, as FuxiCTR would choose it."""
+        return f"pretrained_{self.field.name}.h5"
+
+
+def read_published(
+    directory: Path, published: Published, out: Path, overwrite: bool = False, progress: bool = False
+) -> Dataset:
+    """Convert ``directory``'s train.csv, test.csv and vectors into the set ``out``. Checksums are the caller's matter.
+
+    Histories keep their most recent 100 items. The report counts, per split and history, the rows that were cut and the
+    empty ones, and per column the ids that have no number of their own.
+
+    Raises:
+        UserError: a missing file or column, a value that is not of the published form, no rows for train or valid.
+    """
+    vectors = {field.name: _vectors(directory / field.vectors) for field in published.fields if field.vectors}
+    with DatasetWriter(out, published.name, overwrite) as writer:
+        raw = {name: writer.path / f"{name}.raw" for name in ("train", "test")}
+        for name, file in raw.items():
+            _parse(directory / f"{name}.csv", published, file, progress)
+        is_valid = _valid_rows(directory / "train.csv", raw["train"], published)
+        counts = _counts(raw["train"], ~is_valid, published, progress)
+        users = np.unique(np.concatenate([_column(file, published.user) for file in raw.values()]))
+        vocabularies = [_vocabulary(field, counts, vectors.get(field.name)) for field in published.fields]
+        report: dict[str, Any] = {}
+        for split in SPLITS:
+            chosen = {"train": ~is_valid, "valid": is_valid, "test": None}[split]
+            blocks = _blocks(raw["test" if split == "test" else "train"], chosen, f"writing {split}", progress)
+            report[split] = _write(writer.path / f"{split}.parquet", blocks, published, vocabularies, users)
+        for file in raw.values():
+            file.unlink()
+        without = {v.field.name: _without_vector(v) for v in vocabularies if v.vectors is not None}
+        for vocabulary in vocabularies:
+            if vocabulary.vectors is not None:
+                shutil.copyfile(vocabulary.vectors.file, writer.path / vocabulary.pretrained)
+        features = {name: spec for vocabulary in vocabularies for name, spec in vocabulary.specs().items()}
+        return writer.finish(
+            label=LABEL,
+            group_id=published.group_id,
+            features={published.group_id: {"type": "meta"}, **features},
+            groups=published.groups,
+            vocabs={v.field.name: feature_vocab(str(original) for original in v.originals) for v in vocabularies},
+            report={
+                "published": published.repository,
+                "users": len(users),
+                "splits": report,
+                "known_without_vector": without,
+                "notes": list(published.notes),
+            },
+        )
+
+
+def _csv_columns(published: Published) -> tuple[list[str], list[str]]:
+    """The scalar and the list columns that are read."""
+    scalars = [published.label, published.user, *([published.time] if published.time else [])]
+    scalars += [field.column for field in published.fields]
+    lists = [column for field in published.fields for _, column in field.histories]
+    return list(dict.fromkeys(scalars)), list(dict.fromkeys(lists))
+
+
+def _length(column: str) -> str:
+    return f"{column} length"
+
+
+def _parse(csv: Path, published: Published, into: Path, progress: bool) -> None:
+    """The columns in use as integers; of a list the most recent items and its full length."""
+    if not csv.is_file():
+        there = [path.name for path in csv.parent.iterdir()] if csv.parent.is_dir() else []
+        raise UserError(f"{csv}: no such file; {nearest(csv.name, there)}")
+    scalars, lists = _csv_columns(published)
+    real = {published.label, published.time}  # written as 1 or 1.0
+    types = dict.fromkeys(lists, pl.String) | {name: pl.Float64 if name in real else pl.Int64 for name in scalars}
+    columns = [pl.col(name) for name in scalars]
+    for name in lists:
+        nothing = pl.lit([], dtype=pl.List(pl.String))
+        items = pl.when(pl.col(name) != "").then(pl.col(name).str.split("^")).otherwise(nothing)
+        columns.append(items.list.tail(MAX_LEN).cast(pl.List(pl.UInt32), strict=False).alias(name))
+        columns.append(items.list.len().alias(_length(name)))
+    writer: pq.ParquetWriter | None = None
+    try:
+        header = pl.read_csv(csv, n_rows=0).columns
+        if missing := [name for name in (*scalars, *lists) if name not in header]:
+            raise UserError(f"{csv}: no column '{missing[0]}'; {nearest(missing[0], header)}")
+        blocks = pl.scan_csv(csv, schema_overrides=types).select(columns)
+        with tqdm(unit=" rows", desc=f"reading {csv.name}", disable=not progress, unit_scale=True) as bar:
+            for frame in blocks.collect_batches(chunk_size=BLOCK_ROWS, maintain_order=True):
+                _check(csv, frame, published, scalars, lists)
+                table = frame.to_arrow()
+                writer = writer or pq.ParquetWriter(into, table.schema, compression="zstd")
+                writer.write_table(table)
+                bar.update(len(frame))
+    except pl.exceptions.PolarsError as error:
+        raise UserError(f"{csv}: {str(error).splitlines()[0]}") from None
+    finally:
+        if writer is not None:
+            writer.close()
+    if writer is None:
+        raise UserError(f"{csv}: no rows")
+
+
+def _check(csv: Path, frame: pl.DataFrame, published: Published, scalars: list[str], lists: list[str]) -> None:
+    for name in scalars:
+        if nulls := frame[name].null_count():
+            raise UserError(f"{csv}: column '{name}' is empty in {nulls} of {len(frame)} rows")
+        if name == published.label and not frame[name].is_in([0.0, 1.0]).all():
+            raise UserError(f"{csv}: label column '{name}' has values other than 0 and 1")
+    for name in lists:
+        if nulls := frame[name].list.explode(keep_nulls=False, empty_as_null=False).null_count():
+            raise UserError(f"{csv}: column '{name}' has {nulls} list items that are not whole numbers from 0")
+    for name in (*(field.column for field in published.fields), *lists):
+        values = frame[name] if name in scalars else frame[name].list.max()
+        least, most = (frame[name].min() if name in scalars else 0), values.max()
+        if most is not None and not (least >= 0 and most < ID_LIMIT):  # type: ignore[operator]
+            raise UserError(f"{csv}: column '{name}' has an id outside 0 … {ID_LIMIT - 1}")
+
+
+def _column(raw: Path, name: str) -> Array:
+    values: Array = pq.read_table(raw, columns=[name])[name].to_numpy()
+    return values
+
+
+def _valid_rows(csv: Path, raw: Path, published: Published) -> npt.NDArray[np.bool_]:
+    """(train.csv rows,) which of them are for validation."""
+    if published.time is not None:
+        time = _column(raw, published.time)
+        cut = np.partition(time, at := int(len(time) * (1 - VALID_SHARE)))[at]
+        is_valid = time >= cut  # rows of one time stay together
+    else:
+        user, length = _column(raw, published.user), _column(raw, _length(published.fields[0].histories[0][1]))
+        _, dense = np.unique(user, return_inverse=True)
+        longest = np.zeros(dense.max() + 1, length.dtype)
+        np.maximum.at(longest, dense, length)
+        is_valid = length == longest[dense]
+    if is_valid.all():
+        raise UserError(f"{csv}: {len(is_valid)} rows, all of them the latest ones: none is left for training")
+    return np.asarray(is_valid)
+
+
+def _blocks(
+    raw: Path, chosen: npt.NDArray[np.bool_] | None, description: str, progress: bool
+) -> Iterator[pa.RecordBatch]:
+    """The chosen rows of a parsed file, in blocks."""
+    first = 0
+    with (
+        pq.ParquetFile(raw) as file,
+        tqdm(
+            total=file.metadata.num_rows, unit=" rows", desc=description, disable=not progress, unit_scale=True
+        ) as bar,
+    ):
+        for block in file.iter_batches(BLOCK_ROWS):
+            rows = len(block)
+            if chosen is not None:
+                block = block.filter(pa.array(chosen[first : first + rows]))
+            if len(block):
+                yield block
+            first += rows
+            bar.update(rows)
+
+
+def _flat(array: pa.Array) -> Array:
+    if pa.types.is_large_list(array.type) or pa.types.is_list(array.type):
+        array = array.flatten()
+    values: Array = array.to_numpy()
+    return values
+
+
+def _counts(raw: Path, train: npt.NDArray[np.bool_], published: Published, progress: bool) -> dict[str, Array]:
+    """Per CSV column, how often each original id stands in the train rows."""
+    columns = {field.column for field in published.fields}
+    columns |= {column for field in published.fields for _, column in field.histories}
+    counts = dict.fromkeys(sorted(columns), np.zeros(0, np.int64))
+    for block in _blocks(raw, train, "counting", progress):
+        for name, total in counts.items():
+            more = np.bincount(_flat(block.column(name)), minlength=len(total))
+            more[: len(total)] += total
+            counts[name] = more
+    return counts
+
+
+def _vocabulary(field: Field, counts: dict[str, Array], vectors: Vectors | None) -> Vocabulary:
+    """Known are the ids that one column has ``min_count`` times, by falling total; then what else has a vector."""
+    columns = [counts[name] for name in dict.fromkeys([field.column, *(column for _, column in field.histories)])]
+    size = max(len(column) for column in columns)
+    padded = np.stack([np.pad(column, (0, size - len(column))) for column in columns])
+    total = np.where(padded.max(axis=0) >= field.min_count, padded.sum(axis=0), 0)
+    originals = np.argsort(-total, kind="stable")[: np.count_nonzero(total)]
+    if vectors is not None:
+        originals = np.concatenate([originals, np.setdiff1d(vectors.keys, originals)])
+    ids = np.full(int(originals.max(initial=0)) + 1, len(originals) + 1, np.min_scalar_type(len(originals) + 1))
+    ids[originals] = np.arange(1, len(originals) + 1)
+    return Vocabulary(field, ids, originals, vectors)
+
+
+def _write(
+    file: Path, blocks: Iterator[pa.RecordBatch], published: Published, vocabularies: list[Vocabulary], users: Array
+) -> dict[str, Any]:
+    """Write a split; returns its counts."""
+    counts: Counter[str] = Counter()
+    unseen: Counter[str] = Counter()
+    user_type = np.min_scalar_type(len(users))
+    writer: pq.ParquetWriter | None = None
+    try:
+        for block in blocks:
+            label = _flat(block.column(published.label)).astype(np.uint8)
+            user = np.searchsorted(users, _flat(block.column(published.user))).astype(user_type)
+            columns: dict[str, Any] = {LABEL: label, published.group_id: user}
+            counts["rows"] += len(block)
+            counts["positives"] += int(label.sum())
+            for vocabulary in vocabularies:
+                field = vocabulary.field
+                for name, source in ((field.name, field.column), *field.histories):
+                    array = block.column(source)
+                    ids = _encode(vocabulary, _flat(array))
+                    unseen[name] += int(np.count_nonzero(ids == vocabulary.unseen))
+                    columns[name] = ids
+                    if name != field.name:
+                        offsets = array.offsets.to_numpy()
+                        columns[name] = pa.ListArray.from_arrays((offsets - offsets[0]).astype(np.int32), ids)
+                        _count_lengths(counts, name, _flat(block.column(_length(source))))
+            table = pa.table(columns)
+            writer = writer or pq.ParquetWriter(file, table.schema, compression="zstd")
+            writer.write_table(table)
+    finally:
+        if writer is not None:
+            writer.close()
+    return {**counts, "unseen": dict(unseen)}
+
+
+def _encode(vocabulary: Vocabulary, originals: Array) -> Array:
+    inside = np.minimum(originals, len(vocabulary.ids) - 1)
+    return np.where(originals == inside, vocabulary.ids[inside], vocabulary.ids.dtype.type(vocabulary.unseen))
+
+
+def _count_lengths(counts: Counter[str], name: str, length: Array) -> None:
+    counts[f"{name}_items"] += int(np.minimum(length, MAX_LEN).sum())
+    counts[f"{name}_longest"] = max(counts[f"{name}_longest"], int(length.max()))
+    counts[f"{name}_empty"] += int(np.count_nonzero(length == 0))
+    counts[f"{name}_truncated"] += int(np.count_nonzero(length > MAX_LEN))
+
+
+def _vectors(file: Path) -> Vectors:
+    if not file.is_file():
+        there = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
+        raise UserError(f"{file}: no such file; {nearest(file.name, there)}")
+    try:
+        with h5py.File(file) as content:
+            if missing := {"key", "value"} - set(content):
+                raise UserError(f"{file}: no data set '{min(missing)}'; {nearest(min(missing), content)}")
+            keys, shape = content["key"][:], content["value"].shape
+    except OSError as error:
+        raise UserError(f"{file}: not a readable HDF5 file ({str(error).splitlines()[0]})") from None
+    if keys.ndim != 1 or keys.dtype.kind not in "iu" or len(shape) != 2 or len(keys) != shape[0]:
+        raise UserError(f"{file}: needs 'key' (n,) of integers and 'value' (n, dim), has {keys.shape} and {shape}")
+    if len(keys) and not (keys.min() >= 0 and keys.max() < ID_LIMIT):
+        raise UserError(f"{file}: 'key' has an id outside 0 … {ID_LIMIT - 1}")
+    return Vectors(file, keys, int(shape[1]))
+
+
+def _without_vector(vocabulary: Vocabulary) -> int:
+    keys = np.empty(0) if vocabulary.vectors is None else vocabulary.vectors.keys
+    return int(np.count_nonzero(~np.isin(vocabulary.originals, keys)))
