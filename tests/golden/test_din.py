@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-
-sys.path.insert(0, str(Path(__file__).parent))
 from golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, set_weights
 
 from ctr_pe.model_zoo import DIN

@@ -1,0 +1,75 @@
+"""The fast code equals the loop-written reference in float64."""
+
+from __future__ import annotations
+
+import pytest
+import reference
+import torch
+from torch import nn
+
+from ctr_pe.pe import available_pes, build_pe
+from ctr_pe.positions import Positions
+from ctr_pe.testing import Batch
+from ctr_pe.units import SelfAttention, TargetAttention
+from ctr_pe.units.scores import SCORES
+
+WITHOUT_REFERENCE = sorted(set(available_pes()) - {"none", "naive", "rope", "cope", "cape"})
+COUNTS = [4, 0, 9, 1, 6, 7]  # the table below ends at 6 items
+DIM, MAX_LEN = 6, 6
+
+
+def randomised(module: nn.Module) -> nn.Module:
+    draw = torch.Generator().manual_seed(3)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=draw) * 0.6)
+    return module.double().eval()
+
+
+def random_batch() -> Batch:
+    batch = Batch.random(COUNTS, seed=5)
+    batch = batch.laid_out("mixed")
+    return Batch(batch.target[:, :DIM], batch.history[..., :DIM], batch.mask, batch.age)
+
+
+def test_every_encoding_has_a_reference() -> None:
+    assert WITHOUT_REFERENCE == []
+
+
+@pytest.mark.parametrize("score", SCORES)
+@pytest.mark.parametrize("name", ["none", "naive", "rope", "cope", "cape"])
+def test_target_attention(name: str, score: str) -> None:
+    pe = build_pe(name, DIM, MAX_LEN, position_dim=3)
+    unit = randomised(TargetAttention(DIM, score, pe))
+    batch = random_batch()
+    positions = Positions.from_mask(batch.mask)
+    interest, weights = unit(*pe.embed(batch.target, batch.history, positions), positions)
+    score_of = {
+        "dot": lambda: reference.dot,
+        "bilinear": lambda: reference.bilinear(unit.score.weight),
+        "din": lambda: reference.din(unit.score.mlp),
+    }[score]()
+    for b in range(len(COUNTS)):
+        items = list(batch.history[b][batch.mask[b]])
+        want, want_weights = reference.target_attention(
+            name, score_of, batch.target[b], items, dict(pe.named_parameters())
+        )
+        assert torch.allclose(interest[b], want, rtol=0, atol=1e-12)
+        assert torch.allclose(weights[b][batch.mask[b]], want_weights, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("name", ["none", "naive", "rope", "cope", "cape"])
+def test_self_attention(name: str, heads: int, causal: bool) -> None:
+    pe = build_pe(name, DIM, MAX_LEN, heads, position_dim=3)
+    layer = randomised(SelfAttention(DIM, heads, pe, causal))
+    batch = random_batch()
+    positions = Positions.from_mask(batch.mask)
+    _, embedded = pe.embed(None, batch.history, positions)
+    states = layer(embedded, positions)
+    for b in range(len(COUNTS)):
+        items = list(batch.history[b][batch.mask[b]])
+        want = reference.self_attention(name, layer, items, dict(pe.named_parameters()))
+        for got, expected in zip(states[b][batch.mask[b]], want, strict=True):
+            assert torch.allclose(got, expected, rtol=0, atol=1e-12)
