@@ -222,6 +222,10 @@ def test_the_cache_is_used_and_a_changed_file_is_read_anew(small: tuple[Path, di
     write(path, columns | {"label": columns["label"][::-1]})  # the footer may be the same, the time is not
     (batch,) = BatchLoader(feature_map(), path, batch_size=50)
     assert batch["label"].tolist() == columns["label"][::-1]
+    before = list(home.iterdir())
+    os.utime(path, ns=(0, 0))  # nothing but the time tells of a change: rather once too often
+    BatchLoader(feature_map(), path)
+    assert list(home.iterdir()) != before
     # another max_len is another cache of the same file, not a wrong one
     short = feature_map(item_history=SPECS["item_history"] | {"max_len": 3})
     assert all(batch["item_history"].shape[1] <= 3 for batch in BatchLoader(short, path))

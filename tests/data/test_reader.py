@@ -54,10 +54,10 @@ def kuai_files(directory: Path, rows: int = 600) -> None:
     rng = np.random.default_rng(2)
     table = []
     for i in range(rows):
-        lists = [rng.integers(0, 60, rng.integers(0, 101)).tolist() for _ in range(2)]
+        lists = [(1200 * rng.random(rng.integers(0, 101)) ** 3).astype(int).tolist() for _ in range(2)]
         if i % 50 == 0:
             lists[0] = []
-        row = {"timestamp": i // 4, "user_id": int(rng.integers(5, 45)), "item_id": int(rng.integers(0, 400)) * 3}
+        row = {"timestamp": i // 4, "user_id": int(rng.integers(5, 45)), "item_id": int(rng.integers(0, 500)) * 3}
         row |= {"is_click": int(rng.integers(2)), "is_like": 0, "is_follow": 0}
         table.append(row | {"pos_items": joined(lists[0]), "neg_items": joined(lists[1])})
     directory.mkdir(exist_ok=True)
