@@ -220,7 +220,7 @@ def test_fuxictr_reads_the_pretrained_vectors(tmp_path: Path) -> None:
     assert not weight.requires_grad
     vocab = json.loads((data.path / "feature_vocab.json").read_text())["item_emb"]
     for original, number in vocab.items():
-        has_vector = not original.startswith("__") and int(original) % 9
+        has_vector = not original.startswith("__") and int(original) % 9 and int(original) < 1300
         assert weight[number, 0] == (float(original) if has_vector else 0)
 
 
