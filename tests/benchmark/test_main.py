@@ -1,0 +1,176 @@
+"""``ctr-pe benchmark``: refuses before it starts, keeps what it has, gives the same numbers however it is run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from fake_training import train_on_data_set as fast
+
+from ctr_pe.benchmark import main
+from ctr_pe.benchmark.store import Store
+from ctr_pe.data.synthetic import generate
+from ctr_pe.errors import UserError
+from ctr_pe.evaluation import evaluate
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data root with a small synthetic set."""
+    folder = tmp_path_factory.mktemp("data")
+    generate(folder / "synthetic", users=120, valid_users=30, test_users=40, items=200, categories=10)
+    return folder
+
+
+def arguments(root: Path, out: Path | None, **changes: Any) -> argparse.Namespace:
+    """As the command line gives them."""
+    given: dict[str, Any] = {
+        "model": ["DIN"],
+        "pe": ["none", "cape"],
+        "dataset": "synthetic",
+        "repeats": 2,
+        "seed": 0,
+        "protocol": "heldout",
+        "out": out,
+        "jobs": 1,
+        "threads": 1,
+        "gpu": -1,
+        "set": [],
+        "data_root": root,
+    }
+    return argparse.Namespace(**(given | changes))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model": ["DINN"]}, "model 'DINN' is unknown: did you mean 'DIN'?"),
+        ({"pe": ["none", "cap"]}, "position encoding 'cap' is unknown: did you mean 'cape'?"),
+        ({"pe": []}, "at least one name"),
+        ({"dataset": "synthetics"}, "no data set 'synthetics'"),
+        ({"protocol": "papers"}, "did you mean 'paper'?"),
+        ({"set": ["learning_rat=1"]}, "learning_rate"),
+        ({"set": ["position_encoding=cape"]}, "--set position_encoding: use --pe"),
+        ({"set": ["epochs"]}, "--set epochs: write key=value"),
+        ({"repeats": 0}, "--repeats 0: at least 1"),
+        ({"jobs": 0}, "--jobs 0: at least 1"),
+        ({"threads": 0}, "--threads 0: at least 1"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_starts(
+    root: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        main(arguments(root, tmp_path / "out", **changes), fast)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_tables_and_store_grow_with_each_call(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    log = tmp_path / "log"
+    monkeypatch.setattr("ctr_pe.training.check_params", lambda *_: None)  # the stand-in's key is no hyper-parameter
+    setting = {"set": [f"log={log}"]}
+    assert main(arguments(root, None, pe=["none", "cape", "none"], **setting), fast) == 0
+    shown = capsys.readouterr()
+    out = Path("results/synthetic-heldout")
+    assert (
+        "synthetic: DIN × none, cape × 2 seeds = 4 runs, 1 at once; results in results/synthetic-heldout" in shown.err
+    )
+    assert "DIN on synthetic, protocol heldout, 2 seeds, 320 test rows of 40 users" in shown.out
+    assert shown.out.rstrip().endswith(f"{out}: table.md, table.csv, results.jsonl (one line per run)")
+    assert log.read_text().split("\n")[:-1] == ["none 0", "cape 0", "none 1", "cape 1"]
+
+    assert main(arguments(root, None, pe=["rope"], repeats=3, **setting), fast) == 0
+    shown = capsys.readouterr()
+    assert "'none' is not in --pe" in shown.err
+    assert log.read_text().split("\n")[4:-1] == ["rope 0", "rope 1", "rope 2"]
+    assert (out / "table.md").read_text().count("\n| ") == 5  # with the runs that were there
+    assert len((out / "table.csv").read_text().splitlines()) == 4
+    records = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert {record["pe"] for record in records} == {"none", "cape", "rope"}
+    assert len({record["config_hash"] for record in records}) == 1
+
+    assert main(arguments(root, None, pe=["none"], **setting), fast) == 0
+    assert "all 2 runs are there already" in capsys.readouterr().err
+    assert len(log.read_text().splitlines()) == 7
+
+
+def test_failed_runs_make_the_exit_code_1(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctr_pe.training.check_params", lambda *_: None)
+    changes = {"set": ["fail={cape: user}"], "repeats": 1}
+    assert main(arguments(root, tmp_path, **changes), fast) == 1
+    shown = capsys.readouterr()
+    assert "DIN cape seed 0 failed: no such column" in shown.err
+    assert "1 of 2 runs failed" in shown.err
+    assert "none" in shown.out
+
+
+def test_the_built_in_set_is_generated_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctr_pe.data.synthetic.generate.__kwdefaults__", small())
+    assert main(arguments(tmp_path / "data", tmp_path / "out", repeats=1), fast) == 0
+    assert "generating the built-in data set" in capsys.readouterr().err
+    assert main(arguments(tmp_path / "data", tmp_path / "out", repeats=1), fast) == 0
+    assert "generating" not in capsys.readouterr().err
+
+
+def small() -> dict[str, Any]:
+    return {**(generate.__kwdefaults__ or {}), "users": 20, "valid_users": 10, "test_users": 10}
+
+
+def test_training_side_by_side_gives_identical_results(root: Path, tmp_path: Path) -> None:
+    stores = []
+    for jobs in (1, 2):
+        setting = {"set": ["epochs=1", "batch_size=64"], "repeats": 1, "jobs": jobs}
+        assert main(arguments(root, tmp_path / str(jobs), **setting)) == 0
+        stores.append(Store(tmp_path / str(jobs)))
+    one, two = (store.read() for store in stores)
+    assert one.keys() == two.keys()
+    assert len(one) == 2
+    for key, result in one.items():
+        assert result.metrics == two[key].metrics
+        assert result.epoch == two[key].epoch == 1
+        first, second = (store.scores(key) for store in stores)
+        np.testing.assert_array_equal(first, second)
+        rows = pl.read_parquet(root / "synthetic" / "test.parquet", columns=["label", "user_id"])
+        again = evaluate(rows["label"].to_numpy(), np.asarray(first), rows["user_id"].to_numpy())
+        assert again == pytest.approx(result.metrics, abs=1e-6)  # scores are in the order of the file
+
+
+def test_ctrl_c_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
+    command = [
+        sys.executable,
+        "-m",
+        "ctr_pe.cli",
+        "benchmark",
+        "--data-root",
+        str(root),
+        "--out",
+        str(tmp_path / "out"),
+    ]
+    command += ["--set", "epochs=1000", "--set", "early_stop_patience=1000", "--jobs", "2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    assert process.stderr is not None
+    assert "2 at once" in process.stderr.readline()
+    time.sleep(1)
+    os.killpg(process.pid, signal.SIGINT)
+    _, error = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert error == "stopped: 0 of 10 runs are stored; repeat the same command to run what is missing\n"

@@ -1,0 +1,224 @@
+"""The runner: the same results however many workers, nothing trained twice, faults stay with their run."""
+
+from __future__ import annotations
+
+import dataclasses
+import io
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fake_training import jobs_of, run_in_background, scores_of, train
+
+import ctr_pe
+from ctr_pe.benchmark.runner import Job, revision, run_all, versions
+from ctr_pe.benchmark.store import Store
+
+
+def run(jobs: list[Job], folder: Path, workers: int = 1, stream: io.StringIO | None = None) -> tuple[int, Store]:
+    store = Store(folder)
+    return run_all(jobs, store, train, workers, stream or io.StringIO()), store  # type: ignore[arg-type]
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def workers_of(pid: int) -> list[int]:
+    """Child processes that multiprocessing spawned, without its own helper."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
+            if parent == pid and b"spawn_main" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found
+
+
+def test_results_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
+    jobs = jobs_of(["none", "rope", "cape"], seeds=2)
+    stores = [run(jobs, tmp_path / str(workers), workers)[1] for workers in (1, 2)]
+    one, two = (store.read() for store in stores)
+    assert one.keys() == two.keys() == {job.key for job in jobs}
+    for key, result in one.items():
+        assert dataclasses.replace(result, finished="") == dataclasses.replace(two[key], finished="")
+        for store in stores:
+            saved = store.scores(key)
+            assert saved is not None
+            np.testing.assert_array_equal(saved, scores_of(key.pe, key.seed))
+
+
+def test_only_what_is_missing_runs(tmp_path: Path) -> None:
+    log, out = tmp_path / "log", tmp_path / "out"
+    run(jobs_of(["none"], seeds=2, log=str(log)), out)
+    stream = io.StringIO()
+    failed, store = run(jobs_of(["none", "cape"], seeds=3, log=str(log)), out, stream=stream)
+    assert failed == 0
+    assert len(store.read()) == 6
+    assert log.read_text().split("\n") == ["none 1", "none 2", "cape 1", "cape 2", "none 3", "cape 3", ""]
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == "2 of 6 runs are there already"
+    assert lines[1].startswith("[3/6] DIN cape seed 1: gAUC 0.")
+    assert len(lines) == 5
+    run(jobs_of(["none", "cape"], seeds=3, log=str(log)), out)
+    assert len(log.read_text().splitlines()) == 6
+
+
+def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
+    out, log = tmp_path / "out", tmp_path / "out.log"
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=run_in_background, args=(str(out), 4, 2))
+    process.start()
+    wait_for(lambda: len(Store(out).read()) >= 2)
+    assert process.pid is not None
+    workers = workers_of(process.pid)
+    assert len(workers) == 2
+    process.kill()
+    process.join()
+    wait_for(lambda: not any(alive(pid) for pid in workers))  # orphans end by themselves
+    stored = len(Store(out).read())
+    assert 2 <= stored < 8
+    log.write_text("")
+    failed, store = run(jobs_of(seeds=4, sleep=0.3, log=str(log)), out, workers=4)
+    assert failed == 0
+    assert len(store.read()) == 8
+    assert len(log.read_text().splitlines()) == 8 - stored
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, workers: int) -> None:
+    stream = io.StringIO()
+    faults = {"naive": "user", "rope": "error", "cope": "die"}
+    jobs = jobs_of(["naive", "rope", "cope", "none", "cape"], seeds=2, fail=faults)
+    failed, store = run(jobs, tmp_path, workers, stream)
+    assert failed == 6
+    assert {key.pe for key in store.read()} == {"none", "cape"}
+    assert len(store.read()) == 4
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 10
+    assert lines.count("DIN naive seed 1 failed: no such column") == 1
+    assert (
+        sum("cope seed" in line and "the worker process ended (killed, perhaps out of memory" in line for line in lines)
+        == 2
+    )
+    (of_rope,) = [line for line in lines if line.startswith("DIN rope seed 2")]
+    assert of_rope.startswith("DIN rope seed 2 failed: RuntimeError: first line second line (traceback in ")
+    trace = Path(of_rope.split("(traceback in ")[1].rstrip(")"))
+    assert "fake_training.py" in trace.read_text()
+    assert len(list((tmp_path / "failed").iterdir())) == 2  # of the unexpected errors only
+
+
+def test_a_worker_that_cannot_start_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def train() -> None: ...
+
+    train.__module__, train.__qualname__ = "only_in_the_parent", "train"
+    monkeypatch.setitem(sys.modules, "only_in_the_parent", SimpleNamespace(train=train))
+    store, stream = Store(tmp_path), io.StringIO()
+    assert run_all(jobs_of(), store, train, 2, stream) == 4  # type: ignore[arg-type]
+    assert store.read() == {}
+    assert stream.getvalue().count("failed: the worker process ended (exit code 1)") == 4
+
+
+CTRL_C = """
+import argparse, sys
+from pathlib import Path
+from fake_training import jobs_of, train
+from ctr_pe.benchmark.runner import run_all
+from ctr_pe.benchmark.store import Store
+if __name__ == "__main__":
+    try:
+        run_all(jobs_of(seeds=4, sleep=0.4), Store(Path(sys.argv[1])), train, 2)
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        sys.exit(130)
+"""
+
+
+def test_ctrl_c_ends_the_workers_and_leaves_a_valid_store(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(CTRL_C)
+    process = subprocess.Popen(
+        [sys.executable, str(script), str(tmp_path / "out")],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
+    )
+    wait_for(lambda: len(Store(tmp_path / "out").read()) >= 1)
+    workers = workers_of(process.pid)
+    assert len(workers) == 2
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
+    _, error = process.communicate(timeout=20)
+    assert process.returncode == 130
+    assert error.splitlines()[-1] == "interrupted"
+    assert "Traceback" not in error
+    assert not any(alive(pid) for pid in workers)
+    assert 1 <= len(Store(tmp_path / "out").read()) < 8
+    assert Store(tmp_path / "out").notices == []
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_a_terminal_sees_one_bar_and_each_worker(tmp_path: Path) -> None:
+    stream = Terminal()
+    failed, _ = run(jobs_of(["none", "naive", "cape"], sleep=0.4, fail={"naive": "user"}), tmp_path, 2, stream)
+    shown = stream.getvalue()
+    assert failed == 2
+    assert "4/6" in shown
+    assert "DIN none seed 1: epoch 1, batch 1/2" in shown
+    assert "DIN cape seed 2: epoch 1, batch 2/2" in shown
+    assert "DIN naive seed 1 failed: no such column\n" in shown
+    assert "[1/6]" not in shown
+
+
+def git(folder: Path, *arguments: str) -> str:
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.c", "-c", "commit.gpgsign=false"]
+    command = ["git", "-C", str(folder), *identity, *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def test_revision_is_that_of_the_package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    package = tmp_path / "ctr_pe"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    monkeypatch.setattr(ctr_pe, "__file__", str(package / "__init__.py"))
+    assert revision() is None
+    git(tmp_path, "init", "-q")
+    (tmp_path / "other.txt").write_text("a")
+    git(tmp_path, "add", "other.txt")
+    git(tmp_path, "commit", "-q", "-m", "a")
+    assert revision() is None  # lies in a checkout, of which it is no part
+    git(tmp_path, "add", "ctr_pe")
+    git(tmp_path, "commit", "-q", "-m", "b")
+    commit = git(tmp_path, "rev-parse", "HEAD")
+    (tmp_path / "other.txt").write_text("b")
+    assert revision() == commit
+    (package / "new.py").write_text("")
+    assert revision() == f"{commit}-dirty"
+
+
+def test_versions() -> None:
+    assert versions().keys() == {"ctr_pe", "python", "torch", "fuxictr", "numpy", "polars"}

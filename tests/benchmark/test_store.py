@@ -1,0 +1,155 @@
+"""The store of results: nothing finished is lost, nothing foreign is touched."""
+
+from __future__ import annotations
+
+import json
+import math
+import multiprocessing
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from fake_training import append_many, fill, jobs_of, result_of, rows_of_test, scores_of
+
+from ctr_pe.benchmark.store import Store, hash_of
+from ctr_pe.errors import UserError
+
+
+def test_what_goes_in_comes_out(tmp_path: Path) -> None:
+    store = Store(tmp_path / "new" / "folder")
+    job = jobs_of(dataset="Spielzeug-ü")[0]
+    result = result_of(job.key, metrics={"gAUC": float("nan"), "AUC": 0.1 + 0.2, "logloss": 0.5})
+    store.append(result, scores_of("none", 1))
+    store.save_rows("d" * 32, *rows_of_test())
+
+    record = json.loads(store.file.read_text(encoding="utf-8"))
+    assert list(record)[:6] == ["model", "dataset", "pe", "seed", "protocol", "metrics"]
+    assert record.keys() >= {"epoch", "config_hash", "data_hash", "revision", "versions", "seconds", "threads"}
+    assert record["metrics"] == {"gAUC": None, "AUC": 0.1 + 0.2, "logloss": 0.5}
+    (found,) = Store(store.path).read().values()
+    assert math.isnan(found.metrics.pop("gAUC"))
+    result.metrics.pop("gAUC")
+    assert found == result
+    saved = store.scores(job.key)
+    assert saved is not None
+    np.testing.assert_array_equal(saved, scores_of("none", 1))
+    rows = store.rows("d" * 32)
+    assert rows is not None
+    np.testing.assert_array_equal(rows[0], rows_of_test()[0])
+    np.testing.assert_array_equal(rows[1], rows_of_test()[1])
+
+
+def test_a_line_cut_anywhere_is_reported_and_replaced(tmp_path: Path) -> None:
+    jobs = jobs_of(seeds=1)
+    store = Store(tmp_path)
+    fill(store, jobs)
+    whole = store.file.read_bytes()
+    first = whole.index(b"\n") + 1
+    for end in {first + 1, first + 5, first + 9, first + 40, (first + len(whole)) // 2, len(whole) - 2}:
+        store.file.write_bytes(whole[:end])
+        cut = Store(tmp_path)
+        assert list(cut.read()) == [jobs[0].key]
+        assert len(cut.notices) == 1
+        assert "results.jsonl: the last line is cut off" in cut.notices[0]
+        assert store.file.read_bytes() == whole[:end]  # reading changes nothing
+        fill(cut, jobs)
+        assert store.file.read_bytes() == whole
+
+
+def test_a_last_line_without_its_newline_counts(tmp_path: Path) -> None:
+    jobs = jobs_of(seeds=2)
+    store = Store(tmp_path)
+    fill(store, jobs[:2])
+    store.file.write_bytes(store.file.read_bytes()[:-1])
+    again = Store(tmp_path)
+    assert len(again.read()) == 2
+    assert again.notices == []
+    fill(again, jobs)
+    assert len(store.file.read_text().splitlines()) == 4
+    assert list(Store(tmp_path).read()) == [job.key for job in jobs]
+
+
+@pytest.mark.parametrize(
+    "content", [b"hello", b'{"a": 1}\n', b"[1]\n", b"\xff\x00", b"\n", b'{"model": "DIN"}\n', b'{"model" cut\n{"model"']
+)
+def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "results.jsonl").write_bytes(content)
+    with pytest.raises(UserError, match=r"results.jsonl: line 1 is not a benchmark result: choose another --out$"):
+        Store(tmp_path)
+    assert (tmp_path / "results.jsonl").read_bytes() == content
+
+
+def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    fill(store, jobs_of())
+    lines = store.file.read_bytes().splitlines(keepends=True)
+    store.file.write_bytes(lines[0] + lines[1][:50] + b"\n" + lines[2])
+    with pytest.raises(UserError, match="line 2 is not"):
+        Store(tmp_path)
+
+
+def test_a_run_is_stored_once(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    fill(store, jobs_of())
+    before = store.file.read_bytes()
+    fill(Store(tmp_path), jobs_of())
+    assert store.file.read_bytes() == before
+
+
+def test_processes_may_share_a_store(tmp_path: Path) -> None:
+    context = multiprocessing.get_context("spawn")
+    writers = [context.Process(target=append_many, args=(str(tmp_path), first, 30)) for first in (1, 21)]
+    for writer in writers:
+        writer.start()
+    for writer in writers:
+        writer.join()
+        assert writer.exitcode == 0
+    assert sorted(key.seed for key in Store(tmp_path).read()) == list(range(1, 51))
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 50  # both wrote 21 to 30
+    assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_scores_are_there_before_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = Store(tmp_path)
+    job = jobs_of()[0]
+    seen: list[bool] = []
+    write = os.write
+
+    def spying(descriptor: int, line: bytes) -> int:
+        seen.append(store.scores(job.key) is not None)
+        return write(descriptor, line)
+
+    monkeypatch.setattr(os, "write", spying)
+    fill(store, [job])
+    assert seen == [True]
+
+
+def test_lost_or_broken_files_are_none(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    key = jobs_of()[0].key
+    assert store.scores(key) is None
+    assert store.rows("d" * 32) is None
+    fill(store, jobs_of())
+    for file in (tmp_path / "scores").iterdir():
+        file.write_bytes(file.read_bytes()[:60])
+    assert store.scores(key) is None
+    assert store.rows("d" * 32) is None
+
+
+def test_an_out_that_is_a_file_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="Not a directory"):
+        Store(tmp_path / "file")
+
+
+@pytest.mark.parametrize("other", [{"a": 1, "b": [1, 3]}, {"a": 1.5, "b": [1, 2]}, {"a": 1}])
+def test_hash_tells_hyper_parameters_apart(other: dict[str, Any]) -> None:
+    assert hash_of({"a": 1, "b": (1, 2)}) == hash_of({"b": [1, 2], "a": 1})
+    assert hash_of({"a": 1, "b": [1, 2]}) != hash_of(other)
+
+
+def test_names_of_score_files_differ() -> None:
+    keys = [job.key for job in jobs_of() + jobs_of(x=1) + jobs_of(dataset="b") + jobs_of(protocol="paper")]
+    assert len({key.name for key in keys}) == len(keys)
