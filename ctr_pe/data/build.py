@@ -419,8 +419,9 @@ def summary(dataset: Dataset) -> str:
 
 
 def main(args: argparse.Namespace) -> int:
-    """`ctr-pe data build`. Options that were not given are absent; a column that is None is not used."""
-    given = {key: value for key, value in vars(args).items() if key in Recipe.model_fields}
+    """`ctr-pe data build`. Options that were not given are absent; an empty column name means "not used"."""
+    options = {key: value for key, value in vars(args).items() if key in Recipe.model_fields}
+    given = {key: None if value == "" else value for key, value in options.items()}
     dataset = build(load_recipe(args.recipe, given), args.out, overwrite=args.overwrite, progress=True)
     print(summary(dataset))
     return 0

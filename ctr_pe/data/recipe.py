@@ -112,6 +112,6 @@ def _explain(errors: ValidationError) -> str:
         fields = SplitColumn.model_fields if key.startswith("split.") else Recipe.model_fields
         return f"unknown key '{key}': {nearest(key, fields)}"
     if error["type"] == "missing":
-        return f"'{key}' is missing"
+        return f"'{key}' is missing" + (f": --{key}" if key in Recipe.model_fields else "")
     message = error["msg"].removeprefix("Value error, ")
     return f"'{key}': {message} (given: {error['input']!r})" if key else message
