@@ -9,7 +9,6 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 
@@ -214,13 +213,18 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
         (["data", "fetch", "kuaivideo"], "did you mean 'kuaivideo_x1'?"),
     ],
 )
-def test_mistakes_are_told_before_anything_runs(argv: list[str], message: str, tmp_path: Path) -> None:
-    environment: dict[str, Any] = {**os.environ, "CTR_PE_DATA": str(tmp_path / "data")}
-    command = [sys.executable, "-m", "ctr_pe.cli", *argv]
-    ended = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, env=environment)
-    assert ended.returncode == 2, ended.stderr
-    assert ended.stdout == ""
-    line, *more = ended.stderr.splitlines()
+def test_mistakes_are_told_before_anything_runs(
+    argv: list[str],
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(argv) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    line, *more = err.splitlines()
     assert not more
     assert line.startswith("ctr-pe: error: ")
     assert message in line
