@@ -1,0 +1,66 @@
+from __future__ import annotations
+
+import pytest
+
+from ctr_pe import Chain, PositionEncoding, available_pes, build_pe
+from ctr_pe.errors import UserError
+from ctr_pe.pe.cape import CAPE
+from ctr_pe.pe.rope import RoPE
+
+
+def test_names() -> None:
+    assert {"none", "naive", "rope", "cope", "cape"} <= set(available_pes())
+    assert type(build_pe("none", 8, 5)) is PositionEncoding
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "shapes"),
+    [
+        ("none", 1, {}),
+        ("naive", 2, {"table": (6, 8)}),
+        ("rope", 2, {}),
+        ("cope", 2, {"table": (6, 4)}),
+        ("cape", 2, {"gate.weight": (3, 4), "gate.bias": (3,), "table": (6, 3)}),
+    ],
+)
+def test_parameter_names_and_shapes(name: str, heads: int, shapes: dict[str, tuple[int, ...]]) -> None:
+    pe = build_pe(name, dim=8, max_len=5, num_heads=heads, position_dim=3)
+    assert {key: tuple(value.shape) for key, value in pe.state_dict().items()} == shapes
+
+
+def test_options_of_other_encodings_are_left_aside() -> None:
+    assert isinstance(build_pe("rope", 8, 5, position_dim=3, rope_base=100.0), RoPE)
+
+
+def test_chain_by_name() -> None:
+    pe = build_pe("rope+cape", 8, 5, position_dim=3)
+    assert isinstance(pe, Chain)
+    assert [type(link) for link in pe.encodings] == [RoPE, CAPE]
+    assert pe.auxiliary_loss().item() == 0.0
+
+
+def test_chain_of_different_sizes() -> None:
+    with pytest.raises(ValueError, match="one \\(dim, max_len, num_heads\\)"):
+        Chain([build_pe("rope", 8, 5), build_pe("cape", 8, 6)])
+    with pytest.raises(ValueError, match="got \\[\\]"):
+        Chain([])
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("cappe", {}, "'cappe' is unknown: did you mean 'cape'"),
+        ("rope+cappe", {}, "'cappe' is unknown: did you mean 'cape'"),
+        ("cape", {"position_dims": 3}, "'position_dims' is unknown: did you mean 'position_dim'"),
+        ("cape", {"position_dim": 0}, "'cape': position_dim must be a positive integer, got 0"),
+        ("cape", {"position_span": "middle"}, "'cape': position_span must be 'end' or 'between'"),
+        ("rope", {"rope_layout": "quarter"}, "'rope': rope_layout must be"),
+        ("naive", {"position_index": "slot"}, "'naive': position_index must be"),
+        ("cope", {"dim": 7, "num_heads": 2}, "dim=7 is not divisible by num_heads=2"),
+        ("none", {"max_len": 0}, "max_len must be a positive integer, got 0"),
+    ],
+)
+def test_mistakes_are_one_line(name: str, arguments: dict[str, object], message: str) -> None:
+    with pytest.raises(UserError, match=message) as error:
+        build_pe(name, **{"dim": 8, "max_len": 5} | arguments)  # type: ignore[arg-type]
+    assert "\n" not in str(error.value)
