@@ -5,20 +5,19 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import h5py
 import numpy as np
 import polars as pl
 import pytest
 
+from ctr_pe.config import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.data import reader
 from ctr_pe.data.published import AMAZON, KUAI, Published
 from ctr_pe.data.reader import read_published
 from ctr_pe.errors import UserError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 Row = dict[str, Any]
 
@@ -181,6 +180,15 @@ def test_it_equals_a_parse_in_loops(
     assert data.groups == published.groups
     assert (data.label, data.group_id, data.max_len) == ("label", published.group_id, 100)
     assert report["notes"] == list(published.notes)
+
+
+def test_the_shipped_dataset_config_is_the_one_written_beside_the_data(
+    published: Published, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    read_published(files, published, Path("data") / published.name)
+    shipped = parse_yaml(packaged_yaml("dataset_config")[published.name], "shipped")
+    assert shipped == load_yaml(Path("data") / published.name / "dataset_config.yaml")
 
 
 def test_the_small_files_have_every_case_that_is_counted(tmp_path: Path) -> None:
