@@ -21,6 +21,7 @@ from fake_training import jobs_of, run_in_background, scores_of, train
 import ctr_pe
 from ctr_pe.benchmark.runner import Job, revision, run_all, versions
 from ctr_pe.benchmark.store import Store
+from ctr_pe.errors import UserError
 
 
 def run(jobs: list[Job], folder: Path, workers: int = 1, stream: io.StringIO | None = None) -> tuple[int, Store]:
@@ -137,6 +138,16 @@ def test_a_worker_that_cannot_start_is_a_failed_run(tmp_path: Path, monkeypatch:
     assert run_all(jobs_of(), store, train, 2, stream) == 4  # type: ignore[arg-type]
     assert store.read() == {}
     assert stream.getvalue().count("failed: the worker process ended (exit code 1)") == 4
+
+
+def test_no_worker_stays_behind_when_the_store_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise UserError("the disk is full")
+
+    monkeypatch.setattr(Store, "append", full)
+    with pytest.raises(UserError, match="disk is full"):
+        run(jobs_of(sleep=0.5), tmp_path, 2)
+    assert multiprocessing.active_children() == []
 
 
 CTRL_C = """

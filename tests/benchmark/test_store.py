@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import multiprocessing
 import os
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +111,21 @@ def test_processes_may_share_a_store(tmp_path: Path) -> None:
     assert sorted(key.seed for key in Store(tmp_path).read()) == list(range(1, 51))
     assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 50  # both wrote 21 to 30
     assert not list(tmp_path.rglob("*.partial"))
+
+
+def test_a_writer_waits_for_another(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    first, second = jobs_of(seeds=1)
+    fill(store, [first])
+    with open(store.file, "ab") as other:
+        fcntl.flock(other, fcntl.LOCK_EX)
+        writer = threading.Thread(target=fill, args=(store, [second]))
+        writer.start()
+        writer.join(0.3)
+        assert writer.is_alive()
+        assert list(store.read()) == [first.key]
+    writer.join(10)
+    assert list(store.read()) == [first.key, second.key]
 
 
 def test_scores_are_there_before_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,4 +126,4 @@ def test_mean_sd_and_seeds_won() -> None:
     assert mean_sd([1.0, 2.0, 3.0]) == (2.0, 1.0)
     assert math.isnan(mean_sd([1.0])[1])
     assert seeds_won({1: 0.5, 2: 0.7, 4: 1.0}, {1: 0.5, 2: 0.6, 3: 0.0}, "gAUC") == (1, 2)
-    assert seeds_won({1: 0.5, 2: 0.7}, {1: 0.6, 2: 0.6}, "logloss") == (1, 2)
+    assert seeds_won({1: 0.5, 2: 0.7, 3: 0.5}, {1: 0.6, 2: 0.6, 3: 0.6}, "logloss") == (2, 3)
