@@ -133,6 +133,14 @@ def test_model_and_data_set_are_those_asked_for() -> None:
     assert (params["model"], params["dataset_id"]) == ("DIN", "synthetic")
 
 
+@pytest.mark.parametrize("dataset", ["synthetic", "amazonelectronics_x1", "kuaivideo_x1"])
+def test_fuxictrs_own_reader_gets_the_same_parameters(dataset: str, checkout: Path) -> None:
+    from fuxictr.utils import load_model_config
+
+    theirs = load_model_config(str(checkout / "config"), f"DIN_{dataset}")
+    assert theirs == {**model_params("DIN", dataset), "model_id": f"DIN_{dataset}"}
+
+
 def test_unknown_model_names_the_nearest() -> None:
     with pytest.raises(UserError, match="did you mean 'DIN'"):
         model_params("DINN", "synthetic")
