@@ -10,6 +10,7 @@ import contextlib
 import importlib.metadata
 import multiprocessing
 import platform
+import shutil
 import signal
 import subprocess
 import sys
@@ -268,7 +269,11 @@ class _Progress:
         if stream.isatty():
             from tqdm import tqdm
 
-            self.bar = tqdm(total=total, initial=done, unit="run", file=stream, dynamic_ncols=True)
+            columns, lines = (
+                shutil.get_terminal_size()
+            )  # 80 × 24 where a terminal does not know its own: tqdm hides then
+            self.style: dict[str, Any] = {"file": stream, "ncols": columns, "nrows": lines}
+            self.bar = tqdm(total=total, initial=done, unit="run", **self.style)
             self.lines: list[Any] = []
 
     def __enter__(self) -> _Progress:
@@ -311,9 +316,7 @@ class _Progress:
 
         while len(self.lines) < len(self.states):
             position = len(self.lines) + 1
-            self.lines.append(
-                tqdm(bar_format="  {desc}", position=position, leave=False, file=self.stream, dynamic_ncols=True)
-            )
+            self.lines.append(tqdm(bar_format="  {desc}", position=position, leave=False, **self.style))
         texts = [*self.states.values(), *[""] * (len(self.lines) - len(self.states))]
         for line, text in zip(self.lines, texts, strict=True):
             line.set_description_str(text)
