@@ -1,6 +1,9 @@
 """Where each item lies, counted from the target. The only place that looks at padding.
 
-B batch, L history slots, Q queries.
+B batch, L history slots, Q queries, N real items of the batch.
+
+Histories come as (B, L, D) with padding anywhere, or packed as (N, D): the real items alone, row by row. Most slots of
+a batch are padding, so models look up, score and pool packed items.
 """
 
 from __future__ import annotations
@@ -76,6 +79,25 @@ class Positions:
             age = age.long().masked_fill(~mask, 0)
         newer = mask.sum(1, keepdim=True) - mask.cumsum(1)
         return cls(distance=(newer + 1).masked_fill(~mask, 0), mask=mask, age=age)
+
+    @cached_property
+    def real(self) -> tuple[Tensor, Tensor]:
+        """Row and slot (N,), (N,) int64 of every real item, row by row."""
+        rows, slots = self.mask.nonzero(as_tuple=True)
+        return rows, slots
+
+    def pack(self, x: Tensor) -> Tensor:
+        """(B, L, ...) -> (N, ...): the real items."""
+        return x[self.real]
+
+    def spread(self, packed: Tensor) -> Tensor:
+        """(N, ...) -> (B, L, ...): real items in their slots, zero at padding."""
+        empty = packed.new_zeros(*self.mask.shape, *packed.shape[1:])
+        return empty.index_put(self.real, packed)
+
+    def of(self, history: Tensor, per_slot: Tensor) -> Tensor:
+        """Values per slot (B, L) in the layout of ``history``: as they are for (B, L, D), packed for (N, D)."""
+        return per_slot if history.dim() == 3 else self.pack(per_slot)
 
     @property
     def count(self) -> Tensor:

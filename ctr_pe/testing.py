@@ -238,12 +238,27 @@ def check_precision(factory: Factory, unit: str) -> None:
     _close(half.double(), exact, f"bfloat16 autocast, {unit}", 0.3)
 
 
+def check_packed(factory: Factory, unit: str) -> None:
+    """A packed history (N, D), which models use, gives what the padded one gives."""
+    batch = Batch.random([3, 0, 6, 1, 5]).laid_out("mixed")
+    harness = Harness(factory, unit).eval()
+    positions = Positions.from_mask(batch.mask, batch.age)
+    target, items = harness.pe.embed(batch.target, positions.pack(batch.history), positions)
+    if harness.of_target:
+        for packed, padded in zip(harness.unit(target, items, positions), harness(batch), strict=True):
+            _close(packed, padded, f"packed history, {unit}")
+    else:
+        _, padded = harness.pe.embed(batch.target, batch.history, positions)
+        _close(items, positions.pack(padded), f"packed history, {unit}: embed")
+
+
 CHECKS: dict[str, Callable[[Factory, str], None]] = {
     "padding": check_padding,
     "empty history": check_empty,
     "one item": check_one_item,
     "history longer than the table": check_longer_than_table,
     "batch": check_batch,
+    "packed": check_packed,
     "causality": check_causal,
     "gradients": check_gradients,
     "precision": check_precision,

@@ -1,6 +1,6 @@
 """What every backbone shares on FuxiCTR: field groups, positions, the tower, and guarded training.
 
-B batch, L history slots, D item dim (the fields of an item, concatenated).
+B batch, L history slots, N real items of the batch, D item dim (the fields of an item, concatenated).
 """
 
 from __future__ import annotations
@@ -156,20 +156,24 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self.model_to_device()
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        """Group ``index``: target (B, D), history (B, L, D) -> interest (B, any width)."""
+        """Group ``index``: target (B, D), packed history (N, D) -> interest (B, any width)."""
         raise TypeError(f"{type(self).__name__} does not define interest()")
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}."""
         ids = self.get_inputs(inputs)
+        positions = []
+        for group in self.groups:
+            age = inputs[group.age].to(self.device) if group.age else None
+            positions.append(Positions.from_mask(ids[group.history[0]] != 0, age))
+            for field in group.history:  # looked up packed: most slots of a batch are padding
+                ids[field] = positions[-1].pack(ids[field])
         embedded = self.embedding_layer(ids)
         features = [embedded[name] for name in self.other_fields]
         for index, group in enumerate(self.groups):
             target = torch.cat([embedded[field] for field in group.target], dim=-1)
             history = torch.cat([embedded[field] for field in group.history], dim=-1)
-            age = inputs[group.age].to(self.device) if group.age else None
-            positions = Positions.from_mask(ids[group.history[0]] != 0, age)
-            features.append(self.interest(index, target, history, positions))
+            features.append(self.interest(index, target, history, positions[index]))
         return {"y_pred": self.dnn(torch.cat(features, dim=-1))}
 
     def add_loss(self, return_dict: Mapping[str, Tensor], y_true: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
 """No position encoding: the base class, whose hooks change nothing.
 
-B batch, L history slots, Q queries, H heads, D item dim, d = D / H head dim.
+B batch, L history slots, N real items of the batch, Q queries, H heads, D item dim, d = D / H head dim.
 """
 
 from __future__ import annotations
@@ -25,6 +25,9 @@ class PositionEncoding(nn.Module):
         ValueError: a size is not a positive integer, or heads do not divide dim.
     """
 
+    needs_vectors: bool = False
+    """Whether ``bias`` and ``mix`` read keys and values. Otherwise target attention spares itself to lay them out."""
+
     added_dim: int = 0
     """Dims that ``embed`` appends to each item; units of a concatenating encoding are built for ``dim + added_dim``."""
 
@@ -38,7 +41,8 @@ class PositionEncoding(nn.Module):
         self.dim, self.max_len, self.num_heads, self.head_dim = dim, max_len, num_heads, dim // num_heads
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
-        """Before the network: target (B, D) or None, history (B, L, D) -> the same, or D + added_dim wide."""
+        """Before the network: target (B, D) or None, history (B, L, D) or packed (N, D) -> the same, or D + added_dim
+        wide. ``positions.of(history, x)`` gives x per slot in the layout of the history."""
         return target, history
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
@@ -51,12 +55,13 @@ class PositionEncoding(nn.Module):
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         """After the score: query (B, H, Q, d) and keys (B, H, L, d) as before ``rotate``, logits (B, H, Q, L) of the
-        unit's own score -> logits with position in them. Entries that are not allowed are masked afterwards."""
+        unit's own score -> logits with position in them. Entries that are not allowed are masked afterwards. Without
+        ``needs_vectors`` keys may be empty, (B, H, 0, d)."""
         return logits
 
     def mix(self, output: Tensor, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
-        """After pooling: output (B, H, Q, d), weights (B, H, Q, L), values (B, H, L, d) -> output. Padded values may
-        hold anything."""
+        """After pooling: output (B, H, Q, d), weights (B, H, Q, L), values (B, H, L, d), zero at padding -> output.
+        Without ``needs_vectors`` values may be empty, (B, H, 0, d)."""
         return output
 
     def auxiliary_loss(self) -> Tensor:
@@ -78,6 +83,7 @@ class Chain(PositionEncoding):
         super().__init__(*sizes.pop())
         self.encodings = nn.ModuleList(encodings)
         self.added_dim = sum(pe.added_dim for pe in encodings)
+        self.needs_vectors = any(pe.needs_vectors for pe in encodings)
 
     def _links(self) -> list[PositionEncoding]:
         return [pe for pe in self.encodings if isinstance(pe, PositionEncoding)]

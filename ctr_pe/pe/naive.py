@@ -41,9 +41,9 @@ class Naive(PositionEncoding):
         nn.init.normal_(self.table, std=0.02)
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
-        index = positions.rank - 1 if self.from_oldest else positions.distance
+        index = positions.of(history, positions.rank - 1 if self.from_oldest else positions.distance)
         # Padding keeps what it holds: adding a position there would make empty slots look like items.
-        history = history + self._row(index) * positions.mask.unsqueeze(-1)
+        history = history + self._row(index) * positions.of(history, positions.mask).unsqueeze(-1)
         if target is not None and self.on_target:
             target = target + self._row(positions.count if self.from_oldest else torch.zeros_like(positions.count))
         return target, history

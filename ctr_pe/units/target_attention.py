@@ -5,6 +5,7 @@ B batch, L history slots, N real items of the batch, D item dim.
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from ctr_pe.errors import nearest
@@ -50,26 +51,25 @@ class TargetAttention(nn.Module):
         self.softmax = softmax
 
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        """target (B, D), history (B, L, D) -> interest (B, D), weights (B, L).
+        """target (B, D), history (B, L, D) or packed (N, D) -> interest (B, D), weights (B, L).
 
         Weights are 0 at padding and, with softmax, sum to 1 over the real items; an empty history gives zeros.
         What padded slots of ``history`` hold does not matter.
         """
-        mask = positions.mask
-        rows, slots = mask.nonzero(as_tuple=True)
-        items = history[rows, slots]  # (N, D)
+        rows, _ = positions.real
+        items = positions.pack(history) if history.dim() == 3 else history
         zero, age = positions.distance.new_zeros(len(target)), positions.age
         here = Places(zero, None if age is None else zero)
-        there = Places(positions.distance[rows, slots], None if age is None else age[rows, slots])
+        there = Places(positions.pack(positions.distance), None if age is None else positions.pack(age))
         query, keys = self.pe.rotate(target, items, here, there)
-        scored = self.score(query, keys, rows)
-        logits = scored.new_zeros(mask.shape).index_put((rows, slots), scored)[:, None, None, :]  # (B, 1, 1, L)
+        logits = positions.spread(self.score(query, keys, rows))[:, None, None, :]  # (B, 1, 1, L)
 
         pairs = positions.from_target()
-        heads, values = target[:, None, None, :], history[:, None]  # one head
-        logits = self.pe.bias(heads, values, logits, pairs)
+        whole = target[:, None, None, :]  # one head, one query
+        values = positions.spread(items)[:, None] if self.pe.needs_vectors else whole[:, :, :0]
+        logits = self.pe.bias(whole, values, logits, pairs)
         weights = masked_softmax(logits, pairs.allowed) if self.softmax else logits * pairs.allowed
-        share = weights[rows, 0, 0, slots].to(items.dtype).unsqueeze(-1)
-        pooled = items.new_zeros(target.shape).index_add(0, rows, share * items)[:, None, None, :]
+        share = positions.pack(weights[:, 0, 0]).to(items.dtype).unsqueeze(-1)
+        pooled = torch.zeros_like(target, dtype=items.dtype).index_add(0, rows, share * items)[:, None, None, :]
         interest = self.pe.mix(pooled, weights, values, pairs)
         return interest[:, 0, 0], weights[:, 0, 0]
