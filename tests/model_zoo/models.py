@@ -1,0 +1,66 @@
+"""A small feature map, batches and data sets for tests of models."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from fuxictr.features import FeatureMap
+from torch import Tensor
+
+ITEMS, CATEGORIES, SLOTS = 40, 9, 6
+PARAMS: dict[str, Any] = {
+    "target_field": [["item_id", "cate_id"]],
+    "sequence_field": [["item_history", "cate_history"]],
+    "embedding_dim": 4,
+    "dnn_hidden_units": [8],
+    "attention_hidden_units": [6],
+    "attention_hidden_activations": "Dice",
+    "monitor": "AUC",
+    "metrics": ["AUC", "logloss"],
+}
+
+
+def feature_map(folder: Path, **changes: dict[str, Any]) -> FeatureMap:
+    """user_id (group), item_id, cate_id, their histories, and an age; ``changes`` patch or add specs."""
+    features: dict[str, dict[str, Any]] = {"user_id": {"type": "meta"}}
+    for name, size in (("item_id", ITEMS), ("cate_id", CATEGORIES)):
+        features[name] = {"source": "item", "type": "categorical", "padding_idx": 0, "vocab_size": size}
+    for name, of, size in (("item_history", "item_id", ITEMS), ("cate_history", "cate_id", CATEGORIES)):
+        spec = {"source": "history", "type": "sequence", "padding_idx": 0, "vocab_size": size, "max_len": SLOTS}
+        features[name] = spec | {"share_embedding": of, "feature_encoder": None}
+    features["age_history"] = {"type": "meta", "max_len": SLOTS}
+    for name, change in changes.items():
+        features[name] = features.get(name, {}) | change
+    file = folder / "feature_map.json"
+    specs = [{name: spec} for name, spec in features.items()]
+    file.write_text(json.dumps({"dataset_id": "small", "labels": ["label"], "features": specs}))
+    loaded = FeatureMap("small", str(folder))
+    loaded.load(str(file), {"embedding_dim": 4, "group_id": "user_id"})
+    return loaded
+
+
+def batch(counts: Sequence[int], seed: int = 0, slots: int | None = None, left: bool = False) -> dict[str, Tensor]:
+    """Random rows with histories of ``counts`` items in ``slots`` slots, padded on one side."""
+    draw = torch.Generator().manual_seed(seed)
+    rows, longest = len(counts), max(*counts, 1)
+    width = slots or longest
+    items = torch.randint(1, ITEMS, (rows, longest), generator=draw)
+    ages = torch.randint(1, 10**6, (rows, longest), generator=draw).sort(1, descending=True)[0]
+    history, age = torch.zeros(rows, width, dtype=torch.int64), torch.zeros(rows, width, dtype=torch.int64)
+    for row, count in enumerate(counts):
+        where = slice(width - count, width) if left else slice(0, count)
+        history[row, where], age[row, where] = items[row, :count], ages[row, :count]
+    target = torch.randint(1, ITEMS, (rows,), generator=draw)
+    return {
+        "user_id": torch.arange(rows) // 3,
+        "item_id": target,
+        "cate_id": target % (CATEGORIES - 1) + 1,
+        "item_history": history,
+        "cate_history": (history % (CATEGORIES - 1) + 1) * (history > 0),
+        "age_history": age,
+        "label": (torch.arange(rows) % 2).float(),
+    }

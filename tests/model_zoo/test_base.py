@@ -1,0 +1,325 @@
+"""What every backbone has from its base: field groups, and training that fails loudly where FuxiCTR goes wrong."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import PARAMS, batch, feature_map
+from torch import Tensor, nn
+
+from ctr_pe.errors import UserError
+from ctr_pe.model_zoo import DIN
+from ctr_pe.pe import available_pes
+
+
+def build(folder: Path, changes: dict[str, dict[str, Any]] | None = None, **params: Any) -> DIN:
+    torch.manual_seed(params.pop("seed", 0))
+    return DIN(feature_map(folder, **changes or {}), model_root=str(folder), **PARAMS | params)
+
+
+class Rows:
+    """A data generator of a few fixed batches."""
+
+    def __init__(self, *batches: dict[str, Tensor]) -> None:
+        self.batches = batches or (batch([3, 0, 6, 1]), batch([2, 5, 4, 6], seed=1))
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return iter(self.batches)
+
+
+class TestFieldGroups:
+    def test_fuxictr_s_keys_mean_the_same(self, tmp_path: Path) -> None:
+        ours = build(tmp_path)
+        params = {key: value for key, value in PARAMS.items() if key not in ("target_field", "sequence_field")}
+        torch.manual_seed(0)
+        theirs = DIN(
+            feature_map(tmp_path),
+            din_target_field=[("item_id", "cate_id")],
+            din_sequence_field=[("item_history", "cate_history")],
+            model_root=str(tmp_path),
+            **params,
+        )
+        rows = batch([3, 0, 6])
+        assert torch.equal(ours.eval()(rows)["y_pred"], theirs.eval()(rows)["y_pred"])
+
+    def test_two_groups_each_with_its_encoding(self, tmp_path: Path) -> None:
+        """As KuaiVideo's positive and negative lists."""
+        spec = {
+            "source": "",
+            "type": "sequence",
+            "padding_idx": 0,
+            "vocab_size": 40,
+            "max_len": 9,
+            "feature_encoder": None,
+        }
+        model = build(
+            tmp_path,
+            {"item_neg_history": spec | {"share_embedding": "item_id"}},
+            target_field=[["item_id", "cate_id"], ["item_id"]],
+            sequence_field=[["item_history", "cate_history"], ["item_neg_history"]],
+            position_encoding=["cape", "naive"],
+            age_field=["age_history", None],
+        )
+        assert [tuple(unit.pe.table.shape) for unit in model.attentions] == [(7, 16), (10, 4)]
+        rows = batch([3, 0, 6])
+        rows["item_neg_history"] = torch.tensor([[0, 0, 5], [1, 0, 0], [2, 3, 4]])
+        before = model.eval()(rows)["y_pred"]
+        nn.init.normal_(model.dnn.mlp[0].weight)
+        nn.init.normal_(model.embedding_layer.embedding_layers["item_id"].weight)
+        first = model(rows)["y_pred"]
+        rows["item_neg_history"] = torch.tensor([[0, 0, 6], [1, 0, 0], [2, 3, 4]])
+        second = model(rows)["y_pred"]
+        assert before.shape == (3, 1)
+        assert (first[0] - second[0]).abs() > 1e-6
+        assert torch.allclose(first[1:], second[1:])
+
+    def test_pretrained_vectors_are_projected(self, tmp_path: Path) -> None:
+        """An item made of an id and a frozen vector of another width, as KuaiVideo's."""
+        import numpy as np
+
+        vectors = np.random.default_rng(0).normal(size=(38, 5)).astype(np.float32)
+        np.savez(tmp_path / "visual.npz", key=np.arange(1, 39).astype(str), value=vectors)
+        (tmp_path / "feature_vocab.json").write_text(
+            '{"item_id": {}, "item_emb": {' + ", ".join(f'"{i}": {i}' for i in range(1, 39)) + "}}"
+        )
+        spec = {
+            "source": "",
+            "padding_idx": 0,
+            "oov_idx": 39,
+            "vocab_size": 40,
+            "embedding_dim": 5,
+            "emb_output_dim": 3,
+            "feature_encoder": "nn.Linear(5, 3, bias=False)",
+            "pretrained_emb": "visual.npz",
+            "pretrain_dim": 5,
+            "freeze_emb": True,
+            "pretrain_usage": "init",
+        }
+        model = build(
+            tmp_path,
+            {
+                "item_emb": spec | {"type": "categorical"},
+                "item_emb_history": spec | {"type": "sequence", "max_len": 6, "share_embedding": "item_emb"},
+                "cate_history": {"feature_encoder": "layers.MaskedAveragePooling()"},  # outside the groups: pooled
+            },
+            target_field=[["item_id", "item_emb"]],
+            sequence_field=[["item_history", "item_emb_history"]],
+            position_encoding="cape",
+        )
+        rows = batch([3, 0, 6])
+        rows |= {"item_emb": rows["item_id"], "item_emb_history": rows["item_history"]}
+        assert model.groups[0].dim == 7
+        assert model.eval()(rows)["y_pred"].isfinite().all()
+        table = model.embedding_layer.embedding_layers["item_emb"].pretrain_embedding.weight
+        assert torch.allclose(table[1:39], torch.from_numpy(vectors))
+
+    @pytest.mark.parametrize(
+        ("params", "message"),
+        [
+            ({"target_field": ["item_id", "cate_id"]}, r"can mean two things: write \[\[item_id, cate_id\]\]"),
+            ({"target_field": None}, "target_field is missing"),
+            ({"target_field": [["item_id", "cat_id"]]}, "no field 'cat_id': did you mean 'cate_id'"),
+            ({"sequence_field": [["item_history"]]}, "have dims"),
+            ({"sequence_field": [["item_history", "cate_id"]]}, "'cate_id' is of type categorical, not sequence"),
+            ({"sequence_field": [["item_history"], ["cate_history"]]}, "target_field has 1 groups"),
+            ({"position_encoding": ["cape", "none"]}, "position_encoding has 2 entries for 1 field groups"),
+            ({"position_encoding": "cappe"}, "did you mean 'cape'"),
+            (
+                {"attention_hidden_unit": [3]},
+                "key 'attention_hidden_unit' is unknown: did you mean 'attention_hidden_units'",
+            ),
+            ({"net_droput": 0.1}, "did you mean 'net_dropout'"),
+            ({"streaming": True}, "key 'streaming' is unknown"),
+            ({"learning_rate": "fast"}, "learning_rate: 'fast' is not a number"),
+            ({"embedding_regularizer": "l3(1)"}, "embedding_regularizer: 'l3"),
+        ],
+    )
+    def test_mistakes_are_one_line(self, params: dict[str, Any], message: str, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=message) as error:
+            build(tmp_path, **params)
+        assert "\n" not in str(error.value)
+
+    def test_text_of_a_feature_map_is_never_run(self, tmp_path: Path) -> None:
+        trap = {"feature_encoder": f"open('{tmp_path}/trap', 'w')"}
+        with pytest.raises(UserError, match="feature_encoder 'open"):
+            build(tmp_path, {"cate_id": trap})
+        assert not (tmp_path / "trap").exists()
+
+    def test_a_pooled_history_is_refused(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="'item_history' is pooled: set its feature_encoder to null"):
+            build(tmp_path, {"item_history": {"feature_encoder": "layers.MaskedAveragePooling()"}})
+
+    def test_a_sequence_outside_the_groups_is_pooled_or_refused(self, tmp_path: Path) -> None:
+        tags = {"source": "", "type": "sequence", "padding_idx": 0, "vocab_size": 5, "max_len": 3}
+        with pytest.raises(UserError, match="sequence 'tags' is in no sequence_field"):
+            build(tmp_path, {"tags": tags | {"feature_encoder": None}})
+        model = build(tmp_path, {"tags": tags | {"feature_encoder": "layers.MaskedAveragePooling()"}})
+        rows = batch([3, 0, 6]) | {"tags": torch.tensor([[1, 2, 0], [3, 0, 0], [0, 0, 0]])}
+        assert model.eval()(rows)["y_pred"].isfinite().all()
+
+
+class TestContract:
+    """Every encoding in the whole model."""
+
+    @pytest.mark.parametrize("training", [False, True])
+    @pytest.mark.parametrize("name", available_pes())
+    def test_padding_changes_nothing(self, name: str, training: bool, tmp_path: Path) -> None:
+        outputs = []
+        for layout in ({}, {"slots": 11}, {"left": True}, {"left": True, "slots": 9}):
+            model = build(tmp_path, position_encoding=name, age_field="age_history").double()
+            for parameter in model.parameters():
+                nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
+            outputs.append(model.train(training)(batch([3, 0, 6, 1, 5], **layout))["y_pred"])  # type: ignore[arg-type]
+        for output in outputs[1:]:
+            assert torch.allclose(output, outputs[0], atol=1e-12)
+
+    @pytest.mark.parametrize("name", available_pes())
+    def test_empty_histories_and_one_row(self, name: str, tmp_path: Path) -> None:
+        for counts in ([0], [0, 0, 0], [1]):
+            model = build(tmp_path, position_encoding=name).train()
+            model._max_gradient_norm = 10.0
+            assert model.train_step(batch(counts)).isfinite()
+            assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+    @pytest.mark.parametrize("name", available_pes())
+    def test_every_parameter_of_the_encoding_learns_within_five_steps(self, name: str, tmp_path: Path) -> None:
+        model = build(tmp_path, position_encoding=name, learning_rate=0.05, din_use_softmax=True).train()
+        model._max_gradient_norm = 10.0
+        moved = {key: False for key, _ in model.attentions[0].pe.named_parameters()}
+        for step in range(5):
+            model.train_step(batch([3, 0, 6, 1, 5, 4], seed=step))
+            for key, parameter in model.attentions[0].pe.named_parameters():
+                moved[key] |= bool(parameter.grad.abs().max() > 0)
+        assert all(moved.values()), moved
+
+    def test_all_encodings_start_from_the_same_backbone(self, tmp_path: Path) -> None:
+        states = []
+        for name in available_pes():
+            state = build(tmp_path, position_encoding=name, seed=7).state_dict()
+            states.append({key: value for key, value in state.items() if ".pe." not in key})
+            after = torch.rand(3)  # the stream goes on at the same place
+            states[-1]["after"] = after
+        for state in states[1:]:
+            assert state.keys() == states[0].keys()
+            assert all(torch.equal(value, states[0][key]) for key, value in state.items())
+        other = build(tmp_path, seed=8).state_dict()
+        assert not torch.equal(other["dnn.mlp.0.weight"], states[0]["dnn.mlp.0.weight"])
+
+    def test_the_encoding_depends_on_the_seed(self, tmp_path: Path) -> None:
+        tables = [build(tmp_path, position_encoding="naive", seed=seed).attentions[0].pe.table for seed in (1, 1, 2)]
+        assert torch.equal(tables[0], tables[1])
+        assert not torch.equal(tables[0], tables[2])
+
+
+class TestTraining:
+    def test_fit_keeps_the_best_epoch(self, tmp_path: Path) -> None:
+        model, values = build(tmp_path), iter([0.6, 0.9, 0.7, 0.7])
+        states = []
+
+        def evaluate(*_: Any, **__: Any) -> dict[str, float]:
+            states.append({key: value.clone() for key, value in model.state_dict().items()})
+            return {"AUC": next(values)}
+
+        model.evaluate = evaluate
+        model.fit(Rows(), epochs=9, validation_data=Rows())
+        assert len(states) == 4  # stopped after two epochs without improvement
+        assert model.best_epoch == 2
+        assert all(torch.equal(value, states[1][key]) for key, value in model.state_dict().items())
+
+    def test_a_stale_checkpoint_is_never_loaded(self, tmp_path: Path) -> None:
+        first = build(tmp_path)
+        first.fit(Rows(), epochs=1, validation_data=Rows())
+        second = build(tmp_path)
+        with pytest.raises(UserError, match="eval_steps=1000, but training has 2 steps"):
+            build(tmp_path, eval_steps=1000).fit(Rows(), epochs=1, validation_data=Rows())
+        second.train_epoch = lambda generator: None  # as when evaluation is never reached
+        with pytest.raises(FileNotFoundError):
+            second.fit(Rows(), epochs=1, validation_data=Rows())
+
+    def test_nan_monitor_is_an_error_at_first_and_no_improvement_later(self, tmp_path: Path) -> None:
+        one_class = batch([3, 2])
+        one_class["label"] = torch.ones(2)
+        with pytest.raises(UserError, match=r"monitor \{'AUC': 1\} is NaN on the validation data: labels of one class"):
+            build(tmp_path).fit(Rows(), epochs=1, validation_data=Rows(one_class))
+        for mode, values in (("max", [0.6, math.nan, 0.5]), ("min", [0.6, math.nan, 0.7])):
+            model, results = build(tmp_path, monitor_mode=mode), iter(values)
+            model.evaluate = lambda *_, results=results, **__: {"AUC": next(results)}
+            model.fit(Rows(), epochs=3, validation_data=Rows())
+            assert model.best_epoch == 1
+
+    def test_a_weighted_monitor_with_nan_is_no_improvement(self, tmp_path: Path) -> None:
+        model = build(tmp_path, monitor={"logloss": -1, "AUC": 1})
+        results = iter([{"AUC": 0.6, "logloss": 0.5}, {"AUC": math.nan, "logloss": 0.1}, {"AUC": 0.5, "logloss": 0.5}])
+        model.evaluate = lambda *_, **__: next(results)
+        model.fit(Rows(), epochs=3, validation_data=Rows())
+        assert model.best_epoch == 1
+
+    def test_a_missing_monitor_metric_is_an_error(self, tmp_path: Path) -> None:
+        model = build(tmp_path, monitor={"AUCC": 1})
+        model._best_metric = -math.inf
+        with pytest.raises(UserError, match="monitor 'AUCC' is not among the metrics: did you mean 'AUC'"):
+            model.checkpoint_and_earlystop({"AUC": 0.5})
+
+    def test_no_validation_data(self, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match="fit needs validation_data"):
+            build(tmp_path).fit(Rows(), epochs=1)
+
+    def test_scores_that_are_not_finite_give_nan_metrics(self, tmp_path: Path) -> None:
+        model = build(tmp_path)
+        nn.init.constant_(model.dnn.mlp[0].weight, math.nan)
+        assert all(math.isnan(value) for value in model.evaluate(Rows()).values())
+
+    def test_the_checkpoint_is_written_whole_or_not_at_all(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        model, file = build(tmp_path), tmp_path / "weights"
+        model.save_weights(str(file))
+        before = file.read_bytes()
+
+        def broken(state: Any, path: str) -> None:
+            Path(path).write_bytes(b"half")
+            raise OSError("disk full")
+
+        monkeypatch.setattr(torch, "save", broken)
+        with pytest.raises(OSError, match="disk full"):
+            model.save_weights(str(file))
+        assert file.read_bytes() == before
+
+    @pytest.mark.parametrize("value", [1, 1.0, "1", "l2(1)", "1e0"])
+    def test_regularisers_count_whatever_their_type(self, value: Any, tmp_path: Path) -> None:
+        model = build(tmp_path, embedding_regularizer=value)
+        tables = set(model.embedding_layer.parameters())
+        want = sum(float(table.detach().square().sum()) for table in tables) / 2
+        assert float(model.regularization_loss()) == pytest.approx(want, rel=1e-4)
+
+    @pytest.mark.parametrize("value", [None, 0, 0.0])
+    def test_no_regulariser(self, value: Any, tmp_path: Path) -> None:
+        assert build(tmp_path, embedding_regularizer=value, net_regularizer=value).regularization_loss() == 0
+
+    def test_learning_rate_as_text(self, tmp_path: Path) -> None:
+        assert build(tmp_path, learning_rate="1e-3").optimizer.param_groups[0]["lr"] == 0.001
+
+    def test_auxiliary_losses_reach_the_training_loss(self, tmp_path: Path) -> None:
+        model, rows = build(tmp_path), batch([3, 1])
+        output, labels = model(rows), model.get_labels(rows)
+        plain = model.add_loss(output, labels)
+        model.attentions[0].pe.auxiliary_loss = lambda: torch.tensor(2.5)
+        assert torch.allclose(model.add_loss(output, labels), plain + 2.5)
+
+    def test_outputs_come_in_the_order_of_the_data(self, tmp_path: Path) -> None:
+        model, rows = build(tmp_path), Rows()
+        labels, scores, groups = model.outputs(rows)
+        assert labels.tolist() == [0, 1, 0, 1] * 2
+        assert groups is not None
+        assert groups.tolist() == [0, 0, 0, 1] * 2
+        assert torch.allclose(torch.from_numpy(scores[4:]).float(), model(rows.batches[1])["y_pred"].view(-1))
+        with pytest.raises(UserError, match="no rows"):
+            model.outputs([])
