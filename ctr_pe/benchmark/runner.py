@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -252,6 +253,7 @@ def _work(connection: Connection, train: Train) -> None:
 @contextlib.contextmanager
 def _ctrl_c_held_back() -> Iterator[None]:
     """Delays Ctrl-C until the end of the block."""
+    resource_tracker.ensure_running()  # else the first process start starts it, which lets Ctrl-C through again
     old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
     try:
         yield

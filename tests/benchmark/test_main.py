@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 from fake_training import train_on_data_set as fast
+from processes import wait_for, workers_of
 
 from ctr_pe.benchmark import main
 from ctr_pe.benchmark.store import Store
@@ -169,7 +170,8 @@ def test_ctrl_c_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
     assert "2 at once" in process.stderr.readline()
-    time.sleep(1)
+    wait_for(lambda: len(workers_of(process.pid)) == 2)  # they start, and must not take the signal for theirs
+    time.sleep(0.2)
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 130

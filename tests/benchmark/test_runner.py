@@ -9,14 +9,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from fake_training import jobs_of, run_in_background, scores_of, train
+from processes import alive, wait_for, workers_of
 
 import ctr_pe
 from ctr_pe.benchmark.runner import Job, revision, run_all, versions
@@ -27,33 +26,6 @@ from ctr_pe.errors import UserError
 def run(jobs: list[Job], folder: Path, workers: int = 1, stream: io.StringIO | None = None) -> tuple[int, Store]:
     store = Store(folder)
     return run_all(jobs, store, train, workers, stream or io.StringIO()), store  # type: ignore[arg-type]
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
-    except (FileNotFoundError, ProcessLookupError):
-        return False
-
-
-def workers_of(pid: int) -> list[int]:
-    """Child processes that multiprocessing spawned, without its own helper."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[1])
-            if parent == pid and b"spawn_main" in (folder / "cmdline").read_bytes():
-                found.append(int(folder.name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
 
 
 def test_results_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
