@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -170,8 +169,10 @@ def test_ctrl_c_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     assert process.stderr is not None
     assert "2 at once" in process.stderr.readline()
-    wait_for(lambda: len(workers_of(process.pid)) == 2)  # they start, and must not take the signal for theirs
-    time.sleep(0.2)
+    wait_for(lambda: len(workers_of(process.pid)) == 2)
+    for worker in workers_of(process.pid):  # from their first instruction on, while they import, Ctrl-C is not theirs
+        blocked = Path(f"/proc/{worker}/status").read_text().split("SigBlk:")[1].split()[0]
+        assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 130
