@@ -1,0 +1,50 @@
+"""The README's code runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from ctr_pe.data.synthetic import generate
+
+
+@pytest.fixture(scope="module")
+def blocks(checkout: Path) -> dict[str, list[str]]:
+    """Language -> code blocks, in order."""
+    found: dict[str, list[str]] = {}
+    text = (checkout / "README.md").read_text(encoding="utf-8")
+    for language, code in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
+        found.setdefault(language, []).append(code)
+    return found
+
+
+def run(code: str, folder: Path) -> dict[str, object]:
+    file = folder / "readme.py"
+    file.write_text(code)
+    return runpy.run_path(str(file))
+
+
+def test_the_first_two_bash_blocks_install_and_run(blocks: dict[str, list[str]]) -> None:
+    first, second = blocks["bash"][:2]
+    assert "ctr-pe benchmark" in first
+    assert "pytest" in second
+    assert all("pip install -q -c constraints.txt" in block for block in (first, second))
+
+
+def test_one_encoding_in_your_own_model(blocks: dict[str, list[str]], tmp_path: Path) -> None:
+    names = run(blocks["python"][0], tmp_path)
+    assert names["interest"].shape == (32, 128)  # type: ignore[attr-defined]
+    assert names["weights"].shape == (32, 100)  # type: ignore[attr-defined]
+
+
+def test_from_a_fuxictr_config(
+    blocks: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    generate(tmp_path / "data" / "synthetic", users=60, valid_users=30, test_users=30)
+    (tmp_path / "experiment.yaml").write_text(blocks["yaml"][0])
+    monkeypatch.chdir(tmp_path)
+    run(blocks["python"][1], tmp_path)
+    assert "gAUC" in capsys.readouterr().out
