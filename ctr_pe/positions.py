@@ -80,6 +80,11 @@ class Positions:
         newer = mask.sum(1, keepdim=True) - mask.cumsum(1)
         return cls(distance=(newer + 1).masked_fill(~mask, 0), mask=mask, age=age)
 
+    def with_target(self) -> Positions:
+        """Positions of the sequence [history; target], one slot more: the target is its newest item, of age 0."""
+        age = None if self.age is None else torch.nn.functional.pad(self.age, (0, 1))
+        return Positions.from_mask(torch.nn.functional.pad(self.mask, (0, 1), value=True), age)
+
     @cached_property
     def real(self) -> tuple[Tensor, Tensor]:
         """Row and slot (N,), (N,) int64 of every real item, row by row."""

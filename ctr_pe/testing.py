@@ -79,19 +79,22 @@ class Harness(nn.Module):
 
     def __init__(self, factory: Factory, unit: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> None:
         super().__init__()
-        torch.manual_seed(seed)
         self.of_target = unit in SCORES
         heads = 1 if self.of_target else HEADS
-        pe = factory(DIM, MAX_LEN if self.of_target else MAX_LEN + 1, heads)
-        if not isinstance(pe, PositionEncoding):
-            raise AssertionError(f"the factory gave {type(pe).__name__}, not a PositionEncoding")
-        width = DIM + pe.added_dim
-        self.unit = (
-            TargetAttention(width, unit, pe) if self.of_target else SelfAttention(width, heads, pe, unit == "causal")
-        )
-        self.pe = pe
-        for parameter in pe.parameters():  # tables start at zero, which would hide what they do
-            nn.init.normal_(parameter, std=0.5)
+        with torch.random.fork_rng():
+            torch.manual_seed(seed)
+            pe = factory(DIM, MAX_LEN if self.of_target else MAX_LEN + 1, heads)
+            if not isinstance(pe, PositionEncoding):
+                raise AssertionError(f"the factory gave {type(pe).__name__}, not a PositionEncoding")
+            width = DIM + pe.added_dim
+            self.unit = (
+                TargetAttention(width, unit, pe)
+                if self.of_target
+                else SelfAttention(width, heads, pe, unit == "causal")
+            )
+            self.pe = pe
+            for parameter in pe.parameters():  # tables start at zero, which would hide what they do
+                nn.init.normal_(parameter, std=0.5)
         self.to(dtype)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
@@ -102,11 +105,7 @@ class Harness(nn.Module):
             interest, weights = self.unit(target, history, positions)
             return interest, weights
         assert target is not None
-        own = batch.mask.new_ones(len(batch.mask), 1)
-        sequence = Positions.from_mask(
-            torch.cat([batch.mask, own], 1), torch.cat([batch.age, batch.age.new_zeros(len(own), 1)], 1)
-        )
-        states = self.unit(torch.cat([history, target.unsqueeze(1)], 1), sequence)
+        states = self.unit(torch.cat([history, target.unsqueeze(1)], 1), positions.with_target())
         return states[:, -1], states[:, :-1]
 
 

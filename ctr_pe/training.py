@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -129,6 +129,18 @@ def model_class(name: str) -> Any:
     return getattr(model_zoo, name)
 
 
+def check_encoding(name: str) -> str:
+    """The name, if a model takes it: an encoding or chain of encodings, in which ``native`` is the model's own.
+
+    Raises:
+        UserError: it names none.
+    """
+    from ctr_pe.pe import check_pe_name
+
+    check_pe_name("+".join("none" if link == "native" else link for link in name.split("+")))
+    return name
+
+
 def check_params(model: str, params: Mapping[str, Any]) -> None:
     """Check hyper-parameter names before anything runs.
 
@@ -166,4 +178,4 @@ class _Reporting:
             yield batch
 
 
-__all__: Sequence[str] = ["PROTOCOLS", "Outcome", "Run", "build_model", "check_params", "model_class", "train"]
+__all__ = ["PROTOCOLS", "Outcome", "Run", "build_model", "check_encoding", "check_params", "model_class", "train"]

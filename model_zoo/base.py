@@ -11,11 +11,11 @@ import logging
 import math
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -62,7 +62,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         feature_map: FuxiCTR's. Histories are right- or left-padded ids with padding 0.
         target_field, sequence_field: the field groups.
         age_field: per group, the column with seconds from event to request, or None.
-        position_encoding: a name that ``build_pe`` takes, or one per group. Its options are ordinary keys.
+        position_encoding: a name that ``build_pe`` takes, or ``native`` for the backbone's own; or one per group. The
+            options of encodings are ordinary keys.
         embedding_dim: of every field that sets none of its own.
         dnn_hidden_units, dnn_activations, net_dropout, batch_norm: the tower.
         embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
@@ -70,6 +71,9 @@ class RankModel(BaseModel):  # type: ignore[misc]
     Raises:
         UserError: an unknown key, a field that the feature map lacks, groups that do not match, a bad value.
     """
+
+    native: ClassVar[str | type[PositionEncoding]] = "none"
+    """What ``position_encoding: native`` means: the position code that the backbone's own paper has."""
 
     def __init__(
         self,
@@ -109,6 +113,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             net_regularizer=_regularizer("net_regularizer", net_regularizer),
             **kwargs,
         )
+        self._encodings = 0
         self.embedding_dim = embedding_dim
         self.encoding_options = options
         self.groups = _groups(feature_map, embedding_dim, target_field, sequence_field, age_field, position_encoding)
@@ -136,10 +141,29 @@ class RankModel(BaseModel):  # type: ignore[misc]
         }
         self._compile = (kwargs["optimizer"], kwargs["loss"], _number("learning_rate", learning_rate))
 
-    def build_encoding(self, group: Group, dim: int, num_heads: int = 1, extra_slots: int = 0) -> PositionEncoding:
-        """The group's encoding for a unit of item dim ``dim``; ``extra_slots`` 1 if the target joins the sequence."""
-        with _own_randomness():
-            return build_pe(group.encoding, dim, group.max_len + extra_slots, num_heads, **self.encoding_options)
+    def build_encoding(
+        self,
+        group: Group,
+        dim: int,
+        num_heads: int = 1,
+        extra_slots: int = 0,
+        below: PositionEncoding | None = None,
+    ) -> PositionEncoding:
+        """The group's encoding for a unit of item dim ``dim``.
+
+        ``extra_slots``: 1 if the target joins the sequence. ``below``: the encoding of the layer under this one.
+        """
+        slots = group.max_len + extra_slots
+
+        def fresh() -> PositionEncoding:
+            if group.encoding == "native" and not isinstance(self.native, str):
+                return self.native(dim, slots, num_heads)
+            name = group.encoding.replace("native", str(self.native))
+            return build_pe(name, dim, slots, num_heads, **self.encoding_options)
+
+        self._encodings += 1
+        with _own_randomness(self._encodings):
+            return fresh() if below is None else below.next_layer(fresh)
 
     def build_tower(self, interest_dims: Iterable[int]) -> None:
         """The MLP over all other fields and the interests; then optimiser, initial weights and device."""
@@ -376,9 +400,9 @@ def _dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def _own_randomness() -> Any:
-    """Encodings draw from a stream of their own, so that all start from the same backbone weights at one seed."""
+def _own_randomness(index: int) -> Iterator[None]:
+    """Encodings draw from streams of their own, so that all start from the same backbone weights at one seed."""
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(torch.initial_seed() ^ 0x9E3779B97F4A)
+        torch.manual_seed(torch.initial_seed() ^ (0x9E3779B97F4A + index - 1))
         yield

@@ -78,8 +78,7 @@ def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
 def _check_names(args: argparse.Namespace) -> None:
     """What can be checked without a data set."""
     from ctr_pe.config import parse_overrides
-    from ctr_pe.pe import check_pe_name
-    from ctr_pe.training import PROTOCOLS, model_class
+    from ctr_pe.training import PROTOCOLS, check_encoding, check_params
 
     for option, least in {"repeats": 1, "threads": 1, "jobs": 1, "seed": 0}.items():
         value = getattr(args, option)
@@ -88,14 +87,14 @@ def _check_names(args: argparse.Namespace) -> None:
     if not args.pe or not args.model:
         raise UserError("--pe and --model need at least one name each")
     for pe in args.pe:
-        check_pe_name(pe)
-    for model in args.model:
-        model_class(model)
+        check_encoding(pe)
     if args.protocol not in PROTOCOLS:
         raise UserError(f"protocol '{args.protocol}' is unknown: {nearest(args.protocol, PROTOCOLS)}")
     for key in parse_overrides(args.set):
         if key in OWN_KEYS:
             raise UserError(f"--set {key}: {OWN_KEYS[key]}")
+    for model in args.model:
+        check_params(model, parse_overrides(args.set))
     if "none" not in args.pe:
         _say("'none' is not in --pe: without it there is nothing to compare with, and the table has no differences")
 

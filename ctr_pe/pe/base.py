@@ -5,7 +5,8 @@ B batch, L history slots, N real items of the batch, Q queries, H heads, D item 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +69,11 @@ class PositionEncoding(nn.Module):
         """Scalar that training adds to the loss."""
         return torch.zeros(())
 
+    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
+        """The encoding of the layer stacked on this one's: ``fresh()``, with parameters of its own, unless the method
+        acts on the input only (then no encoding) or shares its parameters (then ``self``)."""
+        return fresh()
+
 
 class Chain(PositionEncoding):
     """Several encodings, one after the other: ``Chain([rope, cape])`` rotates, then adds CAPE's bias to the result.
@@ -108,8 +114,19 @@ class Chain(PositionEncoding):
             output = pe.mix(output, weights, values, pairs)
         return output
 
+    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
+        above = fresh()
+        assert isinstance(above, Chain)
+        return Chain(
+            [pe.next_layer(partial(_same, new)) for pe, new in zip(self._links(), above._links(), strict=True)]
+        )
+
     def auxiliary_loss(self) -> Tensor:
         return torch.stack([pe.auxiliary_loss() for pe in self._links()]).sum()
+
+
+def _same(pe: PositionEncoding) -> PositionEncoding:
+    return pe
 
 
 class PositionLinear(nn.Linear):

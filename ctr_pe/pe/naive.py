@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -47,6 +49,9 @@ class Naive(PositionEncoding):
         if target is not None and self.on_target:
             target = target + self._row(positions.count if self.from_oldest else torch.zeros_like(positions.count))
         return target, history
+
+    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
+        return PositionEncoding(self.dim, self.max_len, self.num_heads)  # added once, at the input
 
     def _row(self, index: Tensor) -> Tensor:
         return nn.functional.embedding(index.clamp(0, self.max_len), self.table)

@@ -213,6 +213,23 @@ class TestContract:
         other = build(tmp_path, seed=8).state_dict()
         assert not torch.equal(other["dnn.mlp.0.weight"], states[0]["dnn.mlp.0.weight"])
 
+    def test_encodings_of_one_model_draw_different_weights(self, tmp_path: Path) -> None:
+        model = build(tmp_path, position_encoding="naive")
+        above = model.build_encoding(model.groups[0], 8)
+        assert not torch.equal(above.table, model.attentions[0].pe.table)
+
+    def test_native_is_the_backbone_s_own_position_code(self, tmp_path: Path) -> None:
+        """DIN has none."""
+        native, none = (build(tmp_path, position_encoding=name).state_dict() for name in ("native", "none"))
+        assert native.keys() == none.keys()
+
+        class Ordered(DIN):
+            native = "naive"
+
+        torch.manual_seed(0)
+        model = Ordered(feature_map(tmp_path), position_encoding="native+cape", model_root=str(tmp_path), **PARAMS)
+        assert [type(link).__name__ for link in model.attentions[0].pe.encodings] == ["Naive", "CAPE"]
+
     def test_the_encoding_depends_on_the_seed(self, tmp_path: Path) -> None:
         tables = [build(tmp_path, position_encoding="naive", seed=seed).attentions[0].pe.table for seed in (1, 1, 2)]
         assert torch.equal(tables[0], tables[1])

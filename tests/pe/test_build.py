@@ -64,3 +64,15 @@ def test_mistakes_are_one_line(name: str, arguments: dict[str, object], message:
     with pytest.raises(UserError, match=message) as error:
         build_pe(name, **{"dim": 8, "max_len": 5} | arguments)  # type: ignore[arg-type]
     assert "\n" not in str(error.value)
+
+
+def test_stacked_layers() -> None:
+    """Learned vectors are added once, at the input; CAPE has parameters of its own in each layer; chains link by link."""
+    naive, cape, chain = (build_pe(name, 8, 5, position_dim=3) for name in ("naive", "cape", "naive+cape"))
+    assert type(naive.next_layer(lambda: build_pe("naive", 8, 5))) is PositionEncoding
+    above = cape.next_layer(lambda: build_pe("cape", 8, 5, position_dim=3))
+    assert isinstance(above, CAPE)
+    assert above is not cape
+    upper = chain.next_layer(lambda: build_pe("naive+cape", 8, 5, position_dim=3))
+    assert isinstance(upper, Chain)
+    assert [type(link) for link in upper.encodings] == [PositionEncoding, CAPE]
