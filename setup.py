@@ -18,7 +18,7 @@ setup(
     name="ctr_pe",
     version=VERSION[1],
     description="Position encodings for target-attention CTR models, on FuxiCTR",
-    long_description=README.read_text(encoding="utf-8") if README.exists() else "",
+    long_description=README.read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license_expression="Apache-2.0",
     license_files=["LICENSE"],

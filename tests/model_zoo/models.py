@@ -11,16 +11,19 @@ import torch
 from fuxictr.features import FeatureMap
 from torch import Tensor
 
+from ctr_pe import model_zoo
+
 ITEMS, CATEGORIES, SLOTS = 40, 9, 6
 PARAMS: dict[str, Any] = {
     "target_field": [["item_id", "cate_id"]],
     "sequence_field": [["item_history", "cate_history"]],
     "embedding_dim": 4,
     "dnn_hidden_units": [8],
-    "attention_hidden_units": [6],
-    "attention_hidden_activations": "Dice",
     "monitor": "AUC",
     "metrics": ["AUC", "logloss"],
+}
+SMALL: dict[str, dict[str, Any]] = {  # what each model needs on top
+    "DIN": {"attention_hidden_units": [6], "attention_hidden_activations": "Dice"},
 }
 
 
@@ -64,3 +67,10 @@ def batch(counts: Sequence[int], seed: int = 0, slots: int | None = None, left: 
         "age_history": age,
         "label": (torch.arange(rows) % 2).float(),
     }
+
+
+def build(name: str, folder: Path, changes: dict[str, dict[str, Any]] | None = None, **params: Any) -> Any:
+    """A small model; ``changes`` patch the feature map, ``seed`` draws the weights."""
+    torch.manual_seed(params.pop("seed", 0))
+    params = PARAMS | SMALL[name] | {"model_root": str(folder)} | params
+    return getattr(model_zoo, name)(feature_map(folder, **changes or {}), **params)

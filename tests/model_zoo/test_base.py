@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from models import PARAMS, batch, feature_map
+from models import PARAMS, SMALL, batch, feature_map
+from models import build as build_model
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import DIN
-from ctr_pe.pe import available_pes
 
-
-def build(folder: Path, changes: dict[str, dict[str, Any]] | None = None, **params: Any) -> DIN:
-    torch.manual_seed(params.pop("seed", 0))
-    return DIN(feature_map(folder, **changes or {}), model_root=str(folder), **PARAMS | params)
+build = partial(build_model, "DIN")
 
 
 class Rows:
@@ -38,7 +36,11 @@ class Rows:
 class TestFieldGroups:
     def test_fuxictr_s_keys_mean_the_same(self, tmp_path: Path) -> None:
         ours = build(tmp_path)
-        params = {key: value for key, value in PARAMS.items() if key not in ("target_field", "sequence_field")}
+        params = {
+            key: value
+            for key, value in (PARAMS | SMALL["DIN"]).items()
+            if key not in ("target_field", "sequence_field")
+        }
         torch.manual_seed(0)
         theirs = DIN(
             feature_map(tmp_path),
@@ -166,53 +168,7 @@ class TestFieldGroups:
         assert model.eval()(rows)["y_pred"].isfinite().all()
 
 
-class TestContract:
-    """Every encoding in the whole model."""
-
-    @pytest.mark.parametrize("training", [False, True])
-    @pytest.mark.parametrize("name", available_pes())
-    def test_padding_changes_nothing(self, name: str, training: bool, tmp_path: Path) -> None:
-        outputs = []
-        for layout in ({}, {"slots": 11}, {"left": True}, {"left": True, "slots": 9}):
-            model = build(tmp_path, position_encoding=name, age_field="age_history").double()
-            for parameter in model.parameters():
-                nn.init.normal_(parameter, std=0.3, generator=torch.Generator().manual_seed(parameter.numel()))
-            outputs.append(model.train(training)(batch([3, 0, 6, 1, 5], **layout))["y_pred"])  # type: ignore[arg-type]
-        for output in outputs[1:]:
-            assert torch.allclose(output, outputs[0], atol=1e-12)
-
-    @pytest.mark.parametrize("name", available_pes())
-    def test_empty_histories_and_one_row(self, name: str, tmp_path: Path) -> None:
-        for counts in ([0], [0, 0, 0], [1]):
-            model = build(tmp_path, position_encoding=name).train()
-            model._max_gradient_norm = 10.0
-            assert model.train_step(batch(counts)).isfinite()
-            assert all(parameter.isfinite().all() for parameter in model.parameters())
-
-    @pytest.mark.parametrize("name", available_pes())
-    def test_every_parameter_of_the_encoding_learns_within_five_steps(self, name: str, tmp_path: Path) -> None:
-        model = build(tmp_path, position_encoding=name, learning_rate=0.05, din_use_softmax=True).train()
-        model._max_gradient_norm = 10.0
-        moved = {key: False for key, _ in model.attentions[0].pe.named_parameters()}
-        for step in range(5):
-            model.train_step(batch([3, 0, 6, 1, 5, 4], seed=step))
-            for key, parameter in model.attentions[0].pe.named_parameters():
-                moved[key] |= bool(parameter.grad.abs().max() > 0)
-        assert all(moved.values()), moved
-
-    def test_all_encodings_start_from_the_same_backbone(self, tmp_path: Path) -> None:
-        states = []
-        for name in available_pes():
-            state = build(tmp_path, position_encoding=name, seed=7).state_dict()
-            states.append({key: value for key, value in state.items() if ".pe." not in key})
-            after = torch.rand(3)  # the stream goes on at the same place
-            states[-1]["after"] = after
-        for state in states[1:]:
-            assert state.keys() == states[0].keys()
-            assert all(torch.equal(value, states[0][key]) for key, value in state.items())
-        other = build(tmp_path, seed=8).state_dict()
-        assert not torch.equal(other["dnn.mlp.0.weight"], states[0]["dnn.mlp.0.weight"])
-
+class TestEncodings:
     def test_encodings_of_one_model_draw_different_weights(self, tmp_path: Path) -> None:
         model = build(tmp_path, position_encoding="naive")
         above = model.build_encoding(model.groups[0], 8)
@@ -315,7 +271,7 @@ class TestTraining:
         model = build(tmp_path, embedding_regularizer=value)
         tables = set(model.embedding_layer.parameters())
         want = sum(float(table.detach().square().sum()) for table in tables) / 2
-        assert float(model.regularization_loss()) == pytest.approx(want, rel=1e-4)
+        assert model.regularization_loss().item() == pytest.approx(want, rel=1e-4)
 
     @pytest.mark.parametrize("value", [None, 0, 0.0])
     def test_no_regulariser(self, value: Any, tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_mistakes_are_one_line(name: str, arguments: dict[str, object], message:
 
 
 def test_stacked_layers() -> None:
-    """Learned vectors are added once, at the input; CAPE has parameters of its own in each layer; chains link by link."""
+    """Learned vectors are added once, at the input; CAPE has its own parameters in each layer; chains do both."""
     naive, cape, chain = (build_pe(name, 8, 5, position_dim=3) for name in ("naive", "cape", "naive+cape"))
     assert type(naive.next_layer(lambda: build_pe("naive", 8, 5))) is PositionEncoding
     above = cape.next_layer(lambda: build_pe("cape", 8, 5, position_dim=3))

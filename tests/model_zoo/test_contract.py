@@ -1,0 +1,91 @@
+"""Every model with every encoding: what must hold whatever the encoding and the backbone are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import batch, build
+from torch import nn
+
+from ctr_pe.model_zoo import MODELS
+from ctr_pe.pe import available_pes
+from ctr_pe.pe.base import PositionEncoding
+
+ENCODINGS = [*available_pes(), "native", "rope+cape"]
+pytestmark = [pytest.mark.parametrize("encoding", ENCODINGS), pytest.mark.parametrize("name", MODELS)]
+
+
+def randomised(model: Any) -> Any:
+    draw = torch.Generator().manual_seed(0)
+    for parameter in model.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=draw)
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            nn.init.zeros_(module.weight[0])
+    return model.double()
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_padding_changes_nothing(name: str, encoding: str, training: bool, tmp_path: Path) -> None:
+    outputs, gradients = [], []
+    for layout in ({}, {"slots": 11}, {"left": True}, {"left": True, "slots": 9}):
+        model = randomised(build(name, tmp_path, position_encoding=encoding, age_field="age_history"))
+        outputs.append(model.train(training)(batch([3, 0, 6, 1, 5], **layout))["y_pred"])  # type: ignore[arg-type]
+        outputs[-1].square().sum().backward()
+        gradients.append([p.grad for p in model.parameters() if p.grad is not None])
+    for output, gradient in zip(outputs[1:], gradients[1:], strict=True):
+        assert torch.allclose(output, outputs[0], atol=1e-12)
+        for ours, first in zip(gradient, gradients[0], strict=True):
+            assert torch.allclose(ours, first, atol=1e-9)
+
+
+def test_rows_do_not_see_each_other(name: str, encoding: str, tmp_path: Path) -> None:
+    model = randomised(build(name, tmp_path, position_encoding=encoding)).eval()
+    rows, order = batch([3, 0, 6, 1, 5]), torch.tensor([4, 2, 0, 1, 3])
+    whole = model(rows)["y_pred"]
+    assert torch.allclose(model({key: value[order] for key, value in rows.items()})["y_pred"], whole[order], atol=1e-12)
+    for row in range(5):
+        alone = model({key: value[[row]] for key, value in rows.items()})["y_pred"]
+        assert torch.allclose(alone, whole[[row]], atol=1e-12)
+
+
+def test_empty_histories_and_batches_of_one_row(name: str, encoding: str, tmp_path: Path) -> None:
+    for counts in ([0], [0, 0, 0], [1]):
+        model = build(name, tmp_path, position_encoding=encoding).train()
+        model._max_gradient_norm = 10.0
+        assert model.train_step(batch(counts)).isfinite()
+        assert all(parameter.isfinite().all() for parameter in model.parameters())
+
+
+def test_every_parameter_of_the_encoding_learns_within_five_steps(name: str, encoding: str, tmp_path: Path) -> None:
+    model = build(name, tmp_path, position_encoding=encoding, learning_rate=0.05).train()
+    model._max_gradient_norm = 10.0
+    encodings = [module for module in model.modules() if isinstance(module, PositionEncoding)]
+    parameters = [parameter for pe in encodings for parameter in pe.parameters()]
+    moved = [False] * len(parameters)
+    for step in range(5):
+        model.train_step(batch([3, 0, 6, 1, 5, 4], seed=step))
+        for index, parameter in enumerate(parameters):
+            moved[index] |= parameter.grad is not None and bool(parameter.grad.abs().max() > 0)
+    assert all(moved)
+
+
+def test_backbones_are_paired_with_none(name: str, encoding: str, tmp_path: Path) -> None:
+    """At one seed the backbone's weights are those that it has without encoding, and the random stream goes on at the
+    same place. (Where an encoding widens the items, weights differ in shape.)"""
+
+    def start(position_encoding: str, seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        model = build(name, tmp_path, position_encoding=position_encoding, seed=seed)
+        inside = {key for prefix, module in model.named_modules() if isinstance(module, PositionEncoding)
+                  for key in module.state_dict(prefix=f"{prefix}.")}  # fmt: skip
+        return {key: value for key, value in model.state_dict().items() if key not in inside}, torch.rand(3)
+
+    (ours, after), (theirs, after_none), (other, _) = start(encoding, 7), start("none", 7), start(encoding, 8)
+    assert ours.keys() == theirs.keys()
+    if all(value.shape == theirs[key].shape for key, value in ours.items()):
+        assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
+        assert torch.equal(after, after_none)
+    assert not torch.equal(ours["dnn.mlp.0.weight"], other["dnn.mlp.0.weight"])
