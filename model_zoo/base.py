@@ -40,7 +40,10 @@ FUXICTR_KEYS = frozenset(
 
 @dataclass(frozen=True)
 class Group:
-    """Target fields and the history fields they are compared with, and the encoding of their attention."""
+    """Target fields and the history fields they are compared with, and the encoding of their attention.
+
+    ``negative``: fields that hold, slot by slot of the history, an item that was not chosen; () without.
+    """
 
     target: tuple[str, ...]
     history: tuple[str, ...]
@@ -48,6 +51,7 @@ class Group:
     encoding: str
     dim: int
     max_len: int
+    negative: tuple[str, ...] = ()
 
 
 class RankModel(BaseModel):  # type: ignore[misc]
@@ -61,11 +65,13 @@ class RankModel(BaseModel):  # type: ignore[misc]
     Args:
         feature_map: FuxiCTR's. Histories are right- or left-padded ids with padding 0.
         target_field, sequence_field: the field groups.
+        neg_seq_field: as sequence_field, items that were not chosen, slot by slot of the histories: for the auxiliary
+            loss of DIEN and DMIN. Other models leave these fields out.
         age_field: per group, the column with seconds from event to request, or None.
         position_encoding: a name that ``build_pe`` takes, or ``native`` for the backbone's own; or one per group. The
             options of encodings are ordinary keys.
         embedding_dim: of every field that sets none of its own.
-        dnn_hidden_units, dnn_activations, net_dropout, batch_norm: the tower.
+        dnn_hidden_units, dnn_activations, net_dropout, batch_norm: the tower; ``bn_only_once`` norms its input alone.
         embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
 
     Raises:
@@ -81,6 +87,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         model_id: str = "RankModel",
         target_field: Any = None,
         sequence_field: Any = None,
+        neg_seq_field: Any = None,
         age_field: str | Sequence[str | None] | None = None,
         position_encoding: str | Sequence[str] = "none",
         embedding_dim: int = 64,
@@ -89,6 +96,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         dnn_activations: str = "ReLU",
         net_dropout: float = 0.0,
         batch_norm: bool = False,
+        bn_only_once: bool = False,
         embedding_regularizer: float | str | None = None,
         net_regularizer: float | str | None = None,
         **kwargs: Any,
@@ -96,6 +104,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         prefix = type(self).__name__.lower()
         target_field = kwargs.pop(f"{prefix}_target_field", target_field)
         sequence_field = kwargs.pop(f"{prefix}_sequence_field", sequence_field)
+        neg_seq_field = kwargs.pop(f"{prefix}_neg_seq_field", neg_seq_field)
         check_keys(type(self), kwargs)
         options = {key: kwargs.pop(key) for key in pe_options() if key in kwargs}
         feature_map, encoders = _take_encoders(feature_map)
@@ -116,11 +125,15 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self._encodings = 0
         self.embedding_dim = embedding_dim
         self.encoding_options = options
-        self.groups = _groups(feature_map, embedding_dim, target_field, sequence_field, age_field, position_encoding)
+        self.groups = _groups(
+            feature_map, embedding_dim, target_field, sequence_field, neg_seq_field, age_field, position_encoding
+        )
         self.embedding_layer = layers.FeatureEmbeddingDict(feature_map, embedding_dim)
         for field, encoder in encoders.items():
             self.embedding_layer.feature_encoders[field] = encoder
         histories = {field for group in self.groups for field in group.history}
+        self._unread = {field for group in self.groups for field in group.negative} - histories
+        histories |= self._unread
         for field in histories & encoders.keys():
             if not isinstance(encoders[field], nn.Linear):
                 raise UserError(f"feature_map: history field '{field}' is pooled: set its feature_encoder to null")
@@ -138,6 +151,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             "hidden_activations": dnn_activations,
             "dropout_rates": net_dropout,
             "batch_norm": batch_norm,
+            "bn_only_once": bn_only_once,
         }
         self._compile = (kwargs["optimizer"], kwargs["loss"], _number("learning_rate", learning_rate))
 
@@ -185,7 +199,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """A batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}."""
-        ids = self.get_inputs(inputs)
+        ids = {field: values for field, values in self.get_inputs(inputs).items() if field not in self._unread}
         positions = []
         for group in self.groups:
             age = inputs[group.age].to(self.device) if group.age else None
@@ -291,7 +305,8 @@ def check_keys(model: type[RankModel], keys: Iterable[str]) -> None:
         UserError: the first unknown key with the nearest known one.
     """
     prefix = model.__name__.lower()
-    known = set(FUXICTR_KEYS) | {f"{prefix}_target_field", f"{prefix}_sequence_field"} | set(pe_options())
+    known = set(FUXICTR_KEYS) | set(pe_options())
+    known |= {f"{prefix}_{key}" for key in ("target_field", "sequence_field", "neg_seq_field")}
     for cls in model.__mro__:
         if issubclass(cls, BaseModel):
             known |= {p.name for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD}
@@ -301,29 +316,41 @@ def check_keys(model: type[RankModel], keys: Iterable[str]) -> None:
 
 
 def _groups(
-    feature_map: Any, embedding_dim: int, target_field: Any, sequence_field: Any, age_field: Any, encoding: Any
+    feature_map: Any,
+    embedding_dim: int,
+    target_field: Any,
+    sequence_field: Any,
+    neg_seq_field: Any,
+    age_field: Any,
+    encoding: Any,
 ) -> list[Group]:
     targets, histories = _nested("target_field", target_field), _nested("sequence_field", sequence_field)
     if len(targets) != len(histories):
         raise UserError(f"target_field has {len(targets)} groups, sequence_field has {len(histories)}")
+    negatives = _nested("neg_seq_field", neg_seq_field) if neg_seq_field else [()] * len(targets)
+    if len(negatives) != len(targets):
+        raise UserError(f"target_field has {len(targets)} groups, neg_seq_field has {len(negatives)}")
     ages = _per_group("age_field", age_field, len(targets))
     encodings = _per_group("position_encoding", encoding, len(targets))
     groups = []
-    for target, history, age, name in zip(targets, histories, ages, encodings, strict=True):
-        for field in (*target, *history, *([age] if age else [])):
+    for target, history, negative, age, name in zip(targets, histories, negatives, ages, encodings, strict=True):
+        for field in (*target, *history, *negative, *([age] if age else [])):
             if field not in feature_map.features:
                 raise UserError(f"feature_map: no field '{field}': {nearest(field, feature_map.features)}")
-        dims, of_history = (
-            [_field_dim(feature_map.features[field], embedding_dim) for field in fields] for fields in (target, history)
+        dims, of_history, of_negative = (
+            [_field_dim(feature_map.features[field], embedding_dim) for field in fields]
+            for fields in (target, history, negative)
         )
         if dims != of_history:
             raise UserError(f"fields {list(target)} have dims {dims}, their history {list(history)} has {of_history}")
-        for field in history:
+        if negative and dims != of_negative:
+            raise UserError(f"fields {list(target)} have dims {dims}, neg_seq_field {list(negative)} has {of_negative}")
+        for field in (*history, *negative):
             spec = feature_map.features[field]
             if spec["type"] != "sequence":
                 raise UserError(f"feature_map: history field '{field}' is of type {spec['type']}, not sequence")
         max_len = max(feature_map.features[field]["max_len"] for field in history)
-        groups.append(Group(target, history, age, name, sum(dims), max_len))
+        groups.append(Group(target, history, age, name, sum(dims), max_len, negative))
     return groups
 
 
