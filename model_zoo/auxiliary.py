@@ -1,0 +1,119 @@
+"""The auxiliary loss of DIEN and DMIN: from the state at an item, which item comes next?
+
+B batch, L history slots, N real items of the batch, P pairs of consecutive items, S state dim, D item dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from fuxictr.pytorch import layers
+from torch import Tensor, nn
+
+from ctr_pe.errors import UserError
+from ctr_pe.model_zoo.base import RankModel, _dice_layers, _number
+from ctr_pe.positions import Positions
+
+
+class NextItemLoss(layers.MLP_Block):  # type: ignore[misc]
+    """-1/P · sum over pairs of log σ(net[b_t; e_{t+1}]) + log(1 - σ(net[b_t; e⁻_{t+1}])) (DIEN, equation 6).
+
+    An MLP of FuxiCTR, which moves weights to and from its ``aux_net``; the σ is part of the loss.
+    """
+
+    def forward(self, states: Tensor, following: Tensor, others: Tensor) -> Tensor:
+        """states b_t (P, S), the items that followed (P, D), items that did not (P, D) -> scalar, 0 without pairs."""
+        if not len(states):
+            return states.new_zeros(())
+        pairs = torch.cat([torch.cat([states, items], -1) for items in (following, others)])
+        logits = super().forward(pairs).squeeze(-1)
+        followed = (torch.arange(len(pairs), device=logits.device) < len(states)).to(logits.dtype)
+        return 2 * nn.functional.binary_cross_entropy_with_logits(logits, followed)
+
+
+class NextItemModel(RankModel):
+    """A backbone with states per item that also learn which item comes next.
+
+    ``__init__`` calls ``build_next_item_losses`` before ``build_tower``; ``interest`` calls ``learn_next_item``. The
+    items that did not come next are those of ``neg_seq_field``; without it, drawn uniformly from the batch's other
+    items, by a generator of its own: the random stream of training stays where it is. Evaluation computes nothing.
+    """
+
+    _weight = 0.0
+
+    def build_next_item_losses(
+        self, weight: Any, state_dims: Iterable[int], hidden_units: Sequence[int], activation: str, **mlp: Any
+    ) -> None:
+        """One loss per group for states of ``state_dims``; nothing with weight 0. ``mlp``: FuxiCTR's MLP_Block."""
+        self._weight = _number("weight of the auxiliary loss", weight)
+        self._seed = torch.initial_seed()
+        if self._weight > 0:
+            mlp = _dice_layers({**mlp, "hidden_units": list(hidden_units), "hidden_activations": activation})
+            self.aux_net = nn.ModuleList(
+                NextItemLoss(dim + group.dim, output_dim=1, **mlp)
+                for group, dim in zip(self.groups, state_dims, strict=True)
+            )
+
+    def learn_next_item(self, index: int, states: Tensor, items: Tensor, positions: Positions) -> None:
+        """Add group ``index``'s loss: packed states (N, S) and item embeddings (N, D), both of the same real items.
+
+        Raises:
+            UserError: neg_seq_field has not the shape of the history.
+        """
+        if not (self.training and self._weight > 0):
+            return
+        rows, _ = positions.real
+        now = (rows[1:] == rows[:-1]).nonzero().squeeze(1)
+        others, known = (self._given if self.groups[index].negative else self._drawn)(index, items, positions, now + 1)
+        now = now[known]
+        self._losses.append(self.aux_net[index](states[now], items[now + 1], others[known]))
+
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        self._inputs, self._losses = inputs, list[Tensor]()
+        outputs = super().forward(inputs)
+        if self._losses:
+            outputs["auxiliary_loss"] = self._weight * torch.stack(self._losses).sum()
+        del self._inputs, self._losses
+        return outputs
+
+    def add_loss(self, return_dict: Mapping[str, Tensor], y_true: Tensor) -> Tensor:
+        loss: Tensor = super().add_loss(return_dict, y_true)
+        return loss + return_dict["auxiliary_loss"] if "auxiliary_loss" in return_dict else loss
+
+    def _ids(self, index: int, fields: Sequence[str], positions: Positions) -> dict[str, Tensor]:
+        """Ids of the fields, packed as the history is: of each row the most recent items, as many as were read."""
+        history = self._inputs[self.groups[index].history[0]].to(self.device)
+        slots = Positions.from_mask(history != 0)
+        read = slots.mask & (slots.distance <= positions.count.unsqueeze(1))
+        for field in fields:
+            if self._inputs[field].shape != history.shape:
+                raise UserError(
+                    f"neg_seq_field '{field}' has {self._inputs[field].shape[1]} slots, the history has "
+                    f"{history.shape[1]}: it must hold one item per history item"
+                )
+        return {field: self._inputs[field].to(self.device)[read] for field in fields}
+
+    def _given(self, index: int, items: Tensor, positions: Positions, at: Tensor) -> tuple[Tensor, Tensor]:
+        """The items of ``neg_seq_field`` in the places ``at`` (P,): embeddings (P, D), and where there is one (P,)."""
+        fields = self.groups[index].negative
+        ids = {field: values[at] for field, values in self._ids(index, fields, positions).items()}
+        embedded = self.embedding_layer(ids)
+        return torch.cat([embedded[field] for field in fields], -1), ids[fields[0]] != 0
+
+    def _drawn(self, index: int, items: Tensor, positions: Positions, at: Tensor) -> tuple[Tensor, Tensor]:
+        """For each place ``at`` (P,) one of the batch's items, all its fields, other than the one there."""
+        kind = torch.zeros_like(items[:, 0], dtype=torch.int64)  # (N,), equal for equal items: 0 .. kinds - 1
+        for ids in self._ids(index, self.groups[index].history, positions).values():
+            kind = torch.unique(kind * (ids.max() + 1) + ids, return_inverse=True)[1] if len(ids) else kind
+        kinds = int(kind.max()) + 1 if len(kind) else 0
+        if kinds < 2:
+            return items[at], torch.zeros_like(at, dtype=torch.bool)
+        example = torch.zeros(kinds, dtype=torch.int64, device=kind.device)
+        example[kind] = torch.arange(len(kind), device=kind.device)
+        self._seed = (self._seed + 1) % 2**63
+        # On the CPU whatever the device, so that all draw the same.
+        draw = torch.randint(kinds - 1, at.shape, generator=torch.Generator().manual_seed(self._seed)).to(at.device)
+        draw += draw >= kind[at]
+        return items[example[draw]], torch.ones_like(at, dtype=torch.bool)
