@@ -1,0 +1,153 @@
+"""Recurrent units over histories: a GRU, and one whose steps are gated by attention (DIEN).
+
+They run over real items only, one step for the oldest item of every row, one for the second oldest, and so on. Rows
+are taken in order of length, so that each step computes just the rows that still have an item.
+
+B batch, L history slots, N real items of the batch, n rows of one step, D item dim, S state dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+from torch.nn.utils.rnn import PackedSequence
+
+from ctr_pe.errors import nearest
+from ctr_pe.positions import Positions
+
+
+class GRU(nn.GRU):
+    """A gated recurrent unit with the parameters of ``torch.nn.GRU``; the first state is zero.
+
+    r, z = σ(W x + U h), c = tanh(W x + r ⊙ U h), h' = (1 - z) ⊙ c + z ⊙ h, each W and U with a bias.
+    """
+
+    weight_ih_l0: Tensor
+    weight_hh_l0: Tensor
+    bias_ih_l0: Tensor
+    bias_hh_l0: Tensor
+
+    def __init__(self, dim: int, state_dim: int) -> None:
+        super().__init__(dim, state_dim)
+
+    def forward(self, items: Tensor, positions: Positions) -> Tensor:  # type: ignore[override]
+        """Packed items (N, D) -> the state after each item, packed (N, S)."""
+        order, sizes = by_step(positions)
+        items = items.index_select(0, order)
+        if items.is_cuda and sizes:
+            states: Tensor = super().forward(PackedSequence(items, torch.tensor(sizes)))[0].data
+        else:  # torch's own kernel for the CPU takes twice the time to train
+            of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
+            weights = torch.ones_like(of_items[:, :1])
+            states = recur(_gru, of_items, weights, sizes, self.weight_hh_l0, self.bias_hh_l0)
+        return torch.empty_like(states).index_copy(0, order, states)
+
+
+class AttentionGRU(nn.Module):
+    """A GRU whose steps are gated by the attention a_j that item j gets (DIEN, equations 5 to 7), from a zero state.
+
+    With u, r = σ(W x + U h) and c = tanh(W x + r ⊙ U h):
+
+    - ``AIGRU``: x = a_j b_j, h' = (1 - u) ⊙ h + u ⊙ c
+    - ``AGRU``: x = b_j, h' = (1 - a_j) h + a_j c, without u
+    - ``AUGRU``: x = b_j, h' = (1 - a_j u) ⊙ h + a_j u ⊙ c
+
+    Parameters ``weight_ih (3 S, D)``, ``weight_hh (3 S, S)``, ``bias_ih``, ``bias_hh (3 S,)``: the rows of u, r and c,
+    as in FuxiCTR's ``x2h`` and ``h2h``; AGRU has those of r and c.
+
+    Raises:
+        ValueError: an unknown gate.
+    """
+
+    def __init__(self, dim: int, state_dim: int, gate: str = "AUGRU") -> None:
+        super().__init__()
+        if gate not in GATES:
+            raise ValueError(f"attention gate '{gate}' is unknown: {nearest(gate, GATES)}")
+        self.gate = gate
+        width = (2 if gate == "AGRU" else 3) * state_dim
+        self.weight_ih = nn.Parameter(nn.init.xavier_normal_(torch.empty(width, dim)))
+        self.weight_hh = nn.Parameter(nn.init.xavier_normal_(torch.empty(width, state_dim)))
+        self.bias_ih = nn.Parameter(torch.zeros(width))
+        self.bias_hh = nn.Parameter(torch.zeros(width))
+
+    def forward(self, items: Tensor, weights: Tensor, positions: Positions) -> Tensor:
+        """Packed items b (N, D), their attention a packed (N,) -> the state after each item, packed (N, S)."""
+        order, sizes = by_step(positions)
+        items, weights = items.index_select(0, order), weights.index_select(0, order).unsqueeze(-1)
+        if self.gate == "AIGRU":
+            items = weights * items
+        of_items = linear(items, self.weight_ih, self.bias_ih)
+        states = recur(GATES[self.gate], of_items, weights, sizes, self.weight_hh, self.bias_hh)
+        return torch.empty_like(states).index_copy(0, order, states)
+
+
+def last_state(states: Tensor, positions: Positions) -> Tensor:
+    """Packed states (N, S) -> those after the most recent item of each row (B, S), zero for an empty history."""
+    rows, _ = positions.real
+    newest = positions.pack(positions.distance) == 1
+    return states.new_zeros(len(positions.mask), states.shape[1]).index_copy(0, rows[newest], states[newest])
+
+
+def by_step(positions: Positions) -> tuple[Tensor, list[int]]:
+    """The order (N,) of packed items by step, within a step by length of history, longest first; and rows per step."""
+    rows, _ = positions.real
+    count, step = positions.count, positions.pack(positions.rank)
+    longest_first = count.argsort(descending=True, stable=True)
+    place = torch.empty_like(count).index_copy(0, longest_first, torch.arange(len(count), device=count.device))
+    return (step * len(count) + place[rows]).argsort(), step.bincount()[1:].tolist()
+
+
+# of_item (n, k S), of_state (n, k S), state (n, S), weight (n, 1) -> state (n, S)
+Step = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+
+
+def recur(
+    step: Step, of_items: Tensor, weights: Tensor, sizes: list[int], weight_hh: Tensor, bias_hh: Tensor
+) -> Tensor:
+    """Item terms W x (N, k S) and attention (N, 1), ordered by step -> states (N, S) in this order."""
+    dtype = weight_hh.dtype  # states stay in it under autocast: rounding would add up over the steps
+    of_items, weights = of_items.to(dtype), weights.to(dtype)
+    if not sizes:
+        return of_items[:, : weight_hh.shape[1]]
+    state = of_items.new_zeros(sizes[0], weight_hh.shape[1])
+    states = []
+    for of_item, weight, rows in zip(torch.split(of_items, sizes), torch.split(weights, sizes), sizes, strict=True):
+        state = state[:rows]
+        state = step(of_item, linear(state, weight_hh, bias_hh).to(dtype), state, weight)
+        states.append(state)
+    return torch.cat(states)
+
+
+def _gru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Tensor:
+    keep, new = _gate_and_new(of_item, of_state, reset_first=True)
+    return torch.lerp(new, state, keep)
+
+
+def _aigru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Tensor:
+    update, new = _gate_and_new(of_item, of_state)
+    return torch.lerp(state, new, update)
+
+
+def _augru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Tensor:
+    update, new = _gate_and_new(of_item, of_state)
+    return torch.lerp(state, new, weight * update)
+
+
+def _agru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Tensor:
+    (reset, new), (of_reset, of_new) = of_item.chunk(2, 1), of_state.chunk(2, 1)
+    new = torch.addcmul(new, torch.sigmoid(reset + of_reset), of_new).tanh()
+    return torch.lerp(state, new, weight)
+
+
+def _gate_and_new(of_item: Tensor, of_state: Tensor, reset_first: bool = False) -> tuple[Tensor, Tensor]:
+    widths = [2 * of_item.shape[1] // 3, of_item.shape[1] // 3]
+    (gates, new), (of_gates, of_new) = torch.split(of_item, widths, 1), torch.split(of_state, widths, 1)
+    first, second = torch.sigmoid(gates + of_gates).chunk(2, 1)
+    gate, reset = (second, first) if reset_first else (first, second)
+    return gate, torch.addcmul(new, reset, of_new).tanh()
+
+
+GATES: dict[str, Step] = {"AIGRU": _aigru, "AGRU": _agru, "AUGRU": _augru}
