@@ -13,7 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -70,6 +70,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         age_field: per group, the column with seconds from event to request, or None.
         position_encoding: a name that ``build_pe`` takes, or ``native`` for the backbone's own; or one per group. The
             options of encodings are ordinary keys.
+        max_len: items kept of a history, the most recent ones; None for all that the data have.
+        max_position: positions from here on share one row of an encoding's table; None for max_len.
         embedding_dim: of every field that sets none of its own.
         dnn_hidden_units, dnn_activations, net_dropout, batch_norm: the tower; ``bn_only_once`` norms its input alone.
         embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
@@ -90,6 +92,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         neg_seq_field: Any = None,
         age_field: str | Sequence[str | None] | None = None,
         position_encoding: str | Sequence[str] = "none",
+        max_len: int | None = None,
+        max_position: int | None = None,
         embedding_dim: int = 64,
         learning_rate: float = 1e-3,
         dnn_hidden_units: Sequence[int] = (512, 128, 64),
@@ -123,11 +127,16 @@ class RankModel(BaseModel):  # type: ignore[misc]
             **kwargs,
         )
         self._encodings = 0
+        self.native_options: dict[str, Any] = {}  # keyword arguments of ``native``, where it is a class
         self.embedding_dim = embedding_dim
         self.encoding_options = options
+        self.max_len = _count("max_len", max_len)
+        self.max_position = _count("max_position", max_position)
         self.groups = _groups(
             feature_map, embedding_dim, target_field, sequence_field, neg_seq_field, age_field, position_encoding
         )
+        if self.max_len is not None:
+            self.groups = [replace(group, max_len=min(group.max_len, self.max_len)) for group in self.groups]
         self.embedding_layer = layers.FeatureEmbeddingDict(feature_map, embedding_dim)
         for field, encoder in encoders.items():
             self.embedding_layer.feature_encoders[field] = encoder
@@ -162,22 +171,50 @@ class RankModel(BaseModel):  # type: ignore[misc]
         num_heads: int = 1,
         extra_slots: int = 0,
         below: PositionEncoding | None = None,
+        native: type[PositionEncoding] | None = None,
     ) -> PositionEncoding:
         """The group's encoding for a unit of item dim ``dim``.
 
-        ``extra_slots``: 1 if the target joins the sequence. ``below``: the encoding of the layer under this one.
+        ``extra_slots``: 1 if the target joins the sequence. ``below``: the encoding of the lowest layer, for those
+        stacked on it. ``native``: what ``position_encoding: native`` means here, if not the same as in other units.
+
+        Raises:
+            UserError: heads that do not divide the item, or an encoding that cannot be built.
         """
-        slots = group.max_len + extra_slots
+        name, own = type(self).__name__, native or self.native
+        slots = min(group.max_len, self.max_position or group.max_len) + extra_slots
+        if isinstance(own, str):
+            encoding = "+".join(own if link == "native" else link for link in group.encoding.split("+"))
+        elif "native" in group.encoding.split("+") and group.encoding != "native":
+            raise UserError(f"{name}: '{group.encoding}': native widens the items here and stands alone")
+        else:
+            encoding = group.encoding
 
         def fresh() -> PositionEncoding:
-            if group.encoding == "native" and not isinstance(self.native, str):
-                return self.native(dim, slots, num_heads)
-            name = group.encoding.replace("native", str(self.native))
-            return build_pe(name, dim, slots, num_heads, **self.encoding_options)
+            if encoding == "native" and not isinstance(own, str):
+                return own(dim, slots, num_heads, **self.native_options)
+            _check_heads(name, group, dim, num_heads)
+            return build_pe(encoding, dim, slots, num_heads, **self.encoding_options)
 
         self._encodings += 1
         with _own_randomness(self._encodings):
-            return fresh() if below is None else below.next_layer(fresh)
+            pe = fresh() if below is None else below.next_layer(fresh)
+        _check_heads(name, group, pe.dim + pe.added_dim, num_heads)
+        if pe.needs_age and group.age is None:
+            raise UserError(f"position encoding '{group.encoding}' needs event times: the data have none (age_field)")
+        return pe
+
+    def build_stack(self, group: Group, layers: Any, num_heads: int = 1) -> list[PositionEncoding]:
+        """The group's encodings for ``layers`` self-attentions over [history; target], one above the other.
+
+        Raises:
+            UserError: layers is no positive number, or what ``build_encoding`` raises.
+        """
+        if not isinstance(layers, int) or layers < 1:
+            raise UserError(f"{type(self).__name__}: a transformer has one layer or more, got {layers!r}")
+        first = self.build_encoding(group, group.dim, num_heads, extra_slots=1)
+        above = [self.build_encoding(group, group.dim, num_heads, 1, below=first) for _ in range(layers - 1)]
+        return [first, *above]
 
     def build_tower(self, interest_dims: Iterable[int]) -> None:
         """The MLP over all other fields and the interests; then optimiser, initial weights and device."""
@@ -203,7 +240,13 @@ class RankModel(BaseModel):  # type: ignore[misc]
         positions = []
         for group in self.groups:
             age = inputs[group.age].to(self.device) if group.age else None
-            positions.append(Positions.from_mask(ids[group.history[0]] != 0, age))
+            mask = ids[group.history[0]] != 0
+            if self.max_len is not None and mask.shape[1] > self.max_len:
+                # A stable sort moves padding to the front and keeps the order of the items: the last are the newest.
+                newest = mask.byte().argsort(dim=1, stable=True)[:, -self.max_len :]
+                mask, age = mask.gather(1, newest), None if age is None else age.gather(1, newest)
+                ids |= {field: ids[field].gather(1, newest) for field in group.history}
+            positions.append(Positions.from_mask(mask, age))
             for field in group.history:  # looked up packed: most slots of a batch are padding
                 ids[field] = positions[-1].pack(ids[field])
         embedded = self.embedding_layer(ids)
@@ -298,6 +341,25 @@ class RankModel(BaseModel):  # type: ignore[misc]
         return evaluate(y_true, y_pred, group_id, tuple(metrics))
 
 
+def own_position_switch(model: str, key: str, on: bool | None, params: dict[str, Any]) -> None:
+    """FuxiCTR's switch of a backbone's own position vectors, which are ``position_encoding: native`` here.
+
+    Without position_encoding, True or False sets it to native or none.
+
+    Raises:
+        UserError: the two contradict each other.
+    """
+    if on is None:
+        return
+    encoding = params.setdefault("position_encoding", "native" if on else "none")
+    for name in [encoding] if isinstance(encoding, str) else encoding:
+        if ("native" in name.split("+")) != on:
+            raise UserError(
+                f"{model}: {key}={on} contradicts position_encoding='{name}': leave it out, position_encoding says "
+                f"all (native is what {key}=True was)"
+            )
+
+
 def check_keys(model: type[RankModel], keys: Iterable[str]) -> None:
     """Refuse keys that nothing reads; FuxiCTR would take the default without a word.
 
@@ -315,6 +377,15 @@ def check_keys(model: type[RankModel], keys: Iterable[str]) -> None:
             raise UserError(f"{model.__name__}: key '{key}' is unknown: {nearest(key, known - FUXICTR_KEYS)}")
 
 
+def _check_heads(model: str, group: Group, width: int, num_heads: Any) -> None:
+    if not isinstance(num_heads, int) or num_heads < 1 or width % num_heads:
+        choices = ", ".join(str(heads) for heads in range(1, min(width, 16) + 1) if width % heads == 0)
+        raise UserError(
+            f"{model}: num_heads={num_heads} does not divide {width}, the item dim of {list(group.target)}: "
+            f"take one of {choices}"
+        )
+
+
 def _groups(
     feature_map: Any,
     embedding_dim: int,
@@ -324,10 +395,10 @@ def _groups(
     age_field: Any,
     encoding: Any,
 ) -> list[Group]:
-    targets, histories = _nested("target_field", target_field), _nested("sequence_field", sequence_field)
+    targets, histories = nested_fields("target_field", target_field), nested_fields("sequence_field", sequence_field)
     if len(targets) != len(histories):
         raise UserError(f"target_field has {len(targets)} groups, sequence_field has {len(histories)}")
-    negatives = _nested("neg_seq_field", neg_seq_field) if neg_seq_field else [()] * len(targets)
+    negatives = nested_fields("neg_seq_field", neg_seq_field) if neg_seq_field else [()] * len(targets)
     if len(negatives) != len(targets):
         raise UserError(f"target_field has {len(targets)} groups, neg_seq_field has {len(negatives)}")
     ages = _per_group("age_field", age_field, len(targets))
@@ -354,7 +425,7 @@ def _groups(
     return groups
 
 
-def _nested(key: str, value: Any) -> list[tuple[str, ...]]:
+def nested_fields(key: str, value: Any) -> list[tuple[str, ...]]:
     """Groups of fields from what a config may hold: a name, one tuple, or a list of names, tuples and lists."""
     if not value:
         raise UserError(f"{key} is missing: write {key}: [[item_id, cate_id]] with the fields of your data")
@@ -388,6 +459,8 @@ def _take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
     encoders: dict[str, nn.Module] = {}
     for field, spec in feature_map.features.items():
         text = spec.get("feature_encoder")
+        if isinstance(text, list) and len(text) == 1:  # FuxiCTR takes a list for a sequence of encoders
+            text = text[0]
         if text is None:
             continue
         linear = re.fullmatch(r"nn\.Linear\((\d+), *(\d+)(?:, *bias *= *(True|False))?\)", str(text))
@@ -402,6 +475,12 @@ def _take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
             )
         spec["feature_encoder"] = None
     return feature_map, encoders
+
+
+def _count(key: str, value: Any) -> int | None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
+        raise UserError(f"{key}: {value!r} is not a positive whole number")
+    return value
 
 
 def _number(key: str, value: Any) -> float:

@@ -24,6 +24,7 @@ OWN_KEYS = {
     "dataset_id": "use --dataset",
     "seed": "use --seed",
     "gpu": "use --gpu",
+    "debug_mode": "a benchmark has none",
     "target_field": "the data set decides it",
     "sequence_field": "the data set decides it",
     "age_field": "the data set decides it",

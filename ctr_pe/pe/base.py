@@ -29,6 +29,9 @@ class PositionEncoding(nn.Module):
     needs_vectors: bool = False
     """Whether ``bias`` and ``mix`` read keys and values. Otherwise target attention spares itself to lay them out."""
 
+    needs_age: bool = False
+    """Whether it reads the ages of items; data without event times are refused."""
+
     added_dim: int = 0
     """Dims that ``embed`` appends to each item; units of a concatenating encoding are built for ``dim + added_dim``."""
 
@@ -90,6 +93,7 @@ class Chain(PositionEncoding):
         self.encodings = nn.ModuleList(encodings)
         self.added_dim = sum(pe.added_dim for pe in encodings)
         self.needs_vectors = any(pe.needs_vectors for pe in encodings)
+        self.needs_age = any(pe.needs_age for pe in encodings)
 
     def _links(self) -> list[PositionEncoding]:
         return [pe for pe in self.encodings if isinstance(pe, PositionEncoding)]

@@ -296,3 +296,48 @@ class TestTraining:
         assert torch.allclose(torch.from_numpy(scores[4:]).float(), model(rows.batches[1])["y_pred"].view(-1))
         with pytest.raises(UserError, match="no rows"):
             model.outputs([])
+
+
+class TestContextLength:
+    @pytest.mark.parametrize("left", [False, True])
+    @pytest.mark.parametrize("encoding", ["none", "cape", "naive"])
+    def test_max_len_keeps_the_most_recent_items(self, encoding: str, left: bool, tmp_path: Path) -> None:
+        rows = batch([3, 0, 6, 1, 5], left=left)
+        recent = {name: value.clone() for name, value in rows.items()}
+        for name in ("item_history", "cate_history", "age_history"):
+            distance = (rows["item_history"] != 0).flip(1).cumsum(1).flip(1)
+            recent[name][distance > 2] = 0
+        model = build(tmp_path, position_encoding=encoding, max_len=2, age_field="age_history").eval()
+        for parameter in model.parameters():
+            nn.init.normal_(parameter, std=0.3)
+        assert torch.equal(model(rows)["y_pred"], model(recent)["y_pred"])
+        model.max_len = None
+        assert torch.allclose(model(recent)["y_pred"], model(rows | recent)["y_pred"])
+        assert not torch.allclose(model(rows)["y_pred"], model(recent)["y_pred"])
+
+    def test_tables_are_as_long_as_what_is_kept(self, tmp_path: Path) -> None:
+        def rows(**params: Any) -> int:
+            (unit,) = build(tmp_path, position_encoding="cape", **params).attentions
+            return len(unit.pe.table)
+
+        assert rows() == 7
+        assert rows(max_len=4) == 5
+        assert rows(max_len=100) == 7
+        assert rows(max_position=3) == 4
+        assert rows(max_len=4, max_position=5) == 5
+
+    @pytest.mark.parametrize("key", ["max_len", "max_position"])
+    @pytest.mark.parametrize("value", [0, -1, 2.0, "2", True])
+    def test_neither_can_be_anything_else(self, key: str, value: Any, tmp_path: Path) -> None:
+        with pytest.raises(UserError, match=f"{key}: .* is not a positive whole number"):
+            build(tmp_path, **{key: value})
+
+
+def test_encodings_of_time_are_refused_without_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from ctr_pe.pe.rope import RoPE
+
+    monkeypatch.setattr(RoPE, "needs_age", True)
+    for encoding in ("rope", "rope+cape"):
+        with pytest.raises(UserError, match="needs event times"):
+            build(tmp_path, position_encoding=encoding)
+        build(tmp_path, position_encoding=encoding, age_field="age_history")
