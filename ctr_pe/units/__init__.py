@@ -5,6 +5,7 @@ from ctr_pe.units.scores import BilinearScore, Dice, DINScore, DotScore
 from ctr_pe.units.self_attention import SelfAttention
 from ctr_pe.units.softmax import masked_softmax
 from ctr_pe.units.target_attention import TargetAttention
+from ctr_pe.units.transformer import Transformer, TransformerBlock
 
 __all__ = [
     "GRU",
@@ -15,5 +16,7 @@ __all__ = [
     "DotScore",
     "SelfAttention",
     "TargetAttention",
+    "Transformer",
+    "TransformerBlock",
     "masked_softmax",
 ]

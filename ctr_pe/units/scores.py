@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.errors import UserError
+
 
 class DotScore(nn.Module):
     """t · h / sqrt(D), or t · h with ``scaled=False`` (as DIEN has it)."""
@@ -116,7 +118,7 @@ def make_activation(name: str, units: int) -> nn.Module:
     """An activation by name.
 
     Raises:
-        ValueError: torch.nn has none of this name.
+        UserError: torch.nn has none of this name.
     """
     known: dict[str, Callable[[], nn.Module]] = {
         "dice": lambda: Dice(units),
@@ -129,7 +131,7 @@ def make_activation(name: str, units: int) -> nn.Module:
         return known[str(name).lower()]()
     cls = getattr(nn.modules.activation, str(name), None)
     if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise ValueError(f"activation {name!r} is unknown: {', '.join(sorted(known))} or a torch.nn activation")
+        raise UserError(f"activation {name!r} is unknown: {', '.join(sorted(known))} or a torch.nn activation")
     made: nn.Module = cls()
     return made
 

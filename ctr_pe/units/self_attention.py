@@ -1,6 +1,6 @@
 """Multi-head self-attention over a sequence of items (BST, SASRec, DMIN).
 
-B batch, L slots, H heads, D item dim, d = D / H head dim.
+B batch, L slots, N real items of the batch, H heads, D item dim, d = D / H head dim.
 """
 
 from __future__ import annotations
@@ -51,17 +51,26 @@ class SelfAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
 
     def forward(self, items: Tensor, positions: Positions) -> Tensor:
-        """items (B, L, D) -> states (B, L, D), zero at padding. What padded slots of ``items`` hold does not matter."""
-        items = items.masked_fill(~positions.mask.unsqueeze(-1), 0.0)
-        query, key, value = (self._split(project(items)) for project in (self.query, self.key, self.value))
+        """items (B, L, D) or packed (N, D) -> states in the same layout, zero at padding.
+
+        What padded slots of ``items`` hold does not matter; projections are computed on real items only.
+        """
+        packed = positions.pack(items) if items.dim() == 3 else items
+        states: Tensor = self.output(self.heads(packed, positions).flatten(-2))
+        return positions.spread(states) if items.dim() == 3 else states
+
+    def heads(self, packed: Tensor, positions: Positions) -> Tensor:
+        """packed items (N, D) -> what each head pools, before the output projection: (N, H, d)."""
+        query, key, value = (
+            self._split(positions.spread(project(packed))) for project in (self.query, self.key, self.value)
+        )
         pairs = positions.from_items(self.causal)
         turned_query, turned_key = self.pe.rotate(query, key, pairs.query, pairs.key)
         logits = turned_query @ turned_key.transpose(-1, -2) * query.shape[-1] ** -0.5
         logits = self.pe.bias(query, key, logits, pairs)  # (B, H, L, L)
         weights = self.dropout(masked_softmax(logits, pairs.allowed))
         pooled = self.pe.mix(weights.to(value.dtype) @ value, weights, value, pairs)
-        states: Tensor = self.output(pooled.transpose(1, 2).flatten(-2))
-        return states.masked_fill(~positions.mask.unsqueeze(-1), 0.0)
+        return positions.pack(pooled.transpose(1, 2))
 
     def _split(self, x: Tensor) -> Tensor:
         batch, slots, dim = x.shape

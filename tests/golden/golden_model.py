@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import math
+import subprocess
 import zlib
+from collections.abc import Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -55,18 +60,55 @@ def batch(padded: bool) -> dict[str, Tensor]:
     }
 
 
+def right_padded(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same items at the left end of the slots."""
+    moved = dict(rows)
+    for name in HISTORY:
+        order = (rows[name] == 0).byte().argsort(dim=1, stable=True)
+        moved[name] = rows[name].gather(1, order)
+    return moved
+
+
+def formula(name: str, shape: Sequence[int], power: int = 1) -> Tensor:
+    """Values (float64) of a parameter or buffer of this name and shape. With ``power=2`` matrices have full rank."""
+    phase = zlib.crc32(name.encode()) % 1000
+    values = torch.sin(torch.arange(math.prod(shape), dtype=torch.float64) ** power * 0.7 + phase).view(tuple(shape))
+    if "running_var" in name:
+        values = 1 + values.abs()
+    if "embedding_layers" in name:
+        values[0] = 0.0
+    return values * 0.5
+
+
 @torch.no_grad()
-def set_weights(model: nn.Module, rename: dict[str, str] | None = None) -> None:
+def set_weights(model: nn.Module, rename: dict[str, str] | None = None, power: int = 1) -> None:
     """Fill every parameter and buffer by a formula of its name (after ``rename`` of its beginning) and its index."""
     for name, tensor in model.state_dict().items():
         if not tensor.is_floating_point():
             continue
         for old, new in (rename or {}).items():
             name = name.replace(old, new)
-        phase = zlib.crc32(name.encode()) % 1000
-        values = torch.sin(torch.arange(tensor.numel(), dtype=torch.float64) * 0.7 + phase).view(tensor.shape)
-        if "running_var" in name:
-            values = 1 + values.abs()
-        if "embedding_layers" in name:
-            values[0] = 0.0
-        tensor.copy_((values * 0.5).to(tensor.dtype))
+        tensor.copy_(formula(name, tensor.shape, power).to(tensor.dtype))
+
+
+def reference(checkout: str, model: str, folder: Path) -> tuple[Any, dict[str, str]]:
+    """FuxiCTR's own class of a model, from a git checkout (or bare repository), and where it comes from."""
+
+    def git(*args: str) -> str:
+        return subprocess.run(["git", "-C", checkout, *args], check=True, capture_output=True, text=True).stdout
+
+    path = f"model_zoo/{model}/src/{model}.py"
+    source = folder / f"fuxictr_{model.lower()}.py"
+    source.write_text(git("show", f"HEAD:{path}"))
+    spec = importlib.util.spec_from_file_location(source.stem, source)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    about = {
+        "reference": f"{path} of reczoo/FuxiCTR",
+        "commit": git("rev-parse", "HEAD").strip(),
+        "fuxictr": version("fuxictr"),
+        "torch": version("torch"),
+    }
+    return getattr(module, model), about

@@ -1,0 +1,121 @@
+"""Transformer blocks over the sequence [history; target] (BST, SASRec).
+
+B batch, N real items of the batch, M = N + B with the targets, D item dim. Everything is packed: a block computes real
+items only, so there is no padded row for its biases and norms to fill.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.positions import Positions
+from ctr_pe.units.scores import make_activation
+from ctr_pe.units.self_attention import SelfAttention
+
+
+class TransformerBlock(nn.Module):
+    """Self-attention, then a feed-forward network of two layers, each with dropout, residual and layer norm.
+
+    Args:
+        dim, num_heads, pe, causal, attention_dropout: as in :class:`~ctr_pe.units.SelfAttention`.
+        hidden_dim: width of the feed-forward network's hidden layer; D by default.
+        activation: after the hidden layer, a name as in :class:`~ctr_pe.units.DINScore`.
+        dropout: rate after the attention and after the feed-forward network.
+        norm: ``post`` norms each sum of input and output, ``pre`` the input of attention and network (a stack then
+            needs a norm after its last block), None neither.
+        residual: add the input of attention and network to their outputs.
+
+    Raises:
+        ValueError: an unknown norm or activation, or what SelfAttention refuses.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 1,
+        pe: PositionEncoding | None = None,
+        causal: bool = False,
+        hidden_dim: int | None = None,
+        activation: str = "LeakyReLU",
+        attention_dropout: float = 0.0,
+        dropout: float = 0.0,
+        norm: str | None = "post",
+        residual: bool = True,
+    ) -> None:
+        super().__init__()
+        if norm not in ("post", "pre", None):
+            raise ValueError(f"norm must be 'post', 'pre' or None, got {norm!r}")
+        hidden = hidden_dim or dim
+        self.attention = SelfAttention(dim, num_heads, pe, causal, attention_dropout)
+        self.ffn = nn.Sequential(nn.Linear(dim, hidden), make_activation(activation, hidden), nn.Linear(hidden, dim))
+        self.layer_norm1, self.layer_norm2 = (nn.LayerNorm(dim) if norm else nn.Identity() for _ in range(2))
+        self.dropout = nn.Dropout(dropout)
+        self.pre, self.residual = norm == "pre", residual
+
+    def forward(self, items: Tensor, positions: Positions) -> Tensor:
+        """packed items (M, D) -> states (M, D)."""
+        attended = self._around(items, self.layer_norm1, lambda x: self.attention(x, positions))
+        return self._around(attended, self.layer_norm2, self.ffn)
+
+    def _around(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
+        y: Tensor = self.dropout(layer(norm(x) if self.pre else x))
+        if self.residual:
+            y = x + y
+        return y if self.pre else norm(y)
+
+
+class Transformer(nn.Module):
+    """Transformer blocks over [history; target].
+
+    Args:
+        encodings: one per block, all of one dim and number of heads, built for a slot more than the history has;
+            ``embed`` is called on the first.
+        input_dropout: rate on the items, after ``embed``.
+        block: the other arguments of :class:`TransformerBlock`. With ``norm="pre"`` a last norm follows the last block.
+
+    Raises:
+        ValueError: no encoding, or what TransformerBlock refuses.
+    """
+
+    def __init__(self, encodings: Sequence[PositionEncoding], input_dropout: float = 0.0, **block: Any) -> None:
+        super().__init__()
+        if not encodings:
+            raise ValueError("a transformer needs at least one block")
+        self.dim = encodings[0].dim + encodings[0].added_dim
+        self.dropout = nn.Dropout(input_dropout)
+        self.blocks = nn.ModuleList(TransformerBlock(self.dim, pe.num_heads, pe, **block) for pe in encodings)
+        self.layer_norm = nn.LayerNorm(self.dim) if block.get("norm") == "pre" else nn.Identity()
+
+    @property
+    def pe(self) -> PositionEncoding:
+        """The encoding of the lowest block."""
+        lowest = self.blocks[0]
+        assert isinstance(lowest, TransformerBlock)
+        return lowest.attention.pe
+
+    def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
+        """target (B, D), packed history (N, D) -> packed states (M, D) of [history; target], their positions."""
+        embedded, history = self.pe.embed(target, history, positions)
+        assert embedded is not None
+        states, whole = append_target(embedded, history, positions)
+        states = self.dropout(states)
+        for block in self.blocks:
+            states = block(states, whole)
+        return self.layer_norm(states), whole
+
+
+def append_target(target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
+    """Each row's items and then its target: target (B, D), packed history (N, D) -> packed (M, D) and its positions."""
+    rows, _ = positions.real
+    rows = torch.cat([rows, torch.arange(len(target), device=rows.device)])
+    return torch.cat([history, target])[rows.argsort(stable=True)], positions.with_target()
+
+
+def target_state(states: Tensor, positions: Positions) -> Tensor:
+    """packed states (M, D) of [history; target] and their positions -> (B, D), the states at the targets."""
+    return states[positions.count.cumsum(0) - 1]

@@ -1,0 +1,149 @@
+"""BST, behaviour sequence transformer (Chen et al. 2019, arXiv 1905.06874).
+
+B batch, N real items of the batch, M = N + B with the targets, D item dim, P position dim, S slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.errors import UserError, nearest
+from ctr_pe.model_zoo.base import RankModel
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.positions import Positions
+from ctr_pe.units.transformer import Transformer, target_state
+
+
+class ConcatenatedPositions(PositionEncoding):
+    """[h_j; e[D_j]] and [t; e[0]]: a learned vector beside each item, once, before the network.
+
+    The paper takes the time from event to request for a position, FuxiCTR's model the slot in the padded list; this is
+    that slot counted from the target, so that padding does not matter.
+
+    Args:
+        dim: item dim D, of which heads need not be divisors: they split D + P.
+        max_len: slots of [history; target].
+        added_dim: P.
+
+    Parameters: ``table (max_len, P)``, row 0 for the target; starts as sines and cosines of the distance.
+    """
+
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, added_dim: int) -> None:
+        super().__init__(dim, max_len)
+        self.num_heads, self.added_dim = num_heads, added_dim
+        column = torch.arange(added_dim)
+        angle = torch.arange(max_len).unsqueeze(1) * 10000.0 ** (-(column - column % 2) / added_dim)
+        self.table = nn.Parameter(torch.where(column % 2 == 0, angle.sin(), angle.cos()))
+
+    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        index = positions.of(history, positions.distance).clamp(max=self.max_len - 1)
+        if target is not None:
+            target = torch.cat([target, self.table[0].expand(len(target), -1)], -1)
+        return target, torch.cat([history, nn.functional.embedding(index, self.table)], -1)
+
+    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
+        return PositionEncoding(self.dim + self.added_dim, self.max_len, self.num_heads)  # it is in the items already
+
+
+class BST(RankModel):
+    """Transformer blocks over [history; target] per field group, pooled, then the tower.
+
+    Keys are FuxiCTR's; those of every model are in :class:`~ctr_pe.model_zoo.base.RankModel`.
+
+    Args:
+        num_heads: of each self-attention; divides the item dim, or with ``native`` that of item and position.
+        stacked_transformer_layers: blocks.
+        attention_dropout: rate on the attention weights.
+        net_dropout: rate after attention and feed-forward network, and in the tower.
+        layer_norm, use_residual: of each block; norms come after the sums.
+        seq_pooling_type: ``mean`` or ``sum`` over history and target, the state at the ``target``, or ``concat``: all
+            states, oldest first, each in the place that its distance from the target gives it.
+        use_causal_mask: each item sees itself and the items before it.
+        use_position_emb: FuxiCTR's switch of its position vectors, which are ``position_encoding: native`` here. True
+            or False without position_encoding means native or none.
+
+    Raises:
+        UserError: heads that do not divide the dim, an unknown pooling, or a use_position_emb that contradicts
+            position_encoding.
+    """
+
+    native: ClassVar[str | type[PositionEncoding]] = ConcatenatedPositions
+
+    def __init__(
+        self,
+        feature_map: Any,
+        model_id: str = "BST",
+        num_heads: int = 2,
+        stacked_transformer_layers: int = 1,
+        attention_dropout: float = 0.0,
+        net_dropout: float = 0.0,
+        layer_norm: bool = True,
+        use_residual: bool = True,
+        seq_pooling_type: str = "mean",
+        use_causal_mask: bool = False,
+        use_position_emb: bool | None = None,
+        **kwargs: Any,
+    ) -> None:
+        if use_position_emb is not None:
+            encoding = kwargs.setdefault("position_encoding", "native" if use_position_emb else "none")
+            for name in [encoding] if isinstance(encoding, str) else encoding:
+                if ("native" in name.split("+")) != use_position_emb:
+                    raise UserError(
+                        f"BST: use_position_emb={use_position_emb} contradicts position_encoding='{name}': leave it "
+                        "out, position_encoding says all (native is what use_position_emb=True was)"
+                    )
+        super().__init__(feature_map, model_id, net_dropout=net_dropout, **kwargs)
+        if seq_pooling_type not in POOLINGS:
+            raise UserError(
+                f"BST: seq_pooling_type '{seq_pooling_type}' is unknown: {nearest(seq_pooling_type, POOLINGS)}"
+            )
+        self.native_options = {"added_dim": self.embedding_dim}
+        self.pool = POOLINGS[seq_pooling_type]
+        self.transformers = nn.ModuleList(
+            Transformer(
+                self.build_stack(group, stacked_transformer_layers, num_heads),
+                causal=use_causal_mask,
+                attention_dropout=attention_dropout,
+                dropout=net_dropout,
+                norm="post" if layer_norm else None,
+                residual=use_residual,
+            )
+            for group in self.groups
+        )
+        slots = [group.max_len + 1 if seq_pooling_type == "concat" else 1 for group in self.groups]
+        self.build_tower(n * unit.dim for n, unit in zip(slots, self.transformers, strict=True))
+
+    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+        states, whole = self.transformers[index](target, history, positions)
+        return self.pool(states, whole, self.groups[index].max_len + 1)
+
+
+# Pooling: packed states (M, D) of [history; target], their positions, slots S -> (B, D) or (B, S · D).
+
+
+def _sum(states: Tensor, positions: Positions, slots: int) -> Tensor:
+    rows, _ = positions.real
+    return states.new_zeros(len(positions.mask), states.shape[-1]).index_add(0, rows, states)
+
+
+def _mean(states: Tensor, positions: Positions, slots: int) -> Tensor:
+    return _sum(states, positions, slots) / positions.count.unsqueeze(-1)
+
+
+def _target(states: Tensor, positions: Positions, slots: int) -> Tensor:
+    return target_state(states, positions)
+
+
+def _concat(states: Tensor, positions: Positions, slots: int) -> Tensor:
+    """The target's state in the last slot, that of the most recent item before it; zeros where the history is short."""
+    (rows, _), slot = positions.real, slots - positions.pack(positions.distance)
+    kept = slot >= 0  # a history longer than the model was built for loses its oldest items
+    placed = states.new_zeros(len(positions.mask), slots, states.shape[-1])
+    return placed.index_put((rows[kept], slot[kept]), states[kept]).flatten(1)
+
+
+POOLINGS = {"mean": _mean, "sum": _sum, "target": _target, "concat": _concat}
