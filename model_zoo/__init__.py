@@ -7,16 +7,18 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from ctr_pe.model_zoo.bst import BST
+    from ctr_pe.model_zoo.dien import DIEN
     from ctr_pe.model_zoo.din import DIN
     from ctr_pe.model_zoo.sasrec import SASRec
 
 MODELS = {
     "DIN": "ctr_pe.model_zoo.din:DIN",
+    "DIEN": "ctr_pe.model_zoo.dien:DIEN",
     "BST": "ctr_pe.model_zoo.bst:BST",
     "SASRec": "ctr_pe.model_zoo.sasrec:SASRec",
 }
 
-__all__ = ["BST", "DIN", "MODELS", "SASRec"]
+__all__ = ["BST", "DIEN", "DIN", "MODELS", "SASRec"]
 
 
 def __getattr__(name: str) -> Any:  # FuxiCTR takes seconds to import: only when a model is used

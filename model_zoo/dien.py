@@ -1,0 +1,95 @@
+"""DIEN, deep interest evolution network (Zhou et al. 2019, arXiv 1809.03672)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.errors import UserError, nearest
+from ctr_pe.model_zoo.auxiliary import NextItemModel
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.positions import Positions
+from ctr_pe.units import BilinearScore, DINScore, DotScore, TargetAttention
+from ctr_pe.units.gru import GATES, GRU, AttentionGRU, last_state
+
+
+class DIEN(NextItemModel):
+    """Per field group a GRU makes an interest state of each item, target attention weighs the states, and a second GRU,
+    whose steps the weights gate, ends in the interest; then the tower.
+
+    Encodings act on the weights: what an encoding does to pooled values has no place here. Keys are FuxiCTR's; those of
+    every model are in :class:`~ctr_pe.model_zoo.base.RankModel`.
+
+    Args:
+        gru_type: ``AIGRU``, ``AGRU`` or ``AUGRU``.
+        enable_sum_pooling: add the sum of the history, and its product with the target, to the tower's input.
+        attention_type: ``dot_attention``, ``bilinear_attention``, ``din_attention``, or without ``_attention``.
+        attention_hidden_units, attention_activation, attention_dropout: of the DIN score.
+        use_attention_softmax: weights are a softmax over the history, else the logits themselves.
+        aux_loss_alpha: weight of the auxiliary loss; 0 for none.
+        aux_hidden_units, aux_activation: its network, with dropout ``net_dropout``.
+        neg_seq_field: per group, items that did not come next, one per history item; without, drawn from the batch.
+    """
+
+    def __init__(
+        self,
+        feature_map: Any,
+        model_id: str = "DIEN",
+        embedding_dim: int = 16,
+        dnn_hidden_units: Sequence[int] = (200, 80),
+        net_dropout: float = 0.0,
+        batch_norm: bool = True,
+        gru_type: str = "AUGRU",
+        enable_sum_pooling: bool = False,
+        attention_type: str = "bilinear_attention",
+        attention_hidden_units: Sequence[int] = (80, 40),
+        attention_activation: str = "Dice",
+        attention_dropout: float = 0.0,
+        use_attention_softmax: bool = True,
+        aux_loss_alpha: float = 0.0,
+        aux_hidden_units: Sequence[int] = (100, 50),
+        aux_activation: str = "ReLU",
+        **kwargs: Any,
+    ) -> None:
+        tower = {"dnn_hidden_units": dnn_hidden_units, "net_dropout": net_dropout, "batch_norm": batch_norm}
+        super().__init__(feature_map, model_id, embedding_dim=embedding_dim, **tower, **kwargs)
+        if gru_type not in GATES:
+            raise UserError(f"gru_type '{gru_type}' is unknown: {nearest(gru_type, GATES)}")
+        scores = {
+            "dot": lambda dim: DotScore(dim, scaled=False),
+            "bilinear": BilinearScore,
+            "din": lambda dim: DINScore(dim, attention_hidden_units, attention_activation, attention_dropout),
+        }
+        score = str(attention_type).removesuffix("_attention")
+        if score not in scores:
+            names = [f"{name}_attention" for name in scores]
+            raise UserError(f"attention_type '{attention_type}' is unknown: {nearest(attention_type, names)}")
+
+        def attention(pe: PositionEncoding) -> TargetAttention:
+            width = pe.dim + pe.added_dim
+            return TargetAttention(width, scores[score](width), pe, use_attention_softmax)
+
+        encodings = [self.build_encoding(group, group.dim) for group in self.groups]
+        widths = [pe.dim + pe.added_dim for pe in encodings]
+        self.extractors = nn.ModuleList(GRU(width, width) for width in widths)
+        self.attentions = nn.ModuleList(attention(pe) for pe in encodings)
+        self.evolutions = nn.ModuleList(AttentionGRU(width, width, gru_type) for width in widths)
+        self.build_next_item_losses(aux_loss_alpha, widths, aux_hidden_units, aux_activation, dropout_rates=net_dropout)
+        self.sum_pooling = enable_sum_pooling
+        pooled = [2 * group.dim for group in self.groups] if enable_sum_pooling else []
+        self.build_tower(widths + pooled)
+
+    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+        attention = self.attentions[index]
+        query, items = attention.pe.embed(target, history, positions)
+        states = self.extractors[index](items, positions)
+        self.learn_next_item(index, states, history, positions)
+        _, weights = attention(query, states, positions)
+        interest = last_state(self.evolutions[index](states, positions.pack(weights), positions), positions)
+        if not self.sum_pooling:
+            return interest
+        total = torch.zeros_like(target).index_add(0, positions.real[0], history)
+        return torch.cat([interest, total, target * total], dim=-1)
