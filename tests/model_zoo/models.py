@@ -24,6 +24,7 @@ PARAMS: dict[str, Any] = {
 }
 SMALL: dict[str, dict[str, Any]] = {  # what each model needs on top
     "DIN": {"attention_hidden_units": [6], "attention_hidden_activations": "Dice"},
+    "DIEN": {"batch_norm": False, "attention_type": "din_attention", "attention_hidden_units": [6]},
     "BST": {"num_heads": 2, "stacked_transformer_layers": 2},
     "SASRec": {"num_heads": 2, "num_blocks": 3},
 }
