@@ -9,16 +9,20 @@ if TYPE_CHECKING:
     from ctr_pe.model_zoo.bst import BST
     from ctr_pe.model_zoo.dien import DIEN
     from ctr_pe.model_zoo.din import DIN
+    from ctr_pe.model_zoo.dmin import DMIN
     from ctr_pe.model_zoo.sasrec import SASRec
+    from ctr_pe.model_zoo.tin import TIN
 
 MODELS = {
     "DIN": "ctr_pe.model_zoo.din:DIN",
     "DIEN": "ctr_pe.model_zoo.dien:DIEN",
     "BST": "ctr_pe.model_zoo.bst:BST",
+    "DMIN": "ctr_pe.model_zoo.dmin:DMIN",
+    "TIN": "ctr_pe.model_zoo.tin:TIN",
     "SASRec": "ctr_pe.model_zoo.sasrec:SASRec",
 }
 
-__all__ = ["BST", "DIEN", "DIN", "MODELS", "SASRec"]
+__all__ = ["BST", "DIEN", "DIN", "DMIN", "MODELS", "TIN", "SASRec"]
 
 
 def __getattr__(name: str) -> Any:  # FuxiCTR takes seconds to import: only when a model is used

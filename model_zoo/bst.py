@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError, nearest
-from ctr_pe.model_zoo.base import RankModel
+from ctr_pe.model_zoo.base import RankModel, own_position_switch
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units.transformer import Transformer, target_state
@@ -88,14 +88,7 @@ class BST(RankModel):
         use_position_emb: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        if use_position_emb is not None:
-            encoding = kwargs.setdefault("position_encoding", "native" if use_position_emb else "none")
-            for name in [encoding] if isinstance(encoding, str) else encoding:
-                if ("native" in name.split("+")) != use_position_emb:
-                    raise UserError(
-                        f"BST: use_position_emb={use_position_emb} contradicts position_encoding='{name}': leave it "
-                        "out, position_encoding says all (native is what use_position_emb=True was)"
-                    )
+        own_position_switch("BST", "use_position_emb", use_position_emb, kwargs)
         super().__init__(feature_map, model_id, net_dropout=net_dropout, **kwargs)
         if seq_pooling_type not in POOLINGS:
             raise UserError(

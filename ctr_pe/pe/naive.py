@@ -51,7 +51,8 @@ class Naive(PositionEncoding):
         return target, history
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
-        return PositionEncoding(self.dim, self.max_len, self.num_heads)  # added once, at the input
+        above = fresh()  # for its sizes: positions are added once, at the input
+        return PositionEncoding(above.dim, above.max_len, above.num_heads)
 
     def _row(self, index: Tensor) -> Tensor:
         return nn.functional.embedding(index.clamp(0, self.max_len), self.table)

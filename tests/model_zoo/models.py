@@ -26,6 +26,16 @@ SMALL: dict[str, dict[str, Any]] = {  # what each model needs on top
     "DIN": {"attention_hidden_units": [6], "attention_hidden_activations": "Dice"},
     "DIEN": {"batch_norm": False, "attention_type": "din_attention", "attention_hidden_units": [6]},
     "BST": {"num_heads": 2, "stacked_transformer_layers": 2},
+    "DMIN": {
+        "num_heads": 2,
+        "dnn_activations": "ReLU",
+        "batch_norm": False,
+        "attention_hidden_units": [6],
+        "attention_activation": "Dice",
+        "aux_hidden_units": [5],
+        "aux_loss_lambda": 0.5,
+    },
+    "TIN": {},
     "SASRec": {"num_heads": 2, "num_blocks": 3},
 }
 

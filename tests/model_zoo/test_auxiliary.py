@@ -95,6 +95,20 @@ def test_padding_and_truncation_change_nothing(tmp_path: Path) -> None:
         assert torch.allclose(torch.stack(losses), losses[0], atol=1e-12)
 
 
+@pytest.mark.parametrize("left", [False, True])
+def test_histories_cut_to_max_len(left: bool, tmp_path: Path) -> None:
+    """The loss of the most recent items, each with the item of its own place that was not chosen."""
+    rows = with_negatives(batch([3, 0, 6, 1, 5], left=left))
+    del rows["age_history"]
+    short, real = dict(rows), rows["item_history"] > 0
+    for field in ("item_history", "cate_history", "item_neg", "cate_neg"):
+        newest = [rows[field][row][real[row]][-4:] for row in range(5)]
+        short[field] = torch.nn.utils.rnn.pad_sequence(newest, batch_first=True)
+    cut, whole = build(tmp_path, negatives=True, max_len=4)(rows), build(tmp_path, negatives=True)(short)
+    assert torch.allclose(cut["y_pred"], whole["y_pred"])
+    assert torch.allclose(cut["auxiliary_loss"], whole["auxiliary_loss"])
+
+
 def test_other_items_are_others(tmp_path: Path) -> None:
     model, seen = build(tmp_path), []
     model.aux_net[0].register_forward_hook(lambda module, inputs, output: seen.append(inputs))

@@ -1,0 +1,199 @@
+"""DMIN, deep multi-interest network (Xiao et al. 2020, CIKM).
+
+B batch, N real items of the batch, D item dim, H heads, d = D / H head dim, P position dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.model_zoo.auxiliary import NextItemModel
+from ctr_pe.model_zoo.base import Group, own_position_switch
+from ctr_pe.pe.base import PositionEncoding, PositionLinear
+from ctr_pe.positions import Places, Positions
+from ctr_pe.units import DINScore, SelfAttention, TargetAttention
+
+
+class QueryPositions(PositionEncoding):
+    """DMIN's own: the query that meets item j is W [t; p_j] + c, with a vector p_j per distance.
+
+    W acts on t and p_j apart: ``rotate`` turns the query into W_t t + c and puts W_p p_j beside the key, where
+    :class:`QueryScore` finds it.
+
+    Args:
+        position_dim: P.
+
+    Parameters: ``table (max_len, P)``, zeros, row 0 for the most recent item; ``project``, from D + P to D.
+    """
+
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: int) -> None:
+        super().__init__(dim, max_len, num_heads)
+        self.table = nn.Parameter(torch.zeros(max_len, position_dim))
+        self.project = PositionLinear(dim + position_dim, dim)
+
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+        of_target, of_position = self.project.weight.tensor_split([self.dim], dim=1)
+        index = (keys_at.distance - 1).clamp(0, self.max_len - 1)
+        shift = nn.functional.embedding(index, self.table @ of_position.T)
+        return nn.functional.linear(query, of_target, self.project.bias), torch.cat([keys, shift], -1)
+
+
+class QueryScore(DINScore):
+    """The DIN score, also with a query of its own for each item: items (N, 2 D) bring what to add to the target."""
+
+    def forward(self, target: Tensor, items: Tensor, rows: Tensor) -> Tensor:
+        if items.shape[-1] == target.shape[-1]:
+            return super().forward(target, items, rows)
+        items, shift = items.chunk(2, dim=-1)
+        return super().forward(target[rows] + shift, items, torch.arange(len(rows), device=rows.device))
+
+
+class AfterAttention(nn.Module):
+    """x = norm(items + dropout(attended)), then x + FFN(x), both packed (N, D); the hidden layer has 2 D units."""
+
+    def __init__(self, dim: int, dropout: float, layer_norm: bool) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.norm = nn.LayerNorm(dim) if layer_norm else nn.Identity()
+        self.ffn = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
+
+    def forward(self, attended: Tensor, items: Tensor) -> Tensor:
+        x = self.norm(items + self.dropout(attended))
+        return x + self.ffn(x)
+
+
+class Interests(nn.Module):
+    """H interests of one history: behaviour refiner, then multi-interest extractor.
+
+    The refiner is a causal self-attention and what comes after it. In the extractor, each head of a second one goes on
+    alone, up to a target attention of its own. A head's projection from d to D is its columns of ``output``, which
+    multi-head attention would sum over the heads.
+
+    Args:
+        refiner: None leaves it out.
+        extractor, units: the second self-attention, with H heads, and H target attentions.
+        make_after: makes the layers after an attention.
+    """
+
+    def __init__(
+        self,
+        refiner: SelfAttention | None,
+        extractor: SelfAttention,
+        units: Sequence[TargetAttention],
+        make_after: Callable[[], AfterAttention],
+    ) -> None:
+        super().__init__()
+        self.refiner, self.extractor, self.units = refiner, extractor, nn.ModuleList(units)
+        self.after_refiner = None if refiner is None else make_after()
+        self.after_heads = nn.ModuleList(make_after() for _ in units)
+
+    def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
+        """target (B, D), packed history (N, D) -> interests (B, H D), refined history (N, D)."""
+        target, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
+        if self.refiner is not None:
+            items = self.after_refiner(self.refiner(items, positions), items)
+        heads, output, interests = self.extractor.heads(items, positions), self.extractor.output, []
+        for index, columns in enumerate(output.weight.chunk(len(self.units), dim=1)):
+            states = self.after_heads[index](nn.functional.linear(heads[:, index], columns, output.bias), items)
+            interest, _ = self.units[index](target, states, positions)
+            interests.append(interest)
+        return torch.cat(interests, dim=-1), items
+
+
+class DMIN(NextItemModel):
+    """Refined histories, several interests from each, then the tower.
+
+    Keys are FuxiCTR's; those of every model are in :class:`~ctr_pe.model_zoo.base.RankModel`. Encodings act in both
+    self-attentions and in the target attention of every interest; ``native`` in the latter alone.
+
+    Args:
+        dnn_activations, batch_norm: of the tower, with FuxiCTR's defaults for this model.
+        aux_hidden_units, aux_activation, aux_loss_lambda: the auxiliary loss on the refined history and its weight,
+            see :class:`~ctr_pe.model_zoo.auxiliary.NextItemModel`; it has the tower's dropout and batch norm.
+        net_dropout: rate after each self-attention, and in the tower.
+        num_heads: H, of both self-attentions, and the number of interests.
+        enable_sum_pooling: the tower also gets the sum of the history, and target ⊙ sum.
+        attention_hidden_units, attention_activation: the score of the target attentions.
+        attention_dropout: rate in the score and on the weights of the self-attentions.
+        pos_emb_dim: P of ``native``.
+        use_pos_emb: FuxiCTR's switch of ``native``: True or False without position_encoding means native or none.
+        use_behavior_refiner: False leaves the refiner out.
+        layer_norm: of refiner and extractor.
+
+    Raises:
+        UserError: heads that do not divide the item dim, or a use_pos_emb that contradicts position_encoding.
+    """
+
+    def __init__(
+        self,
+        feature_map: Any,
+        model_id: str = "DMIN",
+        dnn_activations: str = "Dice",
+        aux_hidden_units: Sequence[int] = (100, 50),
+        aux_activation: str = "ReLU",
+        net_dropout: float = 0.0,
+        num_heads: int = 4,
+        enable_sum_pooling: bool = False,
+        attention_hidden_units: Sequence[int] = (80, 40),
+        attention_activation: str = "ReLU",
+        attention_dropout: float = 0.0,
+        use_pos_emb: bool | None = None,
+        pos_emb_dim: int = 8,
+        use_behavior_refiner: bool = True,
+        aux_loss_lambda: float = 0.0,
+        batch_norm: bool = True,
+        bn_only_once: bool = False,
+        layer_norm: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        own_position_switch("DMIN", "use_pos_emb", use_pos_emb, kwargs)
+        tower = {"net_dropout": net_dropout, "batch_norm": batch_norm, "bn_only_once": bn_only_once}
+        super().__init__(feature_map, model_id, dnn_activations=dnn_activations, **tower, **kwargs)
+        self.native_options = {"position_dim": pos_emb_dim}
+        self.enable_sum_pooling = enable_sum_pooling
+
+        def interests(group: Group) -> Interests:
+            first = self.build_encoding(group, group.dim, num_heads)
+            dim = group.dim + first.added_dim
+
+            def attention(pe: PositionEncoding) -> SelfAttention:
+                return SelfAttention(dim, num_heads, pe, causal=True, dropout=attention_dropout)
+
+            def unit() -> TargetAttention:
+                pe = self.build_encoding(group, dim, below=first, native=QueryPositions)
+                score = QueryScore(dim, attention_hidden_units, attention_activation, attention_dropout)
+                return TargetAttention(dim, score, pe)
+
+            refiner, second = None, first
+            if use_behavior_refiner:
+                refiner, second = attention(first), self.build_encoding(group, dim, num_heads, below=first)
+            make_after = partial(AfterAttention, dim, net_dropout, layer_norm)
+            return Interests(refiner, attention(second), [unit() for _ in range(num_heads)], make_after)
+
+        self.interests = nn.ModuleList(interests(group) for group in self.groups)
+        dims = [unit.units[0].pe.dim + unit.units[0].pe.added_dim for unit in self.interests]
+        self.build_next_item_losses(
+            aux_loss_lambda,
+            dims,
+            aux_hidden_units,
+            aux_activation,
+            dropout_rates=net_dropout,
+            batch_norm=batch_norm,
+            bn_only_once=bn_only_once,
+        )
+        pooled = [2 * group.dim if enable_sum_pooling else 0 for group in self.groups]
+        self.build_tower(num_heads * dim + extra for dim, extra in zip(dims, pooled, strict=True))
+
+    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+        interests, refined = self.interests[index](target, history, positions)
+        self.learn_next_item(index, refined, history, positions)
+        if not self.enable_sum_pooling:
+            return interests
+        rows, _ = positions.real
+        total = torch.zeros_like(target).index_add(0, rows, history)
+        return torch.cat([interests, total, target * total], dim=-1)

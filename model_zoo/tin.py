@@ -1,0 +1,44 @@
+"""TIN, temporal interest network (Zhou et al. 2024, arXiv 2308.08487)."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from torch import Tensor, nn
+
+from ctr_pe.model_zoo.base import Group, RankModel
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.positions import Positions
+from ctr_pe.units import TargetAttention
+
+
+class TIN(RankModel):
+    """interest = sum of a_j (h̃_j ⊙ t̃) with a = softmax over the history of t̃ · h̃_j / sqrt(D), then the tower.
+
+    ``native`` is the paper's target-aware temporal encoding: h̃_j = h_j + P[D_j] and t̃ = t + P[0], a learned vector per
+    distance from the target, added to query, key and value, which is ``naive``. Other encodings take its place; the
+    product with the target stays, the paper's target-aware representation.
+
+    The tower gets the other fields and this interest, as in the paper. The official code pools u = sum of a_j h̃_j
+    without the product, normalises and projects it, and feeds [u, t̃, u ⊙ t̃] to a small sigmoid tower.
+
+    Keys are those of every model, see :class:`~ctr_pe.model_zoo.base.RankModel`; there is no other.
+    """
+
+    native: ClassVar[str | type[PositionEncoding]] = "naive"
+
+    def __init__(self, feature_map: Any, model_id: str = "TIN", **kwargs: Any) -> None:
+        super().__init__(feature_map, model_id, **kwargs)
+
+        def attention(group: Group) -> TargetAttention:
+            pe = self.build_encoding(group, group.dim)
+            return TargetAttention(group.dim + pe.added_dim, "dot", pe)
+
+        self.attentions = nn.ModuleList(attention(group) for group in self.groups)
+        self.build_tower(unit.pe.dim + unit.pe.added_dim for unit in self.attentions)
+
+    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+        unit = self.attentions[index]
+        target, history = unit.pe.embed(target, history, positions)
+        pooled, _ = unit(target, history, positions)
+        return pooled * target  # the target is the same in every term of the sum
