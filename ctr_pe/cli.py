@@ -86,6 +86,7 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
     _benchmark_parser(commands)
     _list_parser(commands)
+    _validate_parser(commands)
     data = commands.add_parser("data", help="build or fetch data sets", description="Build or fetch data sets.")
     of_data = data.add_subparsers(metavar="COMMAND", required=True, title="commands")
     _build_parser(of_data)
@@ -157,6 +158,19 @@ def _list_parser(commands: argparse._SubParsersAction[_Parser]) -> None:
     parser = commands.add_parser("list", help="models, encodings, data sets", description=text)
     parser.add_argument("--data-root", type=Path, metavar="DIR", help=DATA_ROOT_HELP)
     parser.set_defaults(run=_list)
+
+
+def _validate_parser(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "validate",
+        help="check a config against what will read it",
+        description="""Check a YAML file against the signatures that will read it, and run nothing: a model config of
+FuxiCTR's form, a dataset config, a recipe, a benchmark suite, or a config of FuxiCTR's tuner. Unknown keys, values of
+the wrong type and combinations that no model can be built with are one line each, and the exit code is 2.""",
+    )
+    parser.add_argument("file", type=Path, metavar="FILE", help="the YAML file")
+    parser.add_argument("--data-root", type=Path, metavar="DIR", help=DATA_ROOT_HELP)
+    parser.set_defaults(run=_validate)
 
 
 def _build_parser(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -273,6 +287,12 @@ def _build(args: argparse.Namespace) -> int:
 
 def _fetch(args: argparse.Namespace) -> int:
     from ctr_pe.data.fetch import main
+
+    return main(args)
+
+
+def _validate(args: argparse.Namespace) -> int:
+    from ctr_pe.validate import main
 
     return main(args)
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class UserError(ValueError):
@@ -16,3 +17,17 @@ def nearest(name: object, choices: Iterable[object]) -> str:
     close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
     hint = f"did you mean '{close[0]}'? " if close else ""
     return f"{hint}({', '.join(names)})" if len(names) <= 30 else hint.rstrip() or f"({len(names)} choices)"
+
+
+def explain(problem: Mapping[str, Any], *models: Any) -> str:
+    """One of pydantic's complaints in one line; ``models`` are those whose fields an unknown key may have meant."""
+    parts = [str(part) for part in problem["loc"]]
+    key = ".".join(parts)
+    if problem["type"] == "extra_forbidden":
+        known = next((model.model_fields for model in models[::-1] if len(parts) > 1), models[0].model_fields)
+        return f"key '{key}' is unknown: {nearest(parts[-1], known)}"
+    if problem["type"] == "missing":
+        return f"'{key}' is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    given = "" if isinstance(problem["input"], (dict, list)) else f" (given: {problem['input']!r})"
+    return f"'{key}': {message[0].lower()}{message[1:]}{given}" if key else message

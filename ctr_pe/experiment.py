@@ -238,7 +238,7 @@ def model_params(params: Mapping[str, Any], dataset: Dataset | None) -> dict[str
         params |= {
             "target_field": [group.target for group in dataset.groups],
             "sequence_field": [group.history for group in dataset.groups],
-            "age_field": [group.age for group in dataset.groups],
+            "age_field": params.get("age_field") or [group.age for group in dataset.groups],
         }
     return params
 

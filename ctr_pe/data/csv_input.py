@@ -25,7 +25,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ctr_pe.data.dataset import REPORT, SPLITS, Dataset, DatasetWriter, Group, open_dataset
 from ctr_pe.data.specs import feature_vocab, target_spec
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, explain, nearest
 
 BLOCK_ROWS = 65_536
 FOLDER = "ctr_pe"  # below <data_root>/<dataset_id>, where a user's files and FuxiCTR's own cache may lie
@@ -121,40 +121,45 @@ def feature_specs(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def _columns(params: Mapping[str, Any]) -> list[Column]:
-    given = params.get("feature_cols")
-    if not given:
-        raise UserError("feature_cols is missing: which columns of the CSV files are what")
-    columns = []
-    for entry in given:
-        names = entry.get("name") if isinstance(entry, dict) else None
-        if not names:
-            raise UserError(f"feature_cols: {entry!r} is no mapping with a name")
-        for name in names if isinstance(names, list) else [names]:
-            try:
-                columns.append(Column(**{**entry, "name": name}))
-            except ValidationError as error:
-                raise UserError(f"feature_cols: '{name}': {first_problem(error, Column.model_fields)}") from None
-    columns = [column for column in columns if column.active]
-    names = [column.name for column in columns]
-    if twice := [name for name, count in Counter(names).items() if count > 1]:
-        raise UserError(f"feature_cols: '{twice[0]}' is given twice")
-    for column in columns:
-        if column.share_embedding is not None and column.share_embedding not in names:
-            raise UserError(
-                f"feature_cols: '{column.name}' shares the embedding of '{column.share_embedding}', which is no "
-                f"feature: {nearest(column.share_embedding, names)}"
-            )
-        _ = column.read_from
+    columns, problems = _read_columns(params)
+    if problems:
+        raise UserError(problems[0])
     return columns
 
 
-def first_problem(error: ValidationError, known: Mapping[str, Any]) -> str:
-    """pydantic's first complaint in one line."""
-    problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"])
-    if problem["type"] == "extra_forbidden":
-        return f"key '{key}' is unknown: {nearest(key, known)}"
-    return f"{key}: {problem['msg'][0].lower()}{problem['msg'][1:]}"
+def column_problems(params: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """The features that ``feature_cols`` names, and all that is wrong with it, a line each."""
+    columns, problems = _read_columns(params)
+    return [column.name for column in columns], problems
+
+
+def _read_columns(params: Mapping[str, Any]) -> tuple[list[Column], list[str]]:
+    if not params.get("feature_cols"):
+        return [], ["feature_cols is missing: which columns of the CSV files are what"]
+    columns, problems = [], []
+    for entry in params["feature_cols"]:
+        names = entry.get("name") if isinstance(entry, dict) else None
+        if not names:
+            problems.append(f"feature_cols: {entry!r} is no mapping with a name")
+            continue
+        for name in names if isinstance(names, list) else [names]:
+            try:
+                columns.append(Column(**{**entry, "name": name}))
+                _ = columns[-1].read_from
+            except ValidationError as error:
+                problems += [f"feature_cols: '{name}': {explain(problem, Column)}" for problem in error.errors()]
+            except UserError as error:
+                problems.append(str(error))
+    columns = [column for column in columns if column.active]
+    names = [column.name for column in columns]
+    problems += [f"feature_cols: '{name}' is given twice" for name, count in Counter(names).items() if count > 1]
+    for column in columns:
+        if column.share_embedding is not None and column.share_embedding not in names:
+            problems.append(
+                f"feature_cols: '{column.name}' shares the embedding of '{column.share_embedding}', which is no "
+                f"feature: {nearest(column.share_embedding, names)}"
+            )
+    return columns, problems
 
 
 def _label(params: Mapping[str, Any]) -> str:
@@ -445,4 +450,4 @@ def _say(splits: Mapping[str, Mapping[str, int]], columns: Sequence[Column]) -> 
                 log.info("%s: %d ids of %s are not, or too rarely, in the train rows", split, unseen, column.name)
 
 
-__all__ = ["Column", "build_csv", "feature_specs", "first_problem"]
+__all__ = ["Column", "build_csv", "column_problems", "feature_specs"]
