@@ -37,9 +37,11 @@ class GRU(nn.GRU):
         """Packed items (N, D) -> the state after each item, packed (N, S)."""
         order, sizes = by_step(positions)
         items = items.index_select(0, order)
-        if items.is_cuda and sizes:
-            states: Tensor = super().forward(PackedSequence(items, torch.tensor(sizes)))[0].data
-        else:  # torch's own kernel for the CPU takes twice the time to train
+        if sizes and (items.is_cuda or not torch.is_grad_enabled()):
+            with torch.autocast(items.device.type, enabled=False):  # states keep their precision
+                packed = PackedSequence(items.to(self.weight_hh_l0.dtype), torch.tensor(sizes))
+                states: Tensor = super().forward(packed)[0].data
+        else:  # on a CPU torch's own takes up to several times as long for the gradients
             of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
             weights = torch.ones_like(of_items[:, :1])
             states = recur(_gru, of_items, weights, sizes, self.weight_hh_l0, self.bias_hh_l0)

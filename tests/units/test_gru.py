@@ -84,7 +84,7 @@ class TestAgainstLoops:
         assert torch.allclose(states_of(attended(unit), batch), row_by_row(batch, step), rtol=0, atol=1e-13)
 
     def test_gru_is_torch_s(self) -> None:
-        """Values and gradients, also through torch's own kernel, which runs on a GPU."""
+        """Values and gradients; without gradients, and on a GPU, it runs torch's own kernel."""
         batch = Batch.random(COUNTS).laid_out("mixed")
         positions = Positions.from_mask(batch.mask)
         gru = GRU(DIM, STATE).double()
@@ -102,6 +102,8 @@ class TestAgainstLoops:
             results.append([states.detach(), items.grad, *(p.grad.clone() for p in gru.parameters())])
         for ours, theirs in zip(*results, strict=True):
             assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
+        with torch.no_grad():
+            assert torch.allclose(gru(positions.pack(batch.history), positions), results[0][0], rtol=0, atol=1e-12)
         rows = positions.real[0]
         for row in rows.unique():
             alone, _ = nn.GRU.forward(gru, positions.pack(batch.history)[rows == row])
@@ -175,6 +177,8 @@ class TestRows:
     @pytest.mark.parametrize("counts", [[0], [0, 0, 0], [1], [6]])
     def test_empty_histories_and_single_rows(self, name: str, counts: list[int]) -> None:
         batch = Batch.random(counts)
+        with torch.no_grad():
+            assert states_of(UNITS[name](), batch).shape == (sum(counts), STATE)
         batch.history.requires_grad_()
         positions = Positions.from_mask(batch.mask)
         states = states_of(UNITS[name](), batch)
@@ -218,13 +222,15 @@ def test_gradients(name: str) -> None:
     assert torch.autograd.gradcheck(run, (items, weights, *leaves))
 
 
-@every_gate
-def test_states_keep_their_precision_under_autocast(gate: str) -> None:
-    batch, unit = Batch.random([100, 60], torch.float32), attention_gru(gate).float()
-    exact = states_of(attended(unit), batch)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        half, plain = states_of(attended(unit), batch), states_of(GRU(DIM, STATE), batch)
-    assert half.dtype == plain.dtype == torch.float32
+@pytest.mark.parametrize("gradients", [True, False])
+@every_unit
+def test_states_keep_their_precision_under_autocast(name: str, gradients: bool) -> None:
+    batch, module = Batch.random([100, 60], torch.float32), (GRU(DIM, STATE) if name == "GRU" else attention_gru(name))
+    unit: Unit = attended(module.float()) if isinstance(module, AttentionGRU) else module
+    exact = states_of(unit, batch)
+    with torch.autocast("cpu", dtype=torch.bfloat16), torch.set_grad_enabled(gradients):
+        half = states_of(unit, batch)
+    assert half.dtype == torch.float32
     assert (half - exact).abs().max() < 0.02
 
 
