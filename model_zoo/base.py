@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
 from ctr_pe.pe import build_pe, pe_options
-from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.base import Chain, PositionEncoding
 from ctr_pe.positions import Positions
 
 # Keys of FuxiCTR configs that are read elsewhere (data set, loader, training), or that old configs carry.
@@ -259,9 +259,11 @@ class RankModel(BaseModel):  # type: ignore[misc]
 
     def add_loss(self, return_dict: Mapping[str, Tensor], y_true: Tensor) -> Tensor:
         loss: Tensor = super().add_loss(return_dict, y_true)
-        for module in self.modules():
-            if isinstance(module, PositionEncoding):
-                loss = loss + module.auxiliary_loss()
+        encodings = [module for module in self.modules() if isinstance(module, PositionEncoding)]
+        links = {link for chain in encodings if isinstance(chain, Chain) for link in chain.encodings}
+        for encoding in encodings:
+            if encoding not in links:  # a chain speaks for its links
+                loss = loss + encoding.auxiliary_loss()
         return loss
 
     # Training. FuxiCTR's own fit trusts its surroundings; these are the places where that goes wrong unnoticed.

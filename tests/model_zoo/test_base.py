@@ -280,11 +280,13 @@ class TestTraining:
     def test_learning_rate_as_text(self, tmp_path: Path) -> None:
         assert build(tmp_path, learning_rate="1e-3").optimizer.param_groups[0]["lr"] == 0.001
 
-    def test_auxiliary_losses_reach_the_training_loss(self, tmp_path: Path) -> None:
-        model, rows = build(tmp_path), batch([3, 1])
+    @pytest.mark.parametrize("encoding", ["none", "rope+cape"])
+    def test_auxiliary_losses_reach_the_training_loss_once(self, encoding: str, tmp_path: Path) -> None:
+        model, rows = build(tmp_path, position_encoding=encoding), batch([3, 1])
         output, labels = model(rows), model.get_labels(rows)
-        plain = model.add_loss(output, labels)
-        model.attentions[0].pe.auxiliary_loss = lambda: torch.tensor(2.5)
+        plain, pe = model.add_loss(output, labels), model.attentions[0].pe
+        last = pe.encodings[-1] if encoding == "rope+cape" else pe
+        last.auxiliary_loss = lambda: torch.tensor(2.5)
         assert torch.allclose(model.add_loss(output, labels), plain + 2.5)
 
     def test_outputs_come_in_the_order_of_the_data(self, tmp_path: Path) -> None:
