@@ -13,6 +13,9 @@ from models import build as build_model
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
+from ctr_pe.model_zoo import DIEN
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.positions import Positions
 
 build = partial(build_model, "DIEN")
 COUNTS = [3, 0, 6, 1, 5]
@@ -141,15 +144,31 @@ class TestAuxiliaryLoss:
         assert "auxiliary_loss" not in model(batch(COUNTS))
         assert not any(name.startswith("aux_net") for name, _ in model.named_parameters())
 
-    def test_an_encoding_that_widens_the_items(self, tmp_path: Path) -> None:
-        """States are wider than items then."""
-        model = build(tmp_path, aux_loss_alpha=1.0, position_encoding="naive").train()
-        assert model.aux_net[0].mlp[0].in_features == model.extractors[0].hidden_size + model.groups[0].dim
+    def test_an_encoding_that_widens_the_items(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """States are wider then; what comes next is still an item, without its position."""
+
+        class Beside(PositionEncoding):
+            added_dim = 3
+
+            def embed(
+                self, target: Tensor | None, history: Tensor, positions: Positions
+            ) -> tuple[Tensor | None, Tensor]:
+                assert target is not None
+                place = positions.of(history, positions.distance).unsqueeze(-1).expand(-1, 3)
+                return nn.functional.pad(target, (0, 3)), torch.cat([history, place.to(history.dtype)], -1)
+
+        monkeypatch.setattr(DIEN, "native", Beside)
+        model = build(tmp_path, aux_loss_alpha=1.0, position_encoding="native").train()
+        model._max_gradient_norm = 10.0
+        assert model.extractors[0].input_size == model.extractors[0].hidden_size == 8 + 3
+        assert model.aux_net[0].mlp[0].in_features == 11 + 8
+        assert model.train_step(batch(COUNTS)).isfinite()
 
 
 class TestKeys:
-    def test_sum_pooling_adds_the_history_and_its_product_with_the_target(self, tmp_path: Path) -> None:
-        model, rows, seen = randomised(build(tmp_path, enable_sum_pooling=True)).eval(), batch(COUNTS, left=True), []
+    def test_sum_pooling_adds_the_plain_history_and_its_product_with_the_target(self, tmp_path: Path) -> None:
+        model = randomised(build(tmp_path, enable_sum_pooling=True, position_encoding="naive")).eval()
+        rows, seen = batch(COUNTS, left=True), []
         model.dnn.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
         model(rows)
         target, _, total, product = seen[0].split(8, 1)
