@@ -42,9 +42,11 @@ setup(
         "huggingface_hub",
     ],
     extras_require={
+        "tune": ["optuna>=4"],
         "dev": [
             "build",
             "mypy",
+            "optuna>=4",
             "pandas-stubs",
             "pytest",
             "pytest-xdist",

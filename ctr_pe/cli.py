@@ -85,6 +85,7 @@ def _parser() -> _Parser:
     parser.add_argument("--version", action="version", version=f"ctr-pe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
     _benchmark_parser(commands)
+    _tune_parser(commands)
     _list_parser(commands)
     _validate_parser(commands)
     data = commands.add_parser("data", help="build or fetch data sets", description="Build or fetch data sets.")
@@ -151,6 +152,40 @@ again with the same OUT runs only what is missing.""",
     )
     add("--data-root", type=Path, metavar="DIR", help=DATA_ROOT_HELP)
     parser.set_defaults(run=_benchmark)
+
+
+def _tune_parser(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "tune",
+        help="search hyper-parameters with Optuna",
+        description="""Search hyper-parameters with Optuna (pip install 'ctr_pe[tune]'): trials that fall behind the
+median are stopped, the best is chosen on the validation rows, and its test metrics are printed. By default
+position_dim, heads and dropout rates are searched, as far as encoding and model have them. The study is kept in
+OUT/study.db; calling again with the same OUT goes on, also side by side in several processes.""",
+        epilog="""examples:
+  ctr-pe tune --pe cape --dataset amazon_sports --trials 30 --out results/tune
+  ctr-pe tune --space 'learning_rate={low: 1e-4, high: 1e-2, log: true}' --space 'position_dim=[8, 16]'
+""",
+    )
+    add = parser.add_argument
+    add("--model", default="DIN", metavar="NAME", help="a model (default: DIN)")
+    add("--pe", default="cape", metavar="NAME", help="an encoding (default: cape)")
+    add("--dataset", default="synthetic", metavar="NAME", help="as for benchmark (default: synthetic)")
+    add("--trials", type=_count, default=30, metavar="N", help="in all, with those of earlier calls (default: 30)")
+    add("--out", type=Path, metavar="DIR", help="study and report (default: results/tune-MODEL-PE-DATASET)")
+    add(
+        "--space",
+        action="append",
+        default=[],
+        metavar="KEY=VALUES",
+        help="a list of values, or {low: …, high: …, log: true}; null leaves the key out; may be given several times",
+    )
+    add("--set", action="append", default=[], metavar="KEY=VALUE", help="a hyper-parameter that is not searched")
+    add("--seed", type=_number, default=0, metavar="N", help="of training and search (default: 0)")
+    add("--threads", type=_count, default=1, metavar="N", help="threads of training (default: 1)")
+    add("--gpu", type=int, default=-1, metavar="N", help="GPU to train on, -1 for the CPU (default: -1)")
+    add("--data-root", type=Path, metavar="DIR", help=DATA_ROOT_HELP)
+    parser.set_defaults(run=_tune)
 
 
 def _list_parser(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -287,6 +322,12 @@ def _build(args: argparse.Namespace) -> int:
 
 def _fetch(args: argparse.Namespace) -> int:
     from ctr_pe.data.fetch import main
+
+    return main(args)
+
+
+def _tune(args: argparse.Namespace) -> int:
+    from ctr_pe.tune import main
 
     return main(args)
 

@@ -52,7 +52,15 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
 
 @pytest.mark.parametrize(
     "argv",
-    [["--help"], ["list"], ["benchmark", "--help"], ["validate", "--help"], ["data", "build", "--help"], ["--version"]],
+    [
+        ["--help"],
+        ["list"],
+        ["benchmark", "--help"],
+        ["validate", "--help"],
+        ["tune", "--help"],
+        ["data", "build", "--help"],
+        ["--version"],
+    ],
 )
 def test_help_and_list_import_nothing_heavy_and_take_under_a_second(argv: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-c", QUICK, json.dumps(argv), json.dumps(HEAVY)]

@@ -54,7 +54,7 @@ def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
         from ctr_pe.training import train
 
         _check_names(args)
-        dataset = _dataset(args)
+        dataset = find_dataset(args.dataset, args.data_root, args.protocol)
         configs = _configs(args, dataset)
         out = Path(args.out or Path("results") / f"{dataset.dataset_id}-{args.protocol}")
         store = Store(out)
@@ -114,20 +114,20 @@ def _configs(args: argparse.Namespace, dataset: Dataset) -> dict[str, dict[str, 
     return configs
 
 
-def _dataset(args: argparse.Namespace) -> Dataset:
+def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
     """The data set, with the splits that the protocol needs; the built-in one is generated on first use."""
     from ctr_pe.data.dataset import data_root, open_dataset
     from ctr_pe.training import PROTOCOLS
 
-    built_in = data_root(args.data_root) / "synthetic"
-    if args.dataset == "synthetic" and not built_in.exists():
+    built_in = data_root(root) / "synthetic"
+    if name == "synthetic" and not built_in.exists():
         from ctr_pe.data.synthetic import generate
 
         _say(f"generating the built-in data set in {built_in}")
         dataset = generate(built_in)
     else:
-        dataset = open_dataset(args.dataset, args.data_root)
-    train_on, select_on = PROTOCOLS[args.protocol]
+        dataset = open_dataset(name, root)
+    train_on, select_on = PROTOCOLS[protocol]
     for split in (*train_on, select_on, "test"):
         dataset.split(split)
     return dataset
