@@ -74,6 +74,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         max_position: positions from here on share one row of an encoding's table; None for max_len.
         embedding_dim: of every field that sets none of its own.
         dnn_hidden_units, dnn_activations, net_dropout, batch_norm: the tower; ``bn_only_once`` norms its input alone.
+        amp: mixed precision: attention in bfloat16, positions, weights and the tower in float32.
         embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
 
     Raises:
@@ -101,6 +102,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         net_dropout: float = 0.0,
         batch_norm: bool = False,
         bn_only_once: bool = False,
+        amp: bool = False,
         embedding_regularizer: float | str | None = None,
         net_regularizer: float | str | None = None,
         **kwargs: Any,
@@ -127,6 +129,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             **kwargs,
         )
         self._encodings = 0
+        self.amp = amp
         self.native_options: dict[str, Any] = {}  # keyword arguments of ``native``, where it is a class
         self.embedding_dim = embedding_dim
         self.encoding_options = options
@@ -254,7 +257,9 @@ class RankModel(BaseModel):  # type: ignore[misc]
         for index, group in enumerate(self.groups):
             target = torch.cat([embedded[field] for field in group.target], dim=-1)
             history = torch.cat([embedded[field] for field in group.history], dim=-1)
-            features.append(self.interest(index, target, history, positions[index]))
+            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+                interest = self.interest(index, target, history, positions[index])
+            features.append(interest.to(target.dtype))
         return {"y_pred": self.dnn(torch.cat(features, dim=-1))}
 
     def add_loss(self, return_dict: Mapping[str, Tensor], y_true: Tensor) -> Tensor:

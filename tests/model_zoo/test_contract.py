@@ -89,3 +89,22 @@ def test_backbones_are_paired_with_none(name: str, encoding: str, tmp_path: Path
         assert all(torch.equal(value, theirs[key]) for key, value in ours.items())
         assert torch.equal(after, after_none)
     assert not torch.equal(ours["dnn.mlp.0.weight"], other["dnn.mlp.0.weight"])
+
+
+def test_mixed_precision_is_near(name: str, encoding: str, tmp_path: Path) -> None:
+    """Loss and gradients too; what leaves the model is float32."""
+    losses, scores = [], []
+    for amp in (False, True):
+        model = randomised(build(name, tmp_path, position_encoding=encoding, amp=amp)).float().train()
+        rows = batch([3, 0, 6, 1, 5])
+        outputs = model(rows)
+        loss = model.compute_loss(outputs, model.get_labels(rows))
+        loss.backward()
+        assert outputs["y_pred"].dtype == torch.float32
+        assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+        losses.append(loss)
+        scores.append(outputs["y_pred"])
+    assert torch.allclose(scores[1], scores[0], atol=0.02)
+    assert torch.allclose(losses[1], losses[0], atol=0.02)
+    if name != "TIN":  # its dot scores are sums of products, which autocast leaves in float32
+        assert not torch.equal(scores[1], scores[0])
