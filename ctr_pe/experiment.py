@@ -187,7 +187,7 @@ def _own(dataset: Dataset) -> Source:
 
 def field_groups(params: Mapping[str, Any]) -> list[Group]:
     """Field groups as the config has them; none if it leaves them to the data set."""
-    from ctr_pe.model_zoo.base import nested_fields
+    from ctr_pe.model_zoo.fields import nested_fields
 
     prefix = str(params.get("model")).lower()
     target = params.get(f"{prefix}_target_field") or params.get("target_field")

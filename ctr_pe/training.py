@@ -147,7 +147,7 @@ def check_params(model: str, params: Mapping[str, Any]) -> None:
     Raises:
         UserError: an unknown model or key.
     """
-    from ctr_pe.model_zoo.base import check_keys
+    from ctr_pe.model_zoo.keys import check_keys
 
     check_keys(model_class(model), params)
 

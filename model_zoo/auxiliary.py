@@ -13,7 +13,8 @@ from fuxictr.pytorch import layers
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
-from ctr_pe.model_zoo.base import RankModel, _dice_layers, _number
+from ctr_pe.model_zoo.base import RankModel, dice_layers
+from ctr_pe.model_zoo.keys import number
 from ctr_pe.positions import Positions
 
 
@@ -47,10 +48,10 @@ class NextItemModel(RankModel):
         self, weight: Any, state_dims: Iterable[int], hidden_units: Sequence[int], activation: str, **mlp: Any
     ) -> None:
         """One loss per group for states of ``state_dims``; nothing with weight 0. ``mlp``: FuxiCTR's MLP_Block."""
-        self._weight = _number("weight of the auxiliary loss", weight)
+        self._weight = number("weight of the auxiliary loss", weight)
         self._seed = torch.initial_seed()
         if self._weight > 0:
-            mlp = _dice_layers({**mlp, "hidden_units": list(hidden_units), "hidden_activations": activation})
+            mlp = dice_layers({**mlp, "hidden_units": list(hidden_units), "hidden_activations": activation})
             self.aux_net = nn.ModuleList(
                 NextItemLoss(dim + group.dim, output_dim=1, **mlp)
                 for group, dim in zip(self.groups, state_dims, strict=True)

@@ -5,15 +5,12 @@ B batch, L history slots, N real items of the batch, D item dim (the fields of a
 
 from __future__ import annotations
 
-import copy
-import inspect
 import logging
 import math
 import os
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -25,33 +22,11 @@ from torch import Tensor, nn
 
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
+from ctr_pe.model_zoo.fields import Group, field_dim, field_groups, take_encoders
+from ctr_pe.model_zoo.keys import check_keys, count, number, regularizer
 from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.pe.base import Chain, PositionEncoding
 from ctr_pe.positions import Positions
-
-# Keys of FuxiCTR configs that are read elsewhere (data set, loader, training), or that old configs carry.
-FUXICTR_KEYS = frozenset(
-    "batch_size data_block_size data_format data_loader data_root dataset_id debug_mode epochs feature_cols"
-    " feature_config feature_specs group_id label_col loss max_gradient_norm metrics min_categr_count model model_root"
-    " num_workers optimizer partition_block_size pickle_feature_encoder rebuild_dataset seed shuffle split_type"
-    " test_data test_size train_data use_features use_hdf5 valid_data valid_size verbose version workers".split()
-)
-
-
-@dataclass(frozen=True)
-class Group:
-    """Target fields and the history fields they are compared with, and the encoding of their attention.
-
-    ``negative``: fields that hold, slot by slot of the history, an item that was not chosen; () without.
-    """
-
-    target: tuple[str, ...]
-    history: tuple[str, ...]
-    age: str | None
-    encoding: str
-    dim: int
-    max_len: int
-    negative: tuple[str, ...] = ()
 
 
 class RankModel(BaseModel):  # type: ignore[misc]
@@ -113,7 +88,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         neg_seq_field = kwargs.pop(f"{prefix}_neg_seq_field", neg_seq_field)
         check_keys(type(self), kwargs)
         options = {key: kwargs.pop(key) for key in pe_options() if key in kwargs}
-        feature_map, encoders = _take_encoders(feature_map)
+        feature_map, encoders = take_encoders(feature_map)
         kwargs = {
             "verbose": 0,
             "model_root": "./checkpoints",
@@ -124,8 +99,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         super().__init__(
             feature_map,
             model_id=model_id,
-            embedding_regularizer=_regularizer("embedding_regularizer", embedding_regularizer),
-            net_regularizer=_regularizer("net_regularizer", net_regularizer),
+            embedding_regularizer=regularizer("embedding_regularizer", embedding_regularizer),
+            net_regularizer=regularizer("net_regularizer", net_regularizer),
             **kwargs,
         )
         self._encodings = 0
@@ -133,9 +108,9 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self.native_options: dict[str, Any] = {}  # keyword arguments of ``native``, where it is a class
         self.embedding_dim = embedding_dim
         self.encoding_options = options
-        self.max_len = _count("max_len", max_len)
-        self.max_position = _count("max_position", max_position)
-        self.groups = _groups(
+        self.max_len = count("max_len", max_len)
+        self.max_position = count("max_position", max_position)
+        self.groups = field_groups(
             feature_map, embedding_dim, target_field, sequence_field, neg_seq_field, age_field, position_encoding
         )
         if self.max_len is not None:
@@ -165,7 +140,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             "batch_norm": batch_norm,
             "bn_only_once": bn_only_once,
         }
-        self._compile = (kwargs["optimizer"], kwargs["loss"], _number("learning_rate", learning_rate))
+        self._compile = (kwargs["optimizer"], kwargs["loss"], number("learning_rate", learning_rate))
 
     def build_encoding(
         self,
@@ -222,12 +197,12 @@ class RankModel(BaseModel):  # type: ignore[misc]
     def build_tower(self, interest_dims: Iterable[int]) -> None:
         """The MLP over all other fields and the interests; then optimiser, initial weights and device."""
         specs = self.feature_map.features
-        width = sum(_field_dim(specs[name], self.embedding_dim) for name in self.other_fields)
+        width = sum(field_dim(specs[name], self.embedding_dim) for name in self.other_fields)
         self.dnn = layers.MLP_Block(
             input_dim=width + sum(interest_dims),
             output_dim=1,
             output_activation=self.output_activation,
-            **_dice_layers(self._tower),
+            **dice_layers(self._tower),
         )
         self.compile(*self._compile)
         self.reset_parameters()
@@ -348,42 +323,6 @@ class RankModel(BaseModel):  # type: ignore[misc]
         return evaluate(y_true, y_pred, group_id, tuple(metrics))
 
 
-def own_position_switch(model: str, key: str, on: bool | None, params: dict[str, Any]) -> None:
-    """FuxiCTR's switch of a backbone's own position vectors, which are ``position_encoding: native`` here.
-
-    Without position_encoding, True or False sets it to native or none.
-
-    Raises:
-        UserError: the two contradict each other.
-    """
-    if on is None:
-        return
-    encoding = params.setdefault("position_encoding", "native" if on else "none")
-    for name in [encoding] if isinstance(encoding, str) else encoding:
-        if ("native" in name.split("+")) != on:
-            raise UserError(
-                f"{model}: {key}={on} contradicts position_encoding='{name}': leave it out, position_encoding says "
-                f"all (native is what {key}=True was)"
-            )
-
-
-def check_keys(model: type[RankModel], keys: Iterable[str]) -> None:
-    """Refuse keys that nothing reads; FuxiCTR would take the default without a word.
-
-    Raises:
-        UserError: the first unknown key with the nearest known one.
-    """
-    prefix = model.__name__.lower()
-    known = set(FUXICTR_KEYS) | set(pe_options())
-    known |= {f"{prefix}_{key}" for key in ("target_field", "sequence_field", "neg_seq_field")}
-    for cls in model.__mro__:
-        if issubclass(cls, BaseModel):
-            known |= {p.name for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD}
-    for key in keys:
-        if key not in known:
-            raise UserError(f"{model.__name__}: key '{key}' is unknown: {nearest(key, known - FUXICTR_KEYS)}")
-
-
 def _check_heads(model: str, group: Group, width: int, num_heads: Any) -> None:
     if not isinstance(num_heads, int) or num_heads < 1 or width % num_heads:
         choices = ", ".join(str(heads) for heads in range(1, min(width, 16) + 1) if width % heads == 0)
@@ -393,120 +332,8 @@ def _check_heads(model: str, group: Group, width: int, num_heads: Any) -> None:
         )
 
 
-def _groups(
-    feature_map: Any,
-    embedding_dim: int,
-    target_field: Any,
-    sequence_field: Any,
-    neg_seq_field: Any,
-    age_field: Any,
-    encoding: Any,
-) -> list[Group]:
-    targets, histories = nested_fields("target_field", target_field), nested_fields("sequence_field", sequence_field)
-    if len(targets) != len(histories):
-        raise UserError(f"target_field has {len(targets)} groups, sequence_field has {len(histories)}")
-    negatives = nested_fields("neg_seq_field", neg_seq_field) if neg_seq_field else [()] * len(targets)
-    if len(negatives) != len(targets):
-        raise UserError(f"target_field has {len(targets)} groups, neg_seq_field has {len(negatives)}")
-    ages = _per_group("age_field", age_field, len(targets))
-    encodings = _per_group("position_encoding", encoding, len(targets))
-    groups = []
-    for target, history, negative, age, name in zip(targets, histories, negatives, ages, encodings, strict=True):
-        for field in (*target, *history, *negative, *([age] if age else [])):
-            if field not in feature_map.features:
-                raise UserError(f"feature_map: no field '{field}': {nearest(field, feature_map.features)}")
-        dims, of_history, of_negative = (
-            [_field_dim(feature_map.features[field], embedding_dim) for field in fields]
-            for fields in (target, history, negative)
-        )
-        if dims != of_history:
-            raise UserError(f"fields {list(target)} have dims {dims}, their history {list(history)} has {of_history}")
-        if negative and dims != of_negative:
-            raise UserError(f"fields {list(target)} have dims {dims}, neg_seq_field {list(negative)} has {of_negative}")
-        for field in (*history, *negative):
-            spec = feature_map.features[field]
-            if spec["type"] != "sequence":
-                raise UserError(f"feature_map: history field '{field}' is of type {spec['type']}, not sequence")
-        max_len = max(feature_map.features[field]["max_len"] for field in history)
-        groups.append(Group(target, history, age, name, sum(dims), max_len, negative))
-    return groups
-
-
-def nested_fields(key: str, value: Any) -> list[tuple[str, ...]]:
-    """Groups of fields from what a config may hold: a name, one tuple, or a list of names, tuples and lists."""
-    if not value:
-        raise UserError(f"{key} is missing: write {key}: [[item_id, cate_id]] with the fields of your data")
-    if isinstance(value, str):
-        return [(value,)]
-    if isinstance(value, tuple) and all(isinstance(field, str) for field in value):
-        return [value]
-    if isinstance(value, list) and len(value) > 1 and all(isinstance(field, str) for field in value):
-        raise UserError(
-            f"{key}: [{', '.join(value)}] can mean two things: write [[{', '.join(value)}]] for one attention over all "
-            f"fields, [{', '.join(f'[{field}]' for field in value)}] for one attention each"
-        )
-    return [(group,) if isinstance(group, str) else tuple(group) for group in value]
-
-
-def _per_group(key: str, value: Any, groups: int) -> list[Any]:
-    if value is None or isinstance(value, str):
-        return [value] * groups
-    if len(value) != groups:
-        raise UserError(f"{key} has {len(value)} entries for {groups} field groups")
-    return list(value)
-
-
-def _field_dim(spec: Mapping[str, Any], embedding_dim: int) -> int:
-    return int(spec.get("emb_output_dim", spec.get("embedding_dim", embedding_dim)))
-
-
-def _take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
-    """A copy of the feature map without feature encoders, and the encoders: FuxiCTR would run their text as code."""
-    feature_map = copy.deepcopy(feature_map)
-    encoders: dict[str, nn.Module] = {}
-    for field, spec in feature_map.features.items():
-        text = spec.get("feature_encoder")
-        if isinstance(text, list) and len(text) == 1:  # FuxiCTR takes a list for a sequence of encoders
-            text = text[0]
-        if text is None:
-            continue
-        linear = re.fullmatch(r"nn\.Linear\((\d+), *(\d+)(?:, *bias *= *(True|False))?\)", str(text))
-        if linear:
-            encoders[field] = nn.Linear(int(linear[1]), int(linear[2]), bias=linear[3] != "False")
-        elif text in ("layers.MaskedAveragePooling()", "layers.MaskedSumPooling()"):
-            encoders[field] = getattr(layers, text[len("layers.") : -2])()
-        else:
-            raise UserError(
-                f"feature_map: feature_encoder '{text}' of '{field}' is none of nn.Linear(a, b, bias=False), "
-                "layers.MaskedAveragePooling(), layers.MaskedSumPooling(), null"
-            )
-        spec["feature_encoder"] = None
-    return feature_map, encoders
-
-
-def _count(key: str, value: Any) -> int | None:
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value < 1):
-        raise UserError(f"{key}: {value!r} is not a positive whole number")
-    return value
-
-
-def _number(key: str, value: Any) -> float:
-    try:
-        return float(value)  # YAML 1.1 reads 1e-3 as text
-    except (TypeError, ValueError):
-        raise UserError(f"{key}: {value!r} is not a number") from None
-
-
-def _regularizer(key: str, value: Any) -> float | str | None:
-    """FuxiCTR ignores an integer and refuses text such as 5e-3: numbers become floats."""
-    if not value:
-        return None
-    if isinstance(value, str) and re.fullmatch(r"l1_l2\([^,]+,[^,]+\)|l[12]\([^,]+\)", value):
-        return value
-    return _number(key, value)
-
-
-def _dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
+def dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
+    """Arguments of MLP_Block, with a Dice of its own for each layer where Dice is asked for by name."""
     if str(tower["hidden_activations"]).lower() != "dice":
         return dict(tower)
     return {**tower, "hidden_activations": [layers.Dice(units) for units in tower["hidden_units"]]}
@@ -515,7 +342,7 @@ def _dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _own_randomness(index: int) -> Iterator[None]:
     """Encodings draw from streams of their own, so that all start from the same backbone weights at one seed."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    devices = list(range(torch.cuda.devicecount())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(torch.initial_seed() ^ (0x9E3779B97F4A + index - 1))
         yield

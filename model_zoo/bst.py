@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError, nearest
-from ctr_pe.model_zoo.base import RankModel, own_position_switch
+from ctr_pe.model_zoo.base import RankModel
+from ctr_pe.model_zoo.keys import own_position_switch
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units.transformer import Transformer, target_state

@@ -7,7 +7,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ctr_pe.model_zoo.base import Group, RankModel
+from ctr_pe.model_zoo.base import RankModel
+from ctr_pe.model_zoo.fields import Group
 from ctr_pe.positions import Positions
 from ctr_pe.units import DINScore, TargetAttention
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.model_zoo.auxiliary import NextItemModel
-from ctr_pe.model_zoo.base import Group, own_position_switch
+from ctr_pe.model_zoo.fields import Group
+from ctr_pe.model_zoo.keys import own_position_switch
 from ctr_pe.pe.base import PositionEncoding, PositionLinear
 from ctr_pe.positions import Places, Positions
 from ctr_pe.units import DINScore, SelfAttention, TargetAttention
