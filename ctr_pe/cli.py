@@ -107,29 +107,33 @@ again with the same OUT runs only what is missing.""",
   ctr-pe benchmark
   ctr-pe benchmark --pe none,naive,rope,cope,cape --dataset amazon_sports --jobs 2 --out results/sports
   ctr-pe benchmark --pe none,cape --repeats 1 --set epochs=1 --set 'dnn_hidden_units=[64, 32]'
+  ctr-pe benchmark --suite cape_table2 --gpu 0
 """,
     )
     add = parser.add_argument
-    add("--model", type=_comma_list, default=["DIN"], metavar="NAME,…", help="models (default: DIN)")
+    add(
+        "--suite",
+        metavar="NAME|FILE",
+        help="a suite of `ctr-pe list`, or a YAML file with one; --model and --pe narrow it, --dataset, --repeats, "
+        "--protocol and --set change it",
+    )
+    add("--model", type=_comma_list, metavar="NAME,…", help="models (default: DIN)")
     add(
         "--pe",
         type=_comma_list,
-        default=["none", "cape"],
         metavar="NAME,…",
         help="encodings; a+b chains two (default: none,cape)",
     )
     add(
         "--dataset",
-        default="synthetic",
         metavar="NAME",
         help="a data set below the data root, or the path of one (default: synthetic, generated at first use)",
     )
-    add("--repeats", type=_count, default=5, metavar="N", help="seeds per encoding (default: 5)")
+    add("--repeats", type=_count, metavar="N", help="seeds per encoding (default: 5)")
     add("--seed", type=_number, default=0, metavar="N", help="the first seed (default: 0)")
     add(
         "--protocol",
         choices=["heldout", "paper"],
-        default="heldout",
         help="heldout selects the epoch on the validation split; paper trains on train and validation and selects on "
         "test, as the published results do: its tables are marked † (default: heldout)",
     )
@@ -311,6 +315,11 @@ def _count(text: str) -> int:
 def _benchmark(args: argparse.Namespace) -> int:
     from ctr_pe.benchmark import main
 
+    if args.suite is None:
+        defaults = {"model": ["DIN"], "pe": ["none", "cape"], "dataset": "synthetic", "repeats": 5}
+        for option, value in {**defaults, "protocol": "heldout"}.items():
+            if getattr(args, option) is None:
+                setattr(args, option, value)
     return main(args)
 
 
@@ -353,6 +362,8 @@ def _list(args: argparse.Namespace) -> int:
     _section("encodings", [(name, _docstring(place)) for name, place in REGISTRY.items()])
     _section(f"data sets in {root}", built)
     _section("published data sets (ctr-pe data fetch NAME)", PUBLISHED.items())
+    suites = packaged_yaml("benchmark").items()
+    _section("suites (ctr-pe benchmark --suite NAME)", [(name, _first_comment(text)) for name, text in suites])
     recipes = packaged_yaml("recipe").items()
     _section("recipes (ctr-pe data build --recipe NAME)", [(name, _first_comment(text)) for name, text in recipes])
     return 0
@@ -361,7 +372,7 @@ def _list(args: argparse.Namespace) -> int:
 def _section(title: str, entries: Iterable[tuple[str, str]]) -> None:
     print(f"{title}:")
     for name, text in entries:
-        print(f"  {name:<22}{text}".rstrip())
+        print(f"  {name:<21} {text}".rstrip())
     print()
 
 

@@ -362,14 +362,13 @@ def check_suite(content: Mapping[str, Any], root: Path) -> Iterator[str]:
     if suite.published is not None and suite.published not in packaged_yaml("published"):
         yield f"'published': there is no '{suite.published}': {nearest(suite.published, packaged_yaml('published'))}"
     for cell in cells(suite):
-        where = " ".join([cell.model, cell.pe, cell.dataset, *(f"{key}={value}" for key, value in cell.varied)])
         try:
             params = model_params(cell.model, cell.dataset, cell.overrides)
         except UserError as error:
             yield str(error)
             continue
         own = {"position_encoding": cell.pe, "group_id": None, "monitor": "AUC"}
-        yield from (f"{where}: {problem}" for problem in check_params({**params, **own}, root))
+        yield from (f"{cell}: {problem}" for problem in check_params({**params, **own}, root))
 
 
 def check_tuner(content: Mapping[str, Any], folder: Path, root: Path) -> Iterator[str]:

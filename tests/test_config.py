@@ -134,11 +134,14 @@ def test_model_and_data_set_are_those_asked_for() -> None:
 
 
 @pytest.mark.parametrize("dataset", ["synthetic", "amazonelectronics_x1", "kuaivideo_x1"])
-def test_fuxictrs_own_reader_gets_the_same_parameters(dataset: str, checkout: Path) -> None:
+@pytest.mark.parametrize("model", sorted(packaged_yaml("model_config")))
+def test_fuxictrs_own_reader_gets_the_same_parameters(model: str, dataset: str, checkout: Path) -> None:
+    """It takes Base from whichever file it reads, so that of all models must be the same."""
     from fuxictr.utils import load_model_config
 
-    theirs = load_model_config(str(checkout / "config"), f"DIN_{dataset}")
-    assert theirs == {**model_params("DIN", dataset), "model_id": f"DIN_{dataset}"}
+    theirs = load_model_config(str(checkout / "config"), f"{model}_{dataset}")
+    assert theirs == {**model_params(model, dataset), "model_id": f"{model}_{dataset}"}
+    assert {"debug_mode", "seed"} <= theirs.keys()  # its tuner reads the first, and varies only keys that are there
 
 
 def test_unknown_model_names_the_nearest() -> None:

@@ -201,16 +201,16 @@ class TestFuxiCTRsOwnData:
 
 TUNER = """
 base_config: {config}
-base_expid: DIN_synthetic
+base_expid: BST_synthetic
 tuner_space:
     model_root: ./checkpoints
     embedding_dim: 4
     dnn_hidden_units: [[8]]
-    attention_hidden_units: [[8]]
     epochs: 1
     position_encoding: cape
     position_dim: [2, 4]
-    net_dropout: [0, 0.1]
+    num_heads: [1, 2]
+    net_dropout: 0.1
 """
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from ctr_pe.benchmark.runner import Job, Train
     from ctr_pe.benchmark.store import Store
+    from ctr_pe.benchmark.suite import Cell, Suite
     from ctr_pe.data.dataset import Dataset
 
 # Keys that a benchmark sets itself, and what to say instead of --set.
@@ -33,40 +35,57 @@ OWN_KEYS = {
 }
 
 
+@dataclass(frozen=True)
+class Plan:
+    """What is run: every cell at every seed. ``title`` says it in a line, ``folder`` is where results go below
+    results/ if nothing else is said."""
+
+    cells: tuple[Cell, ...]
+    protocol: str
+    seeds: tuple[int, ...]
+    title: str
+    folder: str | None = None
+    suite: Suite | None = None
+
+
 def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
     """``ctr-pe benchmark``. Prints the tables and writes them beside the store.
 
     Args:
-        args: model, pe: lists of names; dataset, repeats, seed, protocol, out, jobs, threads, gpu, set, data_root.
+        args: model, pe: lists of names; dataset, repeats, seed, protocol, out, jobs, threads, gpu, set, data_root; and
+            suite: what of the first six is not None then narrows or changes the suite.
         stand_in: used in place of ``ctr_pe.training.train``; importable in another process.
 
     Returns:
         Exit code: 0, 1 if runs failed, 130 after Ctrl-C.
 
     Raises:
-        UserError: a name, value, data set or store that cannot be used; nothing has been trained then.
+        UserError: a name, value, data set, suite or store that cannot be used; nothing has been trained then.
     """
     store: Store | None = None
-    jobs: Sequence[Job] = ()
+    jobs: list[Job] = []
     try:
         from ctr_pe.benchmark.runner import run_all
         from ctr_pe.benchmark.store import Store
         from ctr_pe.training import train
 
-        _check_names(args)
-        dataset = find_dataset(args.dataset, args.data_root, args.protocol)
-        configs = _configs(args, dataset)
-        out = Path(args.out or Path("results") / f"{dataset.dataset_id}-{args.protocol}")
+        plan = _plan(args)
+        datasets = {name: find_dataset(name, args.data_root, plan.protocol) for name in _datasets(plan)}
+        configs = _configs(plan, datasets)
+        out = Path(args.out or Path("results") / (plan.folder or f"{_one(datasets).dataset_id}-{plan.protocol}"))
         store = Store(out)
-        jobs = _jobs(args, configs, dataset)
+        by_cell = {cell: _jobs(args, plan, cell, configs[cell], datasets[cell.dataset]) for cell in plan.cells}
+        # Seed by seed, so that a benchmark that was stopped holds complete comparisons.
+        jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
         workers = _workers(args, len(jobs))
-        _keep_rows(store, dataset)
+        for dataset in datasets.values():
+            _keep_rows(store, dataset)
         for notice in store.notices:
             _say(notice)
-        grid = f"{', '.join(configs)} × {', '.join(_unique(args.pe))} × {args.repeats} seed{'s' * (args.repeats > 1)}"
-        _say(f"{dataset.dataset_id}: {grid} = {len(jobs)} runs, {workers} at once; results in {out}")
+        named = f"{_one(datasets).dataset_id}: " if plan.suite is None else ""
+        _say(f"{named}{plan.title} = {len(jobs)} runs, {workers} at once; results in {out}")
         failed = run_all(jobs, store, stand_in or train, workers)
-        _write_tables(store, jobs)
+        _write_tables(store, jobs, plan, by_cell)
     except KeyboardInterrupt:
         done = 0 if store is None else len({job.key for job in jobs} & store.read().keys())
         _say(f"stopped: {done} of {len(jobs)} runs are stored; repeat the same command to run what is missing")
@@ -76,41 +95,69 @@ def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
     return 1 if failed else 0
 
 
-def _check_names(args: argparse.Namespace) -> None:
-    """What can be checked without a data set."""
+def _plan(args: argparse.Namespace) -> Plan:
+    """What was asked for, checked as far as it can be without a data set."""
+    from ctr_pe.benchmark.suite import Cell, cells, load_suite
     from ctr_pe.config import parse_overrides
     from ctr_pe.training import PROTOCOLS, check_encoding, check_params
 
+    name = getattr(args, "suite", None)
     for option, least in {"repeats": 1, "threads": 1, "jobs": 1, "seed": 0}.items():
         value = getattr(args, option)
         if value is not None and value < least:
             raise UserError(f"--{option} {value}: at least {least}")
-    if not args.pe or not args.model:
-        raise UserError("--pe and --model need at least one name each")
-    for pe in args.pe:
-        check_encoding(pe)
-    if args.protocol not in PROTOCOLS:
-        raise UserError(f"protocol '{args.protocol}' is unknown: {nearest(args.protocol, PROTOCOLS)}")
-    for key in parse_overrides(args.set):
+    overrides = parse_overrides(args.set)
+    for key in overrides:
         if key in OWN_KEYS:
             raise UserError(f"--set {key}: {OWN_KEYS[key]}")
-    for model in args.model:
-        check_params(model, parse_overrides(args.set))
-    if "none" not in args.pe:
+    suite = None
+    if name is None:
+        if not args.pe or not args.model:
+            raise UserError("--pe and --model need at least one name each")
+        for pe in args.pe:
+            check_encoding(pe)
+        for model in args.model:
+            check_params(model, overrides)
+        pairs = [(model, pe) for model in _unique(args.model) for pe in _unique(args.pe)]
+        found = [Cell(model, args.dataset, pe, fixed=_items(overrides)) for model, pe in pairs]
+        repeats, protocol = args.repeats, args.protocol
+        title = f"{', '.join(_unique(args.model))} × {', '.join(_unique(args.pe))} × {_seeds(repeats)}"
+    else:
+        suite = load_suite(name)
+        found = cells(suite, args.dataset, overrides)
+        for option, known in (("model", [cell.model for cell in found]), ("pe", [cell.pe for cell in found])):
+            for asked in getattr(args, option) or []:
+                if asked not in known:
+                    raise UserError(f"--{option} {asked}: not in suite '{name}': {nearest(asked, set(known))}")
+        found = [cell for cell in found if cell.model in (args.model or [cell.model])]
+        found = [cell for cell in found if cell.pe in (args.pe or [cell.pe])]
+        repeats, protocol = args.repeats or suite.seeds, args.protocol or suite.protocol
+        title = f"{suite.title}: {len(found)} cells × {_seeds(repeats)}"
+    if protocol not in PROTOCOLS:
+        raise UserError(f"protocol '{protocol}' is unknown: {nearest(protocol, PROTOCOLS)}")
+    if "none" not in [cell.pe for cell in found]:
         _say("'none' is not in --pe: without it there is nothing to compare with, and the table has no differences")
+    first = args.seed or 0
+    return Plan(tuple(found), protocol, tuple(range(first, first + repeats)), title, name and Path(name).stem, suite)
 
 
-def _configs(args: argparse.Namespace, dataset: Dataset) -> dict[str, dict[str, Any]]:
-    """Hyper-parameters of each model asked for."""
-    from ctr_pe.config import model_params, parse_overrides
+def _configs(plan: Plan, datasets: Mapping[str, Dataset]) -> dict[Cell, dict[str, Any]]:
+    """Hyper-parameters of each cell."""
+    from ctr_pe.config import model_params
     from ctr_pe.training import check_params
+    from ctr_pe.validate import check_params as problems_of
 
     configs = {}
-    overrides = parse_overrides(args.set)
-    for model in _unique(args.model):
-        params = model_params(model, dataset.dataset_id, overrides)
-        configs[model] = {key: value for key, value in params.items() if key not in OWN_KEYS}
-        check_params(model, configs[model])
+    for cell in plan.cells:
+        dataset = datasets[cell.dataset]
+        params = model_params(cell.model, dataset.dataset_id, cell.overrides)
+        configs[cell] = {key: value for key, value in params.items() if key not in OWN_KEYS}
+        check_params(cell.model, configs[cell])
+        if plan.suite is not None:  # hundreds of runs: what a model cannot be built with is better known now
+            own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
+            given = {**configs[cell], **own, "train_data": str(dataset.split("train"))}
+            for problem in problems_of(given, dataset.path.parent):
+                raise UserError(f"{plan.suite.title}: {cell}: {problem}")
     return configs
 
 
@@ -133,20 +180,18 @@ def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
     return dataset
 
 
-def _jobs(args: argparse.Namespace, configs: dict[str, dict[str, Any]], dataset: Dataset) -> list[Job]:
-    """The grid, seed by seed, so that a benchmark that was stopped holds complete comparisons."""
+def _jobs(args: argparse.Namespace, plan: Plan, cell: Cell, params: Mapping[str, Any], dataset: Dataset) -> list[Job]:
+    """The cell's runs, one per seed."""
     from ctr_pe.benchmark.runner import Job
     from ctr_pe.benchmark.store import Key, hash_of
     from ctr_pe.training import Run
 
-    jobs = []
-    for seed in range(args.seed, args.seed + args.repeats):
-        for model, params in configs.items():
-            for pe in _unique(args.pe):
-                run = Run(model, dataset.path, pe, seed, args.protocol, params, args.gpu, args.threads)
-                key = Key(model, dataset.dataset_id, args.protocol, hash_of(params), dataset.data_hash, pe, seed)
-                jobs.append(Job(run, key))
-    return jobs
+    made, digest = [], hash_of(params)
+    for seed in plan.seeds:
+        run = Run(cell.model, dataset.path, cell.pe, seed, plan.protocol, params, args.gpu, args.threads)
+        key = Key(cell.model, dataset.dataset_id, plan.protocol, digest, dataset.data_hash, cell.pe, seed)
+        made.append(Job(run, key))
+    return made
 
 
 def _workers(args: argparse.Namespace, runs: int) -> int:
@@ -166,22 +211,48 @@ def _keep_rows(store: Store, dataset: Dataset) -> None:
     store.save_rows(dataset.data_hash, labels, users.to_numpy())
 
 
-def _write_tables(store: Store, jobs: Sequence[Job]) -> None:
-    """table.md and table.csv of everything in the store; what was asked for also on the terminal."""
+def _write_tables(store: Store, jobs: Sequence[Job], plan: Plan, by_cell: Mapping[Cell, Sequence[Job]]) -> None:
+    """table.md and table.csv of everything in the store, and the suite's own; what was asked for on the terminal."""
+    from ctr_pe.benchmark import suite_tables
     from ctr_pe.benchmark.tables import as_csv, as_markdown, as_text, make_tables
 
     tables = make_tables(store)
-    asked = {tuple(str(part) for part in job.key[:5]) for job in jobs}
-    for table in tables:
-        if table.identity in asked:
-            print(f"\n{as_text(table)}")
-    for name, text in {"table.md": as_markdown(tables), "table.csv": as_csv(tables)}.items():
+    files = {"table.md": as_markdown(tables), "table.csv": as_csv(tables)}
+    if plan.suite is None:
+        asked = {tuple(str(part) for part in job.key[:5]) for job in jobs}
+        for table in tables:
+            if table.identity in asked:
+                print(f"\n{as_text(table)}")
+    else:
+        keys = {cell: [job.key for job in of_cell] for cell, of_cell in by_cell.items()}
+        grids = suite_tables.make(plan.suite, plan.protocol, store, keys)
+        print("\n" + "\n\n".join(suite_tables.as_text(grid) for grid in grids))
+        files |= {"suite.md": suite_tables.as_markdown(grids), "suite.csv": suite_tables.as_csv(grids)}
+    for name, text in files.items():
         try:
             (store.path / name).write_text(text, encoding="utf-8")
         except OSError as error:
             raise UserError(f"{store.path / name}: {error.strerror}") from None
     if tables:
-        print(f"\n{store.path}: table.md, table.csv, results.jsonl (one line per run)", flush=True)
+        print(f"\n{store.path}: {', '.join(files)}, results.jsonl (one line per run)", flush=True)
+
+
+def _datasets(plan: Plan) -> list[str]:
+    return _unique([cell.dataset for cell in plan.cells])
+
+
+def _one(datasets: Mapping[str, Dataset]) -> Dataset:
+    return next(iter(datasets.values()))
+
+
+def _items(overrides: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    from ctr_pe.benchmark.suite import hashable
+
+    return tuple((key, hashable(value)) for key, value in overrides.items())
+
+
+def _seeds(number: int) -> str:
+    return f"{number} seed{'s' * (number > 1)}"
 
 
 def _unique(names: Sequence[str]) -> list[str]:

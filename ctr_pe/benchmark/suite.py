@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,7 +56,11 @@ class Cell:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        return {**dict(self.fixed), **dict(self.varied)}
+        """Hyper-parameters that replace those of the model's config."""
+        return {key: _plain(value) for key, value in (*self.fixed, *self.varied)}
+
+    def __str__(self) -> str:
+        return " ".join([self.model, self.pe, self.dataset, *(f"{key}={value}" for key, value in self.varied)])
 
 
 def suites() -> dict[str, str]:
@@ -92,23 +97,25 @@ def cells(suite: Suite, dataset: str | None = None, extra: Mapping[str, Any] | N
         dataset: takes the place of the suite's data sets.
         extra: hyper-parameters that replace the suite's own.
     """
-    found: dict[Cell, None] = {}
     extra = dict(extra or {})
+    found: dict[Cell, None] = {}
     for grid in suite.grids:
-        fixed = {key: value for key, value in {**grid.set, **extra}.items() if key not in grid.vary or key in extra}
         vary = {key: values for key, values in grid.vary.items() if key not in extra}
+        fixed = tuple((key, hashable(value)) for key, value in {**grid.set, **extra}.items())
         for name, model in itertools.product([dataset] if dataset else grid.datasets, grid.models):
             for values in itertools.product(*vary.values()):
-                for pe in grid.encodings:
-                    varied = tuple(zip(vary, _hashable(values), strict=True))
-                    found[Cell(model, name, pe, varied, tuple(zip(fixed, _hashable(fixed.values()), strict=True)))] = (
-                        None
-                    )
+                varied = tuple(zip(vary, map(hashable, values), strict=True))
+                found |= {Cell(model, name, pe, varied, fixed): None for pe in grid.encodings}
     return list(found)
 
 
-def _hashable(values: Any) -> list[Any]:
-    return [tuple(value) if isinstance(value, list) else value for value in values]
+def hashable(value: Any) -> Any:
+    """Lists and mappings as text, so that a cell can be a key."""
+    return json.dumps(value) if isinstance(value, (list, dict, tuple)) else value
 
 
-__all__ = ["Cell", "Grid", "Suite", "cells", "load_suite", "parse_suite", "suites"]
+def _plain(value: Any) -> Any:
+    return json.loads(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
+
+
+__all__ = ["Cell", "Grid", "Suite", "cells", "hashable", "load_suite", "parse_suite", "suites"]

@@ -297,7 +297,7 @@ def _vocabularies(columns: Sequence[Column], train: pl.LazyFrame, least: int) ->
 def _counts(train: pl.LazyFrame, column: Column) -> pl.LazyFrame:
     values = train.select(pl.col(column.name).alias("value"))
     if column.type == "sequence":
-        values = values.explode("value")
+        values = values.explode("value", empty_as_null=False)
     return values.filter(pl.col("value") != "").group_by("value").agg(pl.len().alias("count"))
 
 
@@ -378,7 +378,11 @@ def _write(
             counts["positives"] += int(frame[label].sum())
             for column in columns:
                 if _has_ids(column):
-                    ids = frame[column.name].explode() if column.type == "sequence" else frame[column.name]
+                    ids = (
+                        frame[column.name].explode(empty_as_null=False)
+                        if column.type == "sequence"
+                        else frame[column.name]
+                    )
                     unseen = len(vocabularies[_root(column, columns)].values) + 1
                     counts[f"{column.name}_unseen"] += int((ids == unseen).sum())
                 if column.type == "sequence":

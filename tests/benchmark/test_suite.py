@@ -1,0 +1,209 @@
+"""Suites: every cell of a grid runs once, goes on where it stopped, and stands in one table beside what was printed."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from fake_training import train_on_data_set as fast
+
+from ctr_pe.benchmark import main
+from ctr_pe.benchmark.store import Key, Result, Store
+from ctr_pe.benchmark.suite import Cell, Suite, cells, load_suite, parse_suite, suites
+from ctr_pe.benchmark.suite_tables import as_csv, as_markdown, as_text, make
+from ctr_pe.cli import main as command
+from ctr_pe.data.synthetic import generate
+from ctr_pe.errors import UserError
+
+SUITE: dict[str, Any] = {
+    "title": "Lengths",
+    "seeds": 2,
+    "grids": [
+        {"models": ["DIN"], "encodings": ["none", "rope"], "datasets": ["synthetic"], "vary": {"max_len": [2, 5]}},
+        {
+            "models": ["DIN"],
+            "encodings": ["cape"],
+            "datasets": ["synthetic"],
+            "set": {"epochs": 1},
+            "vary": {"max_len": [2, 5], "position_dim": [2, 4]},
+        },
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    generate(folder / "synthetic", users=60, valid_users=30, test_users=40, items=100, categories=10)
+    return folder
+
+
+def arguments(root: Path, out: Path, suite: Any = SUITE, **changes: Any) -> argparse.Namespace:
+    """As the command line gives them."""
+    if not isinstance(suite, str):
+        file = out.with_name("mine.yaml")
+        file.write_text(yaml.dump(suite))
+        suite = str(file)
+    unset = dict.fromkeys(("model", "pe", "dataset", "repeats", "protocol"))
+    given = {**unset, "suite": suite, "seed": 0, "out": out, "jobs": 1, "threads": 1, "gpu": -1, "set": []}
+    return argparse.Namespace(**(given | {"data_root": root} | changes))
+
+
+def table(out: Path) -> list[dict[str, str]]:
+    return list(csv.DictReader((out / "suite.csv").open()))
+
+
+@pytest.mark.parametrize(("name", "number"), [("cape_table2", 60), ("ablation_context_length", 72),
+                                              ("ablation_fusion", 16)])  # fmt: skip
+def test_the_papers_grids(name: str, number: int) -> None:
+    suite = load_suite(name)
+    assert (suite.protocol, suite.seeds) == ("paper", 5)
+    assert len(cells(suite)) == number
+    small = load_suite(f"small_{name}")
+    assert small.protocol == "heldout"
+
+    def grid(of: Suite) -> set[tuple[Any, ...]]:
+        return {(cell.model, cell.pe, cell.varied) for cell in cells(of)}
+
+    assert grid(small) == grid(suite)
+
+
+def test_all_shipped_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert command(["list"]) == 0
+    listed = capsys.readouterr().out
+    assert len(suites()) == 6
+    assert all(f"  {name} " in listed for name in suites())
+
+
+def test_cells_are_every_combination_once() -> None:
+    found = cells(parse_suite({**SUITE, "grids": SUITE["grids"] * 2}, "x"))
+    assert len(found) == 2 * 2 + 2 * 2
+    assert found[0] == Cell("DIN", "synthetic", "none", (("max_len", 2),))
+    assert found[-1].overrides == {"epochs": 1, "max_len": 5, "position_dim": 4}
+
+
+def test_overrides_replace_what_varies() -> None:
+    found = cells(parse_suite(SUITE, "x"), "other", {"max_len": 3, "dnn_hidden_units": [8]})
+    assert len(found) == 2 + 2
+    assert {cell.dataset for cell in found} == {"other"}
+    assert all(cell.overrides["max_len"] == 3 and cell.overrides["dnn_hidden_units"] == [8] for cell in found)
+
+
+def test_runs_resumes_and_prints_every_cell(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    assert main(arguments(root, out, pe=["none", "cape"], repeats=1), fast) == 0
+    assert "Lengths: 6 cells × 1 seed = 6 runs" in capsys.readouterr().err
+    assert len(table(out)) == 6
+
+    assert main(arguments(root, out), fast) == 0
+    shown = capsys.readouterr()
+    assert "Lengths: 8 cells × 2 seeds = 16 runs" in shown.err
+    assert "6 of 16 runs are there already" in shown.err
+    assert "Lengths: synthetic, protocol heldout, 2 seeds" in shown.out
+    rows = table(out)
+    order = [(row["max_len"], row["pe"], row["position_dim"]) for row in rows]
+    for length in ("2", "5"):
+        expected = [(length, "none", ""), (length, "rope", ""), (length, "cape", "2"), (length, "cape", "4")]
+        assert [cell for cell in order if cell[0] == length] == expected
+    assert all(row["seeds"] == "2" and row["gAUC_mean"] and row["logloss_sd"] for row in rows)
+    base = {row["max_len"]: float(row["gAUC_mean"]) for row in rows if row["pe"] == "none"}
+    for row in rows:
+        if row["pe"] != "none":
+            gain = float(row["gAUC_mean"]) - base[row["max_len"]]
+            assert float(row["gAUC_minus_none"]) == pytest.approx(gain)
+    records = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
+    assert len(records) == 16
+    assert {record["params"].get("position_dim") for record in records if record["pe"] == "cape"} == {2, 4}
+    assert {record["params"]["max_len"] for record in records} == {2, 5}
+    assert {record["params"]["epochs"] for record in records if record["pe"] == "cape"} == {1}
+
+    assert main(arguments(root, out), fast) == 0
+    assert "all 16 runs are there already" in capsys.readouterr().err
+
+
+def test_runs_that_fail_leave_their_cell_in_the_table(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ctr_pe.training.check_params", lambda *_: None)  # the stand-in's key is no hyper-parameter
+    monkeypatch.setattr("ctr_pe.validate.check_params", lambda *_: [])
+    assert main(arguments(root, tmp_path / "out", set=["fail={cape: user}"]), fast) == 1
+    shown = capsys.readouterr().out
+    assert "4 cells lack runs" in shown
+    assert len(table(tmp_path / "out")) == 8
+    assert [row["seeds"] for row in table(tmp_path / "out")].count("0") == 4
+
+
+def test_ours_beside_the_published_figures(tmp_path: Path) -> None:
+    suite = load_suite("cape_table2")
+    store, keys = Store(tmp_path), {}
+    for cell in cells(suite):
+        keys[cell] = [Key(cell.model, cell.dataset, "paper", "c", "d", cell.pe, seed) for seed in range(2)]
+        if (cell.model, cell.pe, cell.dataset) == ("DIN", "cape", "amazonelectronics_x1"):
+            for key, gauc in zip(keys[cell], (0.88, 0.89), strict=True):
+                store.append(result(key, {"gAUC": gauc, "AUC": 0.9, "logloss": 0.4}), [])  # type: ignore[arg-type]
+    tables = make(suite, "paper", store, keys)
+    assert [len(table.lines) for table in tables] == [30, 30]
+    line = next(line for line in tables[0].lines if line.cell.model == "DIN" and line.cell.pe == "cape")
+    assert line.published == {"gAUC": 0.885698, "AUC": 0.888156, "logloss": 0.428468}
+    assert line.off("gAUC") == pytest.approx(0.885 - 0.885698)
+    assert line.off("logloss") == pytest.approx(0.4 - 0.428468)
+    text, markdown = as_text(tables[0]), as_markdown(tables)
+    for shown in (text, markdown):
+        assert "0.8857 / 0.8882 / 0.4285" in shown
+        assert "-0.0007 / +0.0118 / -0.0285" in shown
+    assert "first 100" in markdown  # what is to be known about kuaivideo_x1
+    assert all(table.dagger == "†" for table in tables)
+    assert len(as_csv(tables).splitlines()) == 61
+
+
+def result(key: Key, metrics: dict[str, float]) -> Result:
+    facts: dict[str, Any] = {"epoch": 1, "revision": None, "versions": {}, "seconds": 1.0, "threads": 1}
+    return Result(key.model, key.dataset, key.pe, key.seed, key.protocol, metrics, config_hash=key.config_hash,
+                  data_hash=key.data_hash, parameters=1, finished="", **facts)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"suite": "cape_tabel2"},
+            "--suite cape_tabel2: no such suite, a file ends with .yaml: did you mean 'cape_table2'?",
+        ),
+        ({"suite": "nowhere.yaml"}, "nowhere.yaml: No such file"),
+        ({"suite": {**SUITE, "seed": 1}}, "key 'seed' is unknown: did you mean 'seeds'?"),
+        ({"pe": ["cope"]}, "--pe cope: not in suite"),
+        ({"model": ["BST"]}, "--model BST: not in suite"),
+        ({"set": ["epoch_count=1"]}, "'epoch_count' is unknown"),
+        ({"set": ["position_encoding=cape"]}, "use --pe"),
+        ({"dataset": "nowhere"}, "no data set 'nowhere'"),
+        ({"suite": {**SUITE, "grids": [{**SUITE["grids"][1], "vary": {"position_dim": [0]}}]}}, "position_dim"),
+        (
+            {"suite": {**SUITE, "grids": [{**SUITE["grids"][0], "models": ["BST"], "set": {"num_heads": 3}}]}},
+            "num_heads",
+        ),
+    ],
+)
+def test_mistakes_are_refused_before_anything_starts(
+    root: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UserError) as error:
+        main(arguments(root, tmp_path / "out", **changes), fast)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["cape_table2", "ablation_context_length", "ablation_fusion"])
+def test_every_cell_of_the_papers_grids_trains(name: str, root: Path, tmp_path: Path) -> None:
+    """The small form of a suite has the same cells."""
+    changes = {"dataset": "synthetic", "repeats": 1, "set": ["epochs=1"], "jobs": 2}
+    assert main(arguments(root, tmp_path / "out", suite=name, **changes)) == 0
+    rows = table(tmp_path / "out")
+    assert len(rows) == len(cells(load_suite(name), "synthetic"))
+    assert all(row["seeds"] == "1" and row["gAUC_mean"] and row["logloss_mean"] for row in rows)
