@@ -8,6 +8,7 @@ a batch are padding, so models look up, score and pool packed items.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -33,11 +34,13 @@ class Pairs:
 
     ``query`` places (B, 1, Q), ``key`` places (B, 1, L): the axis of one is for the heads.
     ``allowed`` (B, 1, Q, L) bool: True where a real query may attend to a real key.
+    ``rescore``: in target attention, gives the logits (B, 1, 1, L) again with vectors (N, D) added to the packed keys.
     """
 
     query: Places
     key: Places
     allowed: Tensor
+    rescore: Callable[[Tensor], Tensor] | None = None
 
     @cached_property
     def offset(self) -> Tensor:

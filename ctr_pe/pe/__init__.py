@@ -17,6 +17,7 @@ REGISTRY = {
     "rope": "ctr_pe.pe.rope:RoPE",
     "cope": "ctr_pe.pe.cope:CoPE",
     "cape": "ctr_pe.pe.cape:CAPE",
+    "cape_additive": "ctr_pe.pe.cape_additive:AdditiveCAPE",
 }
 
 

@@ -5,6 +5,10 @@ B batch, L history slots, N real items of the batch, D item dim.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -62,9 +66,15 @@ class TargetAttention(nn.Module):
         here = Places(zero, None if age is None else zero)
         there = Places(positions.pack(positions.distance), None if age is None else positions.pack(age))
         query, keys = self.pe.rotate(target, items, here, there)
-        logits = positions.spread(self.score(query, keys, rows))[:, None, None, :]  # (B, 1, 1, L)
 
-        pairs = positions.from_target()
+        def scored(moved: Tensor) -> Tensor:
+            return positions.spread(self.score(query, moved, rows))[:, None, None, :]  # (B, 1, 1, L)
+
+        def rescored(shift: Tensor) -> Tensor:
+            with _side_stream(shift.device):
+                return scored(keys + shift)
+
+        pairs, logits = replace(positions.from_target(), rescore=rescored), scored(keys)
         whole = target[:, None, None, :]  # one head, one query
         values = positions.spread(items)[:, None] if self.pe.needs_vectors else whole[:, :, :0]
         logits = self.pe.bias(whole, values, logits, pairs)
@@ -73,3 +83,12 @@ class TargetAttention(nn.Module):
         pooled = torch.zeros_like(target, dtype=items.dtype).index_add(0, rows, share * items)[:, None, None, :]
         interest = self.pe.mix(pooled, weights, values, pairs)
         return interest[:, 0, 0], weights[:, 0, 0]
+
+
+@contextmanager
+def _side_stream(device: torch.device) -> Iterator[None]:
+    """Random numbers of the block come from a stream of their own, so that what follows draws what it would without:
+    runs of one seed stay paired."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(int(torch.randint(2**62, ())))
+        yield

@@ -57,6 +57,12 @@ def contextual_bias(name: str, query: Tensor, logits: Sequence[Tensor], weights:
     return [query @ between_rows(weights["table"], p) for p in positions]
 
 
+def placed(logits: Sequence[Tensor], table: Tensor) -> list[Tensor]:
+    """e[p_j] with the positions of CAPE."""
+    gates = [1 - torch.sigmoid(s) for s in logits]
+    return [between_rows(table, sum(gates[j:], torch.zeros((), dtype=table.dtype))) for j in range(len(gates))]
+
+
 def target_attention(
     name: str, score: Score, target: Tensor, history: Sequence[Tensor], weights: Mapping[str, Tensor]
 ) -> tuple[Tensor, Tensor]:
@@ -71,6 +77,8 @@ def target_attention(
     logits = [score(target, key) for key in keys]
     if name in ("cope", "cape"):
         logits = [s + b for s, b in zip(logits, contextual_bias(name, target, logits, weights), strict=True)]
+    if name == "cape_additive":
+        logits = [score(target, h + e) for h, e in zip(keys, placed(logits, weights["table"]), strict=True)]
     attention = softmax(logits)
     return sum((a * h for a, h in zip(attention, history, strict=True)), torch.zeros_like(target)), attention
 
@@ -99,6 +107,10 @@ def self_attention(name: str, layer: Any, items: Sequence[Tensor], weights: Mapp
                 logits.append(pair[0] @ pair[1] / math.sqrt(len(query)))
             if name in ("cope", "cape"):
                 logits = [s + b for s, b in zip(logits, contextual_bias(name, query, logits, weights), strict=True)]
+            if name == "cape_additive":
+                moved = placed(logits, weights["table"])
+                keys = [project(layer.key, items[j], head) for j in seen]
+                logits = [query @ (k + e) / math.sqrt(len(query)) for k, e in zip(keys, moved, strict=True)]
             attention = softmax(logits)
             parts.append(sum(attention[k] * project(layer.value, items[j], head) for k, j in enumerate(seen)))
         states.append(layer.output.weight @ torch.cat(parts) + layer.output.bias)

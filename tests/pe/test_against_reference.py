@@ -13,7 +13,8 @@ from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.scores import SCORES
 
-WITHOUT_REFERENCE = sorted(set(available_pes()) - {"none", "naive", "rope", "cope", "cape"})
+NAMES = ["none", "naive", "rope", "cope", "cape", "cape_additive"]
+WITHOUT_REFERENCE = sorted(set(available_pes()) - set(NAMES))
 COUNTS = [4, 0, 9, 1, 6, 7]  # the table below ends at 6 items
 DIM, MAX_LEN = 6, 6
 
@@ -37,7 +38,7 @@ def test_every_encoding_has_a_reference() -> None:
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("name", ["none", "naive", "rope", "cope", "cape"])
+@pytest.mark.parametrize("name", NAMES)
 def test_target_attention(name: str, score: str) -> None:
     pe = build_pe(name, DIM, MAX_LEN, position_dim=3)
     unit = randomised(TargetAttention(DIM, score, pe))
@@ -60,7 +61,7 @@ def test_target_attention(name: str, score: str) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("name", ["none", "naive", "rope", "cope", "cape"])
+@pytest.mark.parametrize("name", NAMES)
 def test_self_attention(name: str, heads: int, causal: bool) -> None:
     pe = build_pe(name, DIM, MAX_LEN, heads, position_dim=3)
     layer = randomised(SelfAttention(DIM, heads, pe, causal))

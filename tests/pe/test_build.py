@@ -20,6 +20,7 @@ def test_names() -> None:
         ("naive", 2, {"table": (6, 8)}),
         ("rope", 2, {}),
         ("cope", 2, {"table": (6, 4)}),
+        ("cape_additive", 2, {"table": (6, 4)}),
         ("cape", 2, {"gate.weight": (3, 4), "gate.bias": (3,), "table": (6, 3)}),
     ],
 )

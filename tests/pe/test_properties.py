@@ -54,7 +54,7 @@ def test_the_others_see_order(name: str) -> None:
     assert (interest - shuffled).abs().max() > 1e-3
 
 
-@pytest.mark.parametrize("name", ["cope", "cape"])
+@pytest.mark.parametrize("name", ["cope", "cape", "cape_additive"])
 @pytest.mark.parametrize("score", ["dot", "bilinear", "din"])
 def test_zero_tables_start_exactly_as_none(name: str, score: str) -> None:
     torch.manual_seed(0)

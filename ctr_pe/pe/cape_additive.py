@@ -1,0 +1,35 @@
+"""CAPE with additive fusion, the "naive fusion" of its ablation (Yuan et al. 2025, section 5.4.2, Figure 4)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.cope import contextual_positions, interpolate, widen
+from ctr_pe.positions import Pairs
+
+
+class AdditiveCAPE(PositionEncoding):
+    """CAPE's positions p_j, but the vector e[p_j] is added to the item: logits sim(t, h_j + e[p_j]), values h_j.
+
+    Target attention scores the moved items once more, whatever its score; in self-attention the score is a dot
+    product, and q · (k_j + e[p_ij]) needs no vector per pair: the query is scored against the table.
+
+    Parameters: ``table (max_len + 1, d)``, zeros, so training starts exactly as without positions.
+    """
+
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
+        super().__init__(dim, max_len, num_heads)
+        self.table = nn.Parameter(torch.zeros(max_len + 1, self.head_dim))
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        wide = widen(logits)
+        position = contextual_positions(torch.sigmoid(-wide) * pairs.allowed, pairs, between=False)
+        if pairs.rescore is None:
+            return wide + interpolate(widen(query @ self.table.T) * self.head_dim**-0.5, position)
+        place = position[pairs.allowed].clamp(max=self.max_len).unsqueeze(1)  # (N, 1)
+        low = place.detach().floor().long().squeeze(1)
+        high = (low + 1).clamp(max=self.max_len)
+        table = widen(self.table)
+        return pairs.rescore(torch.lerp(table[low], table[high], place - low.unsqueeze(1)).to(self.table.dtype))
