@@ -149,7 +149,7 @@ def _annotations(cls: Any) -> dict[str, Any]:
 
 
 def _check_key(cls: Any, types: Mapping[str, Any], key: str, value: Any) -> Iterator[str]:
-    from ctr_pe.model_zoo.base import check_keys
+    from ctr_pe.model_zoo.keys import check_keys
     from ctr_pe.training import check_encoding
 
     try:
@@ -379,7 +379,9 @@ def check_tuner(content: Mapping[str, Any], folder: Path, root: Path) -> Iterato
     for key in content.keys() - known:
         yield f"key '{key}' is unknown: {nearest(key, known)}"
     space = {key: value if isinstance(value, list) else [value] for key, value in content["tuner_space"].items()}
-    config, expid = folder / str(content.get("base_config", ".")), str(content.get("base_expid"))
+    config, expid = Path(str(content.get("base_config", folder))), str(content.get("base_expid"))
+    if not config.exists():  # FuxiCTR means the working directory; the file's own is as good a guess
+        config = folder / config
     first = {key: values[0] for key, values in space.items() if values}
     dataset_id = {"dataset_id": content["dataset_id"]} if "dataset_id" in content else {}
     inline = dict((content.get("dataset_config") or {}).get(content.get("dataset_id")) or {})

@@ -224,6 +224,16 @@ def test_tuner_configs(tmp_path: Path, checkout: Path) -> None:
     assert any("'num_heads' is not in DIN_synthetic" in line for line in found)
 
 
+def test_a_tuner_config_may_name_its_base_from_where_the_command_runs(
+    tmp_path: Path, checkout: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As FuxiCTR takes it: the released CAPE configs lie one folder below where they are run."""
+    monkeypatch.chdir(checkout)
+    assert problems({"base_config": "./config", "base_expid": "DIN_synthetic", "tuner_space": {}}, tmp_path) == []
+    (found,) = problems({"base_config": "nowhere", "base_expid": "DIN_synthetic", "tuner_space": {}}, tmp_path)
+    assert "no such config" in found
+
+
 @pytest.mark.parametrize("text", ["", "- a", "a: 1", "{}", "a: [1"])
 def test_what_is_no_config(text: str, tmp_path: Path) -> None:
     (found,) = problems(text, tmp_path)
