@@ -19,14 +19,14 @@ from ctr_pe.errors import UserError
 HEAVY = ("torch", "fuxictr", "polars", "pandas", "ray", "sklearn", "pyarrow", "pydantic", "huggingface_hub", "h5py")
 
 QUICK = """
-import json, sys, time
+import json, sys
 from ctr_pe.cli import main
 try:
     code = main(json.loads(sys.argv[1]))
 except SystemExit as end:
     code = end.code
 imported = [name for name in json.loads(sys.argv[2]) if name in sys.modules]
-print(json.dumps([code, time.process_time(), imported]), file=sys.stderr)
+print(json.dumps([code, imported]), file=sys.stderr)
 """
 
 
@@ -62,13 +62,12 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         ["--version"],
     ],
 )
-def test_help_and_list_import_nothing_heavy_and_take_under_a_second(argv: list[str], tmp_path: Path) -> None:
+def test_help_and_list_import_nothing_heavy(argv: list[str], tmp_path: Path) -> None:
     command = [sys.executable, "-c", QUICK, json.dumps(argv), json.dumps(HEAVY)]
     ended = subprocess.run(command, capture_output=True, text=True, check=True, cwd=tmp_path)
-    code, seconds, imported = json.loads(ended.stderr)
+    code, imported = json.loads(ended.stderr)
     assert code == 0
     assert imported == []
-    assert seconds < 1
     assert ended.stdout
 
 
@@ -147,10 +146,10 @@ def test_benchmark_defaults_are_the_main_job(commands: dict[str, argparse.Namesp
 
 
 def test_benchmark_options(commands: dict[str, argparse.Namespace]) -> None:
-    main("benchmark --model DIN --pe none,rope+cape,none --set a=1 --set b=2 --jobs 2 --out r --gpu -1".split())
+    main("benchmark --model DIN --pe none,rope+cape,none --set a=1 --amp --set b=2 --jobs 2 --out r --gpu -1".split())
     args = commands["ctr_pe.benchmark"]
     assert args.pe == ["none", "rope+cape"]
-    assert args.set == ["a=1", "b=2"]
+    assert args.set == ["a=1", "amp=true", "b=2"]
     assert (args.jobs, args.out, args.gpu) == (2, Path("r"), -1)
 
 

@@ -59,7 +59,7 @@ def table(out: Path) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("name", "number"), [("cape_table2", 60), ("ablation_context_length", 72),
-                                              ("ablation_fusion", 16)])  # fmt: skip
+                                              ("ablation_fusion", 24)])  # fmt: skip
 def test_the_papers_grids(name: str, number: int) -> None:
     suite = load_suite(name)
     assert (suite.protocol, suite.seeds) == ("paper", 5)
