@@ -147,7 +147,14 @@ again with the same OUT runs only what is missing.""",
         help="threads of one run; another number may change the last digits (default: 1)",
     )
     add("--gpu", type=int, default=-1, metavar="N", help="GPU to train on, -1 for the CPU (default: -1)")
-    add("--amp", action="append_const", dest="set", const="amp=true", help="mixed precision: attention in bfloat16")
+    add(
+        "--amp",
+        action="append_const",
+        dest="set",
+        const="amp=true",
+        default=[],
+        help="mixed precision: attention in bfloat16",
+    )
     add(
         "--set",
         action="append",
@@ -189,7 +196,14 @@ OUT/study.db; calling again with the same OUT goes on, also side by side in seve
     add("--seed", type=_number, default=0, metavar="N", help="of training and search (default: 0)")
     add("--threads", type=_count, default=1, metavar="N", help="threads of training (default: 1)")
     add("--gpu", type=int, default=-1, metavar="N", help="GPU to train on, -1 for the CPU (default: -1)")
-    add("--amp", action="append_const", dest="set", const="amp=true", help="mixed precision: attention in bfloat16")
+    add(
+        "--amp",
+        action="append_const",
+        dest="set",
+        const="amp=true",
+        default=[],
+        help="mixed precision: attention in bfloat16",
+    )
     add("--data-root", type=Path, metavar="DIR", help=DATA_ROOT_HELP)
     parser.set_defaults(run=_tune)
 
