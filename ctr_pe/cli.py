@@ -139,6 +139,12 @@ again with the same OUT runs only what is missing.""",
     )
     add("--out", type=Path, metavar="DIR", help="results and tables (default: results/DATASET-PROTOCOL)")
     add("--jobs", type=_count, metavar="N", help="runs side by side; results do not change (default: one per core)")
+    _training_options(parser)
+    parser.set_defaults(run=_benchmark)
+
+
+def _training_options(parser: _Parser) -> None:
+    add = parser.add_argument
     add(
         "--threads",
         type=_count,
@@ -163,7 +169,6 @@ again with the same OUT runs only what is missing.""",
         help="a hyper-parameter under FuxiCTR's name, such as learning_rate=1e-3; may be given several times",
     )
     add("--data-root", type=Path, metavar="DIR", help=DATA_ROOT_HELP)
-    parser.set_defaults(run=_benchmark)
 
 
 def _tune_parser(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -192,19 +197,8 @@ OUT/study.db; calling again with the same OUT goes on, also side by side in seve
         metavar="KEY=VALUES",
         help="a list of values, or {low: …, high: …, log: true}; null leaves the key out; may be given several times",
     )
-    add("--set", action="append", default=[], metavar="KEY=VALUE", help="a hyper-parameter that is not searched")
     add("--seed", type=_number, default=0, metavar="N", help="of training and search (default: 0)")
-    add("--threads", type=_count, default=1, metavar="N", help="threads of training (default: 1)")
-    add("--gpu", type=int, default=-1, metavar="N", help="GPU to train on, -1 for the CPU (default: -1)")
-    add(
-        "--amp",
-        action="append_const",
-        dest="set",
-        const="amp=true",
-        default=[],
-        help="mixed precision: attention in bfloat16",
-    )
-    add("--data-root", type=Path, metavar="DIR", help=DATA_ROOT_HELP)
+    _training_options(parser)
     parser.set_defaults(run=_tune)
 
 

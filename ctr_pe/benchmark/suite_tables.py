@@ -5,13 +5,13 @@ from __future__ import annotations
 import csv
 import io
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ctr_pe.benchmark.rendering import markdown_table, text_table
 from ctr_pe.benchmark.store import Key, Result, Store
 from ctr_pe.benchmark.suite import Cell, Suite
 from ctr_pe.benchmark.tables import BASELINE, DATASET_NOTES, PAPER, PUBLISHED
@@ -85,22 +85,12 @@ def make(suite: Suite, protocol: str, store: Store, keys: Mapping[Cell, Sequence
 
 def as_text(table: SuiteTable) -> str:
     """For a terminal."""
-    header, rows = _cells(table)
-    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in [header, *rows]]
-    rule = "─" * len(lines[0])
-    notes = [textwrap.fill(note, max(80, len(rule))) for note in table.notes]
-    return "\n".join([table.title, rule, *[line.rstrip() for line in lines], rule, *notes])
+    return text_table(table.title, _cells(table), table.notes)
 
 
 def as_markdown(tables: Sequence[SuiteTable]) -> str:
     """For suite.md."""
-    parts = []
-    for table in tables:
-        header, rows = _cells(table)
-        lines = [f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *rows]]
-        parts.append("\n".join([f"## {table.title}", "", *lines, "", *[f"- {note}" for note in table.notes]]))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(markdown_table(table.title, _cells(table), table.notes) for table in tables) + "\n"
 
 
 def as_csv(tables: Sequence[SuiteTable]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import math
-import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from ctr_pe.benchmark.rendering import markdown_table, text_table
 from ctr_pe.benchmark.store import Key, Result, Store
 from ctr_pe.config import packaged_yaml, parse_yaml
 from ctr_pe.evaluation.metrics import METRICS
@@ -80,22 +80,12 @@ def make_tables(store: Store) -> list[Table]:
 
 def as_text(table: Table) -> str:
     """For a terminal."""
-    header, rows = _cells(table)
-    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in [header, *rows]]
-    rule = "─" * len(lines[0])
-    notes = [textwrap.fill(note, max(80, len(rule))) for note in table.notes]
-    return "\n".join([table.title, rule, *[line.rstrip() for line in lines], rule, *notes])
+    return text_table(table.title, _cells(table), table.notes)
 
 
 def as_markdown(tables: Sequence[Table]) -> str:
     """For table.md."""
-    parts = []
-    for table in tables:
-        header, rows = _cells(table)
-        lines = [f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *rows]]
-        parts.append("\n".join([f"## {table.title}", "", *lines, "", *[f"- {note}" for note in table.notes]]))
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(markdown_table(table.title, _cells(table), table.notes) for table in tables) + "\n"
 
 
 def as_csv(tables: Sequence[Table]) -> str:

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import torch
 
@@ -18,8 +20,6 @@ from ctr_pe.errors import UserError
 if TYPE_CHECKING:
     from pathlib import Path
 
-pa = pytest.importorskip("pyarrow")
-pq = pytest.importorskip("pyarrow.parquet")
 
 ITEMS, CATEGORIES, MAX_LEN = 1000, 40, 12
 SPECS: dict[str, dict[str, Any]] = {

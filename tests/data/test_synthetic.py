@@ -8,12 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import polars as pl
 import pytest
 
 from ctr_pe.data.synthetic import Clicks, click_probability, generate
 from ctr_pe.errors import UserError
-
-pl = pytest.importorskip("polars")
 
 SMALL: dict[str, Any] = {"users": 300, "valid_users": 40, "test_users": 60, "items": 200, "categories": 10}
 
