@@ -55,6 +55,6 @@ setup(
             "types-PyYAML",
             "types-tqdm",
             "wheel",
-        ]
+        ],
     },
 )
