@@ -235,7 +235,15 @@ class RankModel(BaseModel):  # type: ignore[misc]
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
                 interest = self.interest(index, target, history, positions[index])
             features.append(interest.to(target.dtype))
-        return {"y_pred": self.dnn(torch.cat(features, dim=-1))}
+        return {"y_pred": self._tower_of(torch.cat(features, dim=-1))}
+
+    def _tower_of(self, features: Tensor) -> Tensor:
+        alone = self.training and len(features) == 1
+        if alone:  # one row has no variance: batch norm and Dice use their running statistics
+            self.dnn.eval()
+        y_pred: Tensor = self.dnn(features)
+        self.dnn.train(self.training)
+        return y_pred
 
     def add_loss(self, return_dict: Mapping[str, Tensor], y_true: Tensor) -> Tensor:
         loss: Tensor = super().add_loss(return_dict, y_true)

@@ -289,6 +289,17 @@ class TestTraining:
         last.auxiliary_loss = lambda: torch.tensor(2.5)
         assert torch.allclose(model.add_loss(output, labels), plain + 2.5)
 
+    @pytest.mark.parametrize("tower", [{"batch_norm": True}, {"dnn_activations": "Dice"}])
+    def test_a_batch_of_one_row_trains_with_running_statistics(self, tower: dict[str, Any], tmp_path: Path) -> None:
+        model = build(tmp_path, **tower).train()
+        model._max_gradient_norm = 10.0
+        before = {key: value.clone() for key, value in model.named_buffers() if key.startswith("dnn")}
+        assert model.train_step(batch([3])).isfinite()
+        assert all(torch.equal(value, before[key]) for key, value in model.named_buffers() if key in before)
+        assert model.dnn.training
+        model.train_step(batch([3, 2]))
+        assert any(not torch.equal(value, before[key]) for key, value in model.named_buffers() if key in before)
+
     def test_outputs_come_in_the_order_of_the_data(self, tmp_path: Path) -> None:
         model, rows = build(tmp_path), Rows()
         labels, scores, groups = model.outputs(rows)
