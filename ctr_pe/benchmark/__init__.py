@@ -187,10 +187,11 @@ def _jobs(args: argparse.Namespace, plan: Plan, cell: Cell, params: Mapping[str,
     from ctr_pe.training import Run
 
     made, digest = [], hash_of(params)
+    varied = " ".join(f"{key}={value}" for key, value in cell.varied)
     for seed in plan.seeds:
         run = Run(cell.model, dataset.path, cell.pe, seed, plan.protocol, params, args.gpu, args.threads)
         key = Key(cell.model, dataset.dataset_id, plan.protocol, digest, dataset.data_hash, cell.pe, seed)
-        made.append(Job(run, key))
+        made.append(Job(run, key, varied))
     return made
 
 

@@ -39,13 +39,14 @@ Train = Callable[["Run", Callable[[Mapping[str, Any]], None]], "Outcome"]
 
 @dataclass(frozen=True)
 class Job:
-    """A run and what it is stored under."""
+    """A run and what it is stored under; ``varied`` says which cell of a suite it is, such as ``max_len=10``."""
 
     run: Run
     key: Key
+    varied: str = ""
 
     def __str__(self) -> str:
-        return f"{self.key.model} {self.key.pe} seed {self.key.seed}"
+        return " ".join(filter(None, [self.key.model, self.key.pe, self.varied, f"seed {self.key.seed}"]))
 
 
 def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, stream: TextIO | None = None) -> int:

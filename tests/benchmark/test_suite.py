@@ -97,7 +97,10 @@ def test_overrides_replace_what_varies() -> None:
 def test_runs_resumes_and_prints_every_cell(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert main(arguments(root, out, pe=["none", "cape"], repeats=1), fast) == 0
-    assert "Lengths: 6 cells × 1 seed = 6 runs" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "Lengths: 6 cells × 1 seed = 6 runs" in said
+    finished = [line.split("] ")[1].split(":")[0] for line in said.splitlines() if line.startswith("[")]
+    assert len(set(finished)) == 6  # each line says which cell it is
     assert len(table(out)) == 6
 
     assert main(arguments(root, out), fast) == 0
