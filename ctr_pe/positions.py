@@ -1,26 +1,30 @@
 """Where each item lies, counted from the target. The only place that looks at padding.
 
-B batch, L history slots, Q queries, N real items of the batch.
+B batch, L history slots, N real items of the batch, Q queries, R rows of a block, W its slots, n its real items.
 
 Histories come as (B, L, D) with padding anywhere, or packed as (N, D): the real items alone, row by row. Most slots of
-a batch are padding, so models look up, score and pool packed items.
+a batch are padding, so models look up, score and pool packed items. Attention lays them out again in blocks: rows of
+like length, the newest item in the last slot.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import torch
 from torch import Tensor
+
+NARROWEST = 8
+"""Rows with up to this many items share a block."""
 
 
 @dataclass(frozen=True)
 class Places:
     """Distances (and ages) of queries or keys; the axes broadcast against the leading axes of their vectors.
 
-    ``distance`` int64: 0 = the target, 1 = the most recent item, n = the oldest, 0 also at padding (which is masked).
+    ``distance`` int64: 0 = the target, 1 = the most recent item, n = the oldest.
     ``age`` int64: seconds from the event to the request, or None when the data have no times.
     """
 
@@ -30,22 +34,89 @@ class Places:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The (query, key) pairs of one attention: who stands where and who may look at whom.
+    """The (query, key) pairs of one attention over a block: who stands where and who may look at whom.
 
-    ``query`` places (B, 1, Q), ``key`` places (B, 1, L): the axis of one is for the heads.
-    ``allowed`` (B, 1, Q, L) bool: True where a real query may attend to a real key.
+    The newest item is in the last slot and there are no gaps, so distances are the same in every row.
+
+    ``query`` places: distance (1, 1, Q), age (B, 1, Q). ``key`` places: distance (1, 1, L), age (B, 1, L).
+    ``allowed`` (B, 1, Q, L) bool: True where a real query may attend to a real key. An axis of one is for the heads.
+    ``block``: the rows and what is known of their items.
     ``rescore``: in target attention, gives the logits (B, 1, 1, L) again with vectors (N, D) added to the packed keys.
     """
 
     query: Places
     key: Places
     allowed: Tensor
+    block: Block
     rescore: Callable[[Tensor], Tensor] | None = None
 
     @cached_property
     def offset(self) -> Tensor:
-        """(B, 1, Q, L) int64: how many places the key lies before the query; negative for later keys."""
+        """(1, 1, Q, L) int64: how many places the key lies before the query; negative for later keys."""
         return self.key.distance.unsqueeze(-2) - self.query.distance.unsqueeze(-1)
+
+
+@dataclass(frozen=True)
+class Items:
+    """What items are, for encodings that ask for more than vectors of the attention.
+
+    ``embedding`` (N, D): as looked up, its fields side by side, before any layer.
+    ``ids``: per field the ids (N,) int64, 0 = padding; empty when not known.
+    ``chosen`` (N,) bool: False for an item that was shown and not clicked; None when not known, as in evaluation.
+    """
+
+    embedding: Tensor
+    ids: tuple[Tensor, ...] = ()
+    chosen: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows of a batch, laid out with the newest item of each in the last of W slots and no gaps.
+
+    ``of``: the positions of the batch. ``rows`` (R,) int64: which of its rows.
+    ``items`` (n,) int64: places of the block's items among the packed items of the batch.
+    ``mask`` (R, W) bool: True = real item.
+    """
+
+    of: Positions
+    rows: Tensor
+    items: Tensor
+    mask: Tensor
+
+    @cached_property
+    def _slots(self) -> Tensor:
+        return self.mask.flatten().nonzero().squeeze(1)
+
+    def lay(self, packed: Tensor) -> Tensor:
+        """Packed items of the batch (N, ...) -> (R, W, ...), zero at padding."""
+        empty = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
+        laid = empty.index_copy(0, self._slots, packed.index_select(0, self.items))
+        return laid.view(*self.mask.shape, *packed.shape[1:])
+
+    def take(self, laid: Tensor) -> Tensor:
+        """(R, W, ...) -> (n, ...), in the order of ``items``."""
+        return laid.flatten(0, 1).index_select(0, self._slots)
+
+    @cached_property
+    def distance(self) -> Tensor:
+        """(W,) int64: W, ..., 2, 1."""
+        return torch.arange(self.mask.shape[1], 0, -1, device=self.mask.device)
+
+    def from_target(self) -> Pairs:
+        """One query, the target at distance 0, over the whole history."""
+        zero, age = self.distance.new_zeros(1, 1, 1), self.of.age
+        return Pairs(Places(zero, None if age is None else zero), self._keys, self.mask[:, None, None, :], self)
+
+    def from_items(self, causal: bool) -> Pairs:
+        """Every item is a query over all items, or with ``causal`` over itself and the items before it."""
+        pairs = Pairs(self._keys, self._keys, self.mask[:, None, :, None] & self.mask[:, None, None, :], self)
+        return replace(pairs, allowed=pairs.allowed & (pairs.offset >= 0)) if causal else pairs
+
+    @cached_property
+    def _keys(self) -> Places:
+        age = self.of.age
+        return Places(self.distance[None, None], None if age is None else self.lay(self.of.pack(age)).unsqueeze(1))
 
 
 @dataclass(frozen=True)
@@ -55,11 +126,14 @@ class Positions:
     ``distance`` (B, L) int64: 1 = most recent real item, n = oldest of n, 0 = padding.
     ``mask`` (B, L) bool: True = real item. Real items are in time order, oldest first; padding may lie anywhere.
     ``age`` (B, L) int64 or None: seconds from the event to the request, 0 at padding.
+    ``items``, ``target``: what the packed items and the targets are, or None, see :meth:`carrying`.
     """
 
     distance: Tensor
     mask: Tensor
     age: Tensor | None = None
+    items: Items | None = None
+    target: Items | None = None
 
     @classmethod
     def from_mask(cls, mask: Tensor, age: Tensor | None = None) -> Positions:
@@ -83,10 +157,37 @@ class Positions:
         newer = mask.sum(1, keepdim=True) - mask.cumsum(1)
         return cls(distance=(newer + 1).masked_fill(~mask, 0), mask=mask, age=age)
 
+    def carrying(self, items: Items, target: Items | None = None) -> Positions:
+        """These positions and what their packed items (N) and targets (B) are.
+
+        Models call it once per batch. Without it, encodings take what the unit is given for the items' embeddings.
+        """
+        return replace(self, items=items, target=target)
+
     def with_target(self) -> Positions:
         """Positions of the sequence [history; target], one slot more: the target is its newest item, of age 0."""
         age = None if self.age is None else torch.nn.functional.pad(self.age, (0, 1))
-        return Positions.from_mask(torch.nn.functional.pad(self.mask, (0, 1), value=True), age)
+        whole = Positions.from_mask(torch.nn.functional.pad(self.mask, (0, 1), value=True), age)
+        if self.items is None or self.target is None:
+            return whole
+        old, new = self.items, self.target
+        chosen = None
+        if old.chosen is not None and new.chosen is not None:
+            chosen = self.append(old.chosen, new.chosen)
+        ids = tuple(self.append(*pair) for pair in zip(old.ids, new.ids, strict=True))
+        return whole.carrying(Items(self.append(old.embedding, new.embedding), ids, chosen))
+
+    def append(self, packed: Tensor, last: Tensor) -> Tensor:
+        """(N, ...) of the items and (B, ...) of the targets -> packed (N + B, ...): each row's items, then its target.
+
+        The layout of :meth:`with_target`.
+        """
+        return torch.cat([packed, last]).index_select(0, self._with_last)
+
+    @cached_property
+    def _with_last(self) -> Tensor:
+        rows, _ = self.real
+        return torch.cat([rows, torch.arange(len(self.mask), device=rows.device)]).argsort(stable=True)
 
     @cached_property
     def real(self) -> tuple[Tensor, Tensor]:
@@ -94,20 +195,24 @@ class Positions:
         rows, slots = self.mask.nonzero(as_tuple=True)
         return rows, slots
 
+    @cached_property
+    def _slots(self) -> Tensor:
+        return self.mask.flatten().nonzero().squeeze(1)
+
     def pack(self, x: Tensor) -> Tensor:
         """(B, L, ...) -> (N, ...): the real items."""
-        return x[self.real]
+        return x.flatten(0, 1).index_select(0, self._slots)
 
     def spread(self, packed: Tensor) -> Tensor:
         """(N, ...) -> (B, L, ...): real items in their slots, zero at padding."""
-        empty = packed.new_zeros(*self.mask.shape, *packed.shape[1:])
-        return empty.index_put(self.real, packed)
+        empty = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
+        return empty.index_copy(0, self._slots, packed).view(*self.mask.shape, *packed.shape[1:])
 
     def of(self, history: Tensor, per_slot: Tensor) -> Tensor:
         """Values per slot (B, L) in the layout of ``history``: as they are for (B, L, D), packed for (N, D)."""
         return per_slot if history.dim() == 3 else self.pack(per_slot)
 
-    @property
+    @cached_property
     def count(self) -> Tensor:
         """(B,) int64: real items per row."""
         return self.mask.sum(1)
@@ -117,18 +222,37 @@ class Positions:
         """(B, L) int64: 1 = oldest real item, n = most recent, 0 = padding."""
         return (self.count.unsqueeze(1) + 1 - self.distance).masked_fill(~self.mask, 0)
 
-    def from_target(self) -> Pairs:
-        """One query, the target at distance 0, over the whole history."""
-        here = self.distance.new_zeros(self.distance.shape[0], 1, 1)
-        query = Places(here, None if self.age is None else here)
-        return Pairs(query, self._keys(), self.mask[:, None, None, :])
+    @cached_property
+    def whole(self) -> Block:
+        """All rows in one block, in their order, as wide as the longest history."""
+        rows = torch.arange(len(self.mask), device=self.mask.device)
+        items = torch.arange(len(self.real[0]), device=self.mask.device)
+        return self._block(rows, items, int(self.count.max()) if len(rows) else 0)
 
-    def from_items(self, causal: bool) -> Pairs:
-        """Every item is a query over all items, or with ``causal`` over itself and the items before it."""
-        keys = self._keys()
-        allowed = self.mask[:, None, :, None] & self.mask[:, None, None, :]
-        pairs = Pairs(keys, keys, allowed)
-        return Pairs(keys, keys, allowed & (pairs.offset >= 0)) if causal else pairs
+    @cached_property
+    def blocks(self) -> list[Block]:
+        """Every row that has items, in blocks of like length: attention costs the square of the longest in a block.
 
-    def _keys(self) -> Places:
-        return Places(self.distance.unsqueeze(1), None if self.age is None else self.age.unsqueeze(1))
+        A block's longest history is at most twice its shortest, or ``NARROWEST`` items long.
+        """
+        order = self.count.argsort(stable=True)
+        counts = self.count[order].tolist()
+        place = self.count.cumsum(0)[order] - self.count[order]  # of each row's first item among the packed
+        blocks, first, last = [], sum(count == 0 for count in counts), len(counts)
+        while first < last:
+            widest, stop = max(NARROWEST, 2 * counts[first]), first
+            while stop < last and counts[stop] <= widest:
+                stop += 1
+            rows, sizes = order[first:stop], self.count[order[first:stop]]
+            ends = sizes.cumsum(0)
+            n = sum(counts[first:stop])
+            items = torch.arange(n, device=order.device) + (place[first:stop] - ends + sizes).repeat_interleave(
+                sizes, output_size=n
+            )
+            blocks.append(self._block(rows, items, counts[stop - 1]))
+            first = stop
+        return blocks
+
+    def _block(self, rows: Tensor, items: Tensor, width: int) -> Block:
+        distance = torch.arange(width, 0, -1, device=rows.device)
+        return Block(self, rows, items, distance <= self.count[rows].unsqueeze(1))

@@ -26,7 +26,7 @@ from ctr_pe.model_zoo.fields import Group, field_dim, field_groups, take_encoder
 from ctr_pe.model_zoo.keys import check_keys, count, number, regularizer
 from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.pe.base import Chain, PositionEncoding
-from ctr_pe.positions import Positions
+from ctr_pe.positions import Items, Positions
 
 
 class RankModel(BaseModel):  # type: ignore[misc]
@@ -172,7 +172,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
             if encoding == "native" and not isinstance(own, str):
                 return own(dim, slots, num_heads, **self.native_options)
             _check_heads(name, group, dim, num_heads)
-            return build_pe(encoding, dim, slots, num_heads, **self.encoding_options)
+            fields = {"field_dims": group.dims, "field_sizes": group.sizes}
+            return build_pe(encoding, dim, slots, num_heads, **fields, **self.encoding_options)
 
         self._encodings += 1
         with _own_randomness(self._encodings):
@@ -229,11 +230,17 @@ class RankModel(BaseModel):  # type: ignore[misc]
                 ids[field] = positions[-1].pack(ids[field])
         embedded = self.embedding_layer(ids)
         features = [embedded[name] for name in self.other_fields]
+        clicked = self.get_labels(inputs).view(-1) > 0 if self.training else None
         for index, group in enumerate(self.groups):
             target = torch.cat([embedded[field] for field in group.target], dim=-1)
             history = torch.cat([embedded[field] for field in group.history], dim=-1)
+            read = None if clicked is None else clicked.new_ones(len(history))
+            places = positions[index].carrying(
+                Items(history, tuple(ids[field] for field in group.history), read),
+                Items(target, tuple(ids[field] for field in group.target), clicked),
+            )
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-                interest = self.interest(index, target, history, positions[index])
+                interest = self.interest(index, target, history, places)
             features.append(interest.to(target.dtype))
         return {"y_pred": self._tower_of(torch.cat(features, dim=-1))}
 

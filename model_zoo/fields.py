@@ -18,6 +18,8 @@ from ctr_pe.errors import UserError, nearest
 class Group:
     """Target fields and the history fields they are compared with, and the encoding of their attention.
 
+    ``dims``: width of each field's embedding; an item's has them side by side.
+    ``sizes``: ids of each field, 0 for a field of vectors.
     ``negative``: fields that hold, slot by slot of the history, an item that was not chosen; () without.
     """
 
@@ -25,9 +27,15 @@ class Group:
     history: tuple[str, ...]
     age: str | None
     encoding: str
-    dim: int
+    dims: tuple[int, ...]
+    sizes: tuple[int, ...]
     max_len: int
     negative: tuple[str, ...] = ()
+
+    @property
+    def dim(self) -> int:
+        """Item dim D."""
+        return sum(self.dims)
 
 
 def field_groups(
@@ -70,7 +78,8 @@ def field_groups(
             if spec["type"] != "sequence":
                 raise UserError(f"feature_map: history field '{field}' is of type {spec['type']}, not sequence")
         max_len = max(feature_map.features[field]["max_len"] for field in history)
-        groups.append(Group(target, history, age, name, sum(dims), max_len, negative))
+        sizes = tuple(_size(feature_map.features[field]) for field in target)
+        groups.append(Group(target, history, age, name, tuple(dims), sizes, max_len, negative))
     return groups
 
 
@@ -101,6 +110,10 @@ def _per_group(key: str, value: Any, groups: int) -> list[Any]:
 def field_dim(spec: Mapping[str, Any], embedding_dim: int) -> int:
     """Width of a field's embedding."""
     return int(spec.get("emb_output_dim", spec.get("embedding_dim", embedding_dim)))
+
+
+def _size(spec: Mapping[str, Any]) -> int:
+    return 0 if spec["type"] == "numeric" or "pretrained_emb" in spec else int(spec.get("vocab_size", 0))
 
 
 def take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:

@@ -20,6 +20,9 @@ REGISTRY = {
     "cape_additive": "ctr_pe.pe.cape_additive:AdditiveCAPE",
 }
 
+FROM_DATA = ("field_dims", "field_sizes")
+"""Options that a model fills in from its data: they are no keys of a config."""
+
 
 def available_pes() -> list[str]:
     """Names that ``build_pe`` takes."""
@@ -35,7 +38,8 @@ def build_pe(name: str, dim: int, max_len: int, num_heads: int = 1, **options: A
         max_len: items of the longest history; a sequence that ends with the target has one more.
         num_heads: heads of the attention it joins.
         options: keyword arguments of the encoding's class. Those of other encodings are left aside, so that one
-            config can run them all; those of none are an error.
+            config can run them all; those of none are an error. ``field_dims`` says which fields an item embedding
+            has, side by side, the item's id first; ``field_sizes`` how many ids each has, 0 for vectors.
 
     Raises:
         UserError: an unknown name or option, or a value that the encoding refuses.
@@ -44,7 +48,7 @@ def build_pe(name: str, dim: int, max_len: int, num_heads: int = 1, **options: A
 
     names = check_pe_name(name).split("+")
     known = pe_options()
-    for option in options:
+    for option in options.keys() - FROM_DATA:
         if option not in known:
             raise UserError(f"position encoding option '{option}' is unknown: {nearest(option, known)}")
     links = []
@@ -72,7 +76,7 @@ def check_pe_name(name: str) -> str:
 
 def pe_options() -> list[str]:
     """Options of all encodings, which are ordinary keys of a model config."""
-    return sorted({option for name in REGISTRY for option in _options_of(_load(name))})
+    return sorted({option for name in REGISTRY for option in _options_of(_load(name))} - set(FROM_DATA))
 
 
 def _load(name: str) -> type[PositionEncoding]:

@@ -1,14 +1,15 @@
 """Multi-head self-attention over a sequence of items (BST, SASRec, DMIN).
 
-B batch, L slots, N real items of the batch, H heads, D item dim, d = D / H head dim.
+B batch, L slots, N real items of the batch, R rows of a block, W its slots, H heads, D item dim, d = D / H head dim.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Positions
+from ctr_pe.positions import Block, Items, Positions
 from ctr_pe.units.softmax import masked_softmax
 
 
@@ -61,16 +62,25 @@ class SelfAttention(nn.Module):
 
     def heads(self, packed: Tensor, positions: Positions) -> Tensor:
         """packed items (N, D) -> what each head pools, before the output projection: (N, H, d)."""
-        query, key, value = (
-            self._split(positions.spread(project(packed))) for project in (self.query, self.key, self.value)
-        )
-        pairs = positions.from_items(self.causal)
+        if positions.items is None:
+            positions = positions.carrying(Items(packed))
+        projected = [project(packed) for project in (self.query, self.key, self.value)]
+        pooled = [block.take(self._attend(block, *map(block.lay, projected))) for block in positions.blocks]
+        if not pooled:
+            return projected[2].view(0, self.num_heads, packed.shape[-1] // self.num_heads)
+        order = torch.cat([block.items for block in positions.blocks])
+        heads = torch.cat(pooled)
+        return torch.empty_like(heads).index_copy(0, order, heads)
+
+    def _attend(self, block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query, key, value (R, W, D) -> (R, W, H, d)."""
+        query, key, value = self._split(query), self._split(key), self._split(value)
+        pairs = block.from_items(self.causal)
         turned_query, turned_key = self.pe.rotate(query, key, pairs.query, pairs.key)
         logits = turned_query @ turned_key.transpose(-1, -2) * query.shape[-1] ** -0.5
-        logits = self.pe.bias(query, key, logits, pairs)  # (B, H, L, L)
+        logits = self.pe.bias(query, key, logits, pairs)  # (R, H, W, W)
         weights = self.dropout(masked_softmax(logits, pairs.allowed))
-        pooled = self.pe.mix(weights.to(value.dtype) @ value, weights, value, pairs)
-        return positions.pack(pooled.transpose(1, 2))
+        return self.pe.mix(weights.to(value.dtype) @ value, weights, value, pairs).transpose(1, 2)
 
     def _split(self, x: Tensor) -> Tensor:
         batch, slots, dim = x.shape

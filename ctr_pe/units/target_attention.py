@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ctr_pe.errors import nearest
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Places, Positions
+from ctr_pe.positions import Items, Places, Positions
 from ctr_pe.units.scores import SCORES
 from ctr_pe.units.softmax import masked_softmax
 
@@ -60,29 +60,35 @@ class TargetAttention(nn.Module):
         Weights are 0 at padding and, with softmax, sum to 1 over the real items; an empty history gives zeros.
         What padded slots of ``history`` hold does not matter.
         """
-        rows, _ = positions.real
         items = positions.pack(history) if history.dim() == 3 else history
+        if positions.items is None:
+            positions = positions.carrying(Items(items), Items(target))
+        rows, _ = positions.real
         zero, age = positions.distance.new_zeros(len(target)), positions.age
         here = Places(zero, None if age is None else zero)
         there = Places(positions.pack(positions.distance), None if age is None else positions.pack(age))
         query, keys = self.pe.rotate(target, items, here, there)
 
+        block = positions.whole
+
         def scored(moved: Tensor) -> Tensor:
-            return positions.spread(self.score(query, moved, rows))[:, None, None, :]  # (B, 1, 1, L)
+            return block.lay(self.score(query, moved, rows))[:, None, None, :]  # (B, 1, 1, L)
 
         def rescored(shift: Tensor) -> Tensor:
             with _side_stream(shift.device):
                 return scored(keys + shift)
 
-        pairs, logits = replace(positions.from_target(), rescore=rescored), scored(keys)
+        pairs, logits = replace(block.from_target(), rescore=rescored), scored(keys)
         whole = target[:, None, None, :]  # one head, one query
-        values = positions.spread(items)[:, None] if self.pe.needs_vectors else whole[:, :, :0]
+        values = block.lay(items)[:, None] if self.pe.needs_vectors else whole[:, :, :0]
         logits = self.pe.bias(whole, values, logits, pairs)
         weights = masked_softmax(logits, pairs.allowed) if self.softmax else logits * pairs.allowed
-        share = positions.pack(weights[:, 0, 0]).to(items.dtype).unsqueeze(-1)
-        pooled = torch.zeros_like(target, dtype=items.dtype).index_add(0, rows, share * items)[:, None, None, :]
-        interest = self.pe.mix(pooled, weights, values, pairs)
-        return interest[:, 0, 0], weights[:, 0, 0]
+        share = block.take(weights[:, 0, 0])
+        pooled = torch.zeros_like(target, dtype=items.dtype).index_add(
+            0, rows, share.to(items.dtype).unsqueeze(-1) * items
+        )
+        interest = self.pe.mix(pooled[:, None, None, :], weights, values, pairs)
+        return interest[:, 0, 0], positions.spread(share)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
@@ -111,9 +110,7 @@ class Transformer(nn.Module):
 
 def append_target(target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
     """Each row's items and then its target: target (B, D), packed history (N, D) -> packed (M, D) and its positions."""
-    rows, _ = positions.real
-    rows = torch.cat([rows, torch.arange(len(target), device=rows.device)])
-    return torch.cat([history, target])[rows.argsort(stable=True)], positions.with_target()
+    return positions.append(history, target), positions.with_target()
 
 
 def target_state(states: Tensor, positions: Positions) -> Tensor:

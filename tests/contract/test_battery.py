@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -39,11 +40,11 @@ def test_contract(case: str, unit: str, check: str) -> None:
     CHECKS[check](factory(case), unit)
 
 
-class PaddingHasGates(CAPE):
-    """The released CAPE code: padded logits are zero, so padding pushes items away by half a place."""
+class FutureHasGates(CAPE):
+    """The released CAPE code: gates of forbidden keys are not zero, so items to come push those before them away."""
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        pairs = Pairs(pairs.query, pairs.key, torch.ones_like(pairs.allowed))
+        pairs = replace(pairs, allowed=torch.ones_like(pairs.allowed))
         return super().bias(query, keys, logits, pairs)
 
 
@@ -100,7 +101,7 @@ class CeilNaN(PositionEncoding):
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (PaddingHasGates, "padding"),
+        (FutureHasGates, "causality"),
         (CountsSlots, "padding"),
         (NoClamp, "out of range"),
         (MixesRows, "batch"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -159,13 +161,13 @@ class TestContextual:
         if isinstance(pe, CAPE):
             gated = nn.functional.silu(pe.gate(query))
         table = pe.table
-        opened = scored_bias(pe, torch.full((2, L), all_open).double(), query, positions.from_target())
+        opened = scored_bias(pe, torch.full((2, L), all_open).double(), query, positions.whole.from_target())
         assert torch.allclose(opened, gated @ table[[6, 5, 4, 3, 2, 1]].T, atol=1e-9)  # type: ignore[index]
-        closed = scored_bias(pe, torch.full((2, L), -all_open).double(), query, positions.from_target())
+        closed = scored_bias(pe, torch.full((2, L), -all_open).double(), query, positions.whole.from_target())
         assert torch.allclose(closed, (gated @ table[0]).unsqueeze(1).expand(2, L), atol=1e-9)  # type: ignore[index]
 
     def test_gates_of_the_two_add_up_to_one(self) -> None:
-        pairs, table = full().from_target(), torch.arange(L + 1.0, dtype=torch.float64)
+        pairs, table = full().whole.from_target(), torch.arange(L + 1.0, dtype=torch.float64)
         logits = vectors(2, L)
         cope, cape = CoPE(1, L).double(), CAPE(1, L, position_dim=1).double()
         one = torch.ones(2, 1, dtype=torch.float64)
@@ -180,7 +182,7 @@ class TestContextual:
         assert torch.allclose(steps, torch.sigmoid(-logits[:, :-1]))  # p_j - p_{j+1} = g_j, so p falls with j
 
     def test_swapping_neighbours_moves_only_the_newer_of_the_two(self) -> None:
-        pairs = full(1).from_target()
+        pairs = full(1).whole.from_target()
         gates = torch.rand(1, 1, 1, L, dtype=torch.float64)
         p = contextual_positions(gates, pairs, False)[0, 0, 0]
         order = [0, 1, 3, 2, 4, 5]
@@ -221,19 +223,18 @@ class TestContextual:
         pe, query = CAPE(D, L).double(), vectors(2, D)
         nn.init.normal_(pe.table)
         logits = torch.tensor([[-800.0, 800.0, -50.0, 50.0, 0.0, 1e4]] * 2, dtype=torch.float64, requires_grad=True)
-        scored_bias(pe, logits, query, full().from_target()).sum().backward()
+        scored_bias(pe, logits, query, full().whole.from_target()).sum().backward()
         assert logits.grad is not None
         assert logits.grad.isfinite().all()
 
-    def test_padding_gates_are_zero_not_a_half(self) -> None:
+    def test_gates_of_forbidden_keys_are_zero_not_a_half(self) -> None:
         pe = CAPE(1, 20, position_dim=1).double()
         with torch.no_grad():
             pe.table.copy_(torch.arange(21.0).unsqueeze(1))
             pe.gate.weight.fill_(1.0)
-        mask = torch.tensor([[True, True] + [False] * 10])
-        bias = scored_bias(
-            pe, torch.zeros(1, 12).double(), torch.ones(1, 1).double(), Positions.from_mask(mask).from_target()
-        )
+        pairs = full(1, 12).whole.from_target()
+        pairs = replace(pairs, allowed=torch.arange(12) < 2)
+        bias = scored_bias(pe, torch.zeros(1, 12).double(), torch.ones(1, 1).double(), pairs)
         position = bias / nn.functional.silu(torch.ones(()).double())
         assert torch.allclose(position[0, :2], torch.tensor([1.0, 0.5]).double())
 
@@ -245,12 +246,12 @@ class TestContextual:
         last = layer(items, full())[:, -1]
         query, keys, values = layer.query(items[:, -1]), layer.key(items), layer.value(items)
         logits = (query.unsqueeze(1) * keys).sum(-1) / D**0.5
-        weights = (logits + scored_bias(pe, logits, query, full().from_target())).softmax(-1)
+        weights = (logits + scored_bias(pe, logits, query, full().whole.from_target())).softmax(-1)
         assert torch.allclose(last, layer.output((weights.unsqueeze(-1) * values).sum(1)))
 
     def test_between_sums_towards_the_query_on_both_sides(self) -> None:
         gates = torch.rand(1, 1, 4, 4, dtype=torch.float64)
-        p = contextual_positions(gates, full(1, 4).from_items(False), True)[0, 0]
+        p = contextual_positions(gates, full(1, 4).whole.from_items(False), True)[0, 0]
         g = gates[0, 0]
         for i in range(4):
             for j in range(4):
@@ -267,7 +268,7 @@ class TestContextual:
         logits = torch.linspace(-2, 2, slots)[None, None, None].bfloat16()
         exact = torch.sigmoid(-logits.double()).flip(-1).cumsum(-1).flip(-1)
         query = torch.ones(1, 1, 1, 1)
-        got = pe.bias(query, query, logits, full(1, slots).from_target()) - logits.float()
+        got = pe.bias(query, query, logits, full(1, slots).whole.from_target()) - logits.float()
         assert got.dtype == torch.float32
         assert (got - exact).abs().max() < 1e-3
 
