@@ -41,6 +41,8 @@ class Pairs:
     ``query`` places: distance (1, 1, Q), age (B, 1, Q). ``key`` places: distance (1, 1, L), age (B, 1, L).
     ``allowed`` (B, 1, Q, L) bool: True where a real query may attend to a real key. An axis of one is for the heads.
     ``block``: the rows and what is known of their items.
+    ``scale``: factor of the unit's products, logit = scale · query · key; 1 for scores of another kind.
+    ``project``: for a bilinear score, gives W t for targets t (..., D), so that the logit is W t · key.
     ``rescore``: in target attention, gives the logits (B, 1, 1, L) again with vectors (N, D) added to the packed keys.
     """
 
@@ -48,6 +50,8 @@ class Pairs:
     key: Places
     allowed: Tensor
     block: Block
+    scale: float = 1.0
+    project: Callable[[Tensor], Tensor] | None = None
     rescore: Callable[[Tensor], Tensor] | None = None
 
     @cached_property

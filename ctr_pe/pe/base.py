@@ -29,6 +29,9 @@ class PositionEncoding(nn.Module):
     needs_vectors: bool = False
     """Whether ``bias`` and ``mix`` read keys and values. Otherwise target attention spares itself to lay them out."""
 
+    auxiliary: str = ""
+    """What ``auxiliary_loss`` is, a few words for the log."""
+
     needs_age: bool = False
     """Whether it reads the ages of items; data without event times are refused."""
 
@@ -43,6 +46,7 @@ class PositionEncoding(nn.Module):
         if dim % num_heads:
             raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}")
         self.dim, self.max_len, self.num_heads, self.head_dim = dim, max_len, num_heads, dim // num_heads
+        self._losses: list[Tensor] = []
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         """Before the network: target (B, D) or None, history (B, L, D) or packed (N, D) -> the same, or D + added_dim
@@ -63,14 +67,19 @@ class PositionEncoding(nn.Module):
         ``needs_vectors`` keys may be empty, (B, H, 0, d)."""
         return logits
 
-    def mix(self, output: Tensor, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
-        """After pooling: output (B, H, Q, d), weights (B, H, Q, L), values (B, H, L, d), zero at padding -> output.
-        Without ``needs_vectors`` values may be empty, (B, H, 0, d)."""
-        return output
+    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+        """Before pooling: weights (B, H, Q, L) after the softmax and values (B, H, L, d), zero at padding -> weights
+        with which the values are pooled. Without ``needs_vectors`` values may be empty, (B, H, 0, d)."""
+        return weights
 
     def auxiliary_loss(self) -> Tensor:
-        """Scalar that training adds to the loss."""
-        return torch.zeros(())
+        """Scalar that training adds to the loss: what hooks gave to ``learn`` since the last call, 0 without."""
+        losses, self._losses = self._losses, []
+        return torch.stack(losses).sum() if losses else torch.zeros(())
+
+    def learn(self, loss: Tensor) -> None:
+        """For hooks, in training: add a scalar to the auxiliary loss."""
+        self._losses.append(loss)
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         """The encoding of the layer stacked on this one's: ``fresh()``, with parameters of its own, unless the method
@@ -94,6 +103,7 @@ class Chain(PositionEncoding):
         self.added_dim = sum(pe.added_dim for pe in encodings)
         self.needs_vectors = any(pe.needs_vectors for pe in encodings)
         self.needs_age = any(pe.needs_age for pe in encodings)
+        self.auxiliary = ", ".join(pe.auxiliary for pe in encodings if pe.auxiliary)
 
     def _links(self) -> list[PositionEncoding]:
         return [pe for pe in self.encodings if isinstance(pe, PositionEncoding)]
@@ -113,10 +123,10 @@ class Chain(PositionEncoding):
             logits = pe.bias(query, keys, logits, pairs)
         return logits
 
-    def mix(self, output: Tensor, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
         for pe in self._links():
-            output = pe.mix(output, weights, values, pairs)
-        return output
+            weights = pe.mix(weights, values, pairs)
+        return weights
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()

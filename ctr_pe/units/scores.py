@@ -37,7 +37,11 @@ class BilinearScore(nn.Module):
 
     def forward(self, target: Tensor, items: Tensor, rows: Tensor) -> Tensor:
         """target (B, D), items (N, D), rows (N,) -> logits (N,)."""
-        return ((target @ self.weight.T)[rows] * items).sum(-1)
+        return (self.project(target)[rows] * items).sum(-1)
+
+    def project(self, target: Tensor) -> Tensor:
+        """(..., D) -> W t (..., D), which items are multiplied with."""
+        return target @ self.weight.T
 
 
 class DINScore(nn.Module):

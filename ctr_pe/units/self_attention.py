@@ -5,6 +5,8 @@ B batch, L slots, N real items of the batch, R rows of a block, W its slots, H h
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, nn
 
@@ -64,7 +66,7 @@ class SelfAttention(nn.Module):
         """packed items (N, D) -> what each head pools, before the output projection: (N, H, d)."""
         if positions.items is None:
             positions = positions.carrying(Items(packed))
-        projected = [project(packed) for project in (self.query, self.key, self.value)]
+        projected: list[Tensor] = [project(packed) for project in (self.query, self.key, self.value)]
         pooled = [block.take(self._attend(block, *map(block.lay, projected))) for block in positions.blocks]
         if not pooled:
             return projected[2].view(0, self.num_heads, packed.shape[-1] // self.num_heads)
@@ -75,12 +77,14 @@ class SelfAttention(nn.Module):
     def _attend(self, block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query, key, value (R, W, D) -> (R, W, H, d)."""
         query, key, value = self._split(query), self._split(key), self._split(value)
-        pairs = block.from_items(self.causal)
+        scale = query.shape[-1] ** -0.5
+        pairs = replace(block.from_items(self.causal), scale=scale)
         turned_query, turned_key = self.pe.rotate(query, key, pairs.query, pairs.key)
-        logits = turned_query @ turned_key.transpose(-1, -2) * query.shape[-1] ** -0.5
+        logits = turned_query @ turned_key.transpose(-1, -2) * scale
         logits = self.pe.bias(query, key, logits, pairs)  # (R, H, W, W)
         weights = self.dropout(masked_softmax(logits, pairs.allowed))
-        return self.pe.mix(weights.to(value.dtype) @ value, weights, value, pairs).transpose(1, 2)
+        pooled: Tensor = self.pe.mix(weights, value, pairs).to(value.dtype) @ value
+        return pooled.transpose(1, 2)
 
     def _split(self, x: Tensor) -> Tensor:
         batch, slots, dim = x.shape

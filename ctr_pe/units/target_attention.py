@@ -57,7 +57,8 @@ class TargetAttention(nn.Module):
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """target (B, D), history (B, L, D) or packed (N, D) -> interest (B, D), weights (B, L).
 
-        Weights are 0 at padding and, with softmax, sum to 1 over the real items; an empty history gives zeros.
+        Weights are 0 at padding and, with softmax, sum to 1 over the real items; an empty history gives zeros. They
+        are those of the softmax: an encoding may pool with others (``mix``).
         What padded slots of ``history`` hold does not matter.
         """
         items = positions.pack(history) if history.dim() == 3 else history
@@ -78,17 +79,19 @@ class TargetAttention(nn.Module):
             with _side_stream(shift.device):
                 return scored(keys + shift)
 
-        pairs, logits = replace(block.from_target(), rescore=rescored), scored(keys)
-        whole = target[:, None, None, :]  # one head, one query
+        pairs = replace(
+            block.from_target(),
+            rescore=rescored,
+            scale=getattr(self.score, "scale", 1.0),
+            project=getattr(self.score, "project", None),
+        )
+        whole, logits = target[:, None, None, :], scored(keys)  # one head, one query
         values = block.lay(items)[:, None] if self.pe.needs_vectors else whole[:, :, :0]
         logits = self.pe.bias(whole, values, logits, pairs)
         weights = masked_softmax(logits, pairs.allowed) if self.softmax else logits * pairs.allowed
-        share = block.take(weights[:, 0, 0])
-        pooled = torch.zeros_like(target, dtype=items.dtype).index_add(
-            0, rows, share.to(items.dtype).unsqueeze(-1) * items
-        )
-        interest = self.pe.mix(pooled[:, None, None, :], weights, values, pairs)
-        return interest[:, 0, 0], positions.spread(share)
+        share = block.take(self.pe.mix(weights, values, pairs)[:, 0, 0]).to(items.dtype).unsqueeze(-1)
+        interest = torch.zeros_like(target, dtype=items.dtype).index_add(0, rows, share * items)
+        return interest, positions.spread(block.take(weights[:, 0, 0]))
 
 
 @contextmanager

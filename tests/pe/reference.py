@@ -1,7 +1,7 @@
 """Every method once more, written from its equations with loops, in float64. The specification of the fast code.
 
 A history is a list of item vectors, oldest first; no padding exists here. n items, target at distance 0, item j
-(from 0) at distance n - j. Weights of the encoding come in by name.
+(from 0) at distance n - j. A method is a subclass of Method; METHODS lists them.
 """
 
 from __future__ import annotations
@@ -45,49 +45,113 @@ def between_rows(table: Tensor, position: Tensor) -> Tensor:
     return (1 - share) * table[low] + share * table[low + 1]
 
 
-def contextual_bias(name: str, query: Tensor, logits: Sequence[Tensor], weights: Mapping[str, Tensor]) -> list[Tensor]:
-    """CoPE's or CAPE's bias for one query over the keys it may see, oldest first; the newest is the last."""
-    if name == "cape":
-        gates = [1 - torch.sigmoid(s) for s in logits]
-        hidden = weights["gate.weight"] @ query + weights["gate.bias"]
-        query = hidden * torch.sigmoid(hidden)
-    else:
-        gates = [torch.sigmoid(s) for s in logits]
-    positions = [sum(gates[j:], torch.zeros((), dtype=query.dtype)) for j in range(len(gates))]
-    return [query @ between_rows(weights["table"], p) for p in positions]
+class Method:
+    """No encoding. A method overrides what it changes.
+
+    ``weights``: parameters by name. ``options``: keyword arguments of the encoding. ``ages``: seconds per item.
+    """
+
+    def __init__(self, weights: Mapping[str, Tensor], options: Mapping[str, Any], ages: Sequence[int]) -> None:
+        self.weights, self.options, self.ages = weights, options, ages
+
+    def embed(self, target: Tensor | None, history: Sequence[Tensor]) -> tuple[Tensor | None, Sequence[Tensor]]:
+        """Target and items before the network."""
+        return target, history
+
+    def of_target(self, score: Score, target: Tensor, history: Sequence[Tensor]) -> list[Tensor]:
+        """Logits of target attention, one per item."""
+        return [score(target, h) for h in history]
+
+    def of_item(self, i: int, head: int, query: Tensor, keys: Sequence[Tensor], n: int) -> list[Tensor]:
+        """Logits of self-attention: item i of n looks at ``keys``, those of items 0, 1, ... (up to i, if causal)."""
+        return [query @ key / math.sqrt(len(query)) for key in keys]
+
+    def pooling(self, attention: Tensor, i: int, n: int, head: int) -> Tensor:
+        """Weights with which values are pooled, from those of the softmax; i = n for the target."""
+        return attention
 
 
-def placed(logits: Sequence[Tensor], table: Tensor) -> list[Tensor]:
-    """e[p_j] with the positions of CAPE."""
-    gates = [1 - torch.sigmoid(s) for s in logits]
-    return [between_rows(table, sum(gates[j:], torch.zeros((), dtype=table.dtype))) for j in range(len(gates))]
+class Naive(Method):
+    def embed(self, target: Tensor | None, history: Sequence[Tensor]) -> tuple[Tensor | None, Sequence[Tensor]]:
+        table, n = self.weights["table"], len(history)
+        moved = [h + row(table, n - j) for j, h in enumerate(history)]
+        return None if target is None else target + table[0], moved
 
 
-def target_attention(
-    name: str, score: Score, target: Tensor, history: Sequence[Tensor], weights: Mapping[str, Tensor]
-) -> tuple[Tensor, Tensor]:
+class RoPE(Method):
+    def of_target(self, score: Score, target: Tensor, history: Sequence[Tensor]) -> list[Tensor]:
+        n = len(history)
+        return [score(target, turn(h, -(n - j))) for j, h in enumerate(history)]
+
+    def of_item(self, i: int, head: int, query: Tensor, keys: Sequence[Tensor], n: int) -> list[Tensor]:
+        turned = turn(query, i + 1)
+        return [turned @ turn(key, j + 1) / math.sqrt(len(query)) for j, key in enumerate(keys)]
+
+
+class CoPE(Method):
+    @staticmethod
+    def positions(logits: Sequence[Tensor], sign: int) -> list[Tensor]:
+        gates = [torch.sigmoid(sign * s) for s in logits]
+        return [sum(gates[j:], torch.zeros_like(logits[0])) for j in range(len(gates))]
+
+    def biased(self, query: Tensor, logits: Sequence[Tensor]) -> list[Tensor]:
+        places = self.positions(logits, 1)
+        return [s + query @ between_rows(self.weights["table"], p) for s, p in zip(logits, places, strict=True)]
+
+    def of_target(self, score: Score, target: Tensor, history: Sequence[Tensor]) -> list[Tensor]:
+        return self.biased(target, super().of_target(score, target, history))
+
+    def of_item(self, i: int, head: int, query: Tensor, keys: Sequence[Tensor], n: int) -> list[Tensor]:
+        return self.biased(query, super().of_item(i, head, query, keys, n))
+
+
+class CAPE(CoPE):
+    def biased(self, query: Tensor, logits: Sequence[Tensor]) -> list[Tensor]:
+        hidden = self.weights["gate.weight"] @ query + self.weights["gate.bias"]
+        gated, places = hidden * torch.sigmoid(hidden), self.positions(logits, -1)
+        return [s + gated @ between_rows(self.weights["table"], p) for s, p in zip(logits, places, strict=True)]
+
+
+class AdditiveCAPE(CoPE):
+    def moved(self, keys: Sequence[Tensor], logits: Sequence[Tensor]) -> list[Tensor]:
+        places = self.positions(logits, -1)
+        return [key + between_rows(self.weights["table"], p) for key, p in zip(keys, places, strict=True)]
+
+    def of_target(self, score: Score, target: Tensor, history: Sequence[Tensor]) -> list[Tensor]:
+        logits = Method.of_target(self, score, target, history)
+        return [score(target, h) for h in self.moved(history, logits)]
+
+    def of_item(self, i: int, head: int, query: Tensor, keys: Sequence[Tensor], n: int) -> list[Tensor]:
+        logits = Method.of_item(self, i, head, query, keys, n)
+        return Method.of_item(self, i, head, query, self.moved(keys, logits), n)
+
+
+METHODS: dict[str, type[Method]] = {
+    "none": Method,
+    "naive": Naive,
+    "rope": RoPE,
+    "cope": CoPE,
+    "cape": CAPE,
+    "cape_additive": AdditiveCAPE,
+}
+
+
+def target_attention(method: Method, score: Score, target: Tensor, history: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
     """Interest (D,) and weights (n,) of one row."""
     n = len(history)
     if n == 0:
         return torch.zeros_like(target), torch.zeros(0, dtype=target.dtype)
-    if name == "naive":
-        target = target + weights["table"][0]
-        history = [h + row(weights["table"], n - j) for j, h in enumerate(history)]
-    keys = [turn(h, -(n - j)) for j, h in enumerate(history)] if name == "rope" else history
-    logits = [score(target, key) for key in keys]
-    if name in ("cope", "cape"):
-        logits = [s + b for s, b in zip(logits, contextual_bias(name, target, logits, weights), strict=True)]
-    if name == "cape_additive":
-        logits = [score(target, h + e) for h, e in zip(keys, placed(logits, weights["table"]), strict=True)]
-    attention = softmax(logits)
-    return sum((a * h for a, h in zip(attention, history, strict=True)), torch.zeros_like(target)), attention
+    embedded, history = method.embed(target, history)
+    assert embedded is not None
+    attention = softmax(method.of_target(score, embedded, history))
+    pooling = method.pooling(attention, n, n, 0)
+    return sum((a * h for a, h in zip(pooling, history, strict=True)), torch.zeros_like(target)), attention
 
 
-def self_attention(name: str, layer: Any, items: Sequence[Tensor], weights: Mapping[str, Tensor]) -> list[Tensor]:
+def self_attention(method: Method, layer: Any, items: Sequence[Tensor]) -> list[Tensor]:
     """States of one row, one per item, with the projections of ``layer``."""
     n, heads = len(items), layer.num_heads
-    if name == "naive":
-        items = [x + row(weights["table"], n - j) for j, x in enumerate(items)]
+    _, items = method.embed(None, items)
 
     def project(linear: Any, x: Tensor, head: int) -> Tensor:
         size = len(x) // heads
@@ -98,21 +162,11 @@ def self_attention(name: str, layer: Any, items: Sequence[Tensor], weights: Mapp
     for i in range(n):
         parts = []
         for head in range(heads):
-            query = project(layer.query, items[i], head)
             seen = range(i + 1) if layer.causal else range(n)
-            logits = []
-            for j in seen:
-                key = project(layer.key, items[j], head)
-                pair = (turn(query, i + 1), turn(key, j + 1)) if name == "rope" else (query, key)
-                logits.append(pair[0] @ pair[1] / math.sqrt(len(query)))
-            if name in ("cope", "cape"):
-                logits = [s + b for s, b in zip(logits, contextual_bias(name, query, logits, weights), strict=True)]
-            if name == "cape_additive":
-                moved = placed(logits, weights["table"])
-                keys = [project(layer.key, items[j], head) for j in seen]
-                logits = [query @ (k + e) / math.sqrt(len(query)) for k, e in zip(keys, moved, strict=True)]
-            attention = softmax(logits)
-            parts.append(sum(attention[k] * project(layer.value, items[j], head) for k, j in enumerate(seen)))
+            keys = [project(layer.key, items[j], head) for j in seen]
+            logits = method.of_item(i, head, project(layer.query, items[i], head), keys, n)
+            pooling = method.pooling(softmax(logits), i, n, head)
+            parts.append(sum(pooling[j] * project(layer.value, items[j], head) for j in seen))
         states.append(layer.output.weight @ torch.cat(parts) + layer.output.bias)
     return states
 

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import reference
 import torch
 from torch import nn
 
 from ctr_pe.pe import available_pes, build_pe
+from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.scores import SCORES
 
-NAMES = ["none", "naive", "rope", "cope", "cape", "cape_additive"]
-WITHOUT_REFERENCE = sorted(set(available_pes()) - set(NAMES))
+# (encoding, options): an encoding with options that change its equations has a line for each
+CASES = [(name, {}) for name in reference.METHODS] + [("cape", {"position_dim": 3})]
 COUNTS = [4, 0, 9, 1, 6, 7]  # the table below ends at 6 items
 DIM, MAX_LEN = 6, 6
 
@@ -33,17 +36,22 @@ def random_batch() -> Batch:
     return Batch(batch.target[:, :DIM], batch.history[..., :DIM], batch.mask, batch.age)
 
 
+def method(name: str, options: dict[str, Any], pe: PositionEncoding, batch: Batch, b: int) -> reference.Method:
+    weights = dict(pe.named_parameters()) | dict(pe.named_buffers())
+    return reference.METHODS[name](weights, options, batch.age[b][batch.mask[b]].tolist())
+
+
 def test_every_encoding_has_a_reference() -> None:
-    assert WITHOUT_REFERENCE == []
+    assert set(available_pes()) == set(reference.METHODS)
 
 
 @pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize("name", NAMES)
-def test_target_attention(name: str, score: str) -> None:
-    pe = build_pe(name, DIM, MAX_LEN, position_dim=3)
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_target_attention(name: str, options: dict[str, Any], score: str) -> None:
+    pe = build_pe(name, DIM, MAX_LEN, **options)
     unit = randomised(TargetAttention(DIM, score, pe))
     batch = random_batch()
-    positions = Positions.from_mask(batch.mask)
+    positions = Positions.from_mask(batch.mask, batch.age)
     interest, weights = unit(*pe.embed(batch.target, batch.history, positions), positions)
     score_of = {
         "dot": lambda: reference.dot,
@@ -53,7 +61,7 @@ def test_target_attention(name: str, score: str) -> None:
     for b in range(len(COUNTS)):
         items = list(batch.history[b][batch.mask[b]])
         want, want_weights = reference.target_attention(
-            name, score_of, batch.target[b], items, dict(pe.named_parameters())
+            method(name, options, pe, batch, b), score_of, batch.target[b], items
         )
         assert torch.allclose(interest[b], want, rtol=0, atol=1e-12)
         assert torch.allclose(weights[b][batch.mask[b]], want_weights, rtol=0, atol=1e-12)
@@ -61,16 +69,16 @@ def test_target_attention(name: str, score: str) -> None:
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize("name", NAMES)
-def test_self_attention(name: str, heads: int, causal: bool) -> None:
-    pe = build_pe(name, DIM, MAX_LEN, heads, position_dim=3)
+@pytest.mark.parametrize(("name", "options"), CASES)
+def test_self_attention(name: str, options: dict[str, Any], heads: int, causal: bool) -> None:
+    pe = build_pe(name, DIM, MAX_LEN, heads, **options)
     layer = randomised(SelfAttention(DIM, heads, pe, causal))
     batch = random_batch()
-    positions = Positions.from_mask(batch.mask)
+    positions = Positions.from_mask(batch.mask, batch.age)
     _, embedded = pe.embed(None, batch.history, positions)
     states = layer(embedded, positions)
     for b in range(len(COUNTS)):
         items = list(batch.history[b][batch.mask[b]])
-        want = reference.self_attention(name, layer, items, dict(pe.named_parameters()))
+        want = reference.self_attention(method(name, options, pe, batch, b), layer, items)
         for got, expected in zip(states[b][batch.mask[b]], want, strict=True):
             assert torch.allclose(got, expected, rtol=0, atol=1e-12)
