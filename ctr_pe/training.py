@@ -49,13 +49,15 @@ class Run:
 @dataclass(frozen=True)
 class Outcome:
     """``metrics`` on test, of the ``epoch`` (from 1) that was best on the selecting split; ``scores`` float32, one per
-    test row in file order; ``seconds`` of training and evaluation; ``parameters`` of the model."""
+    test row in file order; ``seconds`` of training and evaluation; ``parameters`` of the model; ``auxiliary`` losses
+    by name, means over the batches of the last epoch."""
 
     metrics: dict[str, float]
     epoch: int
     seconds: float
     scores: npt.NDArray[np.float32]
     parameters: int
+    auxiliary: Mapping[str, float] = field(default_factory=dict)
 
 
 def train(run: Run, progress: Progress | None = None) -> Outcome:
@@ -94,6 +96,7 @@ def train(run: Run, progress: Progress | None = None) -> Outcome:
         seconds=time.perf_counter() - start,
         scores=scores.astype(np.float32),
         parameters=sum(p.numel() for p in model.parameters()),
+        auxiliary=model.auxiliary,
     )
 
 

@@ -79,9 +79,9 @@ class NextItemModel(RankModel):
         del self._inputs, self._losses
         return outputs
 
-    def add_loss(self, return_dict: Mapping[str, Tensor], y_true: Tensor) -> Tensor:
-        loss: Tensor = super().add_loss(return_dict, y_true)
-        return loss + return_dict["auxiliary_loss"] if "auxiliary_loss" in return_dict else loss
+    def auxiliary_losses(self, return_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        losses: dict[str, Tensor] = super().auxiliary_losses(return_dict)
+        return losses | {"next item": return_dict["auxiliary_loss"]} if "auxiliary_loss" in return_dict else losses
 
     def _ids(self, index: int, fields: Sequence[str], positions: Positions) -> dict[str, Tensor]:
         """Ids of the fields, packed as the history is: of each row the most recent items, as many as were read."""

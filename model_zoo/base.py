@@ -104,6 +104,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
             **kwargs,
         )
         self._encodings = 0
+        self._auxiliary: dict[str, list[Tensor]] = {}
+        self.auxiliary: dict[str, float] = {}  # by name, mean over the batches before the last evaluation
         self.amp = amp
         self.native_options: dict[str, Any] = {}  # keyword arguments of ``native``, where it is a class
         self.embedding_dim = embedding_dim
@@ -252,13 +254,24 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self.dnn.train(self.training)
         return y_pred
 
-    def add_loss(self, return_dict: Mapping[str, Tensor], y_true: Tensor) -> Tensor:
-        loss: Tensor = super().add_loss(return_dict, y_true)
+    def auxiliary_losses(self, return_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What training adds to the loss, by name: here the encodings' auxiliary losses, summed over the units."""
         encodings = [module for module in self.modules() if isinstance(module, PositionEncoding)]
         links = {link for chain in encodings if isinstance(chain, Chain) for link in chain.encodings}
+        losses: dict[str, Tensor] = {}
         for encoding in encodings:
             if encoding not in links:  # a chain speaks for its links
-                loss = loss + encoding.auxiliary_loss()
+                name = encoding.auxiliary or type(encoding).__name__
+                loss = encoding.auxiliary_loss()
+                losses[name] = losses[name] + loss if name in losses else loss
+        return losses
+
+    def add_loss(self, return_dict: Mapping[str, Tensor], y_true: Tensor) -> Tensor:
+        loss: Tensor = super().add_loss(return_dict, y_true)
+        for name, part in self.auxiliary_losses(return_dict).items():
+            loss = loss + part
+            if part.requires_grad:
+                self._auxiliary.setdefault(name, []).append(part.detach())
         return loss
 
     # Training. FuxiCTR's own fit trusts its surroundings; these are the places where that goes wrong unnoticed.
@@ -277,9 +290,15 @@ class RankModel(BaseModel):  # type: ignore[misc]
         os.makedirs(self.model_dir, exist_ok=True)
         Path(self.checkpoint).unlink(missing_ok=True)  # fit ends by loading this file: never that of an earlier run
         self.best_epoch = 0
+        self._auxiliary.clear()
         super().fit(data_generator, epochs=epochs, validation_data=validation_data, **kwargs)
 
     def checkpoint_and_earlystop(self, logs: Mapping[str, float], min_delta: float = 1e-6) -> None:
+        self.auxiliary = {name: float(torch.stack(parts).mean()) for name, parts in self._auxiliary.items()}
+        self._auxiliary.clear()
+        if self.auxiliary:
+            parts = ", ".join(f"{name} {mean:.6f}" for name, mean in self.auxiliary.items())
+            logging.info(f"Auxiliary losses, part of the train loss, mean over its batches: {parts}")
         for metric in self._monitor.get_metrics():
             if metric not in logs:
                 raise UserError(f"monitor '{metric}' is not among the metrics: {nearest(metric, logs)}")

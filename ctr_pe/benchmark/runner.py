@@ -161,6 +161,7 @@ def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
         gpu=run.gpu,
         parameters=outcome.parameters,
         params=dict(run.params),
+        auxiliary=dict(outcome.auxiliary),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         **facts,
     )

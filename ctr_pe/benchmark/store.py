@@ -64,6 +64,7 @@ class Result:
     finished: str  # UTC
     gpu: int = -1
     params: dict[str, Any] = field(default_factory=dict)
+    auxiliary: dict[str, float] = field(default_factory=dict)  # losses by name, means over the last epoch
 
     @property
     def key(self) -> Key:

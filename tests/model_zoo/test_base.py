@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator
 from functools import partial
@@ -16,6 +17,8 @@ from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import DIN
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.positions import Pairs
 
 build = partial(build_model, "DIN")
 
@@ -288,6 +291,23 @@ class TestTraining:
         last = pe.encodings[-1] if encoding == "rope+cape" else pe
         last.auxiliary_loss = lambda: torch.tensor(2.5)
         assert torch.allclose(model.add_loss(output, labels), plain + 2.5)
+
+    def test_auxiliary_losses_are_logged_apart(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        class Small(PositionEncoding):
+            auxiliary = "smallness"
+
+            def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+                if self.training:
+                    self.learn(0.0 * logits.sum() + 2.0)
+                return logits
+
+        model = build(tmp_path)
+        model.attentions[0].pe = Small(model.attentions[0].pe.dim, 6)
+        with caplog.at_level(logging.INFO):
+            model.fit(Rows(), epochs=2, validation_data=Rows())
+        lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Auxiliary")]
+        assert lines == ["Auxiliary losses, part of the train loss, mean over its batches: smallness 2.000000"] * 2
+        assert model.auxiliary == {"smallness": 2.0}
 
     @pytest.mark.parametrize("tower", [{"batch_norm": True}, {"dnn_activations": "Dice"}])
     def test_a_batch_of_one_row_trains_with_running_statistics(self, tower: dict[str, Any], tmp_path: Path) -> None:
