@@ -39,6 +39,7 @@ class Outcome:
     seconds: float
     scores: npt.NDArray[np.float32]
     parameters: int
+    auxiliary: Mapping[str, float] = field(default_factory=dict)
 
 
 def rows_of_test() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
