@@ -41,6 +41,7 @@ class Pairs:
     ``query`` places: distance (1, 1, Q), age (B, 1, Q). ``key`` places: distance (1, 1, L), age (B, 1, L).
     ``allowed`` (B, 1, Q, L) bool: True where a real query may attend to a real key. An axis of one is for the heads.
     ``block``: the rows and what is known of their items.
+    ``causal``: queries look at earlier items and themselves only; so does the target, which is the newest.
     ``scale``: factor of the unit's products, logit = scale · query · key; 1 for scores of another kind.
     ``project``: for a bilinear score, gives W t for targets t (..., D), so that the logit is W t · key.
     ``rescore``: in target attention, gives the logits (B, 1, 1, L) again with vectors (N, D) added to the packed keys.
@@ -50,6 +51,7 @@ class Pairs:
     key: Places
     allowed: Tensor
     block: Block
+    causal: bool
     scale: float = 1.0
     project: Callable[[Tensor], Tensor] | None = None
     rescore: Callable[[Tensor], Tensor] | None = None
@@ -110,11 +112,13 @@ class Block:
     def from_target(self) -> Pairs:
         """One query, the target at distance 0, over the whole history."""
         zero, age = self.distance.new_zeros(1, 1, 1), self.of.age
-        return Pairs(Places(zero, None if age is None else zero), self._keys, self.mask[:, None, None, :], self)
+        at_target = Places(zero, None if age is None else zero)
+        return Pairs(at_target, self._keys, self.mask[:, None, None, :], self, causal=True)
 
     def from_items(self, causal: bool) -> Pairs:
         """Every item is a query over all items, or with ``causal`` over itself and the items before it."""
-        pairs = Pairs(self._keys, self._keys, self.mask[:, None, :, None] & self.mask[:, None, None, :], self)
+        allowed = self.mask[:, None, :, None] & self.mask[:, None, None, :]
+        pairs = Pairs(self._keys, self._keys, allowed, self, causal)
         return replace(pairs, allowed=pairs.allowed & (pairs.offset >= 0)) if causal else pairs
 
     @cached_property

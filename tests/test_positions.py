@@ -92,11 +92,13 @@ def test_pairs_of_a_target() -> None:
     pairs = Positions.from_mask(mask("x.x.", "....", "..x.")).whole.from_target()
     assert pairs.allowed.tolist() == [[[[True, True]]], [[[False] * 2]], [[[False, True]]]]
     assert pairs.offset.tolist() == [[[[2, 1]]]]
+    assert pairs.causal
 
 
 def test_pairs_of_items() -> None:
     block = Positions.from_mask(mask(".x.xx", "x....")).whole
     both, causal = block.from_items(False), block.from_items(True)
+    assert (both.causal, causal.causal) == (False, True)
     assert both.allowed[1, 0].tolist() == [[False] * 3, [False] * 3, [False, False, True]]
     assert causal.allowed[0, 0].tolist() == [[True, False, False], [True, True, False], [True] * 3]
     assert both.offset.tolist() == [[[[0, -1, -2], [1, 0, -1], [2, 1, 0]]]]  # places that the key lies before the query
