@@ -75,9 +75,12 @@ class Harness(nn.Module):
     """An encoding in one unit: ``forward`` gives states at the real items and what a model would read.
 
     ``unit`` is a score of target attention, or ``self`` / ``causal`` for self-attention over [history; target].
+    ``draw``: random values for the encoding's parameters, since tables start at zero, which would hide what they do.
     """
 
-    def __init__(self, factory: Factory, unit: str, dtype: torch.dtype = torch.float64, seed: int = 0) -> None:
+    def __init__(
+        self, factory: Factory, unit: str, dtype: torch.dtype = torch.float64, seed: int = 0, draw: bool = True
+    ) -> None:
         super().__init__()
         self.of_target = unit in SCORES
         heads = 1 if self.of_target else HEADS
@@ -93,7 +96,7 @@ class Harness(nn.Module):
                 else SelfAttention(width, heads, pe, unit == "causal")
             )
             self.pe = pe
-            for parameter in pe.parameters():  # tables start at zero, which would hide what they do
+            for parameter in pe.parameters() if draw else ():
                 nn.init.normal_(parameter, std=0.5)
         self.to(dtype)
 

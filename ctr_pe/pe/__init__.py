@@ -14,10 +14,16 @@ if TYPE_CHECKING:
 REGISTRY = {
     "none": "ctr_pe.pe.base:PositionEncoding",
     "naive": "ctr_pe.pe.naive:Naive",
+    "sinusoidal": "ctr_pe.pe.sinusoidal:Sinusoidal",
     "rope": "ctr_pe.pe.rope:RoPE",
     "cope": "ctr_pe.pe.cope:CoPE",
     "cape": "ctr_pe.pe.cape:CAPE",
     "cape_additive": "ctr_pe.pe.cape_additive:AdditiveCAPE",
+    "t5": "ctr_pe.pe.t5:T5",
+    "alibi": "ctr_pe.pe.alibi:ALiBi",
+    "kerple_log": "ctr_pe.pe.kerple:KerpleLog",
+    "kerple_power": "ctr_pe.pe.kerple:KerplePower",
+    "xlnet": "ctr_pe.pe.xlnet:XLNet",
 }
 
 FROM_DATA = ("field_dims", "field_sizes")
@@ -53,8 +59,8 @@ def build_pe(name: str, dim: int, max_len: int, num_heads: int = 1, **options: A
             raise UserError(f"position encoding option '{option}' is unknown: {nearest(option, known)}")
     links = []
     for link in names:
-        cls = _load(link)
-        own = {option: value for option, value in options.items() if option in _options_of(cls)}
+        cls = encoding_class(link)
+        own = {option: value for option, value in options.items() if option in options_of(cls)}
         try:
             links.append(cls(dim, max_len, num_heads, **own))
         except ValueError as error:
@@ -76,14 +82,16 @@ def check_pe_name(name: str) -> str:
 
 def pe_options() -> list[str]:
     """Options of all encodings, which are ordinary keys of a model config."""
-    return sorted({option for name in REGISTRY for option in _options_of(_load(name))} - set(FROM_DATA))
+    return sorted({option for name in REGISTRY for option in options_of(encoding_class(name))} - set(FROM_DATA))
 
 
-def _load(name: str) -> type[PositionEncoding]:
+def encoding_class(name: str) -> type[PositionEncoding]:
+    """The class of a registered encoding."""
     module, _, cls = REGISTRY[name].partition(":")
     loaded: type[PositionEncoding] = getattr(importlib.import_module(module), cls)
     return loaded
 
 
-def _options_of(cls: type[PositionEncoding]) -> list[str]:
+def options_of(cls: type[PositionEncoding]) -> list[str]:
+    """Names of its keyword arguments."""
     return [p.name for p in inspect.signature(cls).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]

@@ -6,12 +6,29 @@ B batch, L history slots, N real items of the batch, Q queries, H heads, D item 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.positions import Pairs, Places, Positions
+
+
+@dataclass(frozen=True)
+class About:
+    """What ``docs/encodings.md`` says of an encoding and its class cannot show.
+
+    ``paper``: author and year. ``equation``: s = logit, t = target, h = item, D_j = its distance.
+    ``cost``: multiply-adds per query and head, with L keys and T table rows. ``extrapolates``: what happens to
+    histories longer than any in training.
+    """
+
+    paper: str
+    equation: str
+    cost: str
+    extrapolates: str
 
 
 class PositionEncoding(nn.Module):
@@ -25,6 +42,8 @@ class PositionEncoding(nn.Module):
     Raises:
         ValueError: a size is not a positive integer, or heads do not divide dim.
     """
+
+    about: ClassVar[About] = About(paper="–", equation="s_j", cost="0", extrapolates="yes")
 
     needs_vectors: bool = False
     """Whether ``bias`` and ``mix`` read keys and values. Otherwise target attention spares itself to lay them out."""

@@ -1,0 +1,105 @@
+"""The table of all encodings, made from their classes: ``python -m ctr_pe.catalog > docs/encodings.md``."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ctr_pe.pe import FROM_DATA, available_pes, build_pe, encoding_class, options_of
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.testing import Batch, Harness, check_causal
+
+# Sizes that tell the axes of a parameter apart.
+SIZES = {"D": 132, "d": 66, "d/2": 33, "H": 2, "K": 100, "T": 101, "P": 16}
+
+HEAD = """# Encodings
+
+One row per encoding that `build_pe` takes, made from the classes by `python -m ctr_pe.catalog > docs/encodings.md`.
+
+D item dim, H heads, d = D / H, L keys of a query, K = max_len, T = K + 1 table rows, P = position_dim, D_j distance of
+item j from the target (1 = the most recent of n items), s_j the unit's own logit, t target, h_j item. In self-attention
+read query for t and the offset between query and key for D_j.
+
+- **parameters**: with default options; a self-attention over [history; target] has K one larger.
+- **cost**: multiply-adds per query and head, beside those of the attention.
+- **needs**: event times; or, to do all it can, the fields of the item embedding (`field_dims`).
+- **starts as none**: a new encoding changes nothing; what it does is learned.
+- **causal**: in causal self-attention no state sees a later item (all must; `ctr_pe.testing`).
+- **prefix**: states of causal self-attention stay as they are when items are appended, as next-item models that are
+  trained at all positions need.
+- **extrapolates**: histories longer than max_len, or than any in training.
+
+"""
+COLUMNS = "encoding equation parameters cost needs starts_as_none causal prefix extrapolates paper"
+
+
+def encodings_page() -> str:
+    """docs/encodings.md."""
+    columns = [column.replace("_", " ") for column in COLUMNS.split()]
+    lines = [_line(columns), "|" + " --- |" * len(columns)]
+    for name in available_pes():
+        about = encoding_class(name).about
+        found = [_yes(test(name)) for test in (_starts_as_none, _is_causal, _keeps_prefixes)]
+        cells = [f"`{name}`", about.equation, _parameters(name), about.cost, _needs(name), *found]
+        lines.append(_line([*cells, about.extrapolates, about.paper]))
+    return HEAD + "\n".join(lines) + "\n"
+
+
+def _line(cells: list[str]) -> str:
+    return "| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |"
+
+
+def _parameters(name: str) -> str:
+    pe = build_pe(name, SIZES["D"], SIZES["K"], SIZES["H"], position_dim=SIZES["P"])
+    symbols = {size: symbol for symbol, size in SIZES.items()}
+    shapes = [
+        f"{key} ({', '.join(symbols.get(size, str(size)) for size in parameter.shape)})"
+        for key, parameter in pe.named_parameters()
+    ]
+    return ", ".join(shapes) or "–"
+
+
+def _needs(name: str) -> str:
+    cls = encoding_class(name)
+    wants = ["event times"] * cls.needs_age + ["fields"] * bool(set(FROM_DATA) & set(options_of(cls)))
+    return ", ".join(wants) or "–"
+
+
+def _new(name: str, dim: int, max_len: int, heads: int) -> PositionEncoding:
+    with torch.random.fork_rng():  # what is drawn here leaves the unit's weights as they are without
+        return build_pe(name, dim, max_len, heads)
+
+
+def _starts_as_none(name: str) -> bool:
+    """In target attention and in self-attention, as built."""
+    batch = Batch.random([5, 0, 3])
+
+    def outputs(pe: str, unit: str) -> Tensor:
+        harness = Harness(lambda *sizes: _new(pe, *sizes), unit, draw=False).eval()
+        return torch.cat([output.flatten() for output in harness(batch)])
+
+    return all(torch.allclose(outputs(name, unit), outputs("none", unit), atol=1e-12) for unit in ("dot", "causal"))
+
+
+def _is_causal(name: str) -> bool:
+    try:
+        check_causal(lambda *sizes: _new(name, *sizes), "causal")
+    except AssertionError:
+        return False
+    return True
+
+
+def _keeps_prefixes(name: str) -> bool:
+    harness = Harness(lambda *sizes: _new(name, *sizes), "causal").eval()
+    whole = Batch.random([5, 5])
+    age = whole.age - whole.age[:, 2:3]  # the first three items, asked for at the time of the third
+    part = Batch(whole.target, whole.history[:, :3], whole.mask[:, :3], age[:, :3])
+    return torch.allclose(harness(part)[1], harness(whole)[1][:, :3], rtol=0, atol=1e-9)
+
+
+def _yes(value: bool) -> str:
+    return "yes" if value else "no"
+
+
+if __name__ == "__main__":
+    print(encodings_page(), end="")
