@@ -16,8 +16,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-NARROWEST = 8
-"""Rows with up to this many items share a block."""
+NARROWEST, LARGEST = 4, 30_000
+"""Rows with up to so many items share a block; a block has at most so many pairs per head, which fit a core's cache."""
 
 
 @dataclass(frozen=True)
@@ -241,15 +241,15 @@ class Positions:
     def blocks(self) -> list[Block]:
         """Every row that has items, in blocks of like length: attention costs the square of the longest in a block.
 
-        A block's longest history is at most twice its shortest, or ``NARROWEST`` items long.
+        A block's longest history is at most half longer than its shortest, or ``NARROWEST`` items long.
         """
         order = self.count.argsort(stable=True)
         counts = self.count[order].tolist()
         place = self.count.cumsum(0)[order] - self.count[order]  # of each row's first item among the packed
         blocks, first, last = [], sum(count == 0 for count in counts), len(counts)
         while first < last:
-            widest, stop = max(NARROWEST, 2 * counts[first]), first
-            while stop < last and counts[stop] <= widest:
+            widest, stop = max(NARROWEST, counts[first] + counts[first] // 2), first + 1
+            while stop < last and counts[stop] <= widest and (stop + 1 - first) * counts[stop] ** 2 <= LARGEST:
                 stop += 1
             rows, sizes = order[first:stop], self.count[order[first:stop]]
             ends = sizes.cumsum(0)

@@ -59,7 +59,7 @@ def test_blocks_hold_rows_of_like_length_with_the_newest_item_last() -> None:
         filled[torch.randperm(50, generator=torch.Generator().manual_seed(row))[:count]] = True
     age = torch.arange(rows.numel(), 0, -1).view_as(rows)
     positions = Positions.from_mask(rows, age)
-    assert [[counts[row] for row in block.rows] for block in positions.blocks] == [[1, 3, 8], [9, 17], [20, 40]]
+    assert [[counts[row] for row in block.rows] for block in positions.blocks] == [[1, 3], [8, 9], [17, 20], [40]]
     packed = torch.arange(float(sum(counts)), requires_grad=True)
     seen = torch.zeros(len(packed))
     for block in [*positions.blocks, positions.whole]:
@@ -80,6 +80,13 @@ def test_blocks_hold_rows_of_like_length_with_the_newest_item_last() -> None:
     assert seen.tolist() == [1.0] * len(packed)
     assert packed.grad is not None
     assert packed.grad.tolist() == [2.0] * len(packed)
+
+
+def test_blocks_have_a_largest_size() -> None:
+    positions = Positions.from_mask(torch.ones(20, 50, dtype=torch.bool))
+    assert [len(block.rows) for block in positions.blocks] == [12, 8]
+    longer = Positions.from_mask(torch.ones(2, 500, dtype=torch.bool))
+    assert [len(block.rows) for block in longer.blocks] == [1, 1]
 
 
 def test_no_block_without_items() -> None:

@@ -25,11 +25,15 @@ class AdditiveCAPE(PositionEncoding):
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         wide = widen(logits)
-        position = contextual_positions(torch.sigmoid(-wide) * pairs.allowed, pairs, between=False)
+        position = self.places(wide, pairs)
         if pairs.rescore is None:
-            return wide + interpolate(widen(query @ self.table.T) * self.head_dim**-0.5, position)
+            return wide + interpolate(widen(query @ self.table[: logits.shape[-1] + 1].T) * self.head_dim**-0.5, position)
         place = position[pairs.allowed].clamp(max=self.max_len).unsqueeze(1)  # (N, 1)
         low = place.detach().floor().long().squeeze(1)
         high = (low + 1).clamp(max=self.max_len)
         table = widen(self.table)
         return pairs.rescore(torch.lerp(table[low], table[high], place - low.unsqueeze(1)).to(self.table.dtype))
+
+    def places(self, logits: Tensor, pairs: Pairs) -> Tensor:
+        """logits -> p (B, H, Q, L), which `ctr-pe draw` shows."""
+        return contextual_positions(torch.sigmoid(-logits) * pairs.allowed, pairs, between=False)

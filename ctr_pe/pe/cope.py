@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -39,13 +41,35 @@ def interpolate(table: Tensor, position: Tensor) -> Tensor:
     Returns:
         (B, H, Q, L): equal to scoring the interpolated table row, because the score is linear in it.
     """
-    last = table.shape[-1] - 1
-    position = position.clamp(0, last)
-    low = position.detach().floor().long()
-    # low + 1, not ceil: at an integer position ceil would lose the gradient.
-    high = (low + 1).clamp(max=last)
-    fraction = position - low
-    return torch.lerp(table.gather(-1, low), table.gather(-1, high), fraction)
+    interpolated: Tensor = _Interpolation.apply(table, position)
+    return interpolated
+
+
+class _Interpolation(torch.autograd.Function):
+    """By hand, because autograd would keep and pass over three times as many tensors of the size of the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, position: Tensor) -> Tensor:
+        last = table.shape[-1] - 1
+        clamped = position.clamp(0, last)
+        low = clamped.long()
+        high = (low + 1).clamp_(max=last)  # not ceil: at an integer position it would lose the gradient
+        fraction = clamped.sub_(low)
+        value = table.gather(-1, low)
+        step = table.gather(-1, high).sub_(value)
+        # Past the table nothing depends on the position; on its edge it still may come back.
+        inside = (position >= 0) & (position <= last)
+        ctx.save_for_backward(low, high, fraction, step * inside)
+        ctx.rows = table.shape[-1]
+        return value.addcmul_(step, fraction)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+        low, high, fraction, step = ctx.saved_tensors
+        upper = grad * fraction
+        table = grad.new_zeros(*grad.shape[:-1], ctx.rows)
+        table.scatter_add_(-1, low, grad - upper).scatter_add_(-1, high, upper)
+        return table, grad * step
 
 
 class CoPE(PositionEncoding):
@@ -78,9 +102,12 @@ class CoPE(PositionEncoding):
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         wide = widen(logits)
-        gates = torch.sigmoid(wide) * pairs.allowed
-        scores = widen(query @ self.table.T) * self.scale  # (B, H, Q, T)
-        return wide + interpolate(scores, contextual_positions(gates, pairs, self.between))
+        scores = widen(query @ self.table[: logits.shape[-1] + 1].T) * self.scale  # (B, H, Q, T)
+        return wide + interpolate(scores, self.places(wide, pairs))
+
+    def places(self, logits: Tensor, pairs: Pairs) -> Tensor:
+        """logits -> p (B, H, Q, L), which `ctr-pe draw` shows."""
+        return contextual_positions(torch.sigmoid(logits) * pairs.allowed, pairs, self.between)
 
 
 def widen(x: Tensor) -> Tensor:
