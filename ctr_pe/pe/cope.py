@@ -41,7 +41,7 @@ def interpolate(table: Tensor, position: Tensor) -> Tensor:
     Returns:
         (B, H, Q, L): equal to scoring the interpolated table row, because the score is linear in it.
     """
-    interpolated: Tensor = _Interpolation.apply(table, position)
+    interpolated: Tensor = _Interpolation.apply(table, position)  # type: ignore[no-untyped-call]
     return interpolated
 
 
@@ -64,7 +64,7 @@ class _Interpolation(torch.autograd.Function):
         return value.addcmul_(step, fraction)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:  # type: ignore[override]
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         low, high, fraction, step = ctx.saved_tensors
         upper = grad * fraction
         table = grad.new_zeros(*grad.shape[:-1], ctx.rows)
