@@ -117,14 +117,12 @@ def test_heads_that_do_not_divide_the_item(tmp_path: Path, root: Path) -> None:
     assert "8" in found
 
 
-def test_time_is_needed(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctr_pe.pe.cape import CAPE
-
-    monkeypatch.setattr(CAPE, "needs_age", True)
-    assert of_model(tmp_path, root) == []
-    (found,) = of_model(tmp_path, root, age_field=[None], **fields())
+def test_time_is_needed(tmp_path: Path, root: Path) -> None:
+    pe = {"position_encoding": "cape_time"}
+    assert of_model(tmp_path, root, **pe) == []
+    (found,) = of_model(tmp_path, root, age_field=[None], **fields(), **pe)
     assert "needs event times" in found
-    (found,) = of_model(tmp_path, root, dataset_id="amazonelectronics_x1")  # as published it has no times
+    (found,) = of_model(tmp_path, root, dataset_id="amazonelectronics_x1", **pe)  # as published it has no times
     assert "needs event times" in found
 
 

@@ -47,6 +47,9 @@ class CAPE(PositionEncoding):
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         wide = widen(logits)
-        gates = torch.sigmoid(-wide) * pairs.allowed
         scores = widen(nn.functional.silu(self.gate(query)) @ self.table.T)  # (B, H, Q, T)
-        return wide + interpolate(scores, contextual_positions(gates, pairs, self.between))
+        return wide + interpolate(scores, contextual_positions(self.gates(wide, pairs), pairs, self.between))
+
+    def gates(self, logits: Tensor, pairs: Pairs) -> Tensor:
+        """logits -> how far each key pushes older items away, (B, H, Q, L) in [0, 1]."""
+        return torch.sigmoid(-logits) * pairs.allowed

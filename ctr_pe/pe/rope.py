@@ -39,13 +39,20 @@ class RoPE(PositionEncoding):
         self.base = float(rope_base)
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
-        return self._turn(query, query_at.distance), self._turn(keys, keys_at.distance)
+        def turned(vectors: Tensor, at: Places) -> Tensor:
+            return self._turn(vectors, self._by_order(vectors, at, self.head_dim))
 
-    def _turn(self, vectors: Tensor, distance: Tensor) -> Tensor:
-        planes = self.head_dim // 2
+        return turned(query, query_at), turned(keys, keys_at)
+
+    def _by_order(self, vectors: Tensor, at: Places, width: int) -> Tensor:
+        """Angles (..., width / 2) of the planes of vectors that are ``width`` wide."""
         # Angles in float32 at least: in half precision the fastest planes would be off after a few positions.
-        plane = torch.arange(planes, device=vectors.device, dtype=torch.promote_types(vectors.dtype, torch.float32))
-        angle = -distance.unsqueeze(-1) * self.base ** (plane * (-2.0 / self.head_dim))  # (..., d/2)
+        plane = torch.arange(width // 2, device=vectors.device, dtype=torch.promote_types(vectors.dtype, torch.float32))
+        return -at.distance.unsqueeze(-1) * self.base ** (plane * (-2.0 / max(width, 1)))
+
+    def _turn(self, vectors: Tensor, angle: Tensor) -> Tensor:
+        """vectors (..., d) with their planes turned by angles (..., d/2)."""
+        planes = self.head_dim // 2
         cos, sin = angle.cos().to(vectors.dtype), angle.sin().to(vectors.dtype)
         rest = vectors[..., 2 * planes :]
         if self.interleaved:

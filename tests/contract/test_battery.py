@@ -24,6 +24,9 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "cope scaled": ("cope", {"scale_bias": True}),
     "cope between": ("cope", {"position_span": "between"}),
     "cape between": ("cape", {"position_span": "between"}),
+    "time_rope summed": ("time_rope", {"rope_time": "sum", "rope_layout": "interleaved"}),
+    "cape_time between": ("cape_time", {"position_span": "between"}),
+    "time_bias+cape": ("time_bias+cape", {}),
 }
 CASES = {name: (name, {}) for name in NAMES} | VARIANTS
 

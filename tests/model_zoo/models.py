@@ -17,6 +17,7 @@ ITEMS, CATEGORIES, SLOTS = 40, 9, 6
 PARAMS: dict[str, Any] = {
     "target_field": [["item_id", "cate_id"]],
     "sequence_field": [["item_history", "cate_history"]],
+    "age_field": "age_history",
     "embedding_dim": 4,
     "dnn_hidden_units": [8],
     "monitor": "AUC",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import re
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -366,11 +367,8 @@ class TestContextLength:
             build(tmp_path, **{key: value})
 
 
-def test_encodings_of_time_are_refused_without_times(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctr_pe.pe.rope import RoPE
-
-    monkeypatch.setattr(RoPE, "needs_age", True)
-    for encoding in ("rope", "rope+cape"):
-        with pytest.raises(UserError, match="needs event times"):
-            build(tmp_path, position_encoding=encoding)
-        build(tmp_path, position_encoding=encoding, age_field="age_history")
+@pytest.mark.parametrize("encoding", ["time_bias", "time_rope", "cape_time", "time_bias+cape"])
+def test_encodings_of_time_are_refused_without_times(encoding: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"'{re.escape(encoding)}' needs event times"):
+        build(tmp_path, position_encoding=encoding, age_field=None)
+    build(tmp_path, position_encoding=encoding)

@@ -14,7 +14,7 @@ from ctr_pe.model_zoo import MODELS
 from ctr_pe.pe import available_pes
 from ctr_pe.pe.base import PositionEncoding
 
-ENCODINGS = [*available_pes(), "native", "rope+cape"]
+ENCODINGS = [*available_pes(), "native", "rope+cape", "time_bias+cape"]
 pytestmark = [pytest.mark.parametrize("encoding", ENCODINGS), pytest.mark.parametrize("name", MODELS)]
 
 
@@ -32,7 +32,7 @@ def randomised(model: Any) -> Any:
 def test_padding_changes_nothing(name: str, encoding: str, training: bool, tmp_path: Path) -> None:
     outputs, gradients = [], []
     for layout in ({}, {"slots": 11}, {"left": True}, {"left": True, "slots": 9}):
-        model = randomised(build(name, tmp_path, position_encoding=encoding, age_field="age_history"))
+        model = randomised(build(name, tmp_path, position_encoding=encoding))
         outputs.append(model.train(training)(batch([3, 0, 6, 1, 5], **layout))["y_pred"])  # type: ignore[arg-type]
         outputs[-1].square().sum().backward()
         gradients.append([p.grad for p in model.parameters() if p.grad is not None])
@@ -79,7 +79,8 @@ def test_backbones_are_paired_with_none(name: str, encoding: str, tmp_path: Path
 
     def start(position_encoding: str, seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
         model = build(name, tmp_path, position_encoding=position_encoding, seed=seed)
-        inside = {key for prefix, module in model.named_modules() if isinstance(module, PositionEncoding)
+        modules = model.named_modules(remove_duplicate=False)  # layers may share an encoding
+        inside = {key for prefix, module in modules if isinstance(module, PositionEncoding)
                   for key in module.state_dict(prefix=f"{prefix}.")}  # fmt: skip
         return {key: value for key, value in model.state_dict().items() if key not in inside}, torch.rand(3)
 

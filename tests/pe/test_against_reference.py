@@ -17,7 +17,14 @@ from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.scores import SCORES
 
 # (encoding, options): an encoding with options that change its equations has a line for each
-CASES = [(name, {}) for name in reference.METHODS] + [("cape", {"position_dim": 3})]
+CASES = [(name, {}) for name in reference.METHODS] + [
+    ("cape", {"position_dim": 3}),
+    ("time_bias", {"time_unit": 60}),
+    ("time_rope", {"rope_time": "sum", "rope_base": 50.0, "rope_layout": "interleaved"}),
+    ("time_rope", {"shortest_period": 1000.0, "longest_period": 30_000.0}),
+    ("cape_time", {"session_gap": 60.0, "position_dim": 3}),
+    ("cape_time", {"position_span": "between"}),
+]
 COUNTS = [4, 0, 9, 1, 6, 7]  # the table below ends at 6 items
 DIM, MAX_LEN = 6, 6
 

@@ -1,0 +1,70 @@
+"""CAPE in which time makes the steps: items that follow each other quickly share a place (no paper; after CAPE).
+
+B batch, L history slots, Q queries, H heads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.pe.base import About
+from ctr_pe.pe.cape import CAPE
+from ctr_pe.pe.time_bias import ages, check_seconds
+from ctr_pe.positions import Pairs
+
+
+class TimeCAPE(CAPE):
+    """CAPE with gates g_ij (1 - exp(-Δ_j / τ_h)), Δ_j the seconds between item j and the next one towards the query.
+
+    Items of one session are seconds or minutes apart and add next to nothing, a pause of days adds a whole gate: a
+    session counts as one place. In target attention the next item after the newest is the target, at age 0. Where no
+    item follows, as after the query itself under a causal mask, the gate counts in full. If all pauses are long
+    against τ, this is CAPE exactly. An event that seems to follow the next one has Δ = 0.
+
+    Args:
+        session_gap: τ at the start, in seconds.
+        position_dim, position_span: CAPE's.
+
+    Parameters: those of CAPE, and ``stretch (H,)``, zeros: τ_h is session_gap times its exponential.
+
+    Raises:
+        ValueError: session_gap is not a positive number, or what CAPE refuses; when called, positions without ages.
+    """
+
+    about = About(
+        paper="–",
+        equation="s_j + SiLU(W t + b) · e[p_j], p_j = Σ_{k=j..n} (1 - σ(s_k)) (1 - exp(-(age_k - age_{k+1}) / τ))",
+        cost="d P + T P + 2 L",
+        extrapolates="last row of e",
+    )
+    needs_age = True
+
+    def __init__(
+        self,
+        dim: int,
+        max_len: int,
+        num_heads: int = 1,
+        *,
+        position_dim: int = 16,
+        position_span: str = "end",
+        session_gap: float = 3600.0,
+    ) -> None:
+        super().__init__(dim, max_len, num_heads, position_dim=position_dim, position_span=position_span)
+        self.session_gap = check_seconds("session_gap", session_gap)
+        self.stretch = nn.Parameter(torch.zeros(num_heads))
+
+    def gates(self, logits: Tensor, pairs: Pairs) -> Tensor:
+        return super().gates(logits, pairs) * self._steps(pairs, logits.dtype)
+
+    def _steps(self, pairs: Pairs, dtype: torch.dtype) -> Tensor:
+        """(B, H, Q, L) in [0, 1]: share of a place that lies between each key and the next one towards the query."""
+        age = ages(pairs.key, "cape_time").unsqueeze(-2)  # (B, 1, 1, L)
+        pause = (age - nn.functional.pad(age[..., 1:], (0, 1))).clamp(min=0)
+        rate = (-self.stretch).to(dtype).exp().view(-1, 1, 1) / self.session_gap
+        step = -torch.expm1(-rate * pause.to(dtype))
+        if self.between:
+            before = nn.functional.pad(step[..., :-1], (1, 0))
+            return torch.where(pairs.offset > 0, step, before).masked_fill(pairs.offset == 0, 1)
+        followed = nn.functional.pad(pairs.allowed[..., 1:], (0, 1)) | (pairs.offset > 0)
+        return torch.where(followed, step, 1)
