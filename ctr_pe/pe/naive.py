@@ -1,4 +1,7 @@
-"""Naive absolute positions, a learned vector added to each item (Vaswani et al. 2017; CAPE paper, section 3.1)."""
+"""Naive absolute positions, a learned vector added to each item (Vaswani et al. 2017; CAPE paper, section 3.1).
+
+B batch, L history slots, N real items of the batch, D item dim, T table rows.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,19 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.positions import Positions
 
 
-class Naive(PositionEncoding):
+class AbsolutePositions(PositionEncoding):
     """t' = t + P[0], h'_j = h_j + P[D_j]: added once, before the network, so queries, keys and values all see it.
+
+    What naive and sinusoidal positions share; they differ in P, the ``vectors``.
 
     Args:
         position_index: ``distance`` counts from the target (right for CTR: stable when the history is cut);
             ``rank`` counts from the oldest item, h_j + P[r_j - 1] and t + P[n] (right for next-item models).
         on_target: add to the target too.
-
-    Parameters: ``table (max_len + 1, D)``, N(0, 0.02). Positions past the table use its last row.
 
     Raises:
         ValueError: an unknown position_index.
@@ -39,20 +42,58 @@ class Naive(PositionEncoding):
             raise ValueError(f"position_index must be 'distance' or 'rank', got {position_index!r}")
         self.from_oldest = position_index == "rank"
         self.on_target = on_target
-        self.table = nn.Parameter(torch.empty(max_len + 1, dim))
-        nn.init.normal_(self.table, std=0.02)
+
+    def vectors(self, history: Tensor, positions: Positions) -> Tensor:
+        """P (T, D) for this batch, of the history's kind. Positions past it take its last row."""
+        raise NotImplementedError
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        table = self.vectors(history, positions)
         index = positions.of(history, positions.rank - 1 if self.from_oldest else positions.distance)
         # Padding keeps what it holds: adding a position there would make empty slots look like items.
-        history = history + self._row(index) * positions.of(history, positions.mask).unsqueeze(-1)
+        history = history + _row(table, index) * positions.of(history, positions.mask).unsqueeze(-1)
         if target is not None and self.on_target:
-            target = target + self._row(positions.count if self.from_oldest else torch.zeros_like(positions.count))
+            own = positions.count if self.from_oldest else torch.zeros_like(positions.count)
+            target = target + _row(table, own)
         return target, history
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()  # for its sizes: positions are added once, at the input
         return PositionEncoding(above.dim, above.max_len, above.num_heads)
 
-    def _row(self, index: Tensor) -> Tensor:
-        return nn.functional.embedding(index.clamp(0, self.max_len), self.table)
+
+class Naive(AbsolutePositions):
+    """Absolute positions with a learned table.
+
+    Args:
+        position_index, on_target: see :class:`AbsolutePositions`.
+
+    Parameters: ``table (max_len + 1, D)``, N(0, 0.02). Positions past the table use its last row.
+    """
+
+    about = About(
+        paper="Vaswani 2017",
+        equation="score(t + P[0], h_j + P[D_j])",
+        cost="0; D per item, once",
+        extrapolates="last row of P",
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        max_len: int,
+        num_heads: int = 1,
+        *,
+        position_index: str = "distance",
+        on_target: bool = True,
+    ) -> None:
+        super().__init__(dim, max_len, num_heads, position_index=position_index, on_target=on_target)
+        self.table = nn.Parameter(torch.empty(max_len + 1, dim))
+        nn.init.normal_(self.table, std=0.02)
+
+    def vectors(self, history: Tensor, positions: Positions) -> Tensor:
+        return self.table
+
+
+def _row(table: Tensor, index: Tensor) -> Tensor:
+    return nn.functional.embedding(index.clamp(0, len(table) - 1), table)

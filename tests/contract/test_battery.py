@@ -20,6 +20,7 @@ NAMES = [*available_pes(), "rope+cape", "naive+cope"]
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "naive by rank": ("naive", {"position_index": "rank"}),
     "naive on items only": ("naive", {"on_target": False}),
+    "sinusoidal by rank": ("sinusoidal", {"position_index": "rank"}),
     "rope interleaved": ("rope", {"rope_layout": "interleaved", "rope_base": 50.0}),
     "cope scaled": ("cope", {"scale_bias": True}),
     "cope between": ("cope", {"position_span": "between"}),

@@ -49,7 +49,10 @@ class Method:
     """No encoding. A method overrides what it changes.
 
     ``weights``: parameters by name. ``options``: keyword arguments of the encoding. ``ages``: seconds per item.
+    ``causal``: of the attention.
     """
+
+    causal = True
 
     def __init__(self, weights: Mapping[str, Tensor], options: Mapping[str, Any], ages: Sequence[int]) -> None:
         self.weights, self.options, self.ages = weights, options, ages
@@ -150,7 +153,7 @@ def target_attention(method: Method, score: Score, target: Tensor, history: Sequ
 
 def self_attention(method: Method, layer: Any, items: Sequence[Tensor]) -> list[Tensor]:
     """States of one row, one per item, with the projections of ``layer``."""
-    n, heads = len(items), layer.num_heads
+    n, heads, method.causal = len(items), layer.num_heads, layer.causal
     _, items = method.embed(None, items)
 
     def project(linear: Any, x: Tensor, head: int) -> Tensor:
@@ -176,7 +179,12 @@ def dot(target: Tensor, key: Tensor) -> Tensor:
 
 
 def bilinear(weight: Tensor) -> Score:
-    return lambda target, key: key @ (weight @ target)
+    def score(target: Tensor, key: Tensor) -> Tensor:
+        product: Tensor = key @ score.project(target)
+        return product
+
+    score.project = lambda target: weight @ target
+    return score
 
 
 def din(mlp: Any) -> Score:
@@ -184,6 +192,8 @@ def din(mlp: Any) -> Score:
     return lambda target, key: mlp(torch.cat([target, key, target - key, target * key]).unsqueeze(0)).squeeze()
 
 
+import reference_relative  # noqa: E402
 import reference_time  # noqa: E402
 
 METHODS |= reference_time.METHODS
+METHODS |= reference_relative.METHODS

@@ -19,6 +19,9 @@ from ctr_pe.units.scores import SCORES
 # (encoding, options): an encoding with options that change its equations has a line for each
 CASES = [(name, {}) for name in reference.METHODS] + [
     ("cape", {"position_dim": 3}),
+    ("sinusoidal", {"position_index": "rank"}),
+    ("sinusoidal", {"on_target": False}),
+    ("alibi", {"alibi_slope": 0.0625}),
     ("time_bias", {"time_unit": 60}),
     ("time_rope", {"rope_time": "sum", "rope_base": 50.0, "rope_layout": "interleaved"}),
     ("time_rope", {"shortest_period": 1000.0, "longest_period": 30_000.0}),

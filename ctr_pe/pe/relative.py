@@ -1,0 +1,36 @@
+"""Biases by offset, what T5, ALiBi and KERPLE share.
+
+B batch, L keys, Q queries, H heads, K offsets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.cope import widen
+from ctr_pe.positions import Pairs
+
+
+class RelativeBias(PositionEncoding):
+    """Logits s_ij + β_h(r_i - r_j): one number per head and offset, whatever the items are.
+
+    The same for any score function and shared by all layers with the same heads.
+    """
+
+    def curve(self, offset: Tensor, causal: bool) -> Tensor:
+        """β (H, K) at offsets (K,) int64: places that the key lies before the query, negative for later keys.
+
+        ``causal``: no key lies later.
+        """
+        raise NotImplementedError
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        offset = pairs.offset[0, 0]  # (Q, L), of every row
+        return widen(logits) + self.curve(offset.flatten(), pairs.causal).view(self.num_heads, *offset.shape)
+
+    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
+        above = fresh()
+        return self if (above.dim, above.num_heads) == (self.dim, self.num_heads) else above

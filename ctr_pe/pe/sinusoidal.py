@@ -1,0 +1,47 @@
+"""Sinusoidal absolute positions, fixed waves added to each item (Vaswani et al. 2017, arXiv 1706.03762).
+
+B batch, L history slots, D item dim, T table rows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ctr_pe.pe.base import About
+from ctr_pe.pe.naive import AbsolutePositions
+from ctr_pe.positions import Positions
+
+
+class Sinusoidal(AbsolutePositions):
+    """Absolute positions with P[p, 2c] = sin(p w_c), P[p, 2c + 1] = cos(p w_c), w_c = 10000^(-2c/D).
+
+    Nothing is learned, and there is no longest history: rows are made for the slots that a batch has. An odd D has one
+    more sine than cosines.
+
+    Args:
+        position_index, on_target: see :class:`~ctr_pe.pe.naive.AbsolutePositions`.
+    """
+
+    about = About(
+        paper="Vaswani 2017",
+        equation="score(t + P[0], h_j + P[D_j]), P[p] = (sin p w_c, cos p w_c), w_c = 10000^(-2c/D)",
+        cost="0; D per item, once",
+        extrapolates="yes",
+    )
+
+    def vectors(self, history: Tensor, positions: Positions) -> Tensor:
+        sin, cos = waves(torch.arange(positions.mask.shape[1] + 1, device=history.device), self.dim, history.dtype)
+        table = torch.empty(len(sin), self.dim, dtype=history.dtype, device=history.device)
+        table[:, 0::2], table[:, 1::2] = sin, cos
+        return table
+
+
+def waves(places: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """sin(p w_c) and cos(p w_c) of places (T,), w_c = 10000^(-2c/D): (T, D/2 rounded up), (T, D/2 rounded down).
+
+    In ``dtype``, computed in float32 at least: in half precision the fastest waves are off after a few places.
+    """
+    wave = torch.arange((dim + 1) // 2, device=places.device, dtype=torch.promote_types(dtype, torch.float32))
+    angle = places.unsqueeze(-1) * 10000.0 ** (wave * (-2.0 / dim))
+    return angle.sin().to(dtype), angle[:, : dim // 2].cos().to(dtype)
