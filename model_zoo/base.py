@@ -27,6 +27,7 @@ from ctr_pe.model_zoo.keys import check_keys, count, number, regularizer
 from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.pe.base import Chain, PositionEncoding
 from ctr_pe.positions import Items, Positions
+from ctr_pe.units.dropout import Dropout
 
 
 class RankModel(BaseModel):  # type: ignore[misc]
@@ -207,6 +208,9 @@ class RankModel(BaseModel):  # type: ignore[misc]
             output_activation=self.output_activation,
             **dice_layers(self._tower),
         )
+        for index, layer in enumerate(self.dnn.mlp):
+            if type(layer) is nn.Dropout:
+                self.dnn.mlp[index] = Dropout(layer.p)
         self.compile(*self._compile)
         self.reset_parameters()
         self.model_to_device()

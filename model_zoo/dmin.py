@@ -18,6 +18,7 @@ from ctr_pe.model_zoo.keys import own_position_switch
 from ctr_pe.pe.base import PositionEncoding, PositionLinear
 from ctr_pe.positions import Places, Positions
 from ctr_pe.units import DINScore, SelfAttention, TargetAttention
+from ctr_pe.units.dropout import Dropout
 
 
 class QueryPositions(PositionEncoding):
@@ -59,7 +60,7 @@ class AfterAttention(nn.Module):
 
     def __init__(self, dim: int, dropout: float, layer_norm: bool) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.norm = nn.LayerNorm(dim) if layer_norm else nn.Identity()
         self.ffn = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
 

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
+from ctr_pe.units.dropout import Dropout
 
 
 class DotScore(nn.Module):
@@ -76,7 +77,7 @@ class DINScore(nn.Module):
         for units in hidden_units:
             layers += [nn.Linear(width, units), make_activation(activation, units)]
             if dropout > 0:
-                layers.append(nn.Dropout(dropout))
+                layers.append(Dropout(dropout))
             width = units
         layers.append(nn.Linear(width, 1))
         if output_activation is not None:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Block, Items, Positions
+from ctr_pe.units.dropout import Dropout
 from ctr_pe.units.softmax import masked_softmax
 
 
@@ -51,7 +52,7 @@ class SelfAttention(nn.Module):
             raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}")
         self.num_heads, self.causal = num_heads, causal
         self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, items: Tensor, positions: Positions) -> Tensor:
         """items (B, L, D) or packed (N, D) -> states in the same layout, zero at padding.

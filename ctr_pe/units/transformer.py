@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
+from ctr_pe.units.dropout import Dropout
 from ctr_pe.units.scores import make_activation
 from ctr_pe.units.self_attention import SelfAttention
 
@@ -53,7 +54,7 @@ class TransformerBlock(nn.Module):
         self.attention = SelfAttention(dim, num_heads, pe, causal, attention_dropout)
         self.ffn = nn.Sequential(nn.Linear(dim, hidden), make_activation(activation, hidden), nn.Linear(hidden, dim))
         self.layer_norm1, self.layer_norm2 = (nn.LayerNorm(dim) if norm else nn.Identity() for _ in range(2))
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.pre, self.residual = norm == "pre", residual
 
     def forward(self, items: Tensor, positions: Positions) -> Tensor:
@@ -86,7 +87,7 @@ class Transformer(nn.Module):
         if not encodings:
             raise ValueError("a transformer needs at least one block")
         self.dim = encodings[0].dim + encodings[0].added_dim
-        self.dropout = nn.Dropout(input_dropout)
+        self.dropout = Dropout(input_dropout)
         self.blocks = nn.ModuleList(TransformerBlock(self.dim, pe.num_heads, pe, **block) for pe in encodings)
         self.layer_norm = nn.LayerNorm(self.dim) if block.get("norm") == "pre" else nn.Identity()
 
