@@ -28,6 +28,11 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "time_rope summed": ("time_rope", {"rope_time": "sum", "rope_layout": "interleaved"}),
     "cape_time between": ("cape_time", {"position_span": "between"}),
     "time_bias+cape": ("time_bias+cape", {}),
+    "dif attributes": ("dif", {"field_dims": (3, 3, 2), "dif_source_dim": 4}),
+    "dif concat": ("dif", {"field_dims": (5, 3), "dif_fusion": "concat"}),
+    "dif gate": ("dif", {"field_dims": (5, 3), "dif_fusion": "gate", "dif_positions": False}),
+    "dif predictors": ("dif", {"field_dims": (5, 3), "field_sizes": (9, 4), "dif_predict": 5.0}),
+    "rope+dif gate": ("rope+dif", {"field_dims": (5, 3), "dif_fusion": "gate"}),
 }
 CASES = {name: (name, {}) for name in NAMES} | VARIANTS
 

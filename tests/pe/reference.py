@@ -192,8 +192,10 @@ def din(mlp: Any) -> Score:
     return lambda target, key: mlp(torch.cat([target, key, target - key, target * key]).unsqueeze(0)).squeeze()
 
 
+import reference_dif  # noqa: E402
 import reference_relative  # noqa: E402
 import reference_time  # noqa: E402
 
+METHODS |= reference_dif.METHODS
 METHODS |= reference_time.METHODS
 METHODS |= reference_relative.METHODS

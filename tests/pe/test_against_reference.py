@@ -27,6 +27,11 @@ CASES = [(name, {}) for name in reference.METHODS] + [
     ("time_rope", {"shortest_period": 1000.0, "longest_period": 30_000.0}),
     ("cape_time", {"session_gap": 60.0, "position_dim": 3}),
     ("cape_time", {"position_span": "between"}),
+    ("dif", {"field_dims": (3, 2, 1)}),
+    ("dif", {"field_dims": (4, 2), "dif_source_dim": 3, "dif_positions": False}),
+    ("dif", {"field_dims": (3, 2, 1), "dif_fusion": "concat", "dif_source_dim": [3, 6], "dif_position_dim": 3}),
+    ("dif", {"field_dims": (3, 2, 1), "dif_fusion": "gate"}),
+    ("dif", {"dif_fusion": "concat"}),
 ]
 COUNTS = [4, 0, 9, 1, 6, 7]  # the table below ends at 6 items
 DIM, MAX_LEN = 6, 6

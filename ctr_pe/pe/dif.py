@@ -1,0 +1,283 @@
+"""DIF-SR, decoupled side information fusion (Xie et al. 2022, arXiv 2204.11046).
+
+B batch, N real items of the batch, R rows of a block, L its slots, Q queries, H heads, D item dim,
+A dims of all attributes, S sources, P dim of the position source, K columns of a fusion.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
+from ctr_pe.pe.cope import widen
+from ctr_pe.positions import Pairs
+
+FUSIONS = ("sum", "concat", "gate")
+
+
+class DIF(PositionEncoding):
+    """Each attribute of the items, and their position, has attention scores of its own; all are fused with the item's.
+
+    Equations 8 to 10: att_s = (E_s WQ_s)(E_s WK_s)ᵀ per head for every source s, softmax(F(att) / sqrt(d)), d that of
+    the item's heads. The item's source is the unit's own logit, whatever its score, and brings its own scale. E_s of an
+    attribute is its field in the items as they were looked up, in every layer; the target's in target attention. E_s
+    of positions is a table by distance. Values are the items'.
+
+    What the paper leaves open or its code does otherwise:
+
+    - The paper's item is its id alone. Here the item's own source and the values see the item as the model has it, with
+      all its fields, and the attributes have scores of their own beside it.
+    - In target attention attributes are scored by products too, also beside a DIN or bilinear score.
+    - ``concat`` and ``gate`` act on whole rows of scores. Forbidden scores are zero in them, and columns count places
+      from the query (from the newest item where attention is bidirectional), so neither sees the future or padding.
+      They have ``max_len`` columns; keys further back are summed over the sources by ``concat``, weighted like the rest
+      of their row by ``gate``.
+
+    Args:
+        field_dims: width of each field of an item, side by side, the id first; None for no attribute.
+        field_sizes: ids of each field, 0 for a field of vectors, which is not predicted.
+        dif_fusion: F. ``sum``; ``concat``, a linear map from the columns of all sources to those of one; ``gate``, a
+            weighted mean with weights softmax over s of w · ReLU(W att_s + b), per head and query.
+        dif_source_dim: dims of an attribute's projections, all heads together: one for all attributes or one each; by
+            default the field's own, rounded up to a multiple of the heads.
+        dif_positions: whether position is a source.
+        dif_position_dim: P, of table and projections; by default 16 per head, at most D, which the authors' code has.
+        dif_predict: λ, weight of the attribute predictors (equations 14 to 17); 0 for none. In training, what the layer
+            pools predicts the attributes of the clicked target, in causal self-attention those of the next item if it
+            was chosen, by binary cross-entropies, mean over rows and ids. Id 0 is neither predicted nor an answer.
+            Stacked layers each have predictors and their losses add up. Bidirectional self-attention has none: it
+            would see the answer.
+
+    Parameters: per attribute f = 1, 2, … ``sources.f.query.weight``, ``sources.f.key.weight (source dim, field dim)``;
+    ``table (max_len + 1, P)``, N(0, 0.02), ``position.query.weight``, ``position.key.weight (P, P)``; ``concat (K, S,
+    K)``: to which column from which of which source (the item, attributes, position), identities; ``gate.0 (K, K)``,
+    with bias, ``gate.1 (1, K)``; ``predictors.f (ids, D)``, with bias. Query projections start at zero: sum and concat
+    start exactly as without positions, gate with a share of the item's logits, about 1 / S. Without any source nothing
+    is added.
+
+    Raises:
+        ValueError: field_dims that do not add up to dim, field_sizes of another length, an unknown dif_fusion, dims
+            that are no multiple of the heads, a negative dif_predict.
+    """
+
+    about: ClassVar[About] = About(
+        paper="Xie 2022",
+        equation="s_j + (sum over fields f of (Q_f t_f) · (K_f h_j,f) + (Q p_0) · (K p_{D_j})) / sqrt(d)",
+        cost="L per dim of the fields' projections; P² + L P for positions, once for all rows",
+        extrapolates="last row",
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        max_len: int,
+        num_heads: int = 1,
+        *,
+        field_dims: Sequence[int] | None = None,
+        field_sizes: Sequence[int] | None = None,
+        dif_fusion: str = "sum",
+        dif_source_dim: int | Sequence[int] | None = None,
+        dif_positions: bool = True,
+        dif_position_dim: int | None = None,
+        dif_predict: float = 0.0,
+    ) -> None:
+        super().__init__(dim, max_len, num_heads)
+        fields = [dim] if field_dims is None else list(field_dims)
+        if sum(fields) != dim:
+            raise ValueError(f"field_dims={fields} add up to {sum(fields)}, not to dim={dim}")
+        if field_sizes is not None and len(field_sizes) != len(fields):
+            raise ValueError(f"field_sizes={list(field_sizes)} are not as many as field_dims={fields}")
+        if dif_fusion not in FUSIONS:
+            raise ValueError(f"dif_fusion must be 'sum', 'concat' or 'gate', got {dif_fusion!r}")
+        if not isinstance(dif_predict, (int, float)) or not 0 <= dif_predict < math.inf:
+            raise ValueError(f"dif_predict must be a weight of 0 or more, got {dif_predict!r}")
+        self.widths, self.attributes = fields[1:], slice(fields[0], dim)  # of items, which others may have widened
+        self.scale = self.head_dim**-0.5
+
+        dims = self._source_dims(dif_source_dim)
+        sizes = zip(self.widths, dims, strict=True)
+        self.sources = nn.ModuleDict({str(f): Source(*size, num_heads) for f, size in enumerate(sizes, start=1)})
+        self.position: Source | None = None
+        if dif_positions:
+            wide = num_heads * min(16, self.head_dim)
+            if dif_position_dim is not None:
+                wide = self._checked("dif_position_dim", dif_position_dim)
+            self.table = nn.Parameter(torch.empty(max_len + 1, wide))
+            nn.init.normal_(self.table, std=0.02)
+            self.position = Source(wide, wide, num_heads)
+
+        count = 1 + len(self.sources) + bool(dif_positions)
+        self.fusion = dif_fusion if count > 1 else "sum"
+        if self.fusion == "concat":
+            self.concat = nn.Parameter(torch.eye(max_len).unsqueeze(1).repeat(1, count, 1))
+        if self.fusion == "gate":
+            # A bias after the last layer would cancel in the softmax over the sources.
+            self.gate = nn.ModuleList([PositionLinear(max_len, max_len), PositionLinear(max_len, 1, bias=False)])
+
+        self.predict = float(dif_predict)
+        ids = {} if field_sizes is None or not dif_predict else dict(enumerate(field_sizes[1:], start=1))
+        self.predictors = nn.ModuleDict({str(f): PositionLinear(dim, count) for f, count in ids.items() if count > 1})
+        if self.predictors:
+            self.needs_vectors, self.auxiliary = True, "attribute predictors"
+
+    def _source_dims(self, given: int | Sequence[int] | None) -> list[int]:
+        """Dims of each attribute's projections."""
+        if given is None:
+            return [-(-width // self.num_heads) * self.num_heads for width in self.widths]
+        if isinstance(given, Sequence):
+            if len(given) != len(self.widths):
+                raise ValueError(f"dif_source_dim={list(given)} is not one for each of {len(self.widths)} attributes")
+            return [self._checked("dif_source_dim", size) for size in given]
+        return [self._checked("dif_source_dim", given)] * len(self.widths)
+
+    def _checked(self, name: str, size: int) -> int:
+        if not isinstance(size, int) or size < 1 or size % self.num_heads:
+            raise ValueError(f"{name} must be a positive multiple of num_heads={self.num_heads}, got {size!r}")
+        return size
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        apart = self.fusion != "sum"
+        scores = [logits]
+        if self.widths:
+            attributes = self._among_items if _of_items(pairs) else self._of_target
+            scores += attributes(pairs, apart)
+        if self.position is not None:
+            places = (nn.functional.embedding(at.distance.flatten().clamp(max=self.max_len), self.table)
+                      for at in (pairs.query, pairs.key))  # fmt: skip
+            queried, keyed = self.position(*places)  # by distance, the same in every row
+            scores.append(queried @ keyed.transpose(-1, -2) * self.scale)
+        if self.fusion == "concat":
+            return self._concatenated(scores, pairs)
+        if self.fusion == "gate":
+            return self._gated(scores, pairs)
+        for score in scores[1:]:
+            logits = logits + score
+        return logits
+
+    def _of_target(self, pairs: Pairs, apart: bool) -> list[Tensor]:
+        """Scores (B, 1, 1, L) of the target's attributes and the items', one for each or their sum.
+
+        Packed: q · (WK e) = (WKᵀ q) · e, so nothing is projected per item.
+        """
+        of = pairs.block.of
+        assert of.target is not None
+        assert of.items is not None
+        targets = self._fields(of.target.embedding[:, self.attributes])
+        sought = [source.in_keys(target) for source, target in zip(self._sources, targets, strict=True)]
+        rows, _ = of.real
+        products = torch.cat(sought, -1).index_select(0, rows) * of.items.embedding[:, self.attributes]  # (N, A)
+        parts = self._fields(products) if apart else (products,)
+        return [pairs.block.lay(part.sum(-1) * self.scale)[:, None, None] for part in parts]
+
+    def _among_items(self, pairs: Pairs, apart: bool) -> list[Tensor]:
+        """Scores (R, H, L, L) of the items' attributes, one for each or their sum."""
+        items = pairs.block.of.items
+        assert items is not None
+        fields = self._fields(pairs.block.lay(items.embedding[:, self.attributes]))
+        projected = [source(field, field) for source, field in zip(self._sources, fields, strict=True)]
+        if len(projected) > 1 and not apart:  # a sum of products is a product of vectors side by side
+            queries, keys = zip(*projected, strict=True)
+            projected = [(torch.cat(queries, -1), torch.cat(keys, -1))]
+        return [queried * self.scale @ keyed.transpose(-1, -2) for queried, keyed in projected]
+
+    def _fields(self, attributes: Tensor) -> tuple[Tensor, ...]:
+        return torch.split(attributes, self.widths, dim=-1)
+
+    @property
+    def _sources(self) -> list[Source]:
+        return [source for source in self.sources.values() if isinstance(source, Source)]
+
+    def _concatenated(self, scores: list[Tensor], pairs: Pairs) -> Tensor:
+        column, rows = _columns(pairs), _by_column(scores, pairs)
+        width = min(self.max_len, column.shape[-1])
+        weight = self.concat[:width, :, :width]
+        fused = torch.stack([row[..., :width] @ weight[:, s].T for s, row in enumerate(rows)]).sum(0)
+        if column.shape[-1] > width:
+            fused = torch.cat([fused, torch.stack([row[..., width:] for row in rows]).sum(0)], -1)
+        return fused.take_along_dim(column, -1)
+
+    def _gated(self, scores: list[Tensor], pairs: Pairs) -> Tensor:
+        inner, outer = self.gate
+        assert isinstance(inner, nn.Linear)
+        width = min(self.max_len, scores[0].shape[-1])
+        rows = torch.stack([row[..., :width] for row in _by_column(scores, pairs)])  # (S, R, H, Q, columns)
+        hidden = nn.functional.linear(rows, inner.weight[:, :width], inner.bias).relu()
+        share = outer(hidden).softmax(0)
+        return torch.stack([part * score for part, score in zip(share, scores, strict=True)]).sum(0)
+
+    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+        if self.training and self.predictors:
+            self._learn_attributes(weights, values, pairs)
+        return weights
+
+    def _learn_attributes(self, weights: Tensor, values: Tensor, pairs: Pairs) -> None:
+        block, of = pairs.block, pairs.block.of
+        asked = of.items if _of_items(pairs) else of.target
+        if asked is None or asked.chosen is None or not asked.ids or not pairs.causal:
+            return
+        chosen, ids = asked.chosen, asked.ids
+        pooled = (weights.to(values.dtype) @ values).transpose(1, 2).flatten(2)  # (R, Q, D)
+        if _of_items(pairs):  # asked what comes next: the packed item after this one, if it is of the same row
+            rows, _ = of.real
+            same_row = torch.cat([rows[1:] == rows[:-1], chosen.new_zeros(1)])
+            chosen, ids = chosen.roll(-1) & same_row, tuple(field.roll(-1) for field in ids)
+            states, places = block.take(pooled), block.items
+        else:
+            states, places = pooled[:, 0], block.rows
+        for field, predictor in self.predictors.items():
+            answers = ids[int(field)]
+            known = chosen & (answers > 0)
+            here = known[places]
+            loss = _cross_entropies(widen(predictor(states[here]))[:, 1:], answers[places][here] - 1)
+            self.learn(self.predict * loss.sum() / known.sum().clamp(min=1))  # a mean over all blocks of the batch
+
+
+class Source(nn.Module):
+    """What attends by one source: its query and key projections, (source dim, input dim), without bias."""
+
+    def __init__(self, input_dim: int, dim: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.query, self.key = (PositionLinear(input_dim, dim, bias=False) for _ in range(2))
+        nn.init.zeros_(self.query.weight)
+
+    def forward(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
+        """queries (..., Q, input dim), keys (..., L, input dim) -> (..., H, Q, d), (..., H, L, d)."""
+        return self._split(self.query(queries)), self._split(self.key(keys))
+
+    def in_keys(self, queries: Tensor) -> Tensor:
+        """(..., input dim) -> WKᵀ WQ x (..., input dim): its product with a key's vector is the score of one head."""
+        sought: Tensor = self.query(queries) @ self.key.weight
+        return sought
+
+    def _split(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads).transpose(-3, -2)
+
+
+def _of_items(pairs: Pairs) -> bool:
+    """Self-attention, where queries and keys are the same items."""
+    return pairs.query is pairs.key
+
+
+def _columns(pairs: Pairs) -> Tensor:
+    """(1, 1, Q, L): in which column of a fusion a key stands, and as well which key stands in a column."""
+    if _of_items(pairs) and pairs.causal:
+        return pairs.offset % pairs.offset.shape[-1]  # later keys, which are forbidden, come last
+    return (pairs.key.distance - 1).unsqueeze(-2).expand_as(pairs.offset)
+
+
+def _by_column(scores: list[Tensor], pairs: Pairs) -> list[Tensor]:
+    """Each (R, H, Q, L): forbidden scores zero, keys in the order of their columns."""
+    column = _columns(pairs)
+    return [score.masked_fill(~pairs.allowed, 0.0).take_along_dim(column, -1) for score in scores]
+
+
+def _cross_entropies(logits: Tensor, answer: Tensor) -> Tensor:
+    """logits (M, C), answer (M,) -> (M,): binary cross-entropy of one hot labels, mean over the C ids."""
+    right = logits.take_along_dim(answer.unsqueeze(-1), -1).squeeze(-1)
+    return (nn.functional.softplus(logits).sum(-1) - right) / logits.shape[-1]
