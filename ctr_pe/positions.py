@@ -16,7 +16,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-NARROWEST, LARGEST = 4, 30_000
+NARROWEST, LARGEST = 4, 60000
 """Rows with up to so many items share a block; a block has at most so many pairs per head, which fit a core's cache."""
 
 
@@ -96,13 +96,19 @@ class Block:
 
     def lay(self, packed: Tensor) -> Tensor:
         """Packed items of the batch (N, ...) -> (R, W, ...), zero at padding."""
-        empty = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
-        laid = empty.index_copy(0, self._slots, packed.index_select(0, self.items))
-        return laid.view(*self.mask.shape, *packed.shape[1:])
+        return self.place(packed.index_select(0, self.items))
+
+    def place(self, own: Tensor) -> Tensor:
+        """(n, ...), the block's items in the order of ``items`` -> (R, W, ...), zero at padding."""
+        if len(own) == self.mask.numel():
+            return own.view(*self.mask.shape, *own.shape[1:])
+        empty = own.new_zeros(self.mask.numel(), *own.shape[1:])
+        return empty.index_copy(0, self._slots, own).view(*self.mask.shape, *own.shape[1:])
 
     def take(self, laid: Tensor) -> Tensor:
         """(R, W, ...) -> (n, ...), in the order of ``items``."""
-        return laid.flatten(0, 1).index_select(0, self._slots)
+        flat = laid.flatten(0, 1)
+        return flat if len(self.items) == len(flat) else flat.index_select(0, self._slots)
 
     @cached_property
     def distance(self) -> Tensor:
@@ -236,6 +242,19 @@ class Positions:
         rows = torch.arange(len(self.mask), device=self.mask.device)
         items = torch.arange(len(self.real[0]), device=self.mask.device)
         return self._block(rows, items, int(self.count.max()) if len(rows) else 0)
+
+    def by_block(self, packed: Tensor) -> list[Tensor]:
+        """Packed items (N, ...) -> the items (n, ...) of each of ``blocks``."""
+        return list(torch.split(packed.index_select(0, self._block_order), [len(block.items) for block in self.blocks]))
+
+    def from_blocks(self, parts: list[Tensor]) -> Tensor:
+        """(n, ...) of each of ``blocks`` -> packed (N, ...)."""
+        whole = torch.cat(parts)
+        return torch.empty_like(whole).index_copy(0, self._block_order, whole)
+
+    @cached_property
+    def _block_order(self) -> Tensor:
+        return torch.cat([block.items for block in self.blocks])
 
     @cached_property
     def blocks(self) -> list[Block]:

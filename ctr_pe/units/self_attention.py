@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
@@ -68,12 +67,13 @@ class SelfAttention(nn.Module):
         if positions.items is None:
             positions = positions.carrying(Items(packed))
         projected: list[Tensor] = [project(packed) for project in (self.query, self.key, self.value)]
-        pooled = [block.take(self._attend(block, *map(block.lay, projected))) for block in positions.blocks]
-        if not pooled:
+        if not positions.blocks:
             return projected[2].view(0, self.num_heads, packed.shape[-1] // self.num_heads)
-        order = torch.cat([block.items for block in positions.blocks])
-        heads = torch.cat(pooled)
-        return torch.empty_like(heads).index_copy(0, order, heads)
+        pooled = [
+            block.take(self._attend(block, *map(block.place, parts)))
+            for block, *parts in zip(positions.blocks, *map(positions.by_block, projected), strict=True)
+        ]
+        return positions.from_blocks(pooled)
 
     def _attend(self, block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """query, key, value (R, W, D) -> (R, W, H, d)."""
