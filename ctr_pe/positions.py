@@ -61,6 +61,11 @@ class Pairs:
         """(1, 1, Q, L) int64: how many places the key lies before the query; negative for later keys."""
         return self.key.distance.unsqueeze(-2) - self.query.distance.unsqueeze(-1)
 
+    @cached_property
+    def barrier(self) -> Tensor:
+        """(B, 1, Q, L) float32: 0 where allowed, -inf elsewhere."""
+        return torch.zeros_like(self.allowed, dtype=torch.float32).masked_fill_(~self.allowed, -torch.inf)
+
 
 @dataclass(frozen=True)
 class Items:

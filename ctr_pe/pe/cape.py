@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding, PositionLinear
-from ctr_pe.pe.cope import check_span, contextual_positions, interpolate, widen
+from ctr_pe.pe.cope import check_span, contextual_positions, place_scores, widen
 from ctr_pe.positions import Pairs
 
 
@@ -47,9 +47,12 @@ class CAPE(PositionEncoding):
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         wide = widen(logits)
-        scores = widen(nn.functional.silu(self.gate(query)) @ self.table.T)  # (B, H, Q, T)
-        return wide + interpolate(scores, contextual_positions(self.gates(wide, pairs), pairs, self.between))
+        return wide + place_scores(nn.functional.silu(self.gate(query)), self.table, self.places(wide, pairs))
+
+    def places(self, logits: Tensor, pairs: Pairs) -> Tensor:
+        """logits -> p (B, H, Q, L), which `ctr-pe draw` shows."""
+        return contextual_positions(self.gates(logits, pairs), pairs, self.between)
 
     def gates(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """logits -> how far each key pushes older items away, (B, H, Q, L) in [0, 1]."""
-        return torch.sigmoid(-logits) * pairs.allowed
+        return torch.sigmoid(pairs.barrier - logits)

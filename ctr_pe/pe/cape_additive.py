@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.pe.cope import contextual_positions, interpolate, widen
+from ctr_pe.pe.cope import contextual_positions, place_scores, widen
 from ctr_pe.positions import Pairs
 
 
@@ -27,7 +27,7 @@ class AdditiveCAPE(PositionEncoding):
         wide = widen(logits)
         position = self.places(wide, pairs)
         if pairs.rescore is None:
-            return wide + interpolate(widen(query @ self.table[: logits.shape[-1] + 1].T) * self.head_dim**-0.5, position)
+            return wide + place_scores(query * self.head_dim**-0.5, self.table, position)
         place = position[pairs.allowed].clamp(max=self.max_len).unsqueeze(1)  # (N, 1)
         low = place.detach().floor().long().squeeze(1)
         high = (low + 1).clamp(max=self.max_len)
@@ -36,4 +36,4 @@ class AdditiveCAPE(PositionEncoding):
 
     def places(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """logits -> p (B, H, Q, L), which `ctr-pe draw` shows."""
-        return contextual_positions(torch.sigmoid(-logits) * pairs.allowed, pairs, between=False)
+        return contextual_positions(torch.sigmoid(pairs.barrier - logits), pairs, between=False)

@@ -22,7 +22,7 @@ def contextual_positions(gates: Tensor, pairs: Pairs, between: bool) -> Tensor:
     Returns:
         (B, H, Q, L) positions in [0, L].
     """
-    to_newest = gates.flip(-1).cumsum(-1).flip(-1)
+    to_newest: Tensor = _SuffixSum.apply(gates)  # type: ignore[no-untyped-call]
     if not between:
         return to_newest
     own = (pairs.offset == 0) & pairs.allowed
@@ -31,45 +31,75 @@ def contextual_positions(gates: Tensor, pairs: Pairs, between: bool) -> Tensor:
     return torch.where(pairs.offset >= 0, to_newest - from_own + own_gate, from_own - to_newest + gates)
 
 
-def interpolate(table: Tensor, position: Tensor) -> Tensor:
-    """Linear interpolation of per-query scores (CAPE paper, equations 3 and 5).
+def place_scores(query: Tensor, table: Tensor, position: Tensor) -> Tensor:
+    """query · e[p], e interpolated between rows of the table (CAPE paper, equations 3 and 5).
+
+    The query is scored against the rows and the scores are interpolated, which is the same and needs no vector per
+    pair. Positions count keys, so rows past their number are not scored.
+
+    Args:
+        query: (B, H, Q, P). table: (T, P). position: (B, H, Q, L), at most L.
+
+    Returns:
+        (B, H, Q, L), float32 at least.
+    """
+    keys = position.shape[-1]
+    return interpolate(widen(query @ table[: keys + 1].T), position, bounded=len(table) > keys)
+
+
+def interpolate(table: Tensor, position: Tensor, bounded: bool = False) -> Tensor:
+    """Linear interpolation of scores per query.
 
     Args:
         table: (B, H, Q, T) score of each table row under each query.
         position: (B, H, Q, L) fractional rows; those below 0 or past T - 1 take the first or last row.
+        bounded: there are none.
 
     Returns:
-        (B, H, Q, L): equal to scoring the interpolated table row, because the score is linear in it.
+        (B, H, Q, L).
     """
-    interpolated: Tensor = _Interpolation.apply(table, position)  # type: ignore[no-untyped-call]
+    interpolated: Tensor = _Interpolation.apply(table, position, bounded)  # type: ignore[no-untyped-call]
     return interpolated
 
 
-class _Interpolation(torch.autograd.Function):
-    """By hand, because autograd would keep and pass over three times as many tensors of the size of the logits."""
+# Gradients by hand, because autograd would keep and pass over several times as many tensors of the size of the logits.
+
+
+class _SuffixSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.flip(-1).cumsum(-1).flip(-1)
 
     @staticmethod
-    def forward(ctx: Any, table: Tensor, position: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.cumsum(-1)
+
+
+class _Interpolation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, position: Tensor, bounded: bool) -> Tensor:
         last = table.shape[-1] - 1
-        clamped = position.clamp(0, last)
+        clamped = position if bounded else position.clamp(0, last)
         low = clamped.long()
-        high = (low + 1).clamp_(max=last)  # not ceil: at an integer position it would lose the gradient
-        fraction = clamped.sub_(low)
+        high = low + 1  # not ceil: at an integer position it would lose the gradient
+        high.clamp_(max=last)
+        fraction = clamped - low
         value = table.gather(-1, low)
         step = table.gather(-1, high).sub_(value)
-        # Past the table nothing depends on the position; on its edge it still may come back.
-        inside = (position >= 0) & (position <= last)
-        ctx.save_for_backward(low, high, fraction, step * inside)
+        result = torch.addcmul(value, step, fraction)
+        if not bounded:  # past the table nothing depends on the position; on its edge it still may come back
+            step *= (position >= 0) & (position <= last)
+        ctx.save_for_backward(low, high, fraction, step)
         ctx.rows = table.shape[-1]
-        return value.addcmul_(step, fraction)
+        return result
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         low, high, fraction, step = ctx.saved_tensors
         upper = grad * fraction
         table = grad.new_zeros(*grad.shape[:-1], ctx.rows)
         table.scatter_add_(-1, low, grad - upper).scatter_add_(-1, high, upper)
-        return table, grad * step
+        return table, grad * step, None
 
 
 class CoPE(PositionEncoding):
@@ -102,12 +132,11 @@ class CoPE(PositionEncoding):
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         wide = widen(logits)
-        scores = widen(query @ self.table[: logits.shape[-1] + 1].T) * self.scale  # (B, H, Q, T)
-        return wide + interpolate(scores, self.places(wide, pairs))
+        return wide + place_scores(query * self.scale, self.table, self.places(wide, pairs))
 
     def places(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """logits -> p (B, H, Q, L), which `ctr-pe draw` shows."""
-        return contextual_positions(torch.sigmoid(logits) * pairs.allowed, pairs, self.between)
+        return contextual_positions(torch.sigmoid(logits + pairs.barrier), pairs, self.between)
 
 
 def widen(x: Tensor) -> Tensor:

@@ -89,4 +89,4 @@ class SelfAttention(nn.Module):
 
     def _split(self, x: Tensor) -> Tensor:
         batch, slots, dim = x.shape
-        return x.view(batch, slots, self.num_heads, dim // self.num_heads).transpose(1, 2)  # (B, H, L, d)
+        return x.view(batch, slots, self.num_heads, dim // self.num_heads).transpose(1, 2).contiguous()  # (B, H, L, d)
