@@ -10,7 +10,6 @@ from collections.abc import Callable
 from torch import Tensor
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.pe.cope import widen
 from ctr_pe.positions import Pairs
 
 
@@ -23,13 +22,13 @@ class RelativeBias(PositionEncoding):
     def curve(self, offset: Tensor, causal: bool) -> Tensor:
         """β (H, K) at offsets (K,) int64: places that the key lies before the query, negative for later keys.
 
-        ``causal``: no key lies later.
+        In float32 at least, whatever the parameters are. ``causal``: no key lies later.
         """
         raise NotImplementedError
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         offset = pairs.offset[0, 0]  # (Q, L), of every row
-        return widen(logits) + self.curve(offset.flatten(), pairs.causal).view(self.num_heads, *offset.shape)
+        return logits + self.curve(offset.flatten(), pairs.causal).view(self.num_heads, *offset.shape)
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
@@ -98,6 +99,12 @@ class TestAll:
         got = pe.bias(query, query, torch.zeros(1, 1, 1, 400).bfloat16(), full(1, 400).whole.from_target())
         assert got.dtype == torch.float32
         assert torch.allclose(got[0, 0].double(), drawn(name).curve(offsets, True), rtol=1e-5)
+
+    def test_half_precision_keeps_far_places_apart(self, name: str) -> None:
+        pe, offsets = drawn(name), torch.arange(2000, 2400)
+        half = pe.half().curve(offsets, True)
+        assert half.dtype == torch.float32
+        assert torch.allclose(half, pe.double().curve(offsets, True).float(), rtol=1e-5)
 
 
 class TestT5:
@@ -227,6 +234,14 @@ class TestKerple:
         assert torch.allclose(
             pe.curve(torch.tensor([0, 1, 3, 7, 15]), True)[0], -2 * math.log(2) * torch.arange(5).double()
         )
+
+    @pytest.mark.parametrize("cls", [KerpleLog, KerplePower])
+    @pytest.mark.parametrize("lot", [torch.zeros, torch.ones])
+    def test_the_ends_of_what_is_drawn_are_finite(
+        self, cls: type[RelativeBias], lot: Callable[[int], Tensor], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch, "rand", lot)
+        assert all(p.isfinite().all() for p in cls(D, L, 2).parameters())
 
     def test_first_values_are_in_the_authors_ranges_and_can_learn(self) -> None:
         torch.manual_seed(0)
