@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from ctr_pe.config import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.errors import UserError, explain, nearest
+from ctr_pe.pe import available_pes
 
 FOLDER = "benchmark"
 
@@ -20,16 +21,24 @@ FOLDER = "benchmark"
 class Grid(BaseModel):
     """Every model with every encoding on every data set, under every combination of ``vary``.
 
-    ``set``: hyper-parameters that replace those of the model's config; ``vary``: several values each.
+    ``encodings``: names, or ``all`` that ``build_pe`` takes. ``set``: hyper-parameters that replace those of the
+    model's config; ``vary``: several values each.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     models: list[str] = Field(min_length=1)
-    encodings: list[str] = Field(min_length=1)
+    encodings: list[str] | str = Field(min_length=1)
     datasets: list[str] = Field(min_length=1)
     set: dict[str, Any] = {}
     vary: dict[str, list[Any]] = {}
+
+    @field_validator("encodings")
+    @classmethod
+    def _named_or_all(cls, value: list[str] | str) -> list[str] | str:
+        if isinstance(value, str) and value != "all":
+            raise ValueError("must be a list of encodings, or all")
+        return value
 
 
 class Suite(BaseModel):
@@ -105,7 +114,8 @@ def cells(suite: Suite, dataset: str | None = None, extra: Mapping[str, Any] | N
         for name, model in itertools.product([dataset] if dataset else grid.datasets, grid.models):
             for values in itertools.product(*vary.values()):
                 varied = tuple(zip(vary, map(hashable, values), strict=True))
-                found |= {Cell(model, name, pe, varied, fixed): None for pe in grid.encodings}
+                encodings = available_pes() if grid.encodings == "all" else grid.encodings
+                found |= {Cell(model, name, pe, varied, fixed): None for pe in encodings}
     return list(found)
 
 

@@ -19,6 +19,7 @@ from ctr_pe.benchmark.suite_tables import as_csv, as_markdown, as_text, make
 from ctr_pe.cli import main as command
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
+from ctr_pe.pe import available_pes
 
 SUITE: dict[str, Any] = {
     "title": "Lengths",
@@ -76,7 +77,7 @@ def test_the_papers_grids(name: str, number: int) -> None:
 def test_all_shipped_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["list"]) == 0
     listed = capsys.readouterr().out
-    assert len(suites()) == 6
+    assert len(suites()) == 7
     assert all(f"  {name} " in listed for name in suites())
 
 
@@ -210,3 +211,11 @@ def test_every_cell_of_the_papers_grids_trains(name: str, root: Path, tmp_path: 
     rows = table(tmp_path / "out")
     assert len(rows) == len(cells(load_suite(name), "synthetic"))
     assert all(row["seeds"] == "1" and row["gAUC_mean"] and row["logloss_mean"] for row in rows)
+
+
+def test_all_means_every_encoding_there_is() -> None:
+    suite = load_suite("all_encodings")
+    assert [cell.pe for cell in cells(suite) if cell.model == "BST"] == available_pes()
+    assert {cell.model for cell in cells(suite)} == {"DIN", "BST", "SASRec"}
+    with pytest.raises(UserError, match=r"f\.yaml: 'grids\.0\.encodings': must be a list of encodings, or all"):
+        parse_suite({"title": "x", "grids": [{"models": ["DIN"], "encodings": "every", "datasets": ["d"]}]}, "f.yaml")
