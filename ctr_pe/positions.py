@@ -44,6 +44,7 @@ class Pairs:
     ``causal``: queries look at earlier items and themselves only; so does the target, which is the newest.
     ``scale``: factor of the unit's products, logit = scale · query · key; 1 for scores of another kind.
     ``project``: for a bilinear score, gives W t for targets t (..., D), so that the logit is W t · key.
+    ``packed``: in target attention, the keys (N, D) as before ``rotate``; laid out only for ``needs_vectors``.
     ``rescore``: in target attention, gives the logits (B, 1, 1, L) again with vectors (N, D) added to the packed keys.
     """
 
@@ -54,6 +55,7 @@ class Pairs:
     causal: bool
     scale: float = 1.0
     project: Callable[[Tensor], Tensor] | None = None
+    packed: Tensor | None = None
     rescore: Callable[[Tensor], Tensor] | None = None
 
     @cached_property

@@ -32,7 +32,6 @@ class XLNet(PositionEncoding):
         cost="2 L d; D² per offset, once for all rows",
         extrapolates="yes",
     )
-    needs_vectors = True
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
         super().__init__(dim, max_len, num_heads)
@@ -47,9 +46,15 @@ class XLNet(PositionEncoding):
         later = 0 if pairs.causal else queries - 1
         scored = self.of_offsets(pairs, later + 1) * pairs.scale  # (H, d, M)
         scores = torch.baddbmm(self.position_bias.unsqueeze(1) @ scored, _per_head(query), scored)  # (H, B Q, M)
-        position = by_key(scores.view(heads, rows, queries, scored.shape[-1]), keys.shape[-2])
-        content = _per_head(keys) @ (self.content_bias * pairs.scale).unsqueeze(-1)  # (H, B L, 1)
-        return widen(logits) + (position + content.view(heads, rows, 1, keys.shape[-2])).transpose(0, 1)
+        position = by_key(scores.view(heads, rows, queries, scored.shape[-1]), logits.shape[-1]).transpose(0, 1)
+        return widen(logits) + (position + self._of_content(keys, pairs))
+
+    def _of_content(self, keys: Tensor, pairs: Pairs) -> Tensor:
+        """u · k (B, H, 1, L)."""
+        content_bias = self.content_bias * pairs.scale
+        if pairs.packed is not None:
+            return pairs.block.lay(pairs.packed @ content_bias[0])[:, None, None]
+        return (keys @ content_bias.unsqueeze(-1)).transpose(-1, -2)
 
     def of_offsets(self, pairs: Pairs, more: int) -> Tensor:
         """W R(o) by head, (H, d, L + more): as the last query sees the keys, oldest first, and ``more`` later ones."""

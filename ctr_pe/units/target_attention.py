@@ -81,6 +81,7 @@ class TargetAttention(nn.Module):
 
         pairs = replace(
             block.from_target(),
+            packed=items,
             rescore=rescored,
             scale=getattr(self.score, "scale", 1.0),
             project=getattr(self.score, "project", None),
