@@ -24,6 +24,7 @@ REGISTRY = {
     "kerple_log": "ctr_pe.pe.kerple:KerpleLog",
     "kerple_power": "ctr_pe.pe.kerple:KerplePower",
     "xlnet": "ctr_pe.pe.xlnet:XLNet",
+    "euler": "ctr_pe.pe.euler:Euler",
     "dif": "ctr_pe.pe.dif:DIF",
     "time_bias": "ctr_pe.pe.time_bias:TimeBias",
     "time_rope": "ctr_pe.pe.time_rope:TimeRoPE",

@@ -33,6 +33,10 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "dif gate": ("dif", {"field_dims": (5, 3), "dif_fusion": "gate", "dif_positions": False}),
     "dif predictors": ("dif", {"field_dims": (5, 3), "field_sizes": (9, 4), "dif_predict": 5.0}),
     "rope+dif gate": ("rope+dif", {"field_dims": (5, 3), "dif_fusion": "gate"}),
+    "euler scalar": ("euler", {"euler_adaptation": "scalar", "euler_layout": "interleaved"}),
+    "euler full": ("euler", {"euler_planes": "full", "euler_frequencies": "learned", "position_index": "rank"}),
+    "euler not adapted": ("euler", {"euler_adaptation": "none", "euler_rotary_embedding": False}),
+    "euler contrast": ("euler", {"euler_contrast": 0.5}),
 }
 CASES = {name: (name, {}) for name in NAMES} | VARIANTS
 

@@ -32,6 +32,10 @@ CASES = [(name, {}) for name in reference.METHODS] + [
     ("dif", {"field_dims": (3, 2, 1), "dif_fusion": "concat", "dif_source_dim": [3, 6], "dif_position_dim": 3}),
     ("dif", {"field_dims": (3, 2, 1), "dif_fusion": "gate"}),
     ("dif", {"dif_fusion": "concat"}),
+    ("euler", {"euler_adaptation": "scalar", "euler_frequencies": "learned", "position_index": "rank"}),
+    ("euler", {"euler_adaptation": "none", "euler_layout": "interleaved"}),
+    ("euler", {"euler_frequencies": "none", "euler_rotary_embedding": False}),
+    ("euler", {"euler_planes": "full", "euler_layout": "interleaved"}),
 ]
 COUNTS = [4, 0, 9, 1, 6, 7]  # the table below ends at 6 items
 DIM, MAX_LEN = 6, 6

@@ -1,0 +1,322 @@
+"""EulerFormer, positions as rotations of phases (Tian et al. 2024, arXiv 2403.17729).
+
+B batch, L history slots, N real items of the batch, H heads, D item dim, d = D / H head dim, R rows of a block, W its
+slots, P planes: pairs of coordinates, each a complex number λ e^(iθ) with modulus λ and phase θ.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ctr_pe.pe.base import About, PositionEncoding
+from ctr_pe.pe.cope import widen
+from ctr_pe.positions import Pairs, Places, Positions
+
+CHOICES = {
+    "position_index": ("distance", "rank"),
+    "euler_adaptation": ("vector", "scalar", "none"),
+    "euler_frequencies": ("fixed", "learned", "none"),
+    "euler_planes": ("per_head", "full"),
+    "euler_layout": ("half", "interleaved"),
+}
+
+
+class Euler(PositionEncoding):
+    """Phases of queries and keys are scaled, shifted and turned by the position (equations 3 to 13).
+
+    Input: h'_j = (h_j + p[D_j]) turned by ψ[D_j], the target likewise with row 0, once for queries, keys and values
+    (equations 5, 6). Each layer: λ_q e^(i(δ θ_q + b)) for queries and λ_k e^(i δ θ_k) for keys, both turned by
+    -distance · g with g_c = 10000^(-2c/d) (equations 7 to 12), so that a dot product is the sum over planes of
+    λ_q λ_k cos(δ (θ_q - θ_k) + b + offset · g). The target lies at distance 0, so the same rule serves any score
+    function (one-sided form). With δ = 1 and b = 0 it is RoPE. The last coordinate of an odd d stays as it is. Where δ
+    is no integer, logits jump where a phase goes from π to -π.
+
+    Phase contrast (equations 14, 15), with a weight above 0 and in training: each item's phases, before positions, are
+    to be nearer to a randomly masked copy of themselves than to those of the row's other items; of queries and of keys,
+    summed over items and averaged over the rows of the batch. Masked phases are 0. Layers add theirs up. The phases of
+    all heads form one vector. One target has no other to differ from: target attention contrasts its keys alone.
+
+    Args:
+        position_index: of p and ψ, see :class:`~ctr_pe.pe.naive.Naive`.
+        euler_adaptation: δ and b per plane (``vector``), one for all planes (``scalar``, as in the authors' code), or
+            ``none``, fixed at 1 and 0: the paper's "w/o adaptation function".
+        euler_frequencies: g ``fixed``; ``learned`` from there (with euler_adaptation ``none``: "w learnable positional
+            encoding"); or ``none``, no rotation by position: "w/o differential rotation".
+        euler_rotary_embedding: turn the input by ψ; False is "w/o rotary embedding".
+        euler_planes: pairs of coordinates and their g ``per_head``; or of the ``full`` item, before it is split into
+            heads, as in the authors' code.
+        euler_layout: ``half`` pairs coordinate c with c + d/2; ``interleaved``, as in their code, 2c with 2c + 1.
+        euler_contrast: weight of the phase contrast (paper: 1e-4 to 1e-6); 0, "w/o phase-contrastive learning".
+        euler_temperature: divides the sums of cosines (paper: 0.5 to 10).
+        euler_mask_rate: share of the phases that is masked.
+
+    Parameters: of the lowest layer ``table (max_len + 1, D)``, p, N(0, 0.02), and ``psi (max_len + 1, D/2)``, zeros;
+    older items use the last row. Of each layer ``scale``, δ, ones, ``shift``, b, zeros, and ``frequencies`` where
+    learned, each (d/2,), with ``full`` planes (D/2,), scalars (1,); with phase contrast ``phase_weight (H · d/2,)``,
+    w, ones.
+
+    Raises:
+        ValueError: an unknown choice, or a number out of range.
+    """
+
+    about = About(
+        paper="Tian 2024",
+        equation="after h_j ← (h_j + p[D_j]) e^(i ψ[D_j]): score(λ_t e^(i (δ θ_t + b)), λ_j e^(i (δ θ_j - D_j g)))",
+        cost="2 L d, and an arctangent, a sine and a cosine per pair of coordinates; 3 D per item, once",
+        extrapolates="last row of p and ψ; the rotation yes",
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        max_len: int,
+        num_heads: int = 1,
+        *,
+        position_index: str = "distance",
+        euler_adaptation: str = "vector",
+        euler_frequencies: str = "fixed",
+        euler_rotary_embedding: bool = True,
+        euler_planes: str = "per_head",
+        euler_layout: str = "half",
+        euler_contrast: float = 0.0,
+        euler_temperature: float = 1.0,
+        euler_mask_rate: float = 0.5,
+    ) -> None:
+        super().__init__(dim, max_len, num_heads)
+        chosen = (position_index, euler_adaptation, euler_frequencies, euler_planes, euler_layout)
+        for (option, choices), choice in zip(CHOICES.items(), chosen, strict=True):
+            if choice not in choices:
+                raise ValueError(f"{option} must be one of {', '.join(choices)}, got {choice!r}")
+        if not euler_contrast >= 0:
+            raise ValueError(f"euler_contrast must be 0 or more, got {euler_contrast!r}")
+        if not euler_temperature > 0:
+            raise ValueError(f"euler_temperature must be positive, got {euler_temperature!r}")
+        if not 0 <= euler_mask_rate <= 1:
+            raise ValueError(f"euler_mask_rate must be from 0 to 1, got {euler_mask_rate!r}")
+        self.from_oldest = position_index == "rank"
+        self.rotates = euler_frequencies != "none"
+        self.full, self.interleaved = euler_planes == "full", euler_layout == "interleaved"
+        self.contrast, self.temperature, self.mask_rate = euler_contrast, euler_temperature, euler_mask_rate
+        self.width = dim if self.full else self.head_dim  # of the vectors that planes are taken from
+        planes = self.width // 2
+
+        self.table: nn.Parameter | None = nn.Parameter(torch.empty(max_len + 1, dim))
+        nn.init.normal_(self.table, std=0.02)
+        self.psi = nn.Parameter(torch.zeros(max_len + 1, dim // 2)) if euler_rotary_embedding else None
+        self.scale: nn.Parameter | None = None
+        self.shift: nn.Parameter | None = None
+        if euler_adaptation != "none":
+            size = planes if euler_adaptation == "vector" else 1
+            self.scale, self.shift = nn.Parameter(torch.ones(size)), nn.Parameter(torch.zeros(size))
+        learned = euler_frequencies == "learned"
+        self.frequencies = (
+            nn.Parameter(self._fixed_frequencies(torch.get_default_dtype(), torch.device("cpu"))) if learned else None
+        )
+        if euler_contrast > 0:
+            self.needs_vectors, self.auxiliary = True, "phase contrast"
+            self.phase_weight = nn.Parameter(torch.ones(planes if self.full else num_heads * planes))
+            self._seed = int(torch.randint(2**62, ()))
+
+    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        if self.table is None:
+            return target, history
+        moved = self._placed(
+            history, positions.of(history, positions.rank - 1 if self.from_oldest else positions.distance)
+        )
+        if history.dim() == 3:  # padding keeps what it holds
+            moved = torch.where(positions.mask.unsqueeze(-1), moved, history)
+        if target is not None:
+            target = self._placed(target, positions.count if self.from_oldest else positions.count.new_zeros(1))
+        return target, moved
+
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+        if self.scale is None and not self.rotates:
+            return query, keys
+        of_keys = self._angle(keys_at.distance, keys)
+        of_query = of_keys if query_at is keys_at else self._angle(query_at.distance, query)
+        if self.shift is not None:
+            of_query = of_query + self.shift
+        return self._turned(query, of_query), self._turned(keys, of_keys)
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        if self.training and self.contrast > 0:
+            with torch.autocast(logits.device.type, enabled=False):
+                self.learn(self.contrast * self._contrasted(query, keys, pairs))
+        return logits
+
+    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
+        above = fresh()
+        assert isinstance(above, Euler)
+        above.table = above.psi = None  # they act once, at the input
+        return above
+
+    def _placed(self, items: Tensor, index: Tensor) -> Tensor:
+        """items (..., D) with position added and their phases turned by ψ; index (...) of the rows."""
+        rows = index.clamp(0, self.max_len)
+        assert self.table is not None
+        items = items + nn.functional.embedding(rows, self.table)
+        if self.psi is None:
+            return items
+        return self._in_layout(turn(self._in_halves(items), nn.functional.embedding(rows, self.psi)))
+
+    def _turned(self, vectors: Tensor, angle: Tensor) -> Tensor:
+        """vectors (..., d) with phases scaled, and turned by angle (..., P)."""
+        whole = self._in_halves(self._merged(vectors))
+        turned = self._in_layout(turn(widen(whole), angle, self.scale).to(whole.dtype))
+        if self._merges:
+            turned = turned.squeeze(-3).view(*turned.shape[:-3], -1, self.num_heads, self.head_dim).transpose(-3, -2)
+        return turned
+
+    @property
+    def _merges(self) -> bool:
+        return self.full and self.num_heads > 1
+
+    def _merged(self, vectors: Tensor) -> Tensor:
+        """vectors of which planes are taken: those of the heads (B, H, L, d), or of the whole item (B, 1, L, D)."""
+        return vectors.transpose(-3, -2).flatten(-2).unsqueeze(-3) if self._merges else vectors
+
+    def _in_halves(self, vectors: Tensor) -> Tensor:
+        """Coordinates in the order that is reckoned with: real parts, imaginary parts, the last one of an odd width."""
+        if not self.interleaved:
+            return vectors
+        paired = vectors.shape[-1] // 2 * 2
+        return torch.cat((vectors[..., :paired:2], vectors[..., 1:paired:2], vectors[..., paired:]), dim=-1)
+
+    def _in_layout(self, vectors: Tensor) -> Tensor:
+        """Coordinates in the order of the option."""
+        if not self.interleaved:
+            return vectors
+        real, imaginary, rest = halves(vectors)
+        return torch.cat((torch.stack((real, imaginary), dim=-1).flatten(-2), rest), dim=-1)
+
+    def _angle(self, distance: Tensor, like: Tensor) -> Tensor:
+        """-distance · g (..., P), in float32 at least: in half precision fast planes are soon off."""
+        dtype = torch.promote_types(like.dtype, torch.float32)
+        if not self.rotates:
+            return torch.zeros(1, dtype=dtype, device=like.device)
+        if self.frequencies is None:
+            return -distance.unsqueeze(-1) * self._fixed_frequencies(dtype, like.device)
+        return -distance.unsqueeze(-1) * self.frequencies.to(dtype)
+
+    def _fixed_frequencies(self, dtype: torch.dtype, device: torch.device) -> Tensor:
+        plane = torch.arange(self.width // 2, device=device, dtype=dtype)
+        return 10000.0 ** (plane * (-2.0 / self.width))
+
+    def _contrasted(self, query: Tensor, keys: Tensor, pairs: Pairs) -> Tensor:
+        block = pairs.block
+        if pairs.rescore is None:
+            losses = [self._phase_loss(query, self.shift, block.mask), self._phase_loss(keys, None, block.mask)]
+        else:  # target attention; rows of like length together, as the cost is the square of the longest
+            losses = [query.new_zeros(())]
+            for part in block.of.blocks:
+                losses.append(self._phase_loss(keys[part.rows, :, -part.mask.shape[1] :], None, part.mask))
+        return torch.stack(losses).sum() / max(len(block.of.mask), 1)
+
+    def _phase_loss(self, vectors: Tensor, shift: Tensor | None, real: Tensor) -> Tensor:
+        """Phase contrast of vectors (R, H, W, d), summed over the real ones (R, W)."""
+        phase = phases(widen(self._in_halves(self._merged(vectors))))
+        if self.scale is not None:
+            phase = phase * self.scale
+        if shift is not None:
+            phase = phase + shift
+        phase = phase.transpose(1, 2).flatten(2)  # (R, W, P)
+        kept = self._draw(phase.shape).to(phase.device)
+        return phase_contrast(phase, kept, real, self.phase_weight / self.temperature)
+
+    def _draw(self, shape: torch.Size) -> Tensor:
+        """Which phases stay, bool. From a generator of its own: the random stream of training stays where it is. On the
+        CPU whatever the device, so that all draw the same."""
+        self._seed += 1
+        draw = torch.Generator().manual_seed(self._seed)
+        # Four numbers of 16 bits from each of 64: a fifth of the time.
+        drawn = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=draw)
+        numbers = drawn.view(torch.int16)[: shape.numel()].view(shape).int()
+        return numbers >= round(self.mask_rate * 2**16) - 2**15
+
+
+def halves(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Views of real parts (..., P), imaginary parts (..., P) and the coordinate left over from an odd width."""
+    planes = vectors.shape[-1] // 2
+    return vectors[..., :planes], vectors[..., planes : 2 * planes], vectors[..., 2 * planes :]
+
+
+def turn(vectors: Tensor, angle: Tensor, scale: Tensor | None = None) -> Tensor:
+    """Planes λ e^(iθ) of vectors (..., d) become λ e^(i(δ θ + angle)).
+
+    Args:
+        vectors: real parts, imaginary parts, and the coordinate left over from an odd d, which stays.
+        angle: broadcasts against θ (..., P).
+        scale: δ, likewise; 1 by default.
+    """
+    turned: Tensor = _Turn.apply(vectors, angle, scale)  # type: ignore[no-untyped-call]
+    return turned
+
+
+class _Turn(torch.autograd.Function):
+    """By hand, because autograd would take cosines and sines once more, and because θ has no derivative at zero: there
+    it counts as constant. In real numbers it is a turn by (δ - 1) θ + angle."""
+
+    @staticmethod
+    def forward(ctx: Any, vectors: Tensor, angle: Tensor, scale: Tensor | None) -> Tensor:
+        real, imaginary, rest = halves(vectors)
+        theta, shape = None, angle.shape
+        if scale is not None:
+            theta = torch.atan2(imaginary, real)
+            angle = torch.addcmul(angle, theta, scale - 1)
+        cos, sin = angle.cos(), angle.sin()
+        a = (real * cos).addcmul_(imaginary, sin, value=-1)
+        b = (real * sin).addcmul_(imaginary, cos)
+        turned = torch.cat((a, b, rest), dim=-1)
+        ctx.save_for_backward(vectors, turned, cos, sin, theta, scale)
+        ctx.of_angle, ctx.angle_shape = ctx.needs_input_grad[1], shape
+        return turned
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        vectors, turned, cos, sin, theta, scale = ctx.saved_tensors
+        da, db, rest = halves(grad)
+        dr = (da * cos).addcmul_(db, sin)
+        ds = (db * cos).addcmul_(da, sin, value=-1)
+        of_angle = of_scale = None
+        if scale is not None or ctx.of_angle:
+            a, b, _ = halves(turned)
+            around = (db * a).addcmul_(da, b, value=-1)
+            of_angle = around.sum_to_size(ctx.angle_shape) if ctx.of_angle else None
+            if scale is not None:
+                of_scale = (around * theta).sum_to_size(scale.shape)
+                r, s, _ = halves(vectors)
+                square = (r * r).addcmul_(s, s).clamp_min_(torch.finfo(r.dtype).tiny)
+                around = (around * (scale - 1)).div_(square)
+                dr.addcmul_(around, s, value=-1)
+                ds.addcmul_(around, r)
+        return torch.cat((dr, ds, rest), dim=-1), of_angle, of_scale
+
+
+def phases(vectors: Tensor) -> Tensor:
+    """θ (..., P) in [-π, π] of the planes of vectors (..., d); zero takes the phase of 1."""
+    real, imaginary, _ = halves(vectors)
+    zero = real * real + imaginary * imaginary < torch.finfo(real.dtype).tiny
+    return torch.atan2(imaginary, real + zero)
+
+
+def phase_contrast(phase: Tensor, kept: Tensor, real: Tensor, weight: Tensor) -> Tensor:
+    """Equation 14, summed over rows: -log softmax over j' of w · cos(θ_j - θ̄_j') at j' = j.
+
+    Args:
+        phase: θ (R, W, P).
+        kept: (R, W, P) bool; elsewhere θ̄ is 0.
+        real: (R, W) bool, the items; no other is an anchor or a negative.
+        weight: w (P,), over the temperature.
+    """
+    one = torch.cat([torch.ones_like(weight), torch.zeros_like(weight)])
+    phasors = turn(one.expand(*phase.shape[:-1], -1), phase)  # cosines, then sines
+    masked = torch.lerp(one, phasors, torch.cat([kept, kept], -1).to(phase.dtype))
+    logits = weight.repeat(2) * phasors @ masked.transpose(-1, -2)  # cos(a - b) = cos a cos b + sin a sin b
+    logits = logits.masked_fill(~real.unsqueeze(1), torch.finfo(logits.dtype).min)
+    return -logits.log_softmax(-1).diagonal(dim1=-2, dim2=-1)[real].sum()
