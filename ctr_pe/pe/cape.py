@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import PositionEncoding, PositionLinear
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.cope import check_span, contextual_positions, place_scores, widen
 from ctr_pe.positions import Pairs
 
@@ -28,6 +28,13 @@ class CAPE(PositionEncoding):
     Raises:
         ValueError: position_dim is not a positive integer, or an unknown position_span.
     """
+
+    about = About(
+        paper="Yuan et al. 2025",
+        equation="s_j + SiLU(W t + b) · e[p_j], p_j = Σ_{k=j..n} (1 - σ(s_k))",
+        cost="d P + T P + L",
+        extrapolates="last row, after that many unlike items",
+    )
 
     def __init__(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.cope import contextual_positions, place_scores, widen
 from ctr_pe.positions import Pairs
 
@@ -18,6 +18,13 @@ class AdditiveCAPE(PositionEncoding):
 
     Parameters: ``table (max_len + 1, d)``, zeros, so training starts exactly as without positions.
     """
+
+    about = About(
+        paper="Yuan et al. 2025, ablation",
+        equation="score(t, h_j + e[p_j]), p_j as in cape",
+        cost="a second score; T d in self-attention",
+        extrapolates="last row",
+    )
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
         super().__init__(dim, max_len, num_heads)

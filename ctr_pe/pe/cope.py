@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.positions import Pairs
 
 
@@ -115,6 +115,13 @@ class CoPE(PositionEncoding):
     Raises:
         ValueError: an unknown position_span.
     """
+
+    about = About(
+        paper="Golovneva et al. 2024",
+        equation="s_j + t · e[p_j], p_j = Σ_{k=j..n} σ(s_k)",
+        cost="T d + L",
+        extrapolates="last row",
+    )
 
     def __init__(
         self,

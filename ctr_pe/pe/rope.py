@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.positions import Places
 
 
@@ -22,6 +22,13 @@ class RoPE(PositionEncoding):
     Raises:
         ValueError: an unknown rope_layout.
     """
+
+    about = About(
+        paper="Su et al. 2021",
+        equation="score(t, R(-D_j) h_j), R(m) turns plane c by m · base^(-2c/d)",
+        cost="2 L d",
+        extrapolates="yes",
+    )
 
     def __init__(
         self,
