@@ -30,7 +30,7 @@ class CAPE(PositionEncoding):
     """
 
     about = About(
-        paper="Yuan et al. 2025",
+        paper="Yuan 2025",
         equation="s_j + SiLU(W t + b) · e[p_j], p_j = Σ_{k=j..n} (1 - σ(s_k))",
         cost="d P + T P + L",
         extrapolates="last row, after that many unlike items",

@@ -20,7 +20,7 @@ class AdditiveCAPE(PositionEncoding):
     """
 
     about = About(
-        paper="Yuan et al. 2025, ablation",
+        paper="Yuan 2025, ablation",
         equation="score(t, h_j + e[p_j]), p_j as in cape",
         cost="a second score; T d in self-attention",
         extrapolates="last row",

@@ -117,7 +117,7 @@ class CoPE(PositionEncoding):
     """
 
     about = About(
-        paper="Golovneva et al. 2024",
+        paper="Golovneva 2024",
         equation="s_j + t · e[p_j], p_j = Σ_{k=j..n} σ(s_k)",
         cost="T d + L",
         extrapolates="last row",

@@ -24,7 +24,7 @@ class RoPE(PositionEncoding):
     """
 
     about = About(
-        paper="Su et al. 2021",
+        paper="Su 2021",
         equation="score(t, R(-D_j) h_j), R(m) turns plane c by m · base^(-2c/d)",
         cost="2 L d",
         extrapolates="yes",
