@@ -42,9 +42,11 @@ setup(
         "huggingface_hub",
     ],
     extras_require={
+        "draw": ["matplotlib>=3.9"],
         "tune": ["optuna>=4"],
         "dev": [
             "build",
+            "matplotlib>=3.9",
             "mypy",
             "optuna>=4",
             "pandas-stubs",

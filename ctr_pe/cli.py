@@ -86,6 +86,7 @@ def _parser() -> _Parser:
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
     _benchmark_parser(commands)
     _tune_parser(commands)
+    _draw_parser(commands)
     _list_parser(commands)
     _validate_parser(commands)
     data = commands.add_parser("data", help="build or fetch data sets", description="Build or fetch data sets.")
@@ -139,6 +140,7 @@ again with the same OUT runs only what is missing.""",
     )
     add("--out", type=Path, metavar="DIR", help="results and tables (default: results/DATASET-PROTOCOL)")
     add("--jobs", type=_count, metavar="N", help="runs side by side; results do not change (default: one per core)")
+    add("--keep-weights", action="store_true", help="keep each run's best weights in OUT/weights, for `ctr-pe draw`")
     _training_options(parser)
     parser.set_defaults(run=_benchmark)
 
@@ -200,6 +202,38 @@ OUT/study.db; calling again with the same OUT goes on, also side by side in seve
     add("--seed", type=_number, default=0, metavar="N", help="of training and search (default: 0)")
     _training_options(parser)
     parser.set_defaults(run=_tune)
+
+
+def _draw_parser(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "draw",
+        help="a picture of what encodings do to attention",
+        description="""Draw what encodings do to attention (pip install 'ctr_pe[draw]'): attention by position side by
+side, and of each encoding what there is to see: its bias by distance or age, its rotation, its position vectors, the
+positions it gives to the items of real users, its matrices, its phases. With --run before and after the training of a
+benchmark, else as initialised.""",
+        epilog="""examples:
+  ctr-pe draw alibi,kerple_log --out bias.png
+  ctr-pe benchmark --pe none,rope,cape --repeats 1 --keep-weights --out results/drawn
+  ctr-pe draw none,rope,cape --run results/drawn --out attention.png
+""",
+    )
+    add = parser.add_argument
+    add("pe", type=_comma_list, metavar="PE[,PE…]", help="encodings; a+b chains two")
+    add("--out", type=Path, required=True, metavar="FILE", help="the picture; its suffix says its kind: png, svg, pdf")
+    add("--run", dest="store", type=Path, metavar="DIR", help="OUT of a benchmark with --keep-weights")
+    add("--model", metavar="NAME", help="a model (default: that of the runs, else DIN)")
+    add("--dataset", metavar="NAME", help="as for benchmark (default: that of the runs, else synthetic)")
+    add("--seed", type=_number, metavar="N", help="of the weights (default: the first of the runs, else 0)")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a hyper-parameter, with --run one that tells runs apart; may be given several times",
+    )
+    add("--data-root", type=Path, metavar="DIR", help=DATA_ROOT_HELP)
+    parser.set_defaults(run=_draw)
 
 
 def _list_parser(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -347,6 +381,12 @@ def _fetch(args: argparse.Namespace) -> int:
 
 def _tune(args: argparse.Namespace) -> int:
     from ctr_pe.tune import main
+
+    return main(args)
+
+
+def _draw(args: argparse.Namespace) -> int:
+    from ctr_pe.draw import main
 
     return main(args)
 

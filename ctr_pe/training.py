@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -33,7 +34,7 @@ class Run:
 
     ``protocol``: ``heldout`` trains on train and selects the epoch on valid; ``paper`` trains on train + valid and
     selects on test. ``params``: hyper-parameters under FuxiCTR's names. ``threads``: of this run; another number may
-    change the last bits of the results.
+    change the last bits of the results. ``weights``: a file for those of the best epoch.
     """
 
     model: str
@@ -44,6 +45,7 @@ class Run:
     params: Mapping[str, Any] = field(default_factory=dict)
     gpu: int = -1
     threads: int = 1
+    weights: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ def train(run: Run, progress: Progress | None = None) -> Outcome:
             each epoch, valid being the metrics that select.
 
     Raises:
-        UserError: a bad data set, hyper-parameter, encoding or protocol.
+        UserError: a bad data set, hyper-parameter, encoding or protocol, or weights that cannot be written.
     """
     if run.protocol not in PROTOCOLS:
         raise UserError(f"protocol '{run.protocol}' is unknown: {nearest(run.protocol, PROTOCOLS)}")
@@ -89,6 +91,8 @@ def train(run: Run, progress: Progress | None = None) -> Outcome:
         torch.manual_seed(run.seed + 1)  # dropout has a stream of its own, the same for every encoding
         model.fit(reported, epochs=int(params.get("epochs", 10)), validation_data=select_rows)
         labels, scores, groups = model.outputs(test_rows)
+        if run.weights is not None:
+            _keep(model, run.weights)
     metrics = tuple(name for name in ("gAUC", "AUC", "logloss") if name != "gAUC" or groups is not None)
     return Outcome(
         metrics=evaluate(labels, scores, groups, metrics),
@@ -117,6 +121,18 @@ def build_model(run: Run, dataset: Dataset, folder: str) -> Any:
         position_encoding=run.pe,
         **params,
     )
+
+
+def _keep(model: Any, file: Path) -> None:
+    """Write the model's weights: all or nothing, also when two processes write the same file."""
+    partial = file.with_suffix(f".{os.getpid()}.partial")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as stream:
+            torch.save(model.state_dict(), stream)
+        partial.replace(file)
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror}") from None
 
 
 def model_class(name: str) -> Any:

@@ -16,7 +16,7 @@ from ctr_pe import __version__
 from ctr_pe.cli import main
 from ctr_pe.errors import UserError
 
-HEAVY = ("torch", "fuxictr", "polars", "pandas", "ray", "sklearn", "pyarrow", "pydantic", "huggingface_hub", "h5py")
+HEAVY = "torch fuxictr polars pandas ray sklearn pyarrow pydantic huggingface_hub h5py matplotlib".split()
 
 QUICK = """
 import json, sys
@@ -38,7 +38,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> dict[str, argparse.Namespace]:
     def stand_in(module: str) -> SimpleNamespace:
         return SimpleNamespace(main=lambda args: called.update({module: args}) or 0)
 
-    for module in ("ctr_pe.benchmark", "ctr_pe.data.build", "ctr_pe.data.fetch"):
+    for module in ("ctr_pe.benchmark", "ctr_pe.data.build", "ctr_pe.data.fetch", "ctr_pe.draw"):
         monkeypatch.setitem(sys.modules, module, stand_in(module))
     return called
 
@@ -58,6 +58,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         ["benchmark", "--help"],
         ["validate", "--help"],
         ["tune", "--help"],
+        ["draw", "--help"],
         ["data", "build", "--help"],
         ["--version"],
     ],
@@ -79,6 +80,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 def test_list_names_what_there_is(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from ctr_pe.data.built_in import BUILT_IN
     from ctr_pe.model_zoo import MODELS
     from ctr_pe.pe import REGISTRY
 
@@ -88,7 +90,7 @@ def test_list_names_what_there_is(
     assert main(["list", "--data-root", str(tmp_path)]) == 0
     listed = capsys.readouterr().out
     words = [line.split()[0] for line in listed.splitlines() if line.startswith("  ")]
-    assert {*MODELS, *REGISTRY, "my_log", "synthetic", "amazonelectronics_x1", "kuaivideo_x1"} <= set(words)
+    assert {*MODELS, *REGISTRY, "my_log", *BUILT_IN, "amazonelectronics_x1", "kuaivideo_x1"} <= set(words)
     assert {"amazon_sports", "amazon_beauty", "kuairand_pure"} <= set(words)
     assert "train 1,234 · valid 5 · test 6 rows" in listed
     assert "CAPE, context-aware position encoding" in listed
@@ -175,6 +177,13 @@ def test_fetch_options(commands: dict[str, argparse.Namespace]) -> None:
     assert (args.name, args.source, args.data_root) == ("kuaivideo_x1", Path("here"), None)
 
 
+def test_draw_options(commands: dict[str, argparse.Namespace]) -> None:
+    main("draw none,rope+cape --run results --seed 2 --set a=1 --out x.png".split())
+    args = commands["ctr_pe.draw"]
+    assert (args.pe, args.store, args.seed, args.set) == (["none", "rope+cape"], Path("results"), 2, ["a=1"])
+    assert (args.out, args.model, args.dataset, args.data_root) == (Path("x.png"), None, None, None)
+
+
 def test_a_users_mistake_is_one_line_and_code_2(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -216,6 +225,9 @@ def test_a_reader_that_has_seen_enough_is_no_error(tmp_path: Path) -> None:
         (["benchmark", "--set", "attention_hidden_unit=[8]"], "did you mean 'attention_hidden_units'?"),
         (["benchmark", "--set", "epochs"], "key=value"),
         (["benchmark", "--set", "position_encoding=cape"], "use --pe"),
+        (["draw", "capee", "--out", "x.png"], "did you mean 'cape'?"),
+        (["draw", "cape", "--out", "x.pgn"], "did you mean '.png'?"),
+        (["draw", "cape", "--run", "nowhere", "--out", "x.png"], "ctr-pe benchmark --pe cape"),
         (["data", "build", "--recipe", "amazon_sport", "--out", "x"], "did you mean 'amazon_sports'?"),
         (["data", "build", "--out", "x"], "'interactions' is missing"),
         (["data", "fetch", "kuaivideo"], "did you mean 'kuaivideo_x1'?"),

@@ -65,6 +65,23 @@ def test_metrics_are_those_of_the_stored_scores_in_file_order(run: Run, dataset:
     assert outcome.parameters == sum(p.numel() for p in build_model(run, dataset, "unused").parameters())
 
 
+def test_kept_weights_are_those_of_the_metrics(run: Run, dataset: Dataset, tmp_path: Path) -> None:
+    file = tmp_path / "weights" / "run.pt"
+    outcome = train(replace(run, weights=file))
+    assert outcome.metrics == train(run).metrics
+    assert [path.name for path in file.parent.iterdir()] == ["run.pt"]
+    model = build_model(run, dataset, "unused")
+    model.load_state_dict(torch.load(file, weights_only=True))
+    rows = BatchLoader(model.feature_map, dataset.split("test"), split="test", batch_size=PARAMS["batch_size"])
+    assert np.array_equal(model.outputs(rows)[1].astype(np.float32), outcome.scores)
+
+
+def test_weights_that_cannot_be_written_are_one_line(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match=r"file/run\.pt: "):
+        train(replace(run, weights=tmp_path / "file" / "run.pt"))
+
+
 @pytest.fixture
 def batches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Digests of all training batches that a run sees, in order."""

@@ -52,8 +52,8 @@ def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
     """``ctr-pe benchmark``. Prints the tables and writes them beside the store.
 
     Args:
-        args: model, pe: lists of names; dataset, repeats, seed, protocol, out, jobs, threads, gpu, set, data_root; and
-            suite: what of the first six is not None then narrows or changes the suite.
+        args: model, pe: lists of names; dataset, repeats, seed, protocol, out, jobs, threads, gpu, set, data_root;
+            suite: what of the first six is not None then narrows or changes the suite; and keep_weights.
         stand_in: used in place of ``ctr_pe.training.train``; importable in another process.
 
     Returns:
@@ -74,7 +74,7 @@ def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
         configs = _configs(plan, datasets)
         out = Path(args.out or Path("results") / (plan.folder or f"{_one(datasets).dataset_id}-{plan.protocol}"))
         store = Store(out)
-        by_cell = {cell: _jobs(args, plan, cell, configs[cell], datasets[cell.dataset]) for cell in plan.cells}
+        by_cell = {cell: _jobs(args, plan, cell, configs[cell], datasets[cell.dataset], store) for cell in plan.cells}
         # Seed by seed, so that a benchmark that was stopped holds complete comparisons.
         jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
         workers = _workers(args, len(jobs))
@@ -84,6 +84,8 @@ def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
             _say(notice)
         named = f"{_one(datasets).dataset_id}: " if plan.suite is None else ""
         _say(f"{named}{plan.title} = {len(jobs)} runs, {workers} at once; results in {out}")
+        if bare := _without_weights(store, jobs):
+            _say(f"{bare} there already, without weights, and not run again: another --out has them all with weights")
         failed = run_all(jobs, store, stand_in or train, workers)
         _write_tables(store, jobs, plan, by_cell)
     except KeyboardInterrupt:
@@ -180,7 +182,9 @@ def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
     return dataset
 
 
-def _jobs(args: argparse.Namespace, plan: Plan, cell: Cell, params: Mapping[str, Any], dataset: Dataset) -> list[Job]:
+def _jobs(
+    args: argparse.Namespace, plan: Plan, cell: Cell, params: Mapping[str, Any], dataset: Dataset, store: Store
+) -> list[Job]:
     """The cell's runs, one per seed."""
     from ctr_pe.benchmark.runner import Job
     from ctr_pe.benchmark.store import Key, hash_of
@@ -189,10 +193,17 @@ def _jobs(args: argparse.Namespace, plan: Plan, cell: Cell, params: Mapping[str,
     made, digest = [], hash_of(params)
     varied = " ".join(f"{key}={value}" for key, value in cell.varied)
     for seed in plan.seeds:
-        run = Run(cell.model, dataset.path, cell.pe, seed, plan.protocol, params, args.gpu, args.threads)
+        weights = store.weights(key) if getattr(args, "keep_weights", False) else None
+        run = Run(cell.model, dataset.path, cell.pe, seed, plan.protocol, params, args.gpu, args.threads, weights)
         key = Key(cell.model, dataset.dataset_id, plan.protocol, digest, dataset.data_hash, cell.pe, seed)
         made.append(Job(run, key, varied))
     return made
+
+def _without_weights(store: Store, jobs: Sequence[Job]) -> int:
+    """Finished runs that should have kept their weights and did not."""
+    done = store.read()
+    return sum(job.key in done for job in jobs if job.run.weights is not None and not job.run.weights.exists())
+
 
 
 def _workers(args: argparse.Namespace, runs: int) -> int:

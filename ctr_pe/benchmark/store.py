@@ -1,4 +1,5 @@
-"""The store of finished runs: ``results.jsonl``, one line each, and ``scores/``, their predictions on the test rows.
+"""The store of finished runs: ``results.jsonl``, one line each, ``scores/``, their predictions on the test rows, and
+``weights/``, where asked for.
 
 A line is appended with one write and flushed to disk at once, so a killed benchmark loses the runs that were under way
 and nothing else. Several processes may share a store.
@@ -148,6 +149,10 @@ class Store:
                 return rows["labels"], rows["users"]
         except (OSError, ValueError, KeyError, BadZipFile):
             return None
+
+    def weights(self, key: Key) -> Path:
+        """Where the weights of a run are, if they were kept."""
+        return self.path / "weights" / f"{key.name}.pt"
 
     def _scores(self, key: Key) -> Path:
         return self.path / "scores" / f"{key.name}.npy"

@@ -18,7 +18,10 @@ from fake_training import train_on_data_set as fast
 from processes import wait_for, workers_of
 
 from ctr_pe.benchmark import main
+from ctr_pe.benchmark.runner import Job
 from ctr_pe.benchmark.store import Store
+from ctr_pe.data.built_in import BUILT_IN
+from ctr_pe.data.dataset import open_dataset
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
@@ -121,13 +124,15 @@ def test_failed_runs_make_the_exit_code_1(
     assert "none" in shown.out
 
 
-def test_the_built_in_set_is_generated_once(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_set_is_generated_once(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ctr_pe.data.synthetic.generate.__kwdefaults__", small())
-    assert main(arguments(tmp_path / "data", tmp_path / "out", repeats=1), fast) == 0
+    assert main(arguments(tmp_path / "data", tmp_path / "out", dataset=name, repeats=1), fast) == 0
     assert "generating the built-in data set" in capsys.readouterr().err
-    assert main(arguments(tmp_path / "data", tmp_path / "out", repeats=1), fast) == 0
+    assert open_dataset(name, tmp_path / "data").dataset_id == name
+    assert main(arguments(tmp_path / "data", tmp_path / "out", dataset=name, repeats=1), fast) == 0
     assert "generating" not in capsys.readouterr().err
 
 
@@ -177,3 +182,21 @@ def test_ctrl_c_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
     _, error = process.communicate(timeout=30)
     assert process.returncode == 130
     assert error == "stopped: 0 of 10 runs are stored; repeat the same command to run what is missing\n"
+
+
+def test_weights_are_kept_where_asked_for_and_are_no_part_of_a_runs_key(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(arguments(root, tmp_path, pe=["none"], repeats=1), fast) == 0
+    capsys.readouterr()
+    jobs: list[Job] = []
+    monkeypatch.setattr("ctr_pe.benchmark.runner.run_all", lambda asked, *_: jobs.extend(asked) or 0)
+    assert main(arguments(root, tmp_path, repeats=1), fast) == 0
+    assert [job.run.weights for job in jobs] == [None, None]
+    assert "without weights" not in capsys.readouterr().err
+    keys = [job.key for job in jobs]
+    jobs.clear()
+    assert main(arguments(root, tmp_path, repeats=1, keep_weights=True), fast) == 0
+    assert [job.key for job in jobs] == keys
+    assert [job.run.weights for job in jobs] == [tmp_path / "weights" / f"{key.name}.pt" for key in keys]
+    assert "1 there already, without weights" in capsys.readouterr().err

@@ -1,0 +1,102 @@
+"""``ctr-pe draw``: a picture of what encodings do to attention, before and after training."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctr_pe.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import argparse
+    from collections.abc import Mapping, Sequence
+
+    from ctr_pe.draw.measure import Attention, Deeds
+    from ctr_pe.draw.runs import Drawn
+
+SUFFIXES = (".png", ".svg", ".pdf")
+REQUESTS = 1000
+LONGEST = 100
+
+
+def main(args: argparse.Namespace) -> int:
+    """``ctr-pe draw``.
+
+    Args:
+        args: pe: list of names; out, store (--run), model, dataset, seed, set, data_root.
+
+    Raises:
+        UserError: Matplotlib is not installed, a picture of an unknown kind, a name that is unknown, runs or weights
+            or data that are not there.
+    """
+    try:
+        import matplotlib  # noqa: F401
+    except ImportError:
+        raise UserError("ctr-pe draw needs Matplotlib: pip install 'ctr_pe[draw]'") from None
+    suffix = Path(args.out).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise UserError(f"--out {args.out}: its end says what kind of picture it is: {nearest(suffix, SUFFIXES)}")
+    from ctr_pe.draw.figure import Section, draw
+    from ctr_pe.draw.panels import attention, notes, of_links
+    from ctr_pe.draw.runs import drawn, some_requests
+
+    dataset, found = drawn(args)
+    batch = some_requests(dataset, found[0].before, REQUESTS)
+    longest = _longest(found[0], batch)
+    measured = {one.run.pe: _measured(one, batch, longest) for one in found}
+    side_by_side = [attention(pe, moments) for pe, moments in measured.items()]
+    own = {pe: of_links(moments) for pe, moments in measured.items()}
+    if len(found) == 1:
+        pe = found[0].run.pe
+        sections = [Section(pe, [attention("Attention by position", measured[pe]), *own[pe]])]
+    else:
+        sections = [Section("Attention by position", side_by_side)]
+        sections += [Section(pe, panels) for pe, panels in own.items() if panels]
+    title = f"{found[0].run.model} on {dataset.dataset_id}, seed {found[0].run.seed}"
+    panels = [panel for section in sections for panel in section.panels]
+    draw(args.out, title, [*_about(found, measured, len(batch[dataset.label])), *notes(panels)], sections)
+    print(f"{args.out}: {title}", file=sys.stderr)
+    return 0
+
+
+def _longest(one: Drawn, batch: Any) -> int:
+    """Places from the query that are shown: those of nine in ten histories."""
+    group = one.before.groups[0]
+    counts = (batch[group.history[0]] != 0).sum(1).clamp(max=group.max_len)
+    return max(2, min(LONGEST, int(counts.float().quantile(0.9))))
+
+
+def _measured(one: Drawn, batch: Any, longest: int) -> list[tuple[str, list[Attention]]]:
+    from ctr_pe.draw.measure import measure
+    from ctr_pe.draw.panels import AFTER, BEFORE, INITIAL
+
+    before = measure(one.before, batch, longest)
+    if one.after is None:
+        return [(INITIAL, before)]
+    return [(BEFORE, before), (AFTER, measure(one.after, batch, longest))]
+
+
+def _about(found: list[Drawn], measured: Mapping[str, Any], requests: int) -> list[str]:
+    trained = found[0].after is not None
+    when = "Dashed: before training, solid: after." if trained else "As initialised."
+    lines = [f"{when} {requests:,} test requests; the query is the newest of its sequence."]
+    if any(deeds.pe.num_heads > 1 for moments in measured.values() for deeds in _deeds(moments)):
+        lines[0] += " Heads are averaged where they are not named."
+    gauc = {one.run.pe: one.result.metrics.get("gAUC") for one in found if one.result is not None}
+    if scores := [f"{pe} {value:.4f}" for pe, value in gauc.items() if value is not None]:
+        lines.append(f"gAUC on test: {', '.join(scores)}.")
+    acts = {pe: any(deeds.visible for deeds in _deeds(moments)) for pe, moments in measured.items() if pe != "none"}
+    flat = [pe for pe, visible in acts.items() if not visible]
+    if flat:
+        at_first = "before training" if trained else "as initialised"
+        lines.append(f"No effect {at_first}, they start as none: {', '.join(flat)}.")
+    return lines
+
+
+def _deeds(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Deeds]:
+    """At the first moment, in all units."""
+    return [deeds for unit in moments[0][1] for deeds in unit.deeds if deeds is not None]
+
+
+__all__ = ["main"]

@@ -1,0 +1,226 @@
+"""What encodings do inside a model: hooks watched on real requests, and tried on made-up items.
+
+B requests, H heads, d head dim, n items, K = longest + 1 offsets, C planes, A angles. An offset is how many places an
+item lies before the query, which is the newest of its sequence: the target, where the target takes part.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.draw.trial import Trial, Unit, flat, identity
+from ctr_pe.pe.base import Chain, PositionEncoding
+from ctr_pe.positions import Pairs, Places, Positions
+from ctr_pe.units import SelfAttention, TargetAttention
+
+UNITS = 3
+"""Attention units of a model that are shown: the lowest."""
+ANGLES = 24
+
+
+@dataclass
+class Deeds:
+    """What one encoding (or link of a chain) does in one unit. None or empty: nothing of this kind.
+
+    Tried, without items, over offsets (``first`` is the nearest): ``bias (H, n)`` added to logits, ``pooled (H, n)``
+    added to the weights of pooling, ``turned (H, n)``: product of an item with itself after rotation, 1 without;
+    ``bias_by_age``, ``turned_by_age (H, len(AGES))``; ``similar (n + 1, n + 1)``: cosines of the vectors that the input
+    gets, from the target to the oldest; ``upper``, ``lower`` (H, n, n): what logits and weights are multiplied with
+    from the right, the oldest item first.
+
+    Watched, on real requests: ``added (B, H, K)`` to logits, if that depends on the items, ``places (B, H, K)``:
+    contextual positions; NaN where there is no item; ``phases (C, K, A)``: keys by angle.
+    """
+
+    pe: PositionEncoding
+    first: int
+    bias: Tensor | None = None
+    bias_by_age: Tensor | None = None
+    pooled: Tensor | None = None
+    turned: Tensor | None = None
+    turned_by_age: Tensor | None = None
+    similar: Tensor | None = None
+    upper: Tensor | None = None
+    lower: Tensor | None = None
+    added: Tensor | None = None
+    places: Tensor | None = None
+    phases: Tensor | None = None
+
+    @property
+    def visible(self) -> bool:
+        """Whether the encoding changes anything."""
+        lines = (self.bias, self.bias_by_age, self.turned, self.turned_by_age)
+        factors = (self.upper, self.lower)
+        return (
+            any(part is not None for part in (self.pooled, self.similar, self.added))
+            or any(part is not None and not flat(part) for part in lines)
+            or any(part is not None and not identity(part) for part in factors)
+        )
+
+
+@dataclass
+class Attention:
+    """One unit: ``weights (B, K)`` with which the items are pooled, mean of the heads, NaN where there is no item;
+    ``items (B,)`` that a request has, also beyond K; ``softmax``: whether they are weights, else they are logits."""
+
+    label: str
+    weights: Tensor
+    items: Tensor
+    softmax: bool
+    deeds: list[Deeds | None] = field(default_factory=list)  # per link; None if it is that of a unit before
+
+
+@torch.inference_mode()
+def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Attention]:
+    """Watch the units of a model on a batch, and try their encodings, up to ``longest`` places from the query."""
+    model.eval()
+    units = units_of(model)
+    rows = len(next(iter(batch.values())))
+    watched: dict[str, list[Watched]] = {}
+    before = {label: unit.pe for label, unit in units.items()}
+    try:
+        for label, unit in units.items():
+            links = list(unit.pe.encodings) if isinstance(unit.pe, Chain) else [unit.pe]
+            watched[label] = [Watched(link, rows, longest) for link in links]  # type: ignore[arg-type]
+            unit.pe = Chain(watched[label]) if len(links) > 1 else watched[label][0]
+        model(batch)
+    finally:
+        for label, unit in units.items():
+            unit.pe = before[label]
+    found, tried = [], set()
+    for label, unit in units.items():
+        last = watched[label][-1]
+        weights = last.weights if pools(model, unit, batch) else last.shares
+        seen = Attention(label, weights.mean(1), last.items, getattr(unit, "softmax", True))
+        for link in watched[label]:
+            seen.deeds.append(None if link.pe in tried else _deeds(unit, link, longest))
+            tried.add(link.pe)
+        found.append(seen)
+    return found
+
+
+def units_of(model: nn.Module) -> dict[str, Unit]:
+    """The lowest attention units by name; the name of an only one is empty."""
+    all_units = [unit for unit in model.modules() if isinstance(unit, Unit)]
+    if len(all_units) == 1:
+        return {"": all_units[0]}
+    named, count = {}, {SelfAttention: 0, TargetAttention: 0}
+    for unit in all_units[:UNITS]:
+        kind = SelfAttention if isinstance(unit, SelfAttention) else TargetAttention
+        count[kind] += 1
+        named[f"{'layer' if kind is SelfAttention else 'target attention'} {count[kind]}"] = unit
+    return named
+
+
+@torch.inference_mode(False)
+def pools(model: Any, unit: Unit, batch: Mapping[str, Tensor]) -> bool:
+    """Whether the model reads what a unit pools: DIEN takes target attention's weights alone, those of the softmax."""
+    if isinstance(unit, SelfAttention):
+        return True
+    kept: list[Tensor] = []
+    handle = unit.register_forward_hook(lambda _, __, out: kept.append(out[0]))
+    try:
+        with torch.enable_grad():
+            score = model({name: values[:8] for name, values in batch.items()})["y_pred"].sum()
+            return torch.autograd.grad(score, kept[0], allow_unused=True)[0] is not None
+    finally:
+        handle.remove()
+
+
+class Watched(PositionEncoding):
+    """An encoding as it is, and what its hooks got and gave for the newest query of each row."""
+
+    def __init__(self, pe: PositionEncoding, rows: int, longest: int) -> None:
+        super().__init__(pe.dim, pe.max_len)
+        self.pe, self.num_heads, self.head_dim = pe, pe.num_heads, pe.head_dim
+        self.added_dim, self.needs_vectors, self.needs_age = pe.added_dim, pe.needs_vectors, pe.needs_age
+        nothing = torch.full((rows, pe.num_heads, longest + 1), math.nan)
+        self.added, self.places, self.shares, self.weights = (nothing.clone() for _ in range(4))
+        self.items = torch.zeros(rows, dtype=torch.int64)
+        self.phases = torch.zeros(0)
+        self.longest = longest
+
+    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        return self.pe.embed(target, history, positions)
+
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+        query, turned = self.pe.rotate(query, keys, query_at, keys_at)
+        if turned.shape == keys.shape and not torch.equal(turned, keys):
+            self._keep_phases(turned, keys_at.distance)
+        return query, turned
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        out = self.pe.bias(query, keys, logits, pairs)
+        self._keep(self.added, out - logits, pairs)
+        places = getattr(self.pe, "places", None)
+        if callable(places):
+            self._keep(self.places, places(logits, pairs), pairs)
+        return out
+
+    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+        out = self.pe.mix(weights, values, pairs)
+        self.items[pairs.block.rows] = pairs.allowed[:, 0, -1].sum(-1)
+        self._keep(self.shares, weights, pairs)
+        self._keep(self.weights, out, pairs)
+        return out
+
+    def _keep(self, table: Tensor, values: Tensor, pairs: Pairs) -> None:
+        """Of values (R, H, Q, L), those of the last query."""
+        offset = pairs.offset[0, 0, -1]
+        near = offset < table.shape[-1]
+        known = values[:, :, -1].masked_fill(~pairs.allowed[:, :, -1], math.nan).to(table.dtype)
+        heads = torch.arange(self.num_heads)[:, None]
+        table[pairs.block.rows[:, None, None], heads, offset[near]] = known[..., near]
+
+    def _keep_phases(self, keys: Tensor, distance: Tensor) -> None:
+        a, b = planes(self.pe, keys)
+        distance = distance[:, 0] if a.dim() < keys.dim() else distance.expand(keys.shape[:-1])
+        distance = distance.unsqueeze(-1).expand(a.shape)
+        angle = ((torch.atan2(b, a) / (2 * math.pi) % 1) * ANGLES).long().clamp(max=ANGLES - 1)
+        plane = torch.arange(a.shape[-1]).expand(a.shape)
+        size = (a.shape[-1], self.longest + 1, ANGLES)
+        real = ((a != 0) | (b != 0)) & (distance <= self.longest)
+        index = ((plane * size[1] + distance) * ANGLES + angle)[real]
+        counts = torch.bincount(index, minlength=math.prod(size)).view(size)
+        self.phases = self.phases + counts if len(self.phases) else counts.float()
+
+
+def planes(pe: PositionEncoding, vectors: Tensor) -> tuple[Tensor, Tensor]:
+    """The coordinates (..., C) that an encoding turns together."""
+    if getattr(pe, "full", False) and vectors.dim() == 4:  # pairs are taken before the split into heads
+        vectors = vectors.transpose(1, 2).flatten(2)
+    half = vectors.shape[-1] // 2
+    if getattr(pe, "interleaved", False):
+        return vectors[..., 0 : 2 * half : 2], vectors[..., 1 : 2 * half : 2]
+    return vectors[..., :half], vectors[..., half : 2 * half]
+
+
+def _deeds(unit: Unit, watched: Watched, longest: int) -> Deeds:
+    trial = Trial(unit, watched.pe, longest)
+    deeds = Deeds(watched.pe, first=int(not trial.own))
+    if trial.overrides("embed"):
+        deeds.similar = trial.similar()
+    if trial.overrides("rotate"):
+        deeds.turned = trial.turned(trial.by_order)
+        deeds.turned_by_age = trial.turned(trial.by_age) if watched.needs_age else None
+        deeds.phases = watched.phases if len(watched.phases) else None
+    if trial.overrides("bias"):
+        deeds.upper = trial.matrix(trial.added)
+        deeds.bias = trial.of_newest(trial.added(trial.by_order))
+        deeds.bias_by_age = trial.of_newest(trial.added(trial.by_age)) if watched.needs_age else None
+        deeds.added = watched.added if trial.reads_items() else None
+        deeds.places = watched.places if not watched.places.isnan().all() else None
+    if trial.overrides("mix"):
+        deeds.lower = trial.matrix(trial.mixed)
+        pooled = trial.of_newest(trial.mixed(trial.by_order))
+        deeds.pooled = None if deeds.lower is not None or flat(pooled) else pooled
+    return deeds
+
+
+__all__ = ["Attention", "Deeds", "measure"]

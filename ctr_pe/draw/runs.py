@@ -1,0 +1,185 @@
+"""Which models are drawn: those of a benchmark's store, with and without training, or fresh ones."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ctr_pe.benchmark import OWN_KEYS, find_dataset
+from ctr_pe.benchmark.store import Result, Store
+from ctr_pe.config import model_params, parse_overrides
+from ctr_pe.data.loader import BatchLoader
+from ctr_pe.errors import UserError, nearest
+from ctr_pe.training import Run, build_model, check_encoding, check_params, model_class
+
+if TYPE_CHECKING:
+    import argparse
+
+    from ctr_pe.data.dataset import Dataset
+
+OPTIONS = ("model", "dataset", "protocol", "data_hash")
+"""What the runs of one picture have in common."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One encoding in its model: ``before`` training, and ``after``, if it comes from a store."""
+
+    run: Run
+    before: Any
+    after: Any = None
+    result: Result | None = None
+
+
+def drawn(args: argparse.Namespace) -> tuple[Dataset, list[Drawn]]:
+    """The models asked for, in their order, and the data set they are made for.
+
+    Raises:
+        UserError: a name that is unknown, a store that lacks the run or its weights, data that are gone or others.
+    """
+    for pe in args.pe:
+        check_encoding(pe)
+    if args.model is not None:
+        model_class(args.model)
+    if args.store is None:
+        return _fresh(args)
+    store = Store(args.store)
+    by_pe = [_choose(args, store, pe) for pe in args.pe]
+    if differing := _differing([result for results in by_pe for result in results], OPTIONS):
+        raise UserError(f"{args.store}: the runs {_ask(differing)}")
+    common = set.intersection(*({result.seed for result in results} for results in by_pe))
+    if not common:
+        raise UserError(f"{args.store}: no seed at which {', '.join(args.pe)} were all run")
+    results = [next(result for result in results if result.seed == min(common)) for results in by_pe]
+    files = [_weights(args, store, result) for result in results]
+    first = results[0]
+    dataset = find_dataset(args.dataset or first.dataset, args.data_root, first.protocol)
+    if dataset.data_hash != first.data_hash:
+        raise UserError(f"{dataset.path}: not the data that the runs in {args.store} were trained on")
+    found = []
+    for result, file in zip(results, files, strict=True):
+        run = Run(result.model, dataset.path, result.pe, result.seed, result.protocol, result.params)
+        found.append(Drawn(run, _build(run, dataset), _trained(run, dataset, file), result))
+    return dataset, found
+
+
+def some_requests(dataset: Dataset, model: Any, rows: int) -> dict[str, torch.Tensor]:
+    """A batch of test rows, drawn at random, the same at each call."""
+    file = dataset.split("test")
+    batch: dict[str, torch.Tensor] = next(
+        iter(BatchLoader(model.feature_map, file, split="valid", batch_size=rows, shuffle=True))
+    )
+    return batch
+
+
+def _fresh(args: argparse.Namespace) -> tuple[Dataset, list[Drawn]]:
+    model, overrides = args.model or "DIN", parse_overrides(args.set)
+    for key in overrides.keys() & OWN_KEYS.keys():
+        raise UserError(f"--set {key}: {OWN_KEYS[key]}")
+    check_params(model, overrides)
+    dataset = find_dataset(args.dataset or "synthetic", args.data_root, "heldout")
+    given = model_params(model, dataset.dataset_id, overrides)
+    params = {key: value for key, value in given.items() if key not in OWN_KEYS}
+    runs = [Run(model, dataset.path, pe, args.seed or 0, params=params) for pe in args.pe]
+    return dataset, [Drawn(run, _build(run, dataset)) for run in runs]
+
+
+def _choose(args: argparse.Namespace, store: Store, pe: str) -> list[Result]:
+    """The runs of one encoding that the filters leave; they differ in their seeds alone."""
+    every = list(store.read().values())
+    if not every:
+        command = ["ctr-pe", "benchmark", "--pe", ",".join(args.pe)]
+        for option in ("model", "dataset"):
+            if getattr(args, option) is not None:
+                command += [f"--{option}", getattr(args, option)]
+        command += ["--repeats", "1", "--keep-weights", "--out", str(args.store)]
+        raise UserError(f"{args.store}: no results of a benchmark: `{shlex.join(command)}` makes them")
+    left = every
+    dataset = None if args.dataset is None else Path(args.dataset).name
+    for option, value in (("model", args.model), ("dataset", dataset), ("pe", pe), ("seed", args.seed)):
+        there = {getattr(result, option) for result in left}
+        if value is not None and value not in there:
+            what = f"--{option} {value}" if option != "pe" else f"encoding '{value}'"
+            raise UserError(f"{args.store}: no run with {what}: {nearest(value, there)}")
+        left = [result for result in left if value in (None, getattr(result, option))]
+    for key, value in parse_overrides(args.set).items():
+        there = {_text(result.params.get(key)) for result in left}
+        if _text(value) not in there:
+            raise UserError(f"{args.store}: no run of '{pe}' with --set {key}={_text(value)}: {nearest(value, there)}")
+        left = [result for result in left if _text(result.params.get(key)) == _text(value)]
+    if differing := _differing(left, OPTIONS) or _differing_params(left):
+        raise UserError(f"{args.store}: the runs of '{pe}' {_ask(differing)}")
+    return left
+
+
+def _differing(results: Sequence[Result], options: Sequence[str]) -> dict[str, set[str]]:
+    """Option -> values, if there are several."""
+    values = {option: {str(getattr(result, option)) for result in results} for option in options}
+    return {option: found for option, found in values.items() if len(found) > 1}
+
+
+def _differing_params(results: Sequence[Result]) -> dict[str, set[str]]:
+    keys = sorted({key for result in results for key in result.params})
+    values = {f"set {key}": {_text(result.params.get(key)) for result in results} for key in keys}
+    return {key: found for key, found in values.items() if len(found) > 1}
+
+
+def _ask(differing: Mapping[str, set[str]]) -> str:
+    option, values = next(iter(differing.items()))
+    choices = ", ".join(sorted(values))
+    if option in ("protocol", "data_hash"):
+        return f"differ in {option} ({choices}): a picture shows one: take a --run DIR of one"
+    equals = "=" if option.startswith("set ") else " "
+    return f"differ in {option.removeprefix('set ')} ({choices}): choose with --{option}{equals}…"
+
+
+def _weights(args: argparse.Namespace, store: Store, result: Result) -> Path:
+    file = store.weights(result.key)
+    if not file.exists():
+        of = f"{result.model} {result.pe} seed {result.seed}"
+        again = _command(args, result)
+        raise UserError(f"{args.store}: the run of {of} was stored without weights: `{again}` makes them")
+    return file
+
+
+def _command(args: argparse.Namespace, result: Result) -> str:
+    """A benchmark that runs it once more, and keeps its weights."""
+    command = ["ctr-pe", "benchmark", "--model", result.model, "--pe", ",".join(args.pe)]
+    command += ["--dataset", args.dataset or result.dataset, "--protocol", result.protocol]
+    command += ["--seed", str(result.seed), "--repeats", "1"]
+    usual = model_params(result.model, result.dataset)
+    for key, value in result.params.items():
+        if key not in usual or _text(usual[key]) != _text(value):
+            command += ["--set", f"{key}={_text(value)}"]
+    if args.data_root is not None:
+        command += ["--data-root", str(args.data_root)]
+    return shlex.join([*command, "--keep-weights", "--out", f"{args.store}-weights"])
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def _build(run: Run, dataset: Dataset) -> Any:
+    with tempfile.TemporaryDirectory(prefix="ctr-pe-") as folder:
+        return build_model(run, dataset, folder)
+
+
+def _trained(run: Run, dataset: Dataset, file: Path) -> Any:
+    model = _build(run, dataset)
+    try:
+        model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    except Exception as error:  # whatever torch finds wrong with a file
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(f"{file}: not the weights of this model ({type(error).__name__}: {reason})") from None
+    return model
+
+
+__all__ = ["Drawn", "drawn", "some_requests"]

@@ -1,0 +1,143 @@
+"""Hooks of encodings, tried on made-up items.
+
+B rows, H heads, n items, D item dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.positions import Items, Pairs, Places, Positions
+from ctr_pe.units import SelfAttention, TargetAttention
+
+AGES = [0, *(2**k for k in range(27))]  # seconds, up to two years
+SAME = 1e-6
+"""Differences below are rounding."""
+
+Unit = TargetAttention | SelfAttention
+
+
+class Trial:
+    """Calls an encoding's hooks as its unit does, on made-up rows.
+
+    ``by_order``: one row of n items, all of age 0. ``by_age``: rows of one item (in self-attention of one more, the
+    query) with the ages of AGES. ``own``: queries are items themselves.
+    """
+
+    def __init__(self, unit: Unit, pe: PositionEncoding, longest: int) -> None:
+        self.unit, self.pe, self.own = unit, pe, isinstance(unit, SelfAttention)
+        self.by_order = self._rows(1, longest + self.own)
+        age = torch.tensor(AGES).unsqueeze(1)
+        if self.own:
+            age = torch.cat([age, torch.zeros_like(age)], dim=1)
+        self.by_age = Positions.from_mask(torch.ones(age.shape, dtype=torch.bool), age)
+        self.draw = torch.Generator().manual_seed(0)
+
+    def overrides(self, hook: str) -> bool:
+        return getattr(type(self.pe), hook) is not getattr(PositionEncoding, hook)
+
+    def _rows(self, rows: int, items: int, gap: int = 0) -> Positions:
+        age = torch.arange(items, 0, -1).expand(rows, -1) * gap
+        return Positions.from_mask(torch.ones(rows, items, dtype=torch.bool), age)
+
+    def _pairs(self, positions: Positions, random: bool) -> Pairs:
+        rows, items = positions.mask.shape
+        own, dim = self._vectors(random, rows * items, self.pe.dim), self.pe.dim
+        block = positions.carrying(Items(own), Items(self._vectors(random, rows, dim))).whole
+        if isinstance(self.unit, SelfAttention):
+            return replace(block.from_items(self.unit.causal), scale=self.pe.head_dim**-0.5)
+        score = self.unit.score
+        return replace(block.from_target(), scale=getattr(score, "scale", 1.0), project=getattr(score, "project", None))
+
+    def _vectors(self, random: bool, *shape: int) -> Tensor:
+        return torch.randn(*shape, generator=self.draw) if random else torch.zeros(shape)
+
+    def added(self, positions: Positions, last: Tensor | None = None, random: bool = False) -> Tensor:
+        """What ``bias`` makes of logits for the newest query, which are ``last (B, n)`` or 0: (B, H, n).
+
+        ``random``: queries, keys and items are random vectors, not 0.
+        """
+        rows, items = positions.mask.shape
+        pairs, heads, dim = self._pairs(positions, random), self.pe.num_heads, self.pe.head_dim
+        queries = pairs.allowed.shape[2]
+        logits = torch.zeros(rows, heads, queries, items)
+        if last is not None:
+            logits[:, :, -1] = last.unsqueeze(1)
+        query, keys = (self._vectors(random, rows, heads, count, dim) for count in (queries, items))
+        return self.pe.bias(query, keys, logits, pairs)[:, :, -1]
+
+    def mixed(self, positions: Positions, last: Tensor | None = None) -> Tensor:
+        """The same for weights and ``mix``."""
+        rows, items = positions.mask.shape
+        pairs, heads = self._pairs(positions, False), self.pe.num_heads
+        weights = torch.zeros(rows, heads, pairs.allowed.shape[2], items)
+        if last is not None:
+            weights[:, :, -1] = last.unsqueeze(1)
+        return self.pe.mix(weights, torch.zeros(rows, heads, items, self.pe.head_dim), pairs)[:, :, -1]
+
+    def of_newest(self, by_row: Tensor) -> Tensor:
+        """(1, H, n), the oldest first -> (H, n) from the nearest on; (len(AGES), H, 1 or 2) -> (H, len(AGES))."""
+        return by_row[0].flip(-1) if len(by_row) == 1 else by_row[:, :, 0].T
+
+    def reads_items(self) -> bool:
+        """Whether what ``bias`` adds depends on the items."""
+        days = self._rows(1, self.by_order.mask.shape[1], gap=86_400)
+        return (self.added(days, random=True) - self.added(days)).abs().max().item() > SAME
+
+    def matrix(self, respond: Callable[..., Tensor]) -> Tensor | None:
+        """(H, n, n), if logits or weights are multiplied with a matrix; found from what single entries become."""
+        items = self.by_order.mask.shape[1]
+        positions, single = self._rows(items, items), torch.eye(items)
+        nothing = respond(positions, torch.zeros(items, items))
+        once, twice = (respond(positions, factor * single) - nothing for factor in (1, 2))
+        if (twice - 2 * once).abs().max().item() > SAME * items:
+            return None
+        found: Tensor = once.transpose(0, 1)
+        return None if identity(found) and not hasattr(self.pe, "matrix") else found
+
+    def turned(self, positions: Positions) -> Tensor | None:
+        """Mean product of random vectors, equal at query and key, after rotation, as a share of that before; None where
+        keys get another width, which is no rotation."""
+        many, heads, dim = 256, self.pe.num_heads, self.pe.head_dim
+        rows, items = positions.mask.shape
+        if self.own:
+            vector = torch.randn(many, 1, 1, 1, dim, generator=self.draw).expand(-1, rows, heads, items, -1)
+            at = self._pairs(positions, False).key
+            at = Places(at.distance, at.age.repeat(many, 1, 1))  # type: ignore[union-attr]
+            here = at
+        else:
+            vector = torch.randn(many, 1, dim, generator=self.draw).expand(-1, rows * items, -1)
+            at = Places(positions.distance.flatten().repeat(many), positions.age.flatten().repeat(many))  # type: ignore[union-attr]
+            here = Places(torch.zeros_like(at.distance), torch.zeros_like(at.distance))
+        vectors = vector.flatten(0, 1)
+        query, keys = self.pe.rotate(vectors, vectors, here, at)
+        if not query.shape == keys.shape == vectors.shape:
+            return None
+        products = ((query[..., -1:, :] if self.own else query) * keys).sum(-1).view(many, rows, heads, items)
+        return self.of_newest(products.mean(0) / vector.square().sum(-1).mean())
+
+    def similar(self) -> Tensor | None:
+        """(n + 1, n + 1) cosines of what ``embed`` makes of a target and items that are zero."""
+        dim, items = self.pe.dim, self.by_order.mask.shape[1]
+        target, history = self.pe.embed(torch.zeros(1, dim), torch.zeros(items, dim), self._rows(1, items))
+        vectors = torch.cat([target, history.flip(0)]) if target is not None else history.flip(0)
+        length = vectors.norm(dim=-1, keepdim=True)
+        return None if not length.any() else vectors @ vectors.T / (length * length.T).clamp(min=1e-12)
+
+
+def identity(matrix: Tensor) -> bool:
+    """(H, n, n): whether nothing changes."""
+    return bool((matrix - torch.eye(matrix.shape[-1])).abs().max().item() <= SAME * matrix.shape[-1])
+
+
+def flat(curve: Tensor) -> bool:
+    """A constant added to all logits changes no attention."""
+    return bool((curve - curve[:, :1]).abs().max().item() <= SAME)
+
+
+__all__ = ["AGES", "Trial", "Unit", "flat", "identity"]
