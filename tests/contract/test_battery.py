@@ -37,6 +37,15 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "euler full": ("euler", {"euler_planes": "full", "euler_frequencies": "learned", "position_index": "rank"}),
     "euler not adapted": ("euler", {"euler_adaptation": "none", "euler_rotary_embedding": False}),
     "euler contrast": ("euler", {"euler_contrast": 0.5}),
+    "kernel full toeplitz": ("kernel", {"kernel_u": "full", "kernel_l": "toeplitz"}),
+    "kernel from the start": ("kernel", {"kernel_u": "full", "kernel_anchor": "start"}),
+    "kernel per head": ("kernel", {"kernel_band": 3, "kernel_per_head": True}),
+    "kernel without u": ("kernel", {"kernel_u": "none", "kernel_anchor": "start"}),
+    "cape+kernel": ("cape+kernel", {}),
+    "pdm reorder": ("pdm", {"pdm_contrast": 0.1, "pdm_ratio": 0.5}),
+    "pdm mask": ("pdm", {"pdm_contrast": 0.1, "pdm_augment": "mask", "pdm_ratio": 0.5, "pdm_contrast_on": "last"}),
+    "pdm crop": ("pdm", {"pdm_contrast": 0.1, "pdm_augment": "crop", "pdm_ratio": 0.5, "pdm_contrast_on": "norm"}),
+    "rope+pdm+kernel": ("rope+pdm+kernel", {}),
 }
 CASES = {name: (name, {}) for name in NAMES} | VARIANTS
 

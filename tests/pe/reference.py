@@ -194,10 +194,12 @@ def din(mlp: Any) -> Score:
 
 import reference_dif  # noqa: E402
 import reference_euler  # noqa: E402
+import reference_kernel  # noqa: E402
 import reference_relative  # noqa: E402
 import reference_time  # noqa: E402
 
 METHODS |= reference_dif.METHODS
 METHODS |= reference_euler.METHODS
-METHODS |= reference_time.METHODS
+METHODS |= reference_kernel.METHODS
 METHODS |= reference_relative.METHODS
+METHODS |= reference_time.METHODS

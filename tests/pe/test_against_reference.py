@@ -36,6 +36,11 @@ CASES = [(name, {}) for name in reference.METHODS] + [
     ("euler", {"euler_adaptation": "none", "euler_layout": "interleaved"}),
     ("euler", {"euler_frequencies": "none", "euler_rotary_embedding": False}),
     ("euler", {"euler_planes": "full", "euler_layout": "interleaved"}),
+    ("kernel", {"kernel_u": "full", "kernel_l": "toeplitz"}),
+    ("kernel", {"kernel_u": "full", "kernel_l": "none", "kernel_anchor": "start", "kernel_band": 3}),
+    ("kernel", {"kernel_u": "none", "kernel_anchor": "start"}),
+    ("kernel", {"kernel_u": "toeplitz", "kernel_l": "toeplitz", "kernel_band": 2, "kernel_per_head": True}),
+    ("kernel", {"kernel_u": "full", "kernel_per_head": True}),
 ]
 COUNTS = [4, 0, 9, 1, 6, 7]  # the table below ends at 6 items
 DIM, MAX_LEN = 6, 6

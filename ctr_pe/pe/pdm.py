@@ -1,0 +1,227 @@
+"""PDM, positions decoupled from items (Yu et al. 2022, "Improving Micro-video Recommendation": PDMRec).
+
+B batch, L history slots, Q queries, H heads, D item dim, d = D / H head dim, R rows of a block, W its slots,
+M rows that have items.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
+from ctr_pe.pe.cope import widen
+from ctr_pe.positions import Pairs, Positions
+
+AUGMENTATIONS = ("reorder", "mask", "crop")
+CONTRASTED = ("hidden", "last", "norm")
+Views = tuple[Tensor, Tensor]
+
+
+class PDM(PositionEncoding):
+    """A second attention, between positions: values are pooled with a + a^p (equations 1 to 4).
+
+    a^p = softmax over the same allowed items of W_Q P[D_i] · W_K P[D_j] / sqrt(d), per head, whatever the score of a.
+    It does not depend on items, so its logits are computed once for all rows. The weights sum to 2.
+
+    Contrastive loss (equation 6), with a weight above 0 and in training: two augmented views of each row go through the
+    layer's attention without positions; z, all their hidden vectors one after the other (zero where there is no item),
+    meet in dot products: each view has its twin for a positive and the views of the batch's other rows for negatives.
+    The loss is the mean over views, and layers add theirs up. Logits are those that reach this encoding. In target
+    attention, where items have no hidden vectors, a_j v_j takes their place; the target is in z only where it is one of
+    the sequence.
+
+    Args:
+        pdm_contrast: weight of the contrastive loss (paper: 0.1); 0 for none.
+        pdm_augment: ``reorder`` shuffles consecutive items, ``crop`` drops them, ``mask`` drops items anywhere, whose
+            places stay empty.
+        pdm_ratio: share of a row's items that it concerns, rounded down.
+        pdm_contrast_on: ``hidden``, all hidden vectors; ``last``, that of the newest place; ``norm``, all after add and
+            norm: layer norm, without weights, of hidden vector + value, which stands for the residual that an encoding
+            does not see.
+        pdm_temperature: divides the dot products.
+
+    Parameters: ``table (max_len + 1, D)``, P, N(0, 0.02), shared by the layers of a stack, the last row by all older
+    items; ``query.weight``, ``key.weight`` (D, D) of each layer.
+
+    Raises:
+        ValueError: an unknown choice, or a number out of range.
+    """
+
+    about = About(
+        paper="Yu 2022",
+        equation="items pooled with a_j + a^p_j, a^p = softmax_j(W_Q P[0] · W_K P[D_j] / sqrt(d))",
+        cost="L; L d and, per key, D d once for all rows",
+        extrapolates="last row of P",
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        max_len: int,
+        num_heads: int = 1,
+        *,
+        pdm_contrast: float = 0.0,
+        pdm_augment: str = "reorder",
+        pdm_ratio: float = 0.2,
+        pdm_contrast_on: str = "hidden",
+        pdm_temperature: float = 1.0,
+    ) -> None:
+        super().__init__(dim, max_len, num_heads)
+        for option, value, choices in (
+            ("pdm_augment", pdm_augment, AUGMENTATIONS),
+            ("pdm_contrast_on", pdm_contrast_on, CONTRASTED),
+        ):
+            if value not in choices:
+                raise ValueError(f"{option} must be one of {', '.join(choices)}, got {value!r}")
+        if not pdm_contrast >= 0:
+            raise ValueError(f"pdm_contrast must be 0 or more, got {pdm_contrast!r}")
+        if not 0 < pdm_ratio <= 1:
+            raise ValueError(f"pdm_ratio must be above 0 and at most 1, got {pdm_ratio!r}")
+        if not pdm_temperature > 0:
+            raise ValueError(f"pdm_temperature must be positive, got {pdm_temperature!r}")
+        self.contrast, self.augment, self.ratio = pdm_contrast, pdm_augment, pdm_ratio
+        self.contrast_on, self.temperature = pdm_contrast_on, pdm_temperature
+        if pdm_contrast > 0:
+            self.needs_vectors, self.auxiliary = True, f"PDM {pdm_augment} contrast"
+        self.table = nn.Parameter(torch.empty(max_len + 1, dim))
+        nn.init.normal_(self.table, std=0.02)
+        self.query = PositionLinear(dim, dim, bias=False)
+        self.key = PositionLinear(dim, dim, bias=False)
+        self._seed = torch.initial_seed()
+        self._logits: Tensor | None = None  # on their way from bias to mix
+        self._views: dict[Positions, list[Views]] = {}  # of the blocks of each batch
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        if self.training and self.contrast > 0:
+            self._logits = logits
+        return logits
+
+    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+        logits, self._logits = self._logits, None
+        if logits is not None:
+            self._keep_views(logits, values, pairs)
+        return weights + self.position_weights(pairs)
+
+    def auxiliary_loss(self) -> Tensor:
+        views, self._views = self._views, {}
+        for of_batch in filter(None, views.values()):
+            self.learn(self.contrast * contrast(of_batch, self.temperature).mean())
+        return super().auxiliary_loss()
+
+    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
+        above = fresh()
+        assert isinstance(above, PDM)
+        if above.table.shape == self.table.shape:
+            above.table = self.table
+        return above
+
+    def position_weights(self, pairs: Pairs) -> Tensor:
+        """a^p (B, H, Q, L), zero where not allowed."""
+        with torch.autocast(self.table.device.type, enabled=False):
+            query = self._heads(self.query, pairs.query.distance)
+            key = self._heads(self.key, pairs.key.distance)
+            logits = query @ key.transpose(-1, -2) * self.head_dim**-0.5  # (H, Q, L)
+            return _softmax(widen(logits), pairs.allowed)
+
+    def _heads(self, project: nn.Module, distance: Tensor) -> Tensor:
+        """distance (1, 1, L) -> (H, L, d)."""
+        rows = nn.functional.embedding(distance.flatten().clamp(max=self.max_len), self.table)
+        projected: Tensor = project(rows)
+        return projected.view(len(rows), self.num_heads, self.head_dim).transpose(0, 1)
+
+    def _keep_views(self, logits: Tensor, values: Tensor, pairs: Pairs) -> None:
+        block, of = pairs.block, pairs.block.of
+        with torch.autocast(logits.device.type, enabled=False):
+            first, second = (
+                self._encode(widen(logits), widen(values), pairs, *self._augmented(block.mask)) for _ in range(2)
+            )
+        kept = self._views.setdefault(of, [])
+        if pairs.rescore is None:
+            kept.append((first, second))
+        elif of.blocks:  # all rows at once: taken apart by length, so that most of what is zero is left out
+            order, sizes = torch.cat([part.rows for part in of.blocks]), [len(part.rows) for part in of.blocks]
+            ones, others = torch.split(first[order], sizes), torch.split(second[order], sizes)
+            for part, one, other in zip(of.blocks, ones, others, strict=True):
+                width = part.mask.shape[1]
+                kept.append((one[:, -width:], other[:, -width:]))
+
+    def _augmented(self, mask: Tensor) -> tuple[Tensor, Tensor]:
+        """A view of each row: the item (its slot) in each place (R, W) int64, and which items are still there (R, W).
+
+        Random numbers come from a generator of their own: the random stream of training stays where it is.
+        """
+        self._seed = (self._seed + 1) % 2**63
+        draw = torch.Generator().manual_seed(self._seed)  # on the CPU whatever the device, so that all draw the same
+        count, width = mask.sum(1, keepdim=True), mask.shape[1]
+        start, noise = (
+            torch.rand(len(mask), n, generator=draw, dtype=torch.float64).to(mask.device) for n in (1, width)
+        )
+        size = (self.ratio * count.double() + 1e-9).long()  # 0.29 · 100 is a little less than 29
+        slot = torch.arange(width, device=mask.device)
+        if self.augment == "mask":
+            lost = noise.masked_fill(~mask, 1.0).argsort(1).argsort(1) < size
+            return slot.expand_as(mask), mask & ~lost
+        first = width - count + (start * (count - size + 1)).long()
+        piece = (slot >= first) & (slot < first + size)
+        if self.augment == "reorder":
+            return torch.where(piece, first + size * noise, slot.double()).argsort(1), mask
+        return torch.where(piece, slot - width, slot).argsort(1), mask & ~piece  # the rest moves up to the newest
+
+    def _encode(self, logits: Tensor, values: Tensor, pairs: Pairs, order: Tensor, there: Tensor) -> Tensor:
+        """Vectors (R, W, D) of each row's view, in its order; the newest alone (R, 1, D) for ``last``."""
+        place = order.argsort(1)  # of each item
+        allowed = pairs.allowed.gather(-1, place[:, None, None].expand_as(pairs.allowed)) & there[:, None, None]
+        if pairs.rescore is not None:  # target attention
+            hidden = _softmax(logits, allowed).transpose(-1, -2) * values
+        else:  # items see what is before them in the new order, so none has to be moved
+            allowed = allowed.gather(-2, place[:, None, :, None].expand_as(allowed)) & there[:, None, :, None]
+            hidden = _softmax(logits, allowed) @ values
+        if self.contrast_on == "norm":
+            hidden = hidden + values
+        hidden = hidden.transpose(1, 2).flatten(2)  # (R, W, D)
+        if self.contrast_on == "norm":
+            hidden = nn.functional.layer_norm(hidden, hidden.shape[2:]) * there.unsqueeze(-1)
+        z = hidden.gather(1, order.unsqueeze(-1).expand_as(hidden))
+        return z[:, -1:] if self.contrast_on == "last" else z
+
+
+def contrast(views: Sequence[Views], temperature: float = 1.0) -> Tensor:
+    """-log of the twin's share in exp(z · z' / temperature) among the other 2 M - 1 views (equation 6).
+
+    Args:
+        views: groups of rows, each with two views (R, W, D): vectors in W places, the newest last. Groups may differ in
+            W, what is missing is zero.
+
+    Returns:
+        (2 M,), one per view of the M rows of all groups.
+    """
+    groups: list[list[Views]] = []
+    for pair in sorted(views, key=lambda pair: pair[0].shape[1]):
+        if not groups or pair[0].shape[1] > 1.5 * groups[-1][0][0].shape[1]:
+            groups.append([])  # groups of like width are put together
+        groups[-1].append(pair)
+    flat, twins, rows = [], [], 0
+    for group in groups:
+        width = group[-1][0].shape[1]
+        sides = [view for side in zip(*group, strict=True) for view in side]  # first views, then second
+        z = torch.cat([nn.functional.pad(view, (0, 0, width - view.shape[1], 0)) for view in sides])
+        flat.append(z.flip(1).flatten(1))  # the newest first
+        twins.append(rows + torch.arange(len(z), device=z.device).roll(len(z) // 2))
+        rows += len(z)
+    # Products with wider groups need the newest places alone.
+    upper, done = [], 0
+    for index, z in enumerate(flat):
+        others = torch.cat([other[:, : z.shape[1]] for other in flat[index:]])
+        upper.append(nn.functional.pad(z @ others.T, (done, 0)))
+        done += len(z)
+    products = torch.cat(upper).triu(1)
+    products = ((products + products.T) / temperature).fill_diagonal_(-torch.inf)
+    return nn.functional.cross_entropy(products, torch.cat(twins), reduction="none")
+
+
+def _softmax(logits: Tensor, allowed: Tensor) -> Tensor:
+    barrier = torch.zeros_like(allowed, dtype=logits.dtype).masked_fill_(~allowed, torch.finfo(logits.dtype).min)
+    return (logits + barrier).softmax(-1) * allowed.any(-1, keepdim=True)
