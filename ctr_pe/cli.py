@@ -399,6 +399,7 @@ def _validate(args: argparse.Namespace) -> int:
 
 def _list(args: argparse.Namespace) -> int:
     from ctr_pe.config import packaged_yaml
+    from ctr_pe.data.built_in import BUILT_IN
     from ctr_pe.data.dataset import data_root, list_datasets
     from ctr_pe.data.fetch import PUBLISHED
     from ctr_pe.model_zoo import MODELS
@@ -406,8 +407,7 @@ def _list(args: argparse.Namespace) -> int:
 
     root = data_root(args.data_root)
     built = [(name, _rows(rows)) for name, rows in list_datasets(root)]
-    if "synthetic" not in dict(built):
-        built.append(("synthetic", "built in; generated at first use"))
+    built += [(name, "built in; generated at first use") for name in BUILT_IN if name not in dict(built)]
     _section("models", [(name, _docstring(place)) for name, place in MODELS.items()])
     _section("encodings", [(name, _docstring(place)) for name, place in REGISTRY.items()])
     _section(f"data sets in {root}", built)

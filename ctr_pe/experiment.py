@@ -20,6 +20,7 @@ from typing import Any
 
 from ctr_pe import legacy
 from ctr_pe.config import load_yaml, parse_overrides
+from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import CONFIG, REPORT, Dataset, Group, data_root, open_dataset
 from ctr_pe.errors import UserError, nearest
 
@@ -159,10 +160,8 @@ def open_source(params: Mapping[str, Any]) -> Source:
     beside = Path(given["train"]).parent if "train" in given else folder
     if (beside / REPORT).is_file():
         return _own(open_dataset(str(beside.resolve())))
-    if beside.name == "synthetic" and not beside.exists():
-        from ctr_pe.data.synthetic import generate
-
-        return _own(generate(beside))
+    if beside.name in BUILT_IN and not beside.exists():
+        return _own(generate_built_in(beside))
     feature_map = folder / "feature_map.json"
     if not feature_map.is_file():
         open_dataset(str(params["dataset_id"]), root)  # says how to build it

@@ -20,6 +20,7 @@ from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter
 from ctr_pe import legacy
 from ctr_pe.benchmark.suite import Grid, Suite, cells
 from ctr_pe.config import load_yaml, packaged_yaml
+from ctr_pe.data.built_in import BUILT_IN
 from ctr_pe.data.dataset import REPORT, data_root
 from ctr_pe.data.recipe import Recipe, SplitColumn
 from ctr_pe.errors import UserError, explain, nearest
@@ -243,7 +244,7 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
             specs |= {history: history_spec(field.name, 1, 100) | width for history, _ in field.histories}
         groups = [{"target": group.target, "history": group.history, "age": group.age} for group in published.groups]
         return specs, _defaults(groups, published.group_id)
-    if name == "synthetic":
+    if name in BUILT_IN:
         return {}, _defaults([{**_group(STAND_IN), "age": "age_history"}], "user_id")
     return {}, {}
 

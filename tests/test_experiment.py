@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from ctr_pe import experiment
+from ctr_pe.data.built_in import BUILT_IN
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.experiment import load_params, main, run
@@ -89,11 +90,12 @@ def test_a_data_set_that_was_built_needs_no_dataset_config(data: Path, tmp_path:
     assert "[dataset_id] mine" in results()[0]
 
 
-def test_the_built_in_set_is_made_at_first_use(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_built_in_set_is_made_at_first_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     small = {**(generate.__kwdefaults__ or {}), "users": 20, "valid_users": 10, "test_users": 10}
     monkeypatch.setattr("ctr_pe.data.synthetic.generate.__kwdefaults__", small)
-    assert main(["--expid", "DIN_synthetic", *overrides("epochs=1")]) == 0  # with the installed config
-    assert Path("data/synthetic/report.json").is_file()
+    assert main(["--expid", f"DIN_{name}", *overrides("epochs=1")]) == 0  # with the installed config
+    assert Path(f"data/{name}/report.json").is_file()
 
 
 def test_the_script_runs_by_its_path(synthetic: Path, checkout: Path) -> None:

@@ -122,6 +122,7 @@ def test_time_is_needed(tmp_path: Path, root: Path) -> None:
     assert of_model(tmp_path, root, **pe) == []
     (found,) = of_model(tmp_path, root, age_field=[None], **fields(), **pe)
     assert "needs event times" in found
+    assert of_model(tmp_path, root, dataset_id="synthetic_time", **pe) == []  # not generated yet
     (found,) = of_model(tmp_path, root, dataset_id="amazonelectronics_x1", **pe)  # as published it has no times
     assert "needs event times" in found
 

@@ -164,16 +164,15 @@ def _configs(plan: Plan, datasets: Mapping[str, Dataset]) -> dict[Cell, dict[str
 
 
 def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
-    """The data set, with the splits that the protocol needs; the built-in one is generated on first use."""
+    """The data set, with the splits that the protocol needs; a built-in one is generated on first use."""
+    from ctr_pe.data.built_in import BUILT_IN, generate_built_in
     from ctr_pe.data.dataset import data_root, open_dataset
     from ctr_pe.training import PROTOCOLS
 
-    built_in = data_root(root) / "synthetic"
-    if name == "synthetic" and not built_in.exists():
-        from ctr_pe.data.synthetic import generate
-
-        _say(f"generating the built-in data set in {built_in}")
-        dataset = generate(built_in)
+    path = data_root(root) / name
+    if name in BUILT_IN and not path.exists():
+        _say(f"generating the built-in data set in {path}")
+        dataset = generate_built_in(path)
     else:
         dataset = open_dataset(name, root)
     train_on, select_on = PROTOCOLS[protocol]

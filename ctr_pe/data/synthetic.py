@@ -1,15 +1,21 @@
-"""A generated data set in which the position that counts depends on the target.
+"""Generated data sets: one in which the position that counts depends on the target, one in which time counts.
 
 Users have a few favourite categories and click in bursts: most items are of the category of the item before, some start
 a burst in another favourite category. A request shows a target of a favourite category or, now and then, of any.
 
-The planted effect: an item of the target's category counts 0.6 to the power of the number of *unlike* items clicked
-after it (items of other categories than the target's; like items add no distance). With s the sum over the like items,
-at most 3, the label is 1 with probability sigmoid(2.2 s - 1.6). A plain distance is only correlated with that number,
-and without an encoding attention sees only how many like items there are, so here ``cape`` must beat ``none``.
+The planted effect of "synthetic": an item of the target's category counts 0.6 to the power of the number of *unlike*
+items clicked after it (items of other categories than the target's; like items add no distance). With s the sum over
+the like items, at most 3, the label is 1 with probability sigmoid(2.2 s - 1.6). A plain distance is only correlated
+with that number, and without an encoding attention sees only how many like items there are, so here ``cape`` must beat
+``none``.
 
 Ages are plausible and without effect: events of a burst are minutes apart, bursts more than a day, the requests follow
 the last event after about an hour. All requests of a user share the history; the users differ between the splits.
+
+"synthetic_time" plants elapsed time instead: an item of the target's category counts 0.5 to the power of its age in
+half days; s and the label are made of that as above. Pauses have nothing to do with bursts there: after each click the
+user pauses for more than a day with a probability of their own, between .05 and .5, or goes on within minutes. How many
+items came since then says little about how long ago it was, so encodings that read ages must beat those that count.
 """
 
 from __future__ import annotations
@@ -31,6 +37,7 @@ if TYPE_CHECKING:
 
 DECAY, CAP, SLOPE, SHIFT = 0.6, 3.0, 2.2, -1.6
 MINUTE, HOUR, DAY = 60, 3600, 86_400
+HALF_LIFE, PAUSES = DAY / 2, (0.05, 0.5)
 Integers = npt.NDArray[Any]
 
 
@@ -69,9 +76,10 @@ def generate(
     favourites: int = 4,
     switch: float = 0.35,
     from_favourites: float = 0.85,
+    timed: bool = False,
     overwrite: bool = False,
 ) -> Dataset:
-    """Write the set "synthetic" to ``out``; the same arguments give the same ``data_hash``.
+    """Write the set "synthetic" to ``out``, or "synthetic_time"; the same arguments give the same ``data_hash``.
 
     Args:
         users, valid_users, test_users: of the three splits, each user with ``requests`` rows.
@@ -79,6 +87,7 @@ def generate(
         favourites: categories in which a user clicks.
         switch: probability that an item starts a burst in another favourite category.
         from_favourites: probability that a target is of a favourite category.
+        timed: what counts is elapsed time, and pauses do not depend on bursts.
 
     Raises:
         UserError: a shape that cannot be made, or ``out`` exists.
@@ -93,14 +102,14 @@ def generate(
     rng = np.random.default_rng(seed)
     liked = _distinct(rng, sum(splits.values()), favourites, categories)
     lengths = np.minimum(2 + rng.geometric(1 / (history_mean - 2), len(liked)), max_len)
-    clicks = _clicks(rng, liked, lengths, switch, categories, items)
-    asked = _requests(rng, liked, clicks, requests, from_favourites, categories, items)
+    clicks = _clicks(rng, liked, lengths, switch, categories, items, timed)
+    asked = _requests(rng, liked, clicks, requests, from_favourites, categories, items, timed)
 
     seen = slice(clicks.starts[users])  # the train users' clicks; each stands in all their rows
     item_ids = _ids(items, asked.item[:users], clicks.item[seen], requests)
     cate_ids = _ids(categories, asked.category[:users], clicks.category[seen], requests)
     known_items, known_categories = int(np.max(item_ids)) - 1, int(np.max(cate_ids)) - 1
-    with DatasetWriter(out, "synthetic", overwrite) as writer:
+    with DatasetWriter(out, "synthetic_time" if timed else "synthetic", overwrite) as writer:
         ends = np.cumsum(list(splits.values()))
         for (split, size), end in zip(splits.items(), ends.tolist(), strict=True):
             table = _table(slice(end - size, end), clicks, asked, item_ids, cate_ids)
@@ -129,6 +138,7 @@ def generate(
                     "favourites": favourites,
                     "switch": switch,
                     "from_favourites": from_favourites,
+                    **({"timed": True} if timed else {}),
                 },
                 "positive_share": round(float(asked.label.mean()), 4),
                 "mean_history": round(float(lengths.mean()), 2),
@@ -136,17 +146,23 @@ def generate(
         )
 
 
-def click_probability(target_category: Integers, clicks: Clicks) -> npt.NDArray[np.float64]:
-    """(users, requests): the planted effect, of every user's requested categories on that user's clicks."""
+def click_probability(target_category: Integers, clicks: Clicks, at: Integers | None = None) -> npt.NDArray[np.float64]:
+    """(users, requests): the planted effect, of every user's requested categories on that user's clicks.
+
+    With the times ``at`` of the requests it is that of elapsed time.
+    """
     first, end = clicks.starts[:-1], clicks.starts[1:]
     lengths = end - first
     later = np.repeat(end, lengths) - 1 - np.arange(len(clicks.category))  # clicks after each click
     nearness = np.empty(target_category.shape)
     for request in range(target_category.shape[1]):
         like = clicks.category == np.repeat(target_category[:, request], lengths)
-        so_far = np.cumsum(like)
-        unlike_later = later - (np.repeat(so_far[end - 1], lengths) - so_far)
-        nearness[:, request] = np.add.reduceat(np.where(like, DECAY**unlike_later, 0.0), first)
+        if at is None:
+            so_far = np.cumsum(like)
+            counts = DECAY ** (later - (np.repeat(so_far[end - 1], lengths) - so_far))  # unlike clicks after each
+        else:
+            counts = 0.5 ** ((np.repeat(at[:, request], lengths) - clicks.at) / HALF_LIFE)
+        nearness[:, request] = np.add.reduceat(np.where(like, counts, 0.0), first)
     return 1 / (1 + np.exp(-(SLOPE * np.minimum(nearness, CAP) + SHIFT)))
 
 
@@ -167,7 +183,13 @@ def _item_of(rng: np.random.Generator, category: Integers, categories: int, item
 
 
 def _clicks(
-    rng: np.random.Generator, liked: Integers, lengths: Integers, switch: float, categories: int, items: int
+    rng: np.random.Generator,
+    liked: Integers,
+    lengths: Integers,
+    switch: float,
+    categories: int,
+    items: int,
+    timed: bool,
 ) -> Clicks:
     starts = np.concatenate([[0], np.cumsum(lengths)])
     total, favourites = int(starts[-1]), liked.shape[1]
@@ -176,7 +198,8 @@ def _clicks(
     steps = np.cumsum(new_burst * rng.integers(1, favourites, total))  # 0 stays, 1 … favourites - 1 never come back
     which = steps - steps[starts[:-1]][owner] + rng.integers(favourites, size=len(liked))[owner]
     category = liked[owner, which % favourites]
-    pause = np.where(new_burst, DAY + rng.exponential(DAY, total), rng.exponential(10 * MINUTE, total))
+    paused = rng.random(total) < rng.uniform(*PAUSES, len(liked))[owner] if timed else new_burst
+    pause = np.where(paused, DAY + rng.exponential(DAY, total), rng.exponential(10 * MINUTE, total))
     at = np.cumsum(1 + pause.astype(np.int64))
     return Clicks(starts, category, _item_of(rng, category, categories, items), at)
 
@@ -189,6 +212,7 @@ def _requests(
     from_favourites: float,
     categories: int,
     items: int,
+    timed: bool,
 ) -> Requests:
     shape = (len(liked), requests)
     favourite = np.take_along_axis(liked, rng.integers(liked.shape[1], size=shape), axis=1)
@@ -196,7 +220,7 @@ def _requests(
     waits = 1 + rng.exponential(MINUTE, shape)
     waits[:, 0] += rng.exponential(HOUR, len(liked))
     at = clicks.at[clicks.starts[1:] - 1][:, None] + np.cumsum(waits.astype(np.int64), axis=1)
-    label = rng.random(shape) < click_probability(category, clicks)
+    label = rng.random(shape) < click_probability(category, clicks, at if timed else None)
     return Requests(category, _item_of(rng, category, categories, items), at, label)
 
 

@@ -304,6 +304,16 @@ def test_every_shipped_recipe_builds(shared_data: Path) -> None:
         assert named <= set(schema)
 
 
+@pytest.mark.parametrize("protocol", [din, impressions])
+def test_ages_are_whole_seconds_whenever_the_clock_began(protocol: Any, tmp_path: Path) -> None:
+    """10⁹ seconds later the same rows, ages and all; a float32 would have lost the seconds."""
+    log = random_log(3)
+    later = log | {"timestamp": [at + 10**9 for at in log["timestamp"]]}
+    first, second = protocol(tmp_path / "a", log), protocol(tmp_path / "b", later)
+    for split in SPLITS:
+        assert first.split(split).read_bytes() == second.split(split).read_bytes()
+
+
 # --- leakage ---
 
 

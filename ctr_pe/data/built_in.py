@@ -1,0 +1,20 @@
+"""The data sets that come with the package: generated where they are missing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ctr_pe.data.dataset import Dataset
+
+BUILT_IN = {"synthetic": {}, "synthetic_time": {"timed": True}}
+"""Name -> what sets it apart for :func:`~ctr_pe.data.synthetic.generate`."""
+
+
+def generate_built_in(path: Path) -> Dataset:
+    """Generate the built-in set that ``path`` is named after."""
+    from ctr_pe.data.synthetic import generate
+
+    return generate(path, **BUILT_IN[path.name])
