@@ -1,0 +1,1 @@
+"""The speed suite: ``python benchmark/speed/run.py --help``."""

@@ -1,0 +1,115 @@
+"""What is measured and what is asked of it: one line per case."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctr_pe.pe import available_pes
+
+if TYPE_CHECKING:
+    from speed.timing import Figure
+
+
+@dataclass(frozen=True)
+class Settings:
+    """Of one run. ``quick``: small sizes and few repeats. ``zoo``: a checkout of FuxiCTR. ``folder``: for files."""
+
+    quick: bool
+    folder: Path
+    gpu: int = -1
+    zoo: Path | None = None
+
+    @property
+    def repeats(self) -> int:
+        return 3 if self.quick else 7
+
+    def size(self, full: int, quick: int) -> int:
+        return quick if self.quick else full
+
+
+@dataclass(frozen=True)
+class Case:
+    """``measure``: module and function of this folder, called with Settings and the options.
+
+    ``goal`` holds if the figure is ``sense`` (≥ or ≤) it; None where it depends on what is measured. ``allocator``:
+    ``default``, or ``tuned`` for glibc's with memory kept in the process. ``slow``: not part of ``--quick``.
+    """
+
+    name: str
+    measure: str
+    sense: str
+    goal: float | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    allocator: str = "default"
+    slow: bool = False
+
+    def run(self, settings: Settings) -> Figure:
+        module, function = self.measure.split(":")
+        measure: Callable[..., Figure] = getattr(importlib.import_module(f"speed.{module}"), function)
+        return measure(settings, **self.options)
+
+    def met(self, figure: float, goal: float) -> bool:
+        return figure >= goal if self.sense == "≥" else figure <= goal
+
+
+TUNED = {
+    # Blocks of any size come from the heap, which keeps 32 GB before it gives anything back.
+    "MALLOC_MMAP_MAX_": "0",
+    "MALLOC_TRIM_THRESHOLD_": "34359738368",
+    "MALLOC_TOP_PAD_": "268435456",
+}
+
+ENCODED = ("DIN", "BST", "SASRec")
+OVERHEAD = {"kernel": 1.5, "pdm": 1.5, "dif": None}  # dif: 1.2 times the ratio of its multiply-adds
+
+
+def overhead(pe: str, full: bool) -> float | None:
+    """How many times as long a step may take with an encoding."""
+    if pe == "cape":
+        return 1.08 if full else 1.05
+    return OVERHEAD.get(pe, 1.15)
+
+
+CASES = [
+    Case("step.DIN.default-allocator", "training_steps:step", "≥", 15, {"model": "DIN"}),
+    Case("step.DIN.tuned-allocator", "training_steps:step", "≥", 8, {"model": "DIN"}, allocator="tuned"),
+    Case("step.DIN.full", "training_steps:step", "≥", 2, {"model": "DIN", "full": True}),
+    Case("step.DIEN", "training_steps:step", "≥", 6, {"model": "DIEN"}),
+    Case("step.BST", "training_steps:step", "≥", 6, {"model": "BST"}),
+    Case("step.DMIN", "training_steps:step", "≥", 6, {"model": "DMIN"}),
+    Case("step.TIN", "training_steps:step", "≥", 6, {"model": "TIN"}),
+    Case("step.SASRec", "training_steps:step", "≥", 6, {"model": "SASRec"}),
+    *(
+        Case(
+            f"encoding.{pe}.{model}.{'full' if full else 'amazon'}",
+            "training_steps:encoding",
+            "≤",
+            overhead(pe, full),
+            {"model": model, "pe": pe, "full": full},
+        )
+        for pe in available_pes()
+        if pe != "none"
+        for model in ENCODED
+        for full in (False, True)
+    ),
+    Case("loader.rows", "loader:rows", "≥", 30),
+    Case("loader.bytes.disk", "loader:disk", "≥", 10),
+    Case("loader.bytes.resident", "loader:resident", "≥", 10),
+    Case("loader.beyond-memory", "loader:beyond_memory", "≤", 2.0, slow=True),
+    Case("evaluation.seconds", "evaluation:seconds", "≤", 0.5),
+    Case("evaluation.fuxictr", "evaluation:fuxictr", "≥", 1000),
+    Case("build.rows", "building:rows", "≥", 500_000),
+    Case("build.memory", "building:memory_", "≤", 1.2),
+    Case("build.csv", "building:csv", "≥", 20),
+    Case("limit.DIN.default-allocator", "limit:arithmetic", "≤", 2, {"model": "DIN"}),
+    Case("limit.DIN.tuned-allocator", "limit:arithmetic", "≤", 2, {"model": "DIN"}, allocator="tuned"),
+    Case("growth.seconds", "growth:seconds", "≤", 1.2),
+    Case("growth.memory", "growth:memory_", "≤", 1.2),
+    Case("growth.tensor", "growth:tensor", "≤", 2),
+    Case("seeds.five", "seeds:five", "≤", 1.0),
+]
+ON_GPU = {"seeds.five": 0.7}  # goals that differ there

@@ -1,0 +1,78 @@
+"""Whole training steps: forward, loss with regularisation, backward, clipping and optimiser, as train_step() does them.
+
+Both sides get the same rows: ours as our loader gives them, trimmed to the batch's longest history, FuxiCTR's and the
+padded models' in 100 slots.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from speed import data, models
+from speed.cases import Settings
+from speed.timing import Figure, alternate, say
+
+
+def step(settings: Settings, model: str, full: bool = False) -> Figure:
+    """FuxiCTR's step over ours, with the configuration's own encoding."""
+    dataset = data.write(settings.folder / "amazon", data.draw(_rows(settings), full))
+    mine = models.ours(model, dataset, settings.gpu)
+    theirs, against = models.baseline(model, dataset, settings.gpu, settings.zoo)
+    trimmed, padded = _batches(settings, dataset, mine)
+    say(f"{model}, batches of {_size(settings)} rows, against {against}")
+    timed = alternate(
+        models.steps(mine, trimmed), models.steps(theirs, padded), settings.repeats, wait=models.wait(settings.gpu)
+    )
+    return timed.speedup(against, batch_size=_size(settings), items_per_row=_items_per_row(trimmed))
+
+
+def encoding(settings: Settings, model: str, pe: str, full: bool) -> Figure:
+    """A step with the encoding over a step without. The goal of dif is 1.2 times the ratio of the multiply-adds."""
+    dataset = data.write(settings.folder / "amazon", data.draw(_rows(settings), full), ages=models.needs_age(pe))
+    with_pe, without = (models.ours(model, dataset, settings.gpu, pe=name) for name in (pe, "none"))
+    batches, _ = _batches(settings, dataset, without)
+    say(f"{model} with {pe}, batches of {_size(settings)} rows, against none")
+    timed = alternate(
+        models.steps(with_pe, batches),
+        models.steps(without, batches),
+        settings.repeats,
+        warm_up=2,
+        least_seconds=0 if settings.quick else 15,
+        wait=models.wait(settings.gpu),
+    )
+    arithmetic = multiply_adds(with_pe, batches[0]) / multiply_adds(without, batches[0])
+    details = {"batch_size": _size(settings), "items_per_row": _items_per_row(batches), "multiply_adds": arithmetic}
+    return timed.overhead("none", goal=1.2 * arithmetic if pe == "dif" else None, **details)
+
+
+def multiply_adds(model: Any, batch: data.Batch) -> int:
+    """Of one training step, counted in its matrix products."""
+    counter = FlopCounterMode(display=False)
+    with counter:
+        model.train_step(batch)
+    return int(counter.get_total_flops()) // 2
+
+
+def _size(settings: Settings) -> int:
+    return settings.size(1024, 64)
+
+
+def _rows(settings: Settings) -> int:
+    return 4 * _size(settings)
+
+
+def _batches(settings: Settings, dataset: Any, model: Any) -> tuple[list[data.Batch], list[data.Batch]]:
+    pairs = data.batches(dataset, model.feature_map, _size(settings), 4)
+    device = torch.device(f"cuda:{settings.gpu}" if settings.gpu >= 0 else "cpu")
+    trimmed, padded = (
+        [{name: values.to(device) for name, values in batch.items()} for batch in side]
+        for side in zip(*pairs, strict=True)
+    )
+    return trimmed, padded
+
+
+def _items_per_row(batches: list[data.Batch]) -> float:
+    return float(torch.cat([(batch[data.HISTORY[0]] != 0).sum(1) for batch in batches]).double().mean())
