@@ -212,9 +212,9 @@ class Euler(PositionEncoding):
         if pairs.rescore is None:
             losses = [self._phase_loss(query, self.shift, block.mask), self._phase_loss(keys, None, block.mask)]
         else:  # target attention; rows of like length together, as the cost is the square of the longest
-            losses = [query.new_zeros(())]
+            packed, losses = block.take(keys.transpose(1, 2)), [query.new_zeros(())]
             for part in block.of.blocks:
-                losses.append(self._phase_loss(keys[part.rows, :, -part.mask.shape[1] :], None, part.mask))
+                losses.append(self._phase_loss(part.lay(packed).transpose(1, 2), None, part.mask))
         return torch.stack(losses).sum() / max(len(block.of.mask), 1)
 
     def _phase_loss(self, vectors: Tensor, shift: Tensor | None, real: Tensor) -> Tensor:
@@ -264,33 +264,29 @@ class _Turn(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, vectors: Tensor, angle: Tensor, scale: Tensor | None) -> Tensor:
         real, imaginary, rest = halves(vectors)
-        theta, shape = None, angle.shape
+        r, s = real.contiguous(), imaginary.contiguous()  # every operation on a view of half a row is slower
+        theta, ctx.angle_shape = None, angle.shape
         if scale is not None:
-            theta = torch.atan2(imaginary, real)
+            theta = torch.atan2(s, r)
             angle = torch.addcmul(angle, theta, scale - 1)
         cos, sin = angle.cos(), angle.sin()
-        a = (real * cos).addcmul_(imaginary, sin, value=-1)
-        b = (real * sin).addcmul_(imaginary, cos)
-        turned = torch.cat((a, b, rest), dim=-1)
-        ctx.save_for_backward(vectors, turned, cos, sin, theta, scale)
-        ctx.of_angle, ctx.angle_shape = ctx.needs_input_grad[1], shape
-        return turned
+        ctx.save_for_backward(r, s, cos, sin, theta, scale)
+        return torch.cat(((r * cos).addcmul_(s, sin, value=-1), (r * sin).addcmul_(s, cos), rest), dim=-1)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        vectors, turned, cos, sin, theta, scale = ctx.saved_tensors
-        da, db, rest = halves(grad)
-        dr = (da * cos).addcmul_(db, sin)
-        ds = (db * cos).addcmul_(da, sin, value=-1)
+        r, s, cos, sin, theta, scale = ctx.saved_tensors
+        real, imaginary, rest = halves(grad)
+        real, imaginary = real.contiguous(), imaginary.contiguous()
+        dr = (real * cos).addcmul_(imaginary, sin)  # turned back
+        ds = (imaginary * cos).addcmul_(real, sin, value=-1)
         of_angle = of_scale = None
-        if scale is not None or ctx.of_angle:
-            a, b, _ = halves(turned)
-            around = (db * a).addcmul_(da, b, value=-1)
-            of_angle = around.sum_to_size(ctx.angle_shape) if ctx.of_angle else None
+        if scale is not None or ctx.needs_input_grad[1]:
+            around = (ds * r).addcmul_(dr, s, value=-1)
+            of_angle = around.sum_to_size(ctx.angle_shape) if ctx.needs_input_grad[1] else None
             if scale is not None:
                 of_scale = (around * theta).sum_to_size(scale.shape)
-                r, s, _ = halves(vectors)
                 square = (r * r).addcmul_(s, s).clamp_min_(torch.finfo(r.dtype).tiny)
                 around = (around * (scale - 1)).div_(square)
                 dr.addcmul_(around, s, value=-1)
