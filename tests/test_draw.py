@@ -311,6 +311,13 @@ def test_the_picture_says_what_has_no_effect_yet(root: Path, tmp_path: Path, mon
     assert "No effect as initialised, they start as none: t5, kernel." in out.read_text()
 
 
+def test_the_picture_says_what_it_leaves_out(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    out = tmp_path / "dmin.svg"
+    assert main(arguments(root, "none", model="DMIN", set=[], out=out)) == 0
+    assert "Shown: the lowest 3 of 6 attentions." in out.read_text()
+
+
 @pytest.mark.parametrize(
     ("pe", "changes", "message"),
     [

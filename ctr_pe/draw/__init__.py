@@ -78,11 +78,15 @@ def _measured(one: Drawn, batch: Any, longest: int) -> list[tuple[str, list[Atte
 
 
 def _about(found: list[Drawn], measured: Mapping[str, Any], requests: int) -> list[str]:
+    from ctr_pe.draw.measure import UNITS, all_units
+
     trained = found[0].after is not None
     when = "Dashed: before training, solid: after." if trained else "As initialised."
     lines = [f"{when} {requests:,} test requests; the query is the newest of its sequence."]
     if any(deeds.pe.num_heads > 1 for moments in measured.values() for deeds in _deeds(moments)):
         lines[0] += " Heads are averaged where they are not named."
+    if (count := len(all_units(found[0].before))) > UNITS:
+        lines.append(f"Shown: the lowest {UNITS} of {count} attentions.")
     gauc = {one.run.pe: one.result.metrics.get("gAUC") for one in found if one.result is not None}
     if scores := [f"{pe} {value:.4f}" for pe, value in gauc.items() if value is not None]:
         lines.append(f"gAUC on test: {', '.join(scores)}.")

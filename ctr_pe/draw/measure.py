@@ -105,13 +105,18 @@ def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Atten
     return found
 
 
+def all_units(model: nn.Module) -> list[Unit]:
+    """Attention units, the lowest first."""
+    return [unit for unit in model.modules() if isinstance(unit, Unit)]
+
+
 def units_of(model: nn.Module) -> dict[str, Unit]:
     """The lowest attention units by name; the name of an only one is empty."""
-    all_units = [unit for unit in model.modules() if isinstance(unit, Unit)]
-    if len(all_units) == 1:
-        return {"": all_units[0]}
+    every = all_units(model)
+    if len(every) == 1:
+        return {"": every[0]}
     named, count = {}, {SelfAttention: 0, TargetAttention: 0}
-    for unit in all_units[:UNITS]:
+    for unit in every[:UNITS]:
         kind = SelfAttention if isinstance(unit, SelfAttention) else TargetAttention
         count[kind] += 1
         named[f"{'layer' if kind is SelfAttention else 'target attention'} {count[kind]}"] = unit
@@ -223,4 +228,4 @@ def _deeds(unit: Unit, watched: Watched, longest: int) -> Deeds:
     return deeds
 
 
-__all__ = ["Attention", "Deeds", "measure"]
+__all__ = ["UNITS", "Attention", "Deeds", "all_units", "measure"]
