@@ -147,7 +147,11 @@ def _child(args: argparse.Namespace) -> int:
 
 
 def as_result(case: Case, figure: Any, settings: Settings) -> dict[str, Any]:
-    """What the JSON file has of a case."""
+    """What the JSON file has of a case.
+
+    ``ratio``: the median; where the goal is no ratio, the figure itself, in ``unit``. ``spread``: the distance of the
+    quartiles. ``ok``: ratio is ``sense`` (≥ or ≤) goal. ``ours``, ``baseline``: medians of the two, in ``of``.
+    """
     goal = ON_GPU.get(case.name, case.goal) if settings.gpu >= 0 else case.goal
     goal = figure.goal if goal is None else goal
     low, high = figure.quartiles
