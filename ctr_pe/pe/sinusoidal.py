@@ -5,6 +5,8 @@ B batch, L history slots, D item dim, T table rows.
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -21,6 +23,10 @@ class Sinusoidal(AbsolutePositions):
 
     Args:
         position_index, on_target: see :class:`~ctr_pe.pe.naive.AbsolutePositions`.
+        sinusoidal_scale: factor of P. Embeddings that start small, as FuxiCTR's N(0, 1e-4), drown in waves of 1.
+
+    Raises:
+        ValueError: an unknown position_index, or a scale that is no number above 0.
     """
 
     about = About(
@@ -30,11 +36,26 @@ class Sinusoidal(AbsolutePositions):
         extrapolates="yes",
     )
 
+    def __init__(
+        self,
+        dim: int,
+        max_len: int,
+        num_heads: int = 1,
+        *,
+        position_index: str = "distance",
+        on_target: bool = True,
+        sinusoidal_scale: float = 1.0,
+    ) -> None:
+        super().__init__(dim, max_len, num_heads, position_index=position_index, on_target=on_target)
+        if not isinstance(sinusoidal_scale, (int, float)) or not 0 < sinusoidal_scale < math.inf:
+            raise ValueError(f"sinusoidal_scale must be a number above 0, got {sinusoidal_scale!r}")
+        self.scale = float(sinusoidal_scale)
+
     def vectors(self, history: Tensor, positions: Positions) -> Tensor:
         sin, cos = waves(torch.arange(positions.mask.shape[1] + 1, device=history.device), self.dim, history.dtype)
         table = torch.empty(len(sin), self.dim, dtype=history.dtype, device=history.device)
         table[:, 0::2], table[:, 1::2] = sin, cos
-        return table
+        return table * self.scale
 
 
 def waves(places: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

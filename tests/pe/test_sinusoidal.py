@@ -71,3 +71,19 @@ def test_half_precision_keeps_its_angles() -> None:
     _, half = Sinusoidal(D, L).embed(None, torch.zeros(1, 1000, D).half(), full(1000))
     assert half.dtype == torch.float16
     assert (half[0].double() - table(1001)[1:].flip(0)).abs().max() < 1e-3
+
+
+@pytest.mark.parametrize("scale", [0.02, 3])
+def test_scale(scale: float) -> None:
+    target, history = Sinusoidal(D, L, sinusoidal_scale=scale).embed(torch.zeros(1, D), torch.zeros(1, L, D), full())
+    plain_target, plain_history = Sinusoidal(D, L).embed(torch.zeros(1, D), torch.zeros(1, L, D), full())
+    assert target is not None
+    assert plain_target is not None
+    assert torch.allclose(target, scale * plain_target)
+    assert torch.allclose(history, scale * plain_history)
+
+
+@pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "1"])
+def test_bad_scale(scale: float) -> None:
+    with pytest.raises(ValueError, match="sinusoidal_scale must be a number above 0"):
+        Sinusoidal(D, L, sinusoidal_scale=scale)
