@@ -192,17 +192,17 @@ def _jobs(
     made, digest = [], hash_of(params)
     varied = " ".join(f"{key}={value}" for key, value in cell.varied)
     for seed in plan.seeds:
+        key = Key(cell.model, dataset.dataset_id, plan.protocol, digest, dataset.data_hash, cell.pe, seed)
         weights = store.weights(key) if getattr(args, "keep_weights", False) else None
         run = Run(cell.model, dataset.path, cell.pe, seed, plan.protocol, params, args.gpu, args.threads, weights)
-        key = Key(cell.model, dataset.dataset_id, plan.protocol, digest, dataset.data_hash, cell.pe, seed)
         made.append(Job(run, key, varied))
     return made
+
 
 def _without_weights(store: Store, jobs: Sequence[Job]) -> int:
     """Finished runs that should have kept their weights and did not."""
     done = store.read()
     return sum(job.key in done for job in jobs if job.run.weights is not None and not job.run.weights.exists())
-
 
 
 def _workers(args: argparse.Namespace, runs: int) -> int:
