@@ -28,6 +28,8 @@ def test_names() -> None:
         ("kerple_log", 2, {"r1": (2,), "r2": (2,)}),
         ("kerple_power", 2, {"r1": (2,), "r2": (2,)}),
         ("xlnet", 2, {"content_bias": (2, 4), "position_bias": (2, 4), "projection.weight": (8, 8)}),
+        ("kernel", 2, {"toeplitz": (5,), "lower": (5, 5)}),
+        ("pdm", 2, {"table": (6, 8), "query.weight": (8, 8), "key.weight": (8, 8)}),
     ],
 )
 def test_parameter_names_and_shapes(name: str, heads: int, shapes: dict[str, tuple[int, ...]]) -> None:
