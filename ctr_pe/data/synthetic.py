@@ -20,7 +20,7 @@ items came since then says little about how long ago it was, so encodings that r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,6 +77,7 @@ def generate(
     switch: float = 0.35,
     from_favourites: float = 0.85,
     timed: bool = False,
+    shuffled: bool = False,
     overwrite: bool = False,
 ) -> Dataset:
     """Write the set "synthetic" to ``out``, or "synthetic_time"; the same arguments give the same ``data_hash``.
@@ -88,6 +89,8 @@ def generate(
         switch: probability that an item starts a burst in another favourite category.
         from_favourites: probability that a target is of a favourite category.
         timed: what counts is elapsed time, and pauses do not depend on bursts.
+        shuffled: a control; every history's items change places at random after the labels are drawn, so that neither
+            order nor time tells anything. All else is the same.
 
     Raises:
         UserError: a shape that cannot be made, or ``out`` exists.
@@ -104,6 +107,9 @@ def generate(
     lengths = np.minimum(2 + rng.geometric(1 / (history_mean - 2), len(liked)), max_len)
     clicks = _clicks(rng, liked, lengths, switch, categories, items, timed)
     asked = _requests(rng, liked, clicks, requests, from_favourites, categories, items, timed)
+
+    if shuffled:
+        clicks = _shuffle(np.random.default_rng(seed), clicks)
 
     seen = slice(clicks.starts[users])  # the train users' clicks; each stands in all their rows
     item_ids = _ids(items, asked.item[:users], clicks.item[seen], requests)
@@ -138,7 +144,7 @@ def generate(
                     "favourites": favourites,
                     "switch": switch,
                     "from_favourites": from_favourites,
-                    **({"timed": True} if timed else {}),
+                    **{name: True for name, on in (("timed", timed), ("shuffled", shuffled)) if on},
                 },
                 "positive_share": round(float(asked.label.mean()), 4),
                 "mean_history": round(float(lengths.mean()), 2),
@@ -202,6 +208,13 @@ def _clicks(
     pause = np.where(paused, DAY + rng.exponential(DAY, total), rng.exponential(10 * MINUTE, total))
     at = np.cumsum(1 + pause.astype(np.int64))
     return Clicks(starts, category, _item_of(rng, category, categories, items), at)
+
+
+def _shuffle(rng: np.random.Generator, clicks: Clicks) -> Clicks:
+    """The same clicks in any order within each user; the times stay where they are."""
+    owner = np.repeat(np.arange(len(clicks.starts) - 1), np.diff(clicks.starts))
+    order = np.lexsort((rng.random(len(owner)), owner))
+    return replace(clicks, category=clicks.category[order], item=clicks.item[order])
 
 
 def _requests(

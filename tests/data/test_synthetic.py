@@ -124,3 +124,24 @@ def test_impossible_shapes_are_one_line(tmp_path: Path, wrong: dict[str, Any]) -
         generate(tmp_path / "synthetic", **SMALL | wrong)
     assert "\n" not in str(caught.value)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_shuffled_histories_have_the_same_items_elsewhere(timed: bool, tmp_path: Path) -> None:
+    sets = [generate(tmp_path / str(on), **SMALL, timed=timed, shuffled=on) for on in (False, True)]
+    assert sets[0].data_hash != sets[1].data_hash
+    for split in ("train", "valid", "test"):
+        ordered, mixed = (read(data.split(split)) for data in sets)
+        kept = ["label", "user_id", "item_id", "cate_id", "age_history"]
+        assert ordered.select(kept).equals(mixed.select(kept))
+        for column in ("item_history", "cate_history"):
+            moved = [a != b for a, b in zip(ordered[column].to_list(), mixed[column].to_list(), strict=True)]
+            assert sum(moved) > len(moved) / 2
+            assert ordered[column].list.sort().equals(mixed[column].list.sort())
+        pairs = [
+            {pair for row in zip(rows["item_history"].to_list(), rows["cate_history"].to_list(), strict=True)
+             for pair in zip(*row, strict=True)}
+            for rows in (ordered, mixed)
+        ]  # fmt: skip
+        assert pairs[0] == pairs[1]
+    assert generate(tmp_path / "again", **SMALL, timed=timed, shuffled=True).data_hash == sets[1].data_hash
