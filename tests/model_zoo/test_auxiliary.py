@@ -99,9 +99,8 @@ def test_padding_and_truncation_change_nothing(tmp_path: Path) -> None:
 def test_histories_cut_to_max_len(left: bool, tmp_path: Path) -> None:
     """The loss of the most recent items, each with the item of its own place that was not chosen."""
     rows = with_negatives(batch([3, 0, 6, 1, 5], left=left))
-    del rows["age_history"]
     short, real = dict(rows), rows["item_history"] > 0
-    for field in ("item_history", "cate_history", "item_neg", "cate_neg"):
+    for field in ("item_history", "cate_history", "age_history", "item_neg", "cate_neg"):
         newest = [rows[field][row][real[row]][-4:] for row in range(5)]
         short[field] = torch.nn.utils.rnn.pad_sequence(newest, batch_first=True)
     cut, whole = build(tmp_path, negatives=True, max_len=4)(rows), build(tmp_path, negatives=True)(short)

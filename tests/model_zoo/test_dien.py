@@ -187,6 +187,7 @@ class TestKeys:
             {"item_clicks": OTHERS["item_other"]},
             target_field=[["item_id", "cate_id"], ["item_id"]],
             sequence_field=[["item_history", "cate_history"], ["item_clicks"]],
+            age_field=["age_history", None],
             position_encoding=["cape", "none"],
             aux_loss_alpha=1.0,
         )

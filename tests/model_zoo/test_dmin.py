@@ -125,6 +125,7 @@ class TestInterests:
             {"other_history": spec | {"feature_encoder": None, "share_embedding": "item_id"}},
             target_field=[["item_id", "cate_id"], ["item_id"]],
             sequence_field=[["item_history", "cate_history"], ["other_history"]],
+            age_field=["age_history", None],
             position_encoding=["cape", "native"],
         )
         model._max_gradient_norm = 10.0
