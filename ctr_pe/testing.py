@@ -200,9 +200,10 @@ def check_causal(factory: Factory, unit: str) -> None:
     harness = Harness(factory, unit).eval()
     _, states = harness(batch)
     for first in range(6):
-        history = batch.history.clone()
+        history, age = batch.history.clone(), batch.age.clone()
         history[:, first:] = torch.randn_like(history[:, first:])
-        _, changed = harness(Batch(torch.randn_like(batch.target), history, batch.mask, batch.age))
+        age[:, first:] //= 3  # later items were later still
+        _, changed = harness(Batch(torch.randn_like(batch.target), history, batch.mask, age))
         _close(changed[:, :first], states[:, :first], f"causality, states before item {first}")
 
 

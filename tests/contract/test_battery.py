@@ -105,6 +105,15 @@ class SeesTheFuture(PositionEncoding):
         return logits * (1 + logits.sum(-1, keepdim=True).tanh())
 
 
+class SeesLaterTimes(PositionEncoding):
+    """A bias by the share of the history's time, which later items stretch."""
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        assert pairs.key.age is not None
+        age = pairs.key.age.unsqueeze(-2) * pairs.block.mask[:, None, None]
+        return logits - age / age.sum(-1, keepdim=True).clamp(min=1)
+
+
 class WrongGradient(PositionEncoding):
     """A value whose gradient is cut."""
 
@@ -128,6 +137,7 @@ class CeilNaN(PositionEncoding):
         (NoClamp, "out of range"),
         (MixesRows, "batch"),
         (SeesTheFuture, "padding|causality"),
+        (SeesLaterTimes, "causality"),
         (WrongGradient, "gradients"),
         (CeilNaN, "padding|empty"),
     ],
