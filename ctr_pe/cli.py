@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from ctr_pe import __version__
+from ctr_pe.allocator import keep_memory
 from ctr_pe.errors import UserError, nearest
 
 INTERRUPTED = 130
@@ -21,6 +22,7 @@ DATA_ROOT_HELP = "where data sets live (default: $CTR_PE_DATA, else ./data)"
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. A user's mistake is one line on stderr and code 2."""
+    keep_memory()
     try:
         code = _run(argv)
         sys.stdout.flush()

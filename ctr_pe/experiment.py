@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ctr_pe import legacy
+from ctr_pe.allocator import keep_memory
 from ctr_pe.config import load_yaml, parse_overrides
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import CONFIG, REPORT, Dataset, Group, data_root, open_dataset
@@ -37,6 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
                         help="a parameter that replaces the config's; may be given several times")  # fmt: skip
     args = parser.parse_args(argv)
+    keep_memory()
     try:
         params = load_params(args.config, args.expid, parse_overrides(args.set))
         valid, test = run({**params, "gpu": args.gpu})

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 import ctr_pe
+from ctr_pe.allocator import keep_memory
 from ctr_pe.benchmark.store import Key, Result, Store
 from ctr_pe.errors import UserError
 
@@ -229,6 +230,7 @@ class _Worker:
 
 def _work(connection: Connection, train: Train) -> None:
     """A worker's life: runs come in, progress and outcomes go out. It ends when the other side does."""
+    keep_memory()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files are removed on the way
     last = 0.0
 

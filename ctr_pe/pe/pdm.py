@@ -90,7 +90,7 @@ class PDM(PositionEncoding):
         nn.init.normal_(self.table, std=0.02)
         self.query = PositionLinear(dim, dim, bias=False)
         self.key = PositionLinear(dim, dim, bias=False)
-        self._seed = torch.initial_seed()
+        self._seed = int(torch.randint(2**62, ()))
         self._logits: Tensor | None = None  # on their way from bias to mix
         self._views: dict[Positions, list[Views]] = {}  # of the blocks of each batch
 
