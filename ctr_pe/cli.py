@@ -424,7 +424,7 @@ def _list(args: argparse.Namespace) -> int:
 def _section(title: str, entries: Iterable[tuple[str, str]]) -> None:
     print(f"{title}:")
     for name, text in entries:
-        print(f"  {name:<21} {text}".rstrip())
+        print(f"  {name:<23} {text}".rstrip())
     print()
 
 
