@@ -1,7 +1,7 @@
 """Keep memory between training steps.
 
 glibc hands large blocks back to the system as soon as they are freed, and each training step gets them again page by
-page, zeroed. Told to keep them, it saves a step of DIN with histories of the Amazon kind a seventh of its time on a CPU.
+page, zeroed. Told to keep them, it saves DIN on histories of the Amazon kind a seventh of a step's time on a CPU.
 """
 
 from __future__ import annotations
