@@ -48,11 +48,11 @@ class QueryPositions(PositionEncoding):
 class QueryScore(DINScore):
     """The DIN score, also with a query of its own for each item: items (N, 2 D) bring what to add to the target."""
 
-    def forward(self, target: Tensor, items: Tensor, rows: Tensor) -> Tensor:
+    def forward(self, target: Tensor, items: Tensor, rows: Tensor | None) -> Tensor:
         if items.shape[-1] == target.shape[-1]:
             return super().forward(target, items, rows)
         items, shift = items.chunk(2, dim=-1)
-        return super().forward(target[rows] + shift, items, torch.arange(len(rows), device=rows.device))
+        return super().forward(target[rows] + shift, items, None)
 
 
 class AfterAttention(nn.Module):

@@ -1,7 +1,8 @@
 """Attention units. They take any position encoding and know none by name."""
 
+from ctr_pe.units.activations import Dice
 from ctr_pe.units.gru import GRU, AttentionGRU
-from ctr_pe.units.scores import BilinearScore, Dice, DINScore, DotScore
+from ctr_pe.units.scores import BilinearScore, DINScore, DotScore
 from ctr_pe.units.self_attention import SelfAttention
 from ctr_pe.units.softmax import masked_softmax
 from ctr_pe.units.target_attention import TargetAttention

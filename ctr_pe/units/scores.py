@@ -13,7 +13,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.errors import UserError
+from ctr_pe.units import pieces
+from ctr_pe.units.activations import make_activation
 from ctr_pe.units.dropout import Dropout
 
 
@@ -55,10 +56,12 @@ class DINScore(nn.Module):
         dropout: rate after each hidden layer.
         output_activation: the same names, after the last layer; None for none.
 
-    ``mlp`` has FuxiCTR's layers and parameter names, so weights move between the two.
+    ``mlp`` has FuxiCTR's layers and parameter names, so weights move between the two. On a CPU it is computed in pieces
+    (:mod:`ctr_pe.units.pieces`), and forward hooks of its layers are not called.
 
     Raises:
-        ValueError: no hidden layer, or an unknown activation.
+        ValueError: no hidden layer.
+        UserError: an unknown activation.
     """
 
     def __init__(
@@ -84,61 +87,28 @@ class DINScore(nn.Module):
             layers.append(make_activation(output_activation, 1))
         self.mlp = nn.Sequential(*layers)
 
-    def forward(self, target: Tensor, items: Tensor, rows: Tensor) -> Tensor:
-        """target (B, D), items (N, D), rows (N,) -> logits (N,)."""
-        first = self.mlp[0]
+    def forward(self, target: Tensor, items: Tensor, rows: Tensor | None) -> Tensor:
+        """target (B, D), items (N, D), rows (N,) -> logits (N,). Without rows every item has a target of its own."""
+        first, *rest = self.mlp
         assert isinstance(first, nn.Linear)
         # The first layer, split by term: what depends on the target alone is computed per row, not per pair.
         of_target, of_item, of_difference, of_product = first.weight.chunk(4, dim=1)
-        per_row = nn.functional.linear(target, of_target + of_difference, first.bias)
-        hidden = torch.addmm(per_row[rows], items, (of_item - of_difference).T)
-        hidden = torch.addmm(hidden, target[rows] * items, of_product.T)
-        for layer in list(self.mlp)[1:]:
+        of_target, of_item = of_target + of_difference, of_item - of_difference
+        if pieces.suit(rest, items):
+            if rows is None:
+                own = pieces.OwnTargets(items, target, first.bias)
+                return pieces.mlp(own, torch.cat([of_target, of_item, of_product], 1), rest).squeeze(-1)
+            per_row = nn.functional.linear(target, of_target, first.bias)
+            shared = pieces.SharedTargets(items, target, per_row, rows)
+            return pieces.mlp(shared, torch.cat([of_item, of_product], 1), rest).squeeze(-1)
+        per_pair = nn.functional.linear(target, of_target, first.bias)
+        if rows is not None:
+            target, per_pair = target[rows], per_pair[rows]
+        hidden = torch.addmm(per_pair, items, of_item.T)
+        hidden = torch.addmm(hidden, target * items, of_product.T)
+        for layer in rest:
             hidden = layer(hidden)
         return hidden.squeeze(-1)
-
-
-class Dice(nn.Module):
-    """f(x) = p x + (1 - p) α x with p = σ of the batch-normalised x (DIN, equation 3); α starts at 0.
-
-    A batch of one or no row has no variance: it uses the running statistics.
-    """
-
-    def __init__(self, units: int) -> None:
-        super().__init__()
-        self.bn = nn.BatchNorm1d(units, affine=False, eps=1e-9, momentum=0.01)
-        self.alpha = nn.Parameter(torch.zeros(units))
-
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, units) -> (N, units)."""
-        if self.training and len(x) < 2:
-            normed = nn.functional.batch_norm(x, self.bn.running_mean, self.bn.running_var, eps=self.bn.eps)
-        else:
-            normed = self.bn(x)
-        p = torch.sigmoid(normed)
-        return x * torch.lerp(self.alpha.to(p.dtype), torch.ones_like(p), p)
-
-
-def make_activation(name: str, units: int) -> nn.Module:
-    """An activation by name.
-
-    Raises:
-        UserError: torch.nn has none of this name.
-    """
-    known: dict[str, Callable[[], nn.Module]] = {
-        "dice": lambda: Dice(units),
-        "prelu": lambda: nn.PReLU(units, init=0.1),
-        "relu": nn.ReLU,
-        "sigmoid": nn.Sigmoid,
-        "tanh": nn.Tanh,
-    }
-    if str(name).lower() in known:
-        return known[str(name).lower()]()
-    cls = getattr(nn.modules.activation, str(name), None)
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise UserError(f"activation {name!r} is unknown: {', '.join(sorted(known))} or a torch.nn activation")
-    made: nn.Module = cls()
-    return made
 
 
 SCORES: dict[str, Callable[[int], nn.Module]] = {"dot": DotScore, "bilinear": BilinearScore, "din": DINScore}

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
+from ctr_pe.units.activations import make_activation
 from ctr_pe.units.dropout import Dropout
-from ctr_pe.units.scores import make_activation
 from ctr_pe.units.self_attention import SelfAttention
 
 

@@ -9,7 +9,16 @@ from torch import Tensor, nn
 from ctr_pe import Positions, build_pe
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.testing import Batch
-from ctr_pe.units import BilinearScore, Dice, DINScore, DotScore, SelfAttention, TargetAttention, masked_softmax
+from ctr_pe.units import (
+    BilinearScore,
+    Dice,
+    DINScore,
+    DotScore,
+    SelfAttention,
+    TargetAttention,
+    masked_softmax,
+    pieces,
+)
 
 
 def test_masked_softmax_of_nothing_is_zero_with_zero_gradient() -> None:
@@ -66,13 +75,19 @@ def test_dice_statistics_see_real_items_only() -> None:
         assert torch.allclose(variance, runs[0][1], atol=1e-12)
 
 
-def test_din_computes_its_mlp_on_real_pairs_only() -> None:
+def test_din_computes_its_mlp_on_real_pairs_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
+    product = pieces._product
+
+    def watched(source: pieces.Source, weight: Tensor, moments: bool) -> tuple[Tensor, Tensor, Tensor]:
+        seen.append(source.pairs)
+        return product(source, weight, moments)
+
+    monkeypatch.setattr(pieces, "_product", watched)
     unit = TargetAttention(8, "din").double()
-    unit.score.mlp[2].register_forward_hook(lambda module, inputs, output: seen.append(len(output)))
     batch = Batch.random([3, 0, 6, 1, 5]).laid_out("doubled")
     unit(batch.target, batch.history, Positions.from_mask(batch.mask))
-    assert seen == [15]
+    assert seen == [15, 15, 15]  # of each layer
 
 
 class TestDice:

@@ -1,0 +1,244 @@
+"""The MLP of a score, piece by piece: what lies between its matrix products stays in the cache.
+
+Layer by layer over all pairs, every activation, its batch norm, its dropout and their gradients pass over tensors of
+hundreds of megabytes, which takes four times as long as the products. Here each layer takes a few hundred pairs from
+start to end before the next few hundred. Only its results are kept; what precedes them is computed again for the
+gradients, which are by hand, the products excepted.
+
+N pairs, n of a piece, B rows, D item dim, W input and V output width of a layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
+
+from ctr_pe.units.activations import Dice
+from ctr_pe.units.dropout import Dropout
+
+SIZE = 2**18
+"""Numbers in a piece: 1 MB in float32."""
+ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Identity)
+
+
+class Source:
+    """The input of a layer's product, and what is added to its output.
+
+    Args:
+        of_pairs: tensors that it depends on, with a row per pair.
+        others: further ones.
+    """
+
+    def __init__(self, of_pairs: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> None:
+        self.pairs, self.count = len(of_pairs[0]), len(of_pairs)
+        self.tensors = of_pairs + others
+
+    def forward(self, piece: slice) -> tuple[Tensor, Tensor]:
+        """The input (n, W) and what is added, (n, V) or (V,)."""
+        raise NotImplementedError
+
+    def start_backward(self, tensors: tuple[Tensor, ...]) -> None:
+        """``gradients``, one per tensor: those of pairs are written, the others added up."""
+        self.tensors = tensors
+        self.gradients = [torch.empty_like(tensor) for tensor in tensors[: self.count]]
+        self.gradients += [torch.zeros_like(tensor) for tensor in tensors[self.count :]]
+
+    def backward(self, piece: slice, of_input: Tensor, of_added: Tensor) -> None:
+        """From the gradients of the input, which may be overwritten, and of the output. ``forward`` of the same piece
+        was the last call."""
+        raise NotImplementedError
+
+
+class SharedTargets(Source):
+    """[h; t ⊙ h] and a vector per row. items (N, D), target (B, D), of_row (B, V), rows (N,): which is whose."""
+
+    def __init__(self, items: Tensor, target: Tensor, of_row: Tensor, rows: Tensor) -> None:
+        super().__init__((items,), (target, of_row))
+        self.rows = rows
+
+    def forward(self, piece: slice) -> tuple[Tensor, Tensor]:
+        items, target, of_row = self.tensors
+        rows = self.rows[piece]
+        self.item, self.target = items[piece], target.index_select(0, rows)
+        return torch.cat([self.item, self.target * self.item], 1), of_row.index_select(0, rows)
+
+    def backward(self, piece: slice, of_input: Tensor, of_added: Tensor) -> None:
+        for_items, for_target, for_rows = self.gradients
+        rows, (of_item, of_product) = self.rows[piece], of_input.chunk(2, 1)
+        torch.addcmul(of_item, of_product, self.target, out=for_items[piece])
+        for_target.index_add_(0, rows, of_product * self.item)
+        for_rows.index_add_(0, rows, of_added)
+
+
+class OwnTargets(Source):
+    """[t; h; t ⊙ h] and a bias, every item with a target of its own. items, target (N, D), bias (V,)."""
+
+    def __init__(self, items: Tensor, target: Tensor, bias: Tensor) -> None:
+        super().__init__((items, target), (bias,))
+
+    def forward(self, piece: slice) -> tuple[Tensor, Tensor]:
+        items, target, bias = self.tensors
+        self.item, self.target = items[piece], target[piece]
+        return torch.cat([self.target, self.item, self.target * self.item], 1), bias
+
+    def backward(self, piece: slice, of_input: Tensor, of_added: Tensor) -> None:
+        for_items, for_target, for_bias = self.gradients
+        of_target, of_item, of_product = of_input.chunk(3, 1)
+        torch.addcmul(of_item, of_product, self.target, out=for_items[piece])
+        torch.addcmul(of_target, of_product, self.item, out=for_target[piece])
+        for_bias += of_added.sum(0)
+
+
+class Activated(Source):
+    """dropout(f(x)) and a bias, f an activation without parameters. x (N, W), bias (V,)."""
+
+    def __init__(self, x: Tensor, bias: Tensor, activation: nn.Module, dropout: Dropout, *others: Tensor) -> None:
+        super().__init__((x,), (bias, *others))
+        self.activation, self.dropout = activation, dropout
+        self.kept = torch.empty(x.shape if dropout.draws else 0, dtype=torch.int16)
+        self.drawn = 0
+
+    def forward(self, piece: slice) -> tuple[Tensor, Tensor]:
+        x, bias = self.tensors[:2]
+        self.x = x[piece]
+        y = self.activate()
+        if self.dropout.draws:
+            if piece.stop > self.drawn:  # the first time; then the same once more
+                self.kept[piece] = self.dropout.draw(self.x.shape)
+                self.drawn = piece.stop
+            self.share = self.kept[piece].to(y.dtype).mul_(self.dropout.factor)
+            y = y * self.share
+        return y, bias
+
+    def backward(self, piece: slice, of_input: Tensor, of_added: Tensor) -> None:
+        for_x, for_bias = self.gradients[:2]
+        for_bias += of_added.sum(0)
+        if self.dropout.draws:
+            of_input *= self.share
+        self.activate_backward(of_input, for_x[piece])
+
+    def activate(self) -> Tensor:
+        y: Tensor = self.activation(self.x)
+        return y
+
+    def activate_backward(self, of_y: Tensor, for_x: Tensor) -> None:
+        with torch.enable_grad():
+            x = self.x.detach().requires_grad_()
+            (of_x,) = torch.autograd.grad(self.activation(x), x, of_y)
+        for_x.copy_(of_x)
+
+
+class Gated(Activated):
+    """Dice: f(x) = x (α + (1 - α) σ(a x + c)), where a and c norm the batch. a, c and α (W,)."""
+
+    def __init__(self, x: Tensor, bias: Tensor, dice: Dice, dropout: Dropout, factor: Tensor, shift: Tensor) -> None:
+        super().__init__(x, bias, dice, dropout, factor, shift, dice.alpha)
+
+    def activate(self) -> Tensor:
+        factor, shift, alpha = self.tensors[2:]
+        self.p = torch.addcmul(shift, self.x, factor).sigmoid_()
+        self.gate = torch.lerp(alpha, alpha.new_ones(()), self.p)
+        return self.gate * self.x
+
+    def activate_backward(self, of_y: Tensor, for_x: Tensor) -> None:
+        factor, _, alpha = self.tensors[2:]
+        for_factor, for_shift, for_alpha = self.gradients[2:]
+        of_alpha = (of_y * self.x).mul_(1 - self.p)
+        for_alpha += of_alpha.sum(0)
+        of_normed = of_alpha.mul_(self.p).mul_(1 - alpha)
+        for_shift += of_normed.sum(0)
+        torch.mul(of_y, self.gate, out=for_x).addcmul_(of_normed, factor)
+        for_factor += of_normed.mul_(self.x).sum(0)
+
+
+def suit(layers: Sequence[nn.Module], items: Tensor) -> bool:
+    """Whether ``mlp`` can take the layers after the first: on a CPU, in one precision, with Dice or an activation of
+    single numbers without parameters or randomness."""
+    known = (nn.Linear, Dropout, Dice, *ACTIVATIONS)
+    one_precision = items.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+    return one_precision and all(isinstance(layer, known) for layer in layers)
+
+
+def mlp(source: Source, weight: Tensor, layers: Sequence[nn.Module]) -> Tensor:
+    """(N, V) of the last layer: the first one's product of ``source`` with ``weight``, then ``layers``: an activation,
+    perhaps Dropout, and a linear layer, again and again; perhaps an activation at the end."""
+    activation, dropout = nn.Module(), Dropout(0.0)
+    for layer in layers:
+        if isinstance(layer, Dropout):
+            dropout = layer
+        elif not isinstance(layer, nn.Linear):
+            activation = layer
+        else:
+            dice = activation if isinstance(activation, Dice) else None
+            moments = dice is not None and dice.of_batch(source.pairs)
+            x, mean, variance = _product(source, weight, moments)
+            if dice is None:
+                source = Activated(x, layer.bias, activation, dropout)
+            else:
+                source = Gated(x, layer.bias, dice, dropout, *dice.norm(source.pairs, mean, variance))
+            weight, activation, dropout = layer.weight, nn.Identity(), Dropout(0.0)
+    out: Tensor = activation(_product(source, weight, moments=False)[0])
+    return out
+
+
+def _product(source: Source, weight: Tensor, moments: bool) -> tuple[Tensor, Tensor, Tensor]:
+    """input Wᵀ + what is added (N, V), and with ``moments`` mean and variance of its columns (V,). weight (V, W)."""
+    found: tuple[Tensor, Tensor, Tensor] = _Product.apply(source, moments, weight, *source.tensors)  # type: ignore[no-untyped-call]
+    return found
+
+
+class _Product(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, source: Source, moments: bool, weight: Tensor, *tensors: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        out = weight.new_empty(source.pairs, len(weight))
+        mean, variance = weight.new_zeros(2, len(weight)).unbind() if moments else weight.new_empty(2, 0).unbind()
+        for piece in _pieces(source.pairs, weight):
+            x, added = source.forward(piece)
+            part = torch.addmm(added, x, weight.T, out=out[piece])
+            if moments:
+                _merge(mean, variance, piece.start, part)
+        if moments:
+            variance /= source.pairs
+        ctx.source, ctx.moments = source, moments
+        ctx.save_for_backward(out if moments else None, mean, weight, *tensors)
+        return out, mean, variance
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_out: Tensor, of_mean: Tensor, of_variance: Tensor) -> tuple[Any, ...]:
+        out, mean, weight, *tensors = ctx.saved_tensors
+        source: Source = ctx.source
+        source.start_backward(tuple(tensors))
+        for_weight = torch.zeros_like(weight)
+        if ctx.moments:  # they depend on every pair: d mean / d x = 1 / N, d variance / d x = 2 (x - mean) / N
+            slope = of_variance * (2 / source.pairs)
+            constant = of_mean / source.pairs - slope * mean
+        for piece in _pieces(source.pairs, weight):
+            of_part = of_out[piece]
+            if ctx.moments:
+                of_part = torch.addcmul(of_part, out[piece], slope).add_(constant)
+            x, _ = source.forward(piece)
+            for_weight.addmm_(of_part.T, x)
+            source.backward(piece, of_part @ weight, of_part)
+        return None, None, for_weight, *source.gradients
+
+
+def _pieces(pairs: int, weight: Tensor) -> Iterator[slice]:
+    size = max(SIZE // max(weight.shape) // 4 * 4, 64)  # a multiple of 4, see Dropout.draw
+    return (slice(first, min(first + size, pairs)) for first in range(0, pairs, size))
+
+
+def _merge(mean: Tensor, squares: Tensor, before: int, part: Tensor) -> None:
+    """Take the rows of ``part`` into mean and sum of squared deviations of the ``before`` rows (Chan et al. 1979)."""
+    count = len(part)
+    own = part.mean(0)
+    squares += (part - own).square_().sum(0)
+    away = own - mean
+    squares += away.square() * (before * count / (before + count))
+    mean += away * (count / (before + count))
