@@ -24,9 +24,11 @@ from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
 from ctr_pe.model_zoo.fields import Group, field_dim, field_groups, take_encoders
 from ctr_pe.model_zoo.keys import check_keys, count, number, regularizer
+from ctr_pe.model_zoo.tables import look_up, regularization
 from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.pe.base import Chain, PositionEncoding
 from ctr_pe.positions import Items, Positions
+from ctr_pe.units.activations import Dice
 from ctr_pe.units.dropout import Dropout
 
 
@@ -215,6 +217,17 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self.reset_parameters()
         self.model_to_device()
 
+    def compile(self, optimizer: Any, loss: Any, lr: float) -> None:
+        super().compile(optimizer, loss, lr)
+        for group in self.optimizer.param_groups:  # the same update in one pass, a third of the time or less
+            if "fused" in group:
+                group["fused"] = True
+
+    def regularization_loss(self) -> Tensor | float:
+        tables = set(self.embedding_layer.parameters())
+        others = [parameter for parameter in self.parameters() if parameter not in tables]
+        return regularization(list(tables), self._embedding_regularizer) + regularization(others, self._net_regularizer)
+
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         """Group ``index``: target (B, D), packed history (N, D) -> interest (B, any width)."""
         raise TypeError(f"{type(self).__name__} does not define interest()")
@@ -234,7 +247,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             positions.append(Positions.from_mask(mask, age))
             for field in group.history:  # looked up packed: most slots of a batch are padding
                 ids[field] = positions[-1].pack(ids[field])
-        embedded = self.embedding_layer(ids)
+        embedded = look_up(self.embedding_layer, ids)
         features = [embedded[name] for name in self.other_fields]
         clicked = self.get_labels(inputs).view(-1) > 0 if self.training else None
         for index, group in enumerate(self.groups):
@@ -371,10 +384,10 @@ def _check_heads(model: str, group: Group, width: int, num_heads: Any) -> None:
 
 
 def dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of MLP_Block, with a Dice of its own for each layer where Dice is asked for by name."""
+    """Arguments of MLP_Block, with our Dice, one for each layer, where Dice is asked for by name."""
     if str(tower["hidden_activations"]).lower() != "dice":
         return dict(tower)
-    return {**tower, "hidden_activations": [layers.Dice(units) for units in tower["hidden_units"]]}
+    return {**tower, "hidden_activations": [Dice(units) for units in tower["hidden_units"]]}
 
 
 @contextmanager
