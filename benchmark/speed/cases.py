@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ class Case:
 
     ``goal`` holds if the figure is ``sense`` (≥ or ≤) it; None where it depends on what is measured. ``allocator``:
     ``default``, or ``tuned`` for glibc's with memory kept in the process. ``slow``: not part of ``--quick``.
+    ``together``: cases of one such name are measured in one process, in turn; their function takes the options of all.
     """
 
     name: str
@@ -46,14 +47,25 @@ class Case:
     options: Mapping[str, Any] = field(default_factory=dict)
     allocator: str = "default"
     slow: bool = False
+    together: str = ""
 
-    def run(self, settings: Settings) -> Figure:
+    @property
+    def function(self) -> Callable[..., Any]:
         module, function = self.measure.split(":")
-        measure: Callable[..., Figure] = getattr(importlib.import_module(f"speed.{module}"), function)
-        return measure(settings, **self.options)
+        found: Callable[..., Any] = getattr(importlib.import_module(f"speed.{module}"), function)
+        return found
 
     def met(self, figure: float, goal: float) -> bool:
         return figure >= goal if self.sense == "≥" else figure <= goal
+
+
+def measure(cases: Sequence[Case], settings: Settings) -> list[Figure]:
+    """The figures of one case, or of cases that are measured together."""
+    function = cases[0].function
+    if cases[0].together:
+        figures: list[Figure] = function(settings, [case.options for case in cases])
+        return figures
+    return [function(settings, **case.options) for case in cases]
 
 
 TUNED = {
@@ -86,15 +98,16 @@ CASES = [
     *(
         Case(
             f"encoding.{pe}.{model}.{'full' if full else 'amazon'}",
-            "training_steps:encoding",
+            "training_steps:encodings",
             "≤",
             overhead(pe, full),
             {"model": model, "pe": pe, "full": full},
+            together=f"{model}.{'full' if full else 'amazon'}",
         )
-        for pe in available_pes()
-        if pe != "none"
         for model in ENCODED
         for full in (False, True)
+        for pe in available_pes()
+        if pe != "none"
     ),
     Case("loader.rows", "loader:rows", "≥", 30),
     Case("loader.bytes.disk", "loader:disk", "≥", 10),

@@ -20,13 +20,14 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import version
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # this folder is the package ``speed``
 
-from speed.cases import CASES, ON_GPU, TUNED, Case, Settings
+from speed.cases import CASES, ON_GPU, TUNED, Case, Settings, measure
 
 ALLOCATOR = "MALLOC_"  # what glibc's variables begin with
 
@@ -43,10 +44,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     results: list[dict[str, Any]] = []
     interrupted = False
     try:
-        for number, case in enumerate(cases, 1):
-            print(f"[{number}/{len(cases)}] {case.name}", file=sys.stderr, flush=True)
-            results.append(_in_a_process(case, args))
-            print(f"    {_summary(results[-1])}", file=sys.stderr, flush=True)
+        for _, group in groupby(cases, lambda case: case.together or case.name):
+            some = list(group)
+            label = some[0].name if len(some) == 1 else f"{some[0].name} and {len(some) - 1} more"
+            print(f"[{len(results) + 1}/{len(cases)}] {label}", file=sys.stderr, flush=True)
+            results += _in_a_process(some, args)
+            for result in results[-len(some) :]:
+                print(f"    {result['name']} {_summary(result)}", file=sys.stderr, flush=True)
             _write(args.json, results)
     except KeyboardInterrupt:
         interrupted = True
@@ -98,26 +102,28 @@ def select(only: Sequence[str] | None, models: Sequence[str] | None, quick: bool
     ]
 
 
-def _in_a_process(case: Case, args: argparse.Namespace) -> dict[str, Any]:
-    """The case's result, measured by a child, so that neither memory nor the allocator's state is passed on."""
+def _in_a_process(cases: Sequence[Case], args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Results, measured by a child, so that neither memory nor the allocator's state is passed on."""
+    names = ",".join(case.name for case in cases)
     with tempfile.TemporaryDirectory(prefix="ctr-pe-speed-") as folder:
         into, noise = Path(folder, "result.json"), Path(folder, "stderr")
-        command = [sys.executable, __file__, "--only", case.name, "--into", str(into), "--gpu", str(args.gpu)]
+        command = [sys.executable, __file__, "--only", names, "--into", str(into), "--gpu", str(args.gpu)]
         command += ["--quick"] if args.quick else []
         command += ["--fuxictr-zoo", str(args.fuxictr_zoo.resolve())] if args.fuxictr_zoo else []
         with noise.open("w") as stderr:  # warnings and progress bars of others
             child = subprocess.Popen(
-                command, env=environment(case, folder), stdout=sys.stderr, stderr=stderr, start_new_session=True
+                command, env=environment(cases[0], folder), stdout=sys.stderr, stderr=stderr, start_new_session=True
             )
             try:
                 child.wait()
             finally:
                 _end(child)
         if into.exists():
-            found: dict[str, Any] = json.loads(into.read_text(encoding="utf-8"))
+            found: list[dict[str, Any]] = json.loads(into.read_text(encoding="utf-8"))
             return found
         lines = noise.read_text(encoding="utf-8", errors="replace").strip().splitlines()
-        return {"name": case.name, "error": lines[-1] if lines else f"exit code {child.returncode}", "ok": False}
+        error = lines[-1] if lines else f"exit code {child.returncode}"
+        return [{"name": case.name, "error": error, "ok": False} for case in cases]
 
 
 def environment(case: Case, folder: str) -> dict[str, str]:
@@ -138,11 +144,13 @@ def _end(child: subprocess.Popen[bytes]) -> None:
 
 
 def _child(args: argparse.Namespace) -> int:
-    (case,) = (case for case in CASES if [case.name] == args.only)
+    cases = [case for case in CASES if case.name in args.only]
     with tempfile.TemporaryDirectory() as folder:
         settings = Settings(args.quick, Path(folder), args.gpu, args.fuxictr_zoo)
-        result = as_result(case, case.run(settings), settings)
-        args.into.write_text(json.dumps(result), encoding="utf-8")
+        results = [
+            as_result(case, figure, settings) for case, figure in zip(cases, measure(cases, settings), strict=True)
+        ]
+        args.into.write_text(json.dumps(results), encoding="utf-8")
     return 0
 
 

@@ -86,17 +86,40 @@ def alternate(
             Which of them comes first changes from repeat to repeat.
         wait: called before the clock is read: until a GPU has finished.
     """
+    (timed,) = alternate_all([ours], baseline, repeats, warm_up, least_seconds, wait, clock)
+    return timed
+
+
+def alternate_all(
+    several: Sequence[Call],
+    baseline: Call,
+    repeats: int,
+    warm_up: int = 1,
+    least_seconds: float = 0.0,
+    wait: Callable[[], object] | None = None,
+    clock: Callable[[], float] = time.perf_counter,
+) -> list[Timed]:
+    """As :func:`alternate`, of several things: in each repeat every one of them has the baseline beside it, which
+    two neighbours share."""
     for number in range(-warm_up, 0):
         say(f"warm-up {number + warm_up + 1} of {warm_up}")
-        ours(number)
-        baseline(number)
-    timed = Timed([], [])
-    calls = [(ours, timed.ours), (baseline, timed.baseline)]
-    while (done := len(timed.ours)) < repeats or (sum(timed.ours + timed.baseline) < least_seconds and done < MOST):
-        for call, seconds in calls[:: -1 if done % 2 else 1]:
-            seconds.append(_seconds(call, done, wait, clock))
+        for call in (*several, baseline):
+            call(number)
+    timed = [Timed([], []) for _ in several]
+    total = 0.0
+    while (done := len(timed[0].ours)) < repeats or (total < least_seconds and done < MOST):
+        for first in range(0, len(several), 2):
+            pair = list(zip(several, timed, strict=True))[first : first + 2]
+            mine = [_seconds(pair[0][0], done, wait, clock)] if done % 2 == 0 or len(pair) == 2 else []
+            theirs = _seconds(baseline, done, wait, clock)
+            mine += [_seconds(call, done, wait, clock) for call, _ in pair[len(mine) :]]
+            for (_, of), taken in zip(pair, mine, strict=True):
+                of.ours.append(taken)
+                of.baseline.append(theirs)
+            total += theirs + sum(mine)
         if done < repeats:
-            say(f"repeat {done + 1} of {repeats}: {timed.ours[-1]:.3g} s, baseline {timed.baseline[-1]:.3g} s")
+            last = timed[0]
+            say(f"repeat {done + 1} of {repeats}: {last.ours[-1]:.3g} s, baseline {last.baseline[-1]:.3g} s")
     return timed
 
 

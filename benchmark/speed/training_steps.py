@@ -6,6 +6,7 @@ padded models' in 100 slots.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from speed import data, models
 from speed.cases import Settings
-from speed.timing import Figure, alternate, say
+from speed.timing import Figure, alternate, alternate_all, say
 
 
 def step(settings: Settings, model: str, full: bool = False) -> Figure:
@@ -29,23 +30,34 @@ def step(settings: Settings, model: str, full: bool = False) -> Figure:
     return timed.speedup(against, batch_size=_size(settings), items_per_row=_items_per_row(trimmed))
 
 
-def encoding(settings: Settings, model: str, pe: str, full: bool) -> Figure:
-    """A step with the encoding over a step without. The goal of dif is 1.2 times the ratio of the multiply-adds."""
-    dataset = data.write(settings.folder / "amazon", data.draw(_rows(settings), full), ages=models.needs_age(pe))
-    with_pe, without = (models.ours(model, dataset, settings.gpu, pe=name) for name in (pe, "none"))
+def encodings(settings: Settings, each: Sequence[Mapping[str, Any]]) -> list[Figure]:
+    """Steps with each encoding over steps without, of one model and shape of histories.
+
+    The goal of dif is 1.2 times the ratio of the multiply-adds.
+    """
+    ((model, full),) = {(options["model"], options["full"]) for options in each}
+    names = [options["pe"] for options in each]
+    ages = any(map(models.needs_age, names))
+    dataset = data.write(settings.folder / "amazon", data.draw(_rows(settings), full), ages=ages)
+    without, *those = (models.ours(model, dataset, settings.gpu, pe=name) for name in ("none", *names))
     batches, _ = _batches(settings, dataset, without)
-    say(f"{model} with {pe}, batches of {_size(settings)} rows, against none")
-    timed = alternate(
-        models.steps(with_pe, batches),
+    say(f"{model} with {', '.join(names)}, batches of {_size(settings)} rows, against none")
+    timed = alternate_all(
+        [models.steps(one, batches) for one in those],
         models.steps(without, batches),
         settings.repeats,
         warm_up=2,
-        least_seconds=0 if settings.quick else 15,
+        least_seconds=0 if settings.quick else 6 * len(names),
         wait=models.wait(settings.gpu),
     )
-    arithmetic = multiply_adds(with_pe, batches[0]) / multiply_adds(without, batches[0])
-    details = {"batch_size": _size(settings), "items_per_row": _items_per_row(batches), "multiply_adds": arithmetic}
-    return timed.overhead("none", goal=1.2 * arithmetic if pe == "dif" else None, **details)
+    shape = {"batch_size": _size(settings), "items_per_row": _items_per_row(batches)}
+    least = multiply_adds(without, batches[0])
+    figures = []
+    for name, one, times in zip(names, those, timed, strict=True):
+        arithmetic = multiply_adds(one, batches[0]) / least
+        goal = 1.2 * arithmetic if name == "dif" else None
+        figures.append(times.overhead("none", goal=goal, **shape, multiply_adds=arithmetic))
+    return figures
 
 
 def multiply_adds(model: Any, batch: data.Batch) -> int:

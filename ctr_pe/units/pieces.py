@@ -224,7 +224,7 @@ class _Product(torch.autograd.Function):
             if ctx.moments:
                 of_part = torch.addcmul(of_part, out[piece], slope).add_(constant)
             x, _ = source.forward(piece)
-            for_weight.addmm_(of_part.T, x)
+            torch.addmm(for_weight, of_part.T, x, out=for_weight)
             source.backward(piece, of_part @ weight, of_part)
         return None, None, for_weight, *source.gradients
 

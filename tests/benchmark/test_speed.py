@@ -15,7 +15,7 @@ import pytest
 import torch
 from speed import cases, data, growth, models, run, training_steps
 from speed.cases import CASES, Case, Settings
-from speed.timing import Figure, alternate
+from speed.timing import Figure, alternate, alternate_all
 
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.pe import available_pes
@@ -51,7 +51,7 @@ def test_every_promise_has_a_case() -> None:
     encodings = {name: goal for name, goal in found.items() if name.startswith("encoding.")}
     assert {name: goal for name, goal in found.items() if name not in encodings} == PROMISED
     models_of = [(model, shape) for model in ("DIN", "BST", "SASRec") for shape in ("amazon", "full")]
-    names = [f"encoding.{pe}.{model}.{shape}" for pe in available_pes() if pe != "none" for model, shape in models_of]
+    names = [f"encoding.{pe}.{model}.{shape}" for model, shape in models_of for pe in available_pes() if pe != "none"]
     assert list(encodings) == names
     for model, shape in models_of:
         assert found[f"encoding.cape.{model}.{shape}"] == ("≤", 1.05 if shape == "amazon" else 1.08)
@@ -111,6 +111,17 @@ def test_short_calls_are_timed_more_often() -> None:
     call = clock.takes("either", [0.25] * 50)
     assert len(alternate(call, call, 2, 0, least_seconds=10, clock=lambda: clock.now).ours) == 20
     assert len(alternate(call, call, 2, 0, least_seconds=0.1, clock=lambda: clock.now).ours) == 2
+
+
+def test_several_things_each_have_a_baseline_beside_them() -> None:
+    clock = Clock()
+    names = ["a", "b", "c"]
+    several = [clock.takes(name, [1.0 + index] * 3) for index, name in enumerate(names)]
+    timed = alternate_all(several, clock.takes("none", [1, 2, 4]), repeats=2, warm_up=1, clock=lambda: clock.now)
+    order = [name for name, number in clock.calls if number >= 0]
+    assert order == ["a", "none", "b", "c", "none", "a", "none", "b", "none", "c"]
+    assert [times.ours for times in timed] == [[1, 1], [2, 2], [3, 3]]
+    assert all(times.baseline == [1, 2] for times in timed)
 
 
 def test_waiting_for_the_device_belongs_to_the_time() -> None:
@@ -181,6 +192,19 @@ def test_a_quick_run(tmp_path: Path) -> None:
     assert "repeat 3 of 3" in done.stderr
 
 
+def test_encodings_are_measured_together(tmp_path: Path) -> None:
+    file = tmp_path / "speed.json"
+    only = ["--only", "encoding.rope.DIN.amazon,encoding.dif.DIN.amazon", "--json", str(file)]
+    done = subprocess.run(command(*only), capture_output=True, text=True, check=True)
+    results = {result["name"]: result for result in json.loads(file.read_text())}
+    assert list(results) == ["encoding.rope.DIN.amazon", "encoding.dif.DIN.amazon"]
+    rope, dif = results.values()
+    assert dif["goal"] == pytest.approx(1.2 * dif["details"]["multiply_adds"])
+    assert dif["details"]["multiply_adds"] > 1 == rope["details"]["multiply_adds"]
+    assert all(0.2 < result["ratio"] < 5 for result in (dif, rope))
+    assert "encoding.rope.DIN.amazon and 1 more" in done.stderr
+
+
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     file = tmp_path / "speed.json"
     running = subprocess.Popen(
@@ -205,7 +229,7 @@ def test_a_case_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch:
     broken = Case("broken", "nowhere:nothing", "≥", 1)
     monkeypatch.setattr(run, "CASES", [broken])
     args = run._parser().parse_args(["--quick"])
-    result = run._in_a_process(broken, args)
+    (result,) = run._in_a_process([broken], args)
     assert (result["name"], result["ok"]) == ("broken", False)
     assert result["error"]
 
