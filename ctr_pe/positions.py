@@ -63,10 +63,28 @@ class Pairs:
         """(1, 1, Q, L) int64: how many places the key lies before the query; negative for later keys."""
         return self.key.distance.unsqueeze(-2) - self.query.distance.unsqueeze(-1)
 
+    @property
+    def among_items(self) -> bool:
+        """Whether this is self-attention, where queries and keys are the same items."""
+        return self.query is self.key
+
+    # Numbers, because torch takes many times as long where a bool meets a float.
+
+    @cached_property
+    def admitted(self) -> Tensor:
+        """(B, 1, Q, L) float32: 1 where allowed, 0 elsewhere."""
+        return self.allowed.view(torch.int8).to(torch.float32)
+
     @cached_property
     def barrier(self) -> Tensor:
-        """(B, 1, Q, L) float32: 0 where allowed, -inf elsewhere."""
-        return torch.zeros_like(self.allowed, dtype=torch.float32).masked_fill_(~self.allowed, -torch.inf)
+        """(B, 1, Q, L) float32: 0 where allowed, elsewhere the lowest finite number. Not -inf: a row of nothing else
+        would give NaN, in the gradient too."""
+        return (self.admitted - 1) * torch.finfo(torch.float32).max
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        """Over the keys that are allowed: (B, H, Q, L), in float32 at least. Where none is, at queries that are padding
+        or have no history, all share equally: their values are zero, and nobody reads what is pooled."""
+        return (logits + self.barrier).softmax(-1)
 
 
 @dataclass(frozen=True)
@@ -128,11 +146,19 @@ class Block:
         at_target = Places(zero, None if age is None else zero)
         return Pairs(at_target, self._keys, self.mask[:, None, None, :], self, causal=True)
 
-    def from_items(self, causal: bool) -> Pairs:
-        """Every item is a query over all items, or with ``causal`` over itself and the items before it."""
-        allowed = self.mask[:, None, :, None] & self.mask[:, None, None, :]
-        pairs = Pairs(self._keys, self._keys, allowed, self, causal)
-        return replace(pairs, allowed=pairs.allowed & (pairs.offset >= 0)) if causal else pairs
+    def from_items(self, causal: bool, scale: float = 1.0) -> Pairs:
+        """Every item is a query over all items, or with ``causal`` over itself and the items before it. Stacked layers
+        of one kind share the pairs."""
+        if (causal, scale) not in self._among:
+            allowed = self.mask[:, None, :, None] & self.mask[:, None, None, :]
+            if causal:
+                allowed = allowed & (self.distance <= self.distance.unsqueeze(-1)).mT
+            self._among[causal, scale] = Pairs(self._keys, self._keys, allowed, self, causal, scale)
+        return self._among[causal, scale]
+
+    @cached_property
+    def _among(self) -> dict[tuple[bool, float], Pairs]:
+        return {}
 
     @cached_property
     def _keys(self) -> Places:

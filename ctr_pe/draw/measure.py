@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.draw.trial import Trial, Unit, flat, identity
+from ctr_pe.draw.trial import Trial, Unit, flat, identity, mixed_weights
 from ctr_pe.pe.base import Chain, PositionEncoding
 from ctr_pe.positions import Pairs, Places, Positions
 from ctr_pe.units import SelfAttention, TargetAttention
@@ -168,12 +168,11 @@ class Watched(PositionEncoding):
             self._keep(self.places, places(logits, pairs), pairs)
         return out
 
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
-        out = self.pe.mix(weights, values, pairs)
+    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         self.items[pairs.block.rows] = pairs.allowed[:, 0, -1].sum(-1)
         self._keep(self.shares, weights, pairs)
-        self._keep(self.weights, out, pairs)
-        return out
+        self._keep(self.weights, mixed_weights(self.pe, weights, pairs), pairs)
+        return self.pe.mix(weights, values, pairs)
 
     def _keep(self, table: Tensor, values: Tensor, pairs: Pairs) -> None:
         """Of values (R, H, Q, L), those of the last query."""

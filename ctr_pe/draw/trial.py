@@ -78,7 +78,7 @@ class Trial:
         weights = torch.zeros(rows, heads, pairs.allowed.shape[2], items)
         if last is not None:
             weights[:, :, -1] = last.unsqueeze(1)
-        return self.pe.mix(weights, torch.zeros(rows, heads, items, self.pe.head_dim), pairs)[:, :, -1]
+        return mixed_weights(self.pe, weights, pairs)[:, :, -1]
 
     def of_newest(self, by_row: Tensor) -> Tensor:
         """(1, H, n), the oldest first -> (H, n) from the nearest on; (len(AGES), H, 1 or 2) -> (H, len(AGES))."""
@@ -141,3 +141,10 @@ def flat(curve: Tensor) -> bool:
 
 
 __all__ = ["AGES", "Trial", "Unit", "flat", "identity"]
+
+
+def mixed_weights(pe: PositionEncoding, weights: Tensor, pairs: Pairs) -> Tensor:
+    """With which weights the items are pooled in the end, (B, H, Q, L), whether ``mix`` changes weights or values."""
+    every_item = torch.eye(weights.shape[-1]).expand(*weights.shape[:2], -1, -1)
+    weights, values = pe.mix(weights, every_item, pairs)
+    return weights @ values if pairs.among_items else weights

@@ -86,10 +86,11 @@ class PositionEncoding(nn.Module):
         ``needs_vectors`` keys may be empty, (B, H, 0, d)."""
         return logits
 
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
-        """Before pooling: weights (B, H, Q, L) after the softmax and values (B, H, L, d), zero at padding -> weights
-        with which the values are pooled. Without ``needs_vectors`` values may be empty, (B, H, 0, d)."""
-        return weights
+    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+        """Before pooling: weights (B, H, Q, L) after the softmax and values (B, H, L, d), zero at padding -> those that
+        are pooled. In target attention the weights alone count, and without ``needs_vectors`` values may be empty,
+        (B, H, 0, d)."""
+        return weights, values
 
     def auxiliary_loss(self) -> Tensor:
         """Scalar that training adds to the loss: what hooks gave to ``learn`` since the last call, 0 without."""
@@ -142,10 +143,10 @@ class Chain(PositionEncoding):
             logits = pe.bias(query, keys, logits, pairs)
         return logits
 
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         for pe in self._links():
-            weights = pe.mix(weights, values, pairs)
-        return weights
+            weights, values = pe.mix(weights, values, pairs)
+        return weights, values
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()

@@ -43,21 +43,26 @@ def place_scores(query: Tensor, table: Tensor, position: Tensor) -> Tensor:
     Returns:
         (B, H, Q, L), float32 at least.
     """
-    keys = position.shape[-1]
-    return interpolate(widen(query @ table[: keys + 1].T), position, bounded=len(table) > keys)
+    rows = table[: position.shape[-1] + 1]
+    scores = query @ torch.cat([rows, rows[-1:]]).T
+    return _interpolate(widen(scores), position, bounded=len(rows) > position.shape[-1])
 
 
-def interpolate(table: Tensor, position: Tensor, bounded: bool = False) -> Tensor:
+def interpolate(table: Tensor, position: Tensor) -> Tensor:
     """Linear interpolation of scores per query.
 
     Args:
         table: (B, H, Q, T) score of each table row under each query.
         position: (B, H, Q, L) fractional rows; those below 0 or past T - 1 take the first or last row.
-        bounded: there are none.
 
     Returns:
         (B, H, Q, L).
     """
+    return _interpolate(torch.cat([table, table[..., -1:]], -1), position, bounded=False)
+
+
+def _interpolate(table: Tensor, position: Tensor, bounded: bool) -> Tensor:
+    """table (B, H, Q, T + 1), whose last row is there twice; ``bounded``: no position is below 0 or past T - 1."""
     interpolated: Tensor = _Interpolation.apply(table, position, bounded)  # type: ignore[no-untyped-call]
     return interpolated
 
@@ -78,27 +83,25 @@ class _SuffixSum(torch.autograd.Function):
 class _Interpolation(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, table: Tensor, position: Tensor, bounded: bool) -> Tensor:
-        last = table.shape[-1] - 1
-        clamped = position if bounded else position.clamp(0, last)
+        clamped = position if bounded else position.clamp(0, table.shape[-1] - 2)
         low = clamped.long()
-        high = low + 1  # not ceil: at an integer position it would lose the gradient
-        high.clamp_(max=last)
         fraction = clamped - low
         value = table.gather(-1, low)
-        step = table.gather(-1, high).sub_(value)
+        step = table[..., 1:].gather(-1, low).sub_(value)  # not to the ceiling, which has no gradient at integers
         result = torch.addcmul(value, step, fraction)
-        if not bounded:  # past the table nothing depends on the position; on its edge it still may come back
-            step *= (position >= 0) & (position <= last)
-        ctx.save_for_backward(low, high, fraction, step)
+        if not bounded:  # below the table nothing depends on the position; past it the step is 0
+            step *= position >= 0
+        ctx.save_for_backward(low, fraction, step)
         ctx.rows = table.shape[-1]
         return result
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        low, high, fraction, step = ctx.saved_tensors
+        low, fraction, step = ctx.saved_tensors
         upper = grad * fraction
         table = grad.new_zeros(*grad.shape[:-1], ctx.rows)
-        table.scatter_add_(-1, low, grad - upper).scatter_add_(-1, high, upper)
+        table.scatter_add_(-1, low, grad - upper)
+        table[..., 1:].scatter_add_(-1, low, upper)
         return table, grad * step, None
 
 

@@ -144,7 +144,7 @@ class DIF(PositionEncoding):
         apart = self.fusion != "sum"
         scores = [logits]
         if self.widths:
-            attributes = self._among_items if _of_items(pairs) else self._of_target
+            attributes = self._among_items if pairs.among_items else self._of_target
             scores += attributes(pairs, apart)
         if self.position is not None:
             places = (nn.functional.embedding(at.distance.flatten().clamp(max=self.max_len), self.table)
@@ -210,19 +210,19 @@ class DIF(PositionEncoding):
         share = outer(hidden).softmax(0)
         return torch.stack([part * score for part, score in zip(share, scores, strict=True)]).sum(0)
 
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         if self.training and self.predictors:
             self._learn_attributes(weights, values, pairs)
-        return weights
+        return weights, values
 
     def _learn_attributes(self, weights: Tensor, values: Tensor, pairs: Pairs) -> None:
         block, of = pairs.block, pairs.block.of
-        asked = of.items if _of_items(pairs) else of.target
+        asked = of.items if pairs.among_items else of.target
         if asked is None or asked.chosen is None or not asked.ids or not pairs.causal:
             return
         chosen, ids = asked.chosen, asked.ids
         pooled = (weights.to(values.dtype) @ values).transpose(1, 2).flatten(2)  # (R, Q, D)
-        if _of_items(pairs):  # asked what comes next: the packed item after this one, if it is of the same row
+        if pairs.among_items:  # asked what comes next: the packed item after this one, if it is of the same row
             rows, _ = of.real
             same_row = torch.cat([rows[1:] == rows[:-1], chosen.new_zeros(1)])
             chosen, ids = chosen.roll(-1) & same_row, tuple(field.roll(-1) for field in ids)
@@ -259,14 +259,9 @@ class Source(nn.Module):
         return x.view(*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads).transpose(-3, -2)
 
 
-def _of_items(pairs: Pairs) -> bool:
-    """Self-attention, where queries and keys are the same items."""
-    return pairs.query is pairs.key
-
-
 def _columns(pairs: Pairs) -> Tensor:
     """(1, 1, Q, L): in which column of a fusion a key stands, and as well which key stands in a column."""
-    if _of_items(pairs) and pairs.causal:
+    if pairs.among_items and pairs.causal:
         return pairs.offset % pairs.offset.shape[-1]  # later keys, which are forbidden, come last
     return (pairs.key.distance - 1).unsqueeze(-2).expand_as(pairs.offset)
 

@@ -89,13 +89,16 @@ class Kernel(PositionEncoding):
         if not self.names["U"]:
             return logits
         # What is not allowed must not enter the sums. The unit masks afterwards.
-        return self._times("U", widen(logits) * pairs.allowed, pairs)
+        return self._times("U", widen(logits) * pairs.admitted, pairs)
 
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         if not self.names["L"]:
-            return weights
-        # (a L) V rather than a (L V). Weights that L moves onto padding meet values of zero.
-        return self._times("L", widen(weights), pairs)
+            return weights, values
+        if pairs.among_items and (self.at_end or "toeplitz" in self.names["L"]):
+            with torch.autocast(values.device.type, enabled=False):  # a (L V): the fewest products
+                return weights, (self.matrix("L", values.shape[-2]) @ widen(values)).to(values.dtype)
+        # (a L) V. Weights that L moves onto padding meet values of zero.
+        return self._times("L", widen(weights), pairs), values
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()

@@ -7,6 +7,7 @@ M rows that have items.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
@@ -99,11 +100,11 @@ class PDM(PositionEncoding):
             self._logits = logits
         return logits
 
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         logits, self._logits = self._logits, None
         if logits is not None:
             self._keep_views(logits, values, pairs)
-        return weights + self.position_weights(pairs)
+        return weights + self.position_weights(pairs), values
 
     def auxiliary_loss(self) -> Tensor:
         views, self._views = self._views, {}
@@ -124,7 +125,7 @@ class PDM(PositionEncoding):
             query = self._heads(self.query, pairs.query.distance)
             key = self._heads(self.key, pairs.key.distance)
             logits = query @ key.transpose(-1, -2) * self.head_dim**-0.5  # (H, Q, L)
-            return _softmax(widen(logits), pairs.allowed)
+            return _softmax(widen(logits), pairs)
 
     def _heads(self, project: nn.Module, distance: Tensor) -> Tensor:
         """distance (1, 1, L) -> (H, L, d)."""
@@ -175,10 +176,10 @@ class PDM(PositionEncoding):
         place = order.argsort(1)  # of each item
         allowed = pairs.allowed.gather(-1, place[:, None, None].expand_as(pairs.allowed)) & there[:, None, None]
         if pairs.rescore is not None:  # target attention
-            hidden = _softmax(logits, allowed).transpose(-1, -2) * values
+            hidden = _softmax(logits, replace(pairs, allowed=allowed)).transpose(-1, -2) * values
         else:  # items see what is before them in the new order, so none has to be moved
             allowed = allowed.gather(-2, place[:, None, :, None].expand_as(allowed)) & there[:, None, :, None]
-            hidden = _softmax(logits, allowed) @ values
+            hidden = _softmax(logits, replace(pairs, allowed=allowed)) @ values
         if self.contrast_on == "norm":
             hidden = hidden + values
         hidden = hidden.transpose(1, 2).flatten(2)  # (R, W, D)
@@ -222,6 +223,6 @@ def contrast(views: Sequence[Views], temperature: float = 1.0) -> Tensor:
     return nn.functional.cross_entropy(products, torch.cat(twins), reduction="none")
 
 
-def _softmax(logits: Tensor, allowed: Tensor) -> Tensor:
-    barrier = torch.zeros_like(allowed, dtype=logits.dtype).masked_fill_(~allowed, torch.finfo(logits.dtype).min)
-    return (logits + barrier).softmax(-1) * allowed.any(-1, keepdim=True)
+def _softmax(logits: Tensor, pairs: Pairs) -> Tensor:
+    """Zero where nothing is allowed, too."""
+    return pairs.softmax(logits) * pairs.allowed.any(-1, keepdim=True).to(logits.dtype)

@@ -4,7 +4,6 @@ from ctr_pe.units.activations import Dice
 from ctr_pe.units.gru import GRU, AttentionGRU
 from ctr_pe.units.scores import BilinearScore, DINScore, DotScore
 from ctr_pe.units.self_attention import SelfAttention
-from ctr_pe.units.softmax import masked_softmax
 from ctr_pe.units.target_attention import TargetAttention
 from ctr_pe.units.transformer import Transformer, TransformerBlock
 
@@ -19,5 +18,4 @@ __all__ = [
     "TargetAttention",
     "Transformer",
     "TransformerBlock",
-    "masked_softmax",
 ]

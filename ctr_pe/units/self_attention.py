@@ -5,14 +5,11 @@ B batch, L slots, N real items of the batch, R rows of a block, W its slots, H h
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Block, Items, Positions
 from ctr_pe.units.dropout import Dropout
-from ctr_pe.units.softmax import masked_softmax
 
 
 class SelfAttention(nn.Module):
@@ -79,12 +76,12 @@ class SelfAttention(nn.Module):
         """query, key, value (R, W, D) -> (R, W, H, d)."""
         query, key, value = self._split(query), self._split(key), self._split(value)
         scale = query.shape[-1] ** -0.5
-        pairs = replace(block.from_items(self.causal), scale=scale)
+        pairs = block.from_items(self.causal, scale)
         turned_query, turned_key = self.pe.rotate(query, key, pairs.query, pairs.key)
         logits = turned_query @ turned_key.transpose(-1, -2) * scale
         logits = self.pe.bias(query, key, logits, pairs)  # (R, H, W, W)
-        weights = self.dropout(masked_softmax(logits, pairs.allowed))
-        pooled: Tensor = self.pe.mix(weights, value, pairs).to(value.dtype) @ value
+        weights, mixed = self.pe.mix(self.dropout(pairs.softmax(logits)), value, pairs)
+        pooled: Tensor = weights.to(mixed.dtype) @ mixed
         return pooled.transpose(1, 2)
 
     def _split(self, x: Tensor) -> Tensor:

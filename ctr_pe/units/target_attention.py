@@ -16,7 +16,6 @@ from ctr_pe.errors import nearest
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Items, Places, Positions
 from ctr_pe.units.scores import SCORES
-from ctr_pe.units.softmax import masked_softmax
 
 
 class TargetAttention(nn.Module):
@@ -89,8 +88,9 @@ class TargetAttention(nn.Module):
         whole, logits = target[:, None, None, :], scored(keys)  # one head, one query
         values = block.lay(items)[:, None] if self.pe.needs_vectors else whole[:, :, :0]
         logits = self.pe.bias(whole, values, logits, pairs)
-        weights = masked_softmax(logits, pairs.allowed) if self.softmax else logits * pairs.allowed
-        share = block.take(self.pe.mix(weights, values, pairs)[:, 0, 0]).to(items.dtype).unsqueeze(-1)
+        weights = pairs.softmax(logits) if self.softmax else logits * pairs.admitted
+        mixed, _ = self.pe.mix(weights, values, pairs)
+        share = block.take(mixed[:, 0, 0]).to(items.dtype).unsqueeze(-1)
         interest = torch.zeros_like(target, dtype=items.dtype).index_add(0, rows, share * items)
         return interest, positions.spread(block.take(weights[:, 0, 0]))
 

@@ -16,7 +16,7 @@ from make_dmin import PADDINGS, params
 from torch import Tensor
 
 from ctr_pe.model_zoo import DMIN
-from ctr_pe.units import self_attention
+from ctr_pe.positions import Pairs
 
 GOLDEN = json.loads(Path(__file__).with_name("dmin.json").read_text())
 CASES = GOLDEN["cases"]
@@ -94,12 +94,12 @@ def test_its_refiner_masks_nothing(case: dict[str, Any], tmp_path: Path, monkeyp
         return  # there, padded slots get weight too
 
     # With the same done to our refiner, outputs are its own: there is no other difference.
-    proper, calls = self_attention.masked_softmax, iter(["refiner", "extractor"])
+    proper, calls = Pairs.softmax, iter(["refiner"])
 
-    def softmax(logits: Tensor, allowed: Tensor) -> Tensor:
-        return (logits + ~allowed).softmax(-1) if next(calls) == "refiner" else proper(logits, allowed)
+    def softmax(pairs: Pairs, logits: Tensor) -> Tensor:
+        return (logits + ~pairs.allowed).softmax(-1) if next(calls, "others") == "refiner" else proper(pairs, logits)
 
-    monkeypatch.setattr(self_attention, "masked_softmax", softmax)
+    monkeypatch.setattr(Pairs, "softmax", softmax)
     assert torch.allclose(ours(case, tmp_path), published, rtol=0, atol=5e-7)
 
 

@@ -14,7 +14,6 @@ from ctr_pe import Positions, build_pe
 from ctr_pe.errors import UserError
 from ctr_pe.pe.pdm import AUGMENTATIONS, CONTRASTED, PDM, contrast
 from ctr_pe.units import SelfAttention, TargetAttention
-from ctr_pe.units.softmax import masked_softmax
 
 D, L, HEADS = 8, 6, 2
 COUNTS = (3, 6, 0, 5, 1)
@@ -40,16 +39,16 @@ class TestPositions:
     def test_weights_of_both_branches_sum_to_one_each(self, causal: bool) -> None:
         pe = randomised(PDM(D, L, HEADS))
         pairs = lengths(*COUNTS).whole.from_items(causal)
-        attention = masked_softmax(vectors(len(COUNTS), HEADS, L, L), pairs.allowed)
+        attention = pairs.softmax(vectors(len(COUNTS), HEADS, L, L)) * pairs.admitted
         real = pairs.allowed.any(-1).expand(-1, HEADS, -1).double()
-        for weights, want in ((pe.position_weights(pairs), 1.0), (pe.mix(attention, attention, pairs), 2.0)):
+        for weights, want in ((pe.position_weights(pairs), 1.0), (pe.mix(attention, attention, pairs)[0], 2.0)):
             assert torch.allclose(weights.sum(-1), want * real)
             assert (weights[~pairs.allowed.expand_as(weights)] == 0).all()
 
     def test_weights_depend_on_places_alone(self) -> None:
         pe = randomised(PDM(D, L))
         pairs = lengths(*COUNTS, 5).whole.from_target()
-        weights = [pe.mix(masked_softmax(s, pairs.allowed), s, pairs) - masked_softmax(s, pairs.allowed)
+        weights = [pe.mix(pairs.softmax(s), s, pairs)[0] - pairs.softmax(s)
                    for s in (vectors(6, 1, 1, L), vectors(6, 1, 1, L, seed=1))]  # fmt: skip
         assert torch.allclose(weights[0], weights[1], atol=1e-15)
         assert torch.allclose(weights[0][3], weights[0][5], atol=1e-15)  # both of 5 items

@@ -16,18 +16,26 @@ from ctr_pe.units import (
     DotScore,
     SelfAttention,
     TargetAttention,
-    masked_softmax,
     pieces,
 )
 
 
-def test_masked_softmax_of_nothing_is_zero_with_zero_gradient() -> None:
-    logits = torch.tensor([[1.0, 2.0], [3.0, 4.0]], requires_grad=True)
-    weights = masked_softmax(logits, torch.tensor([[True, False], [False, False]]))
-    assert weights.tolist() == [[1.0, 0.0], [0.0, 0.0]]
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+def test_softmax_is_zero_where_not_allowed_and_finite_where_nothing_is(dtype: torch.dtype) -> None:
+    pairs = Positions.from_mask(torch.tensor([[False, True], [False, False]])).whole.from_target()
+    logits = torch.tensor([[[[1.0]]], [[[-4e4]]]], dtype=dtype).requires_grad_()
+    weights = pairs.softmax(logits)
+    assert weights.dtype == torch.promote_types(dtype, torch.float32)
+    assert weights.flatten().tolist() == [1.0, 1.0]
+    wide = Positions.from_mask(torch.tensor([[True, True], [False, True], [False, False]])).whole.from_items(True)
+    logits = torch.full((3, 1, 2, 2), -4e4, dtype=dtype).requires_grad_()
+    weights = wide.softmax(logits)
+    assert weights[0, 0].tolist() == [[1.0, 0.0], [0.5, 0.5]]
+    assert weights[1, 0, 1].tolist() == [0.0, 1.0]
+    assert weights.isfinite().all()
     weights.square().sum().backward()
     assert logits.grad is not None
-    assert logits.grad.tolist() == [[0.0, 0.0], [0.0, 0.0]]
+    assert logits.grad.isfinite().all()
 
 
 def test_dot_and_bilinear_scores() -> None:
