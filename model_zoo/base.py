@@ -18,12 +18,14 @@ import numpy as np
 import torch
 from fuxictr.pytorch import layers
 from fuxictr.pytorch.models import BaseModel
+from fuxictr.pytorch.torch_utils import get_loss, get_optimizer
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
 from ctr_pe.model_zoo.fields import Group, field_dim, field_groups, take_encoders
 from ctr_pe.model_zoo.keys import check_keys, count, number, regularizer
+from ctr_pe.model_zoo.lazy import LazyTables
 from ctr_pe.model_zoo.tables import look_up, regularization
 from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.pe.base import Chain, PositionEncoding
@@ -54,6 +56,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         dnn_hidden_units, dnn_activations, net_dropout, batch_norm: the tower; ``bn_only_once`` norms its input alone.
         amp: mixed precision: attention in bfloat16, positions, weights and the tower in float32.
         embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
+        table_optimizer: ``lazy_adam`` or ``rowwise_adagrad`` updates and regularises only the rows of embedding tables
+            that a batch has, see :mod:`ctr_pe.model_zoo.lazy`; None, as all other parameters.
 
     Raises:
         UserError: an unknown key, a field that the feature map lacks, groups that do not match, a bad value.
@@ -83,6 +87,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         amp: bool = False,
         embedding_regularizer: float | str | None = None,
         net_regularizer: float | str | None = None,
+        table_optimizer: str | None = None,
         **kwargs: Any,
     ) -> None:
         prefix = type(self).__name__.lower()
@@ -107,6 +112,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             **kwargs,
         )
         self._encodings = 0
+        self._table_optimizer = table_optimizer
         self._auxiliary: dict[str, list[Tensor]] = {}
         self.auxiliary: dict[str, float] = {}  # by name, mean over the batches before the last evaluation
         self.amp = amp
@@ -218,14 +224,35 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self.model_to_device()
 
     def compile(self, optimizer: Any, loss: Any, lr: float) -> None:
-        super().compile(optimizer, loss, lr)
+        lazy = []
+        if self._table_optimizer is not None:
+            layers_of_fields = dict.fromkeys(self.embedding_layer.embedding_layers.values())
+            lazy = [layer for layer in layers_of_fields if type(layer) is nn.Embedding and layer.weight.requires_grad]
+        weights = {table.weight for table in lazy}
+        self.loss_fn = get_loss(loss)
+        self.optimizer = get_optimizer(optimizer, [p for p in self.parameters() if p not in weights], lr)
         for group in self.optimizer.param_groups:  # the same update in one pass, a third of the time or less
             if "fused" in group:
                 group["fused"] = True
+        if lazy:
+            self.optimizer = LazyTables(self._table_optimizer, lazy, self.optimizer, lr, self._embedding_regularizer)
+
+    def train_step(self, batch_data: Mapping[str, Tensor]) -> Tensor:
+        if not isinstance(self.optimizer, LazyTables):
+            loss: Tensor = super().train_step(batch_data)
+            return loss
+        self.optimizer.zero_grad()
+        loss = self.compute_loss(self.forward(batch_data), self.get_labels(batch_data))
+        loss.backward()
+        self.optimizer.clip(self.parameters(), self._max_gradient_norm)
+        self.optimizer.step()
+        return loss
 
     def regularization_loss(self) -> Tensor | float:
         tables = set(self.embedding_layer.parameters())
         others = [parameter for parameter in self.parameters() if parameter not in tables]
+        if isinstance(self.optimizer, LazyTables):  # which sees to those of its own
+            tables -= set(self.optimizer.tables)
         return regularization(list(tables), self._embedding_regularizer) + regularization(others, self._net_regularizer)
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
