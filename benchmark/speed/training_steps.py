@@ -34,7 +34,8 @@ def step(settings: Settings, model: str, full: bool = False) -> Figure:
 def encodings(settings: Settings, each: Sequence[Mapping[str, Any]]) -> list[Figure]:
     """Steps with each encoding over steps without, of one model and shape of histories.
 
-    Full histories come in batches of a quarter, which still have three times the items. The goal of dif is 1.2 times the ratio of the multiply-adds.
+    Full histories come in batches of a quarter, which still have three times the items. The goal of dif is 1.2 times
+    the ratio of the multiply-adds.
     """
     ((model, full),) = {(options["model"], options["full"]) for options in each}
     names = [options["pe"] for options in each]
