@@ -109,6 +109,8 @@ CASES = [
         for pe in available_pes()
         if pe != "none"
     ),
+    Case("tables.lazy_adam", "training_steps:lazy_tables", "≥", 4, {"table_optimizer": "lazy_adam"}),
+    Case("tables.rowwise_adagrad", "training_steps:lazy_tables", "≥", 4, {"table_optimizer": "rowwise_adagrad"}),
     Case("loader.rows", "loader:rows", "≥", 30),
     Case("loader.bytes.disk", "loader:disk", "≥", 10),
     Case("loader.bytes.resident", "loader:resident", "≥", 10),

@@ -74,13 +74,13 @@ def category(items: Ints) -> Ints:
     return 1 + items * 7919 % CATEGORIES
 
 
-def write(folder: Path, rows: Rows, ages: bool = False, times: int = 1) -> Dataset:
-    """A data set of this package with ``rows``, written ``times`` times over, to train on."""
+def write(folder: Path, rows: Rows, ages: bool = False, times: int = 1, items: int = ITEMS) -> Dataset:
+    """A data set of this package with ``rows``, written ``times`` times over, to train on; ``items``: known ids."""
     features: dict[str, dict[str, Any]] = {
         "user_id": {"type": "meta"},
-        "item_id": target_spec(ITEMS),
+        "item_id": target_spec(items),
         "cate_id": target_spec(CATEGORIES),
-        "item_history": history_spec("item_id", ITEMS, MAX_LEN),
+        "item_history": history_spec("item_id", items, MAX_LEN),
         "cate_history": history_spec("cate_id", CATEGORIES, MAX_LEN),
     } | ({AGE: age_spec(MAX_LEN)} if ages else {})
     whole = table(rows, ages)

@@ -63,6 +63,19 @@ def encodings(settings: Settings, each: Sequence[Mapping[str, Any]]) -> list[Fig
     return figures
 
 
+def lazy_tables(settings: Settings, table_optimizer: str) -> Figure:
+    """A step of TIN with Adam over one in which the rows of embedding tables rest while no batch has them."""
+    size, items = _size(settings), settings.size(1_000_000, data.ITEMS)
+    dataset = data.write(settings.folder / "amazon", data.draw(4 * size), items=items)
+    lazy = models.ours("TIN", dataset, settings.gpu, table_optimizer=table_optimizer)
+    dense = models.ours("TIN", dataset, settings.gpu)
+    batches, _ = _batches(settings, dataset, dense, size)
+    say(f"TIN with a table of {items:,} items, {table_optimizer}, batches of {size} rows, against Adam")
+    wait = models.wait(settings.gpu)
+    timed = alternate(models.steps(lazy, batches), models.steps(dense, batches), settings.repeats, 2, wait=wait)
+    return timed.speedup("Adam", batch_size=size, items=items)
+
+
 def multiply_adds(model: Any, batch: data.Batch) -> int:
     """Of one training step, counted in its matrix products."""
     counter = FlopCounterMode(display=False)

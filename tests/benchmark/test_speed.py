@@ -27,6 +27,8 @@ PROMISED = {  # by issue 5
     "step.DIN.tuned-allocator": ("≥", 8),
     "step.DIN.full": ("≥", 2),
     **{f"step.{model}": ("≥", 6) for model in MODELS[1:]},
+    "tables.lazy_adam": ("≥", 4),
+    "tables.rowwise_adagrad": ("≥", 4),
     "loader.rows": ("≥", 30),
     "loader.bytes.disk": ("≥", 10),
     "loader.bytes.resident": ("≥", 10),
