@@ -21,7 +21,8 @@ class Kernel(PositionEncoding):
     """softmax(mask(S U)) L V (equation 9) with S the logits, U upper and L lower triangular.
 
     U makes logit j a sum over this and earlier items, s~_j = sum of s_m u_mj for m <= j, those that are not allowed
-    left out; L does so with values, of which a weighted sum is (a L) V. So no item sees a later one. U acts on the
+    left out; L does so with values, a (L V), which for the one query of target attention is
+    computed as (a L) V. So no item sees a later one. U acts on the
     logits of any score, and as last link of a chain on logits that have positions in them already: ``cape+kernel``.
     U and L start as the identity, so training starts exactly as without positions. Without a causal mask they stay
     triangular.
@@ -48,7 +49,7 @@ class Kernel(PositionEncoding):
     about = About(
         paper="Nabiev 2026",
         equation="softmax(s U), Σ_m u_mj s_m with u_mj = c_{j-m}, m ≤ j; items Σ_m l_jm h_m, m ≤ j",
-        cost="2 L²",
+        cost="2 L²; in self-attention L² + L d",
         extrapolates="items beyond K keep plain attention",
     )
 
