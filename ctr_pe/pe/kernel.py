@@ -21,11 +21,10 @@ class Kernel(PositionEncoding):
     """softmax(mask(S U)) L V (equation 9) with S the logits, U upper and L lower triangular.
 
     U makes logit j a sum over this and earlier items, s~_j = sum of s_m u_mj for m <= j, those that are not allowed
-    left out; L does so with values, a (L V), which for the one query of target attention is
-    computed as (a L) V. So no item sees a later one. U acts on the
-    logits of any score, and as last link of a chain on logits that have positions in them already: ``cape+kernel``.
-    U and L start as the identity, so training starts exactly as without positions. Without a causal mask they stay
-    triangular.
+    left out; L does so with values, a (L V), for the one query of target attention computed as (a L) V. So no item sees
+    a later one. U acts on the logits of any score, and as last link of a chain on logits that have positions in them
+    already: ``cape+kernel``. U and L start as the identity, so training starts exactly as without positions. Without a
+    causal mask they stay triangular.
 
     Args:
         kernel_u: ``toeplitz``, u_mj = c_{j-m}; ``full``; ``none`` leaves the logits alone.
