@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 from torch import Tensor
 
 from ctr_pe.pe.base import PositionEncoding
@@ -27,8 +28,11 @@ class RelativeBias(PositionEncoding):
         raise NotImplementedError
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        offset = pairs.offset[0, 0]  # (Q, L), of every row
-        return logits + self.curve(offset.flatten(), pairs.causal).view(self.num_heads, *offset.shape)
+        offset = pairs.offset[0, 0]  # (Q, L), of every row, and one less from key to key
+        distinct = torch.cat([offset[:, :1].flatten().flip(0), offset[:1, 1:].flatten()])  # Q + L - 1, descending
+        # Each query's keys begin one offset before those of the query above.
+        by_query = self.curve(distinct, pairs.causal).unfold(-1, offset.shape[1], 1).flip(-2)
+        return logits + by_query
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()
