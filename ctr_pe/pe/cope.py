@@ -85,7 +85,7 @@ class _Interpolation(torch.autograd.Function):
     def forward(ctx: Any, table: Tensor, position: Tensor, bounded: bool) -> Tensor:
         clamped = position if bounded else position.clamp(0, table.shape[-1] - 2)
         low = clamped.long()
-        fraction = clamped - low
+        fraction = clamped.frac()  # a quarter of the time of clamped - low, whose types differ
         value = table.gather(-1, low)
         step = table[..., 1:].gather(-1, low).sub_(value)  # not to the ceiling, which has no gradient at integers
         result = torch.addcmul(value, step, fraction)
