@@ -7,14 +7,13 @@ slots, P planes: pairs of coordinates, each a complex number λ e^(iθ) with mod
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.cope import widen
+from ctr_pe.pe.turning import halves, in_halves, turn, turned
 from ctr_pe.positions import Pairs, Places, Positions
 
 CHOICES = {
@@ -162,15 +161,14 @@ class Euler(PositionEncoding):
         items = items + nn.functional.embedding(rows, self.table)
         if self.psi is None:
             return items
-        return self._in_layout(turn(self._in_halves(items), nn.functional.embedding(rows, self.psi)))
+        return turned(items, nn.functional.embedding(rows, self.psi), self.interleaved)
 
     def _turned(self, vectors: Tensor, angle: Tensor) -> Tensor:
         """vectors (..., d) with phases scaled, and turned by angle (..., P)."""
-        whole = self._in_halves(self._merged(vectors))
-        turned = self._in_layout(turn(widen(whole), angle, self.scale).to(whole.dtype))
+        moved = turned(self._merged(vectors), angle, self.interleaved, self.scale)
         if self._merges:
-            turned = turned.squeeze(-3).view(*turned.shape[:-3], -1, self.num_heads, self.head_dim).transpose(-3, -2)
-        return turned
+            moved = moved.squeeze(-3).view(*moved.shape[:-3], -1, self.num_heads, self.head_dim).transpose(-3, -2)
+        return moved
 
     @property
     def _merges(self) -> bool:
@@ -179,20 +177,6 @@ class Euler(PositionEncoding):
     def _merged(self, vectors: Tensor) -> Tensor:
         """vectors of which planes are taken: those of the heads (B, H, L, d), or of the whole item (B, 1, L, D)."""
         return vectors.transpose(-3, -2).flatten(-2).unsqueeze(-3) if self._merges else vectors
-
-    def _in_halves(self, vectors: Tensor) -> Tensor:
-        """Coordinates in the order that is reckoned with: real parts, imaginary parts, the last one of an odd width."""
-        if not self.interleaved:
-            return vectors
-        paired = vectors.shape[-1] // 2 * 2
-        return torch.cat((vectors[..., :paired:2], vectors[..., 1:paired:2], vectors[..., paired:]), dim=-1)
-
-    def _in_layout(self, vectors: Tensor) -> Tensor:
-        """Coordinates in the order of the option."""
-        if not self.interleaved:
-            return vectors
-        real, imaginary, rest = halves(vectors)
-        return torch.cat((torch.stack((real, imaginary), dim=-1).flatten(-2), rest), dim=-1)
 
     def _angle(self, distance: Tensor, like: Tensor) -> Tensor:
         """-distance · g (..., P), in float32 at least: in half precision fast planes are soon off."""
@@ -219,7 +203,7 @@ class Euler(PositionEncoding):
 
     def _phase_loss(self, vectors: Tensor, shift: Tensor | None, real: Tensor) -> Tensor:
         """Phase contrast of vectors (R, H, W, d), summed over the real ones (R, W)."""
-        phase = phases(widen(self._in_halves(self._merged(vectors))))
+        phase = phases(widen(in_halves(self._merged(vectors), self.interleaved)))
         if self.scale is not None:
             phase = phase * self.scale
         if shift is not None:
@@ -237,61 +221,6 @@ class Euler(PositionEncoding):
         drawn = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=draw)
         numbers = drawn.view(torch.int16)[: shape.numel()].view(shape).int()
         return numbers >= round(self.mask_rate * 2**16) - 2**15
-
-
-def halves(vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Views of real parts (..., P), imaginary parts (..., P) and the coordinate left over from an odd width."""
-    planes = vectors.shape[-1] // 2
-    return vectors[..., :planes], vectors[..., planes : 2 * planes], vectors[..., 2 * planes :]
-
-
-def turn(vectors: Tensor, angle: Tensor, scale: Tensor | None = None) -> Tensor:
-    """Planes λ e^(iθ) of vectors (..., d) become λ e^(i(δ θ + angle)).
-
-    Args:
-        vectors: real parts, imaginary parts, and the coordinate left over from an odd d, which stays.
-        angle: broadcasts against θ (..., P).
-        scale: δ, likewise; 1 by default.
-    """
-    turned: Tensor = _Turn.apply(vectors, angle, scale)  # type: ignore[no-untyped-call]
-    return turned
-
-
-class _Turn(torch.autograd.Function):
-    """By hand, because autograd would take cosines and sines once more, and because θ has no derivative at zero: there
-    it counts as constant. In real numbers it is a turn by (δ - 1) θ + angle."""
-
-    @staticmethod
-    def forward(ctx: Any, vectors: Tensor, angle: Tensor, scale: Tensor | None) -> Tensor:
-        real, imaginary, rest = halves(vectors)
-        r, s = real.contiguous(), imaginary.contiguous()  # every operation on a view of half a row is slower
-        theta, ctx.angle_shape = None, angle.shape
-        if scale is not None:
-            theta = torch.atan2(s, r)
-            angle = torch.addcmul(angle, theta, scale - 1)
-        cos, sin = angle.cos(), angle.sin()
-        ctx.save_for_backward(r, s, cos, sin, theta, scale)
-        return torch.cat(((r * cos).addcmul_(s, sin, value=-1), (r * sin).addcmul_(s, cos), rest), dim=-1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        r, s, cos, sin, theta, scale = ctx.saved_tensors
-        real, imaginary, rest = halves(grad)
-        real, imaginary = real.contiguous(), imaginary.contiguous()
-        dr = (real * cos).addcmul_(imaginary, sin)  # turned back
-        ds = (imaginary * cos).addcmul_(real, sin, value=-1)
-        of_angle = of_scale = None
-        if scale is not None or ctx.needs_input_grad[1]:
-            around = (ds * r).addcmul_(dr, s, value=-1)
-            of_angle = around.sum_to_size(ctx.angle_shape) if ctx.needs_input_grad[1] else None
-            if scale is not None:
-                of_scale = (around * theta).sum_to_size(scale.shape)
-                square = (r * r).addcmul_(s, s).clamp_min_(torch.finfo(r.dtype).tiny)
-                around = (around * (scale - 1)).div_(square)
-                dr.addcmul_(around, s, value=-1)
-                ds.addcmul_(around, r)
-        return torch.cat((dr, ds, rest), dim=-1), of_angle, of_scale
 
 
 def phases(vectors: Tensor) -> Tensor:

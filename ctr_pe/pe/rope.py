@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe.pe.base import About, PositionEncoding
+from ctr_pe.pe.turning import turned
 from ctr_pe.positions import Places
 
 
@@ -46,10 +47,9 @@ class RoPE(PositionEncoding):
         self.base = float(rope_base)
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
-        def turned(vectors: Tensor, at: Places) -> Tensor:
-            return self._turn(vectors, self._by_order(vectors, at, self.head_dim))
-
-        return turned(query, query_at), turned(keys, keys_at)
+        of_keys = self._by_order(keys, keys_at, self.head_dim)
+        of_query = of_keys if query_at is keys_at else self._by_order(query, query_at, self.head_dim)
+        return self._turn(query, of_query), self._turn(keys, of_keys)
 
     def _by_order(self, vectors: Tensor, at: Places, width: int) -> Tensor:
         """Angles (..., width / 2) of the planes of vectors that are ``width`` wide."""
@@ -59,13 +59,4 @@ class RoPE(PositionEncoding):
 
     def _turn(self, vectors: Tensor, angle: Tensor) -> Tensor:
         """vectors (..., d) with their planes turned by angles (..., d/2)."""
-        planes = self.head_dim // 2
-        cos, sin = angle.cos().to(vectors.dtype), angle.sin().to(vectors.dtype)
-        rest = vectors[..., 2 * planes :]
-        if self.interleaved:
-            a, b = vectors[..., 0 : 2 * planes : 2], vectors[..., 1 : 2 * planes : 2]
-            turned = torch.stack((a * cos - b * sin, a * sin + b * cos), dim=-1).flatten(-2)
-        else:
-            a, b = vectors[..., :planes], vectors[..., planes : 2 * planes]
-            turned = torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
-        return torch.cat((turned, rest), dim=-1) if rest.shape[-1] else turned
+        return turned(vectors, angle, self.interleaved)
