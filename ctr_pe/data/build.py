@@ -129,7 +129,8 @@ def _never_chosen(events: Events, target: Ints, items: int, generator: np.random
     The r-th item outside a user's sorted choices c is r + #{i: c[i] - i <= r}: exact without rejection, so that a user
     who chose nearly everything costs no more than others.
     """
-    chosen = np.unique(events.user * items + events.code)
+    chosen = np.sort(events.user * items + events.code)  # np.unique hashes, which takes ten times as long
+    chosen = chosen[np.append(True, chosen[1:] != chosen[:-1])]
     user = chosen // items
     count = np.bincount(user)
     start = np.cumsum(count) - count
@@ -197,7 +198,7 @@ class _Counter:
 
     def add(self, events: Events, rows: Targets) -> None:
         self.users += int(events.user[-1]) + 1
-        self.users_without_rows += int(events.user[-1]) + 1 - len(np.unique(rows.user))
+        self.users_without_rows += int(events.user[-1]) + 1 - _distinct(rows.user)
         self.tied += int(events.tied.sum())
         self.repeated += events.repeated
         self.contradictions += events.contradictions
@@ -262,6 +263,10 @@ class _Counter:
         for key in [key for key in counts if key.endswith("_items")]:
             counts[key.replace("_items", "_mean")] = round(counts[key] / max(counts["rows"], 1), 2)
         return {**counts, "unseen": dict(unseen)}
+
+
+def _distinct(ordered: Ints) -> int:
+    return int(np.count_nonzero(np.diff(ordered))) + bool(len(ordered))
 
 
 class _Files:
