@@ -185,9 +185,15 @@ def _make(parquet: Path, wants: Mapping[str, Want], folder: Path) -> None:
 
 
 def _chunks(file: pq.ParquetFile, names: Mapping[str, object]) -> Iterator[tuple[str, pa.Array]]:
-    for batch in file.iter_batches(CHUNK_ROWS, columns=list(names)):
+    for batch in batches(file, CHUNK_ROWS, list(names)):
         for name in names:
             yield name, batch.column(name)
+
+
+def batches(file: pq.ParquetFile, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
+    """All rows, one row group after the other: read in one go, each would stay in memory until the last."""
+    for group in range(file.num_row_groups):
+        yield from file.iter_batches(rows, row_groups=[group], columns=columns)
 
 
 def _flat(array: pa.Array) -> tuple[pa.Array, Array | None]:

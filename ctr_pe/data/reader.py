@@ -19,6 +19,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from tqdm import tqdm
 
+from ctr_pe.data.columns import batches
 from ctr_pe.data.dataset import SPLITS, Dataset, DatasetWriter
 from ctr_pe.data.published import MAX_LEN, Field, Published
 from ctr_pe.data.specs import feature_vocab, history_spec, target_spec
@@ -226,7 +227,7 @@ def _blocks(
             total=file.metadata.num_rows, unit=" rows", desc=description, disable=not progress, unit_scale=True
         ) as bar,
     ):
-        for block in file.iter_batches(BLOCK_ROWS):
+        for block in batches(file, BLOCK_ROWS):
             rows = len(block)
             if chosen is not None:
                 block = block.filter(pa.array(chosen[first : first + rows]))
