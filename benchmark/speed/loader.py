@@ -130,7 +130,7 @@ def beyond_memory(settings: Settings) -> Figure:
     """
     size = settings.size(5 * GB, GB // 50)
     block = settings.size(50_000, 2_000)
-    per_row = data.MAX_LEN * (2 + 2) + 16  # ids of 63,000 items and 800 categories take two bytes each
+    per_row = data.MAX_LEN * (2 + 2) + 8  # ids of 63,000 items and 800 categories take two bytes each
     count = -(-size // (per_row * block)) * block
     say(f"writing a set of {count:,} rows")
     with multiprocessing.get_context("spawn").Pool(1) as pool:  # elsewhere: nothing of it shall stay in this process

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 ITEM = "item_id"  # the item's column in every data set
 BLOCK = 500_000  # events read at once
+PART = 4_000_000  # events sorted into blocks at once, all of which polars may hold
 BINS = 1 << 20  # resolution of a split by time, of the log's time span
 
 Ints = npt.NDArray[np.int64]
@@ -72,14 +73,22 @@ class Log:
     def blocks(self, folder: Path, size: int = BLOCK) -> list[pl.LazyFrame]:
         """The events in blocks of whole users, about ``size`` events each; several are files below ``folder``."""
         codes = self.catalogue.lazy().select(item=ITEM, code=pl.int_range(pl.len(), dtype=pl.Int64))
-        events = self._events.join(codes, on="item", how="left").drop("item")
+
+        def coded(events: pl.LazyFrame) -> pl.LazyFrame:
+            return events.join(codes, on="item", how="left").drop("item")
+
         count = -(-self.kept // size)
         with _readable(self.file):
             if count == 1:
-                return [events.collect(engine="streaming").lazy()]
+                return [coded(self._events).collect(engine="streaming").lazy()]
             block = pl.col("user").hash(seed=0) % count
-            events.sink_parquet(pl.PartitionBy(folder, key={"block": block}, include_key=False), mkdir=True)
-        return [pl.scan_parquet(path) for path in sorted(folder.iterdir())]
+            for start in range(0, self.kept, PART):
+                into = pl.PartitionBy(folder / str(start), key={"block": block}, include_key=False)
+                coded(self._events.slice(start, PART)).sink_parquet(into, mkdir=True)
+        parts: dict[str, list[Path]] = {}
+        for path in sorted(folder.glob("*/*")):
+            parts.setdefault(path.name, []).append(path)
+        return [pl.scan_parquet(paths) for _, paths in sorted(parts.items())]
 
     def events(self, block: pl.LazyFrame) -> Events:
         """One block, sorted, whatever the order of the rows in the log."""
