@@ -249,11 +249,11 @@ class RankModel(BaseModel):  # type: ignore[misc]
         return loss
 
     def regularization_loss(self) -> Tensor | float:
-        tables = set(self.embedding_layer.parameters())
-        others = [parameter for parameter in self.parameters() if parameter not in tables]
+        tables = list(self.embedding_layer.parameters())
+        others = [parameter for parameter in self.parameters() if parameter not in set(tables)]
         if isinstance(self.optimizer, LazyTables):  # which sees to those of its own
-            tables -= set(self.optimizer.tables)
-        return regularization(list(tables), self._embedding_regularizer) + regularization(others, self._net_regularizer)
+            tables = [table for table in tables if table not in set(self.optimizer.tables)]
+        return regularization(tables, self._embedding_regularizer) + regularization(others, self._net_regularizer)
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         """Group ``index``: target (B, D), packed history (N, D) -> interest (B, any width)."""
