@@ -250,7 +250,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
 
     def regularization_loss(self) -> Tensor | float:
         tables = list(self.embedding_layer.parameters())
-        others = [parameter for parameter in self.parameters() if parameter not in set(tables)]
+        of_tables = set(tables)
+        others = [parameter for parameter in self.parameters() if parameter not in of_tables]
         if isinstance(self.optimizer, LazyTables):  # which sees to those of its own
             tables = [table for table in tables if table not in set(self.optimizer.tables)]
         return regularization(tables, self._embedding_regularizer) + regularization(others, self._net_regularizer)
