@@ -2,17 +2,28 @@
 
 ``model_zoo/`` and ``config/`` stay at the top of the checkout, where FuxiCTR users look for them, and are installed
 inside the package: the fuxictr wheel already owns a top-level ``model_zoo``.
+
+``ctr_pe/pe/contextual.c`` is compiled where there is a C compiler. Without one the package does the same in torch.
 """
 
 import re
+import sys
 from pathlib import Path
 
-from setuptools import find_packages, setup
+from setuptools import Extension, find_packages, setup
 
 HERE = Path(__file__).parent
 README = HERE / "README.md"
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "ctr_pe/__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
 assert VERSION, "ctr_pe/__init__.py holds no __version__"
+
+COMPILED = Extension(
+    "ctr_pe.pe._contextual",
+    ["ctr_pe/pe/contextual.c"],
+    extra_compile_args=["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"],
+    extra_link_args=["-fopenmp"],
+    optional=True,
+)
 
 setup(
     name="ctr_pe",
@@ -25,6 +36,7 @@ setup(
     python_requires=">=3.11",
     packages=[*find_packages(include=["ctr_pe", "ctr_pe.*"]), "ctr_pe.model_zoo", "ctr_pe.configs"],
     package_dir={"ctr_pe.model_zoo": "model_zoo", "ctr_pe.configs": "config"},
+    ext_modules=[COMPILED] if sys.platform == "linux" else [],
     package_data={"ctr_pe": ["py.typed"], "ctr_pe.configs": ["*.yaml", "*/*.yaml"]},
     entry_points={"console_scripts": ["ctr-pe = ctr_pe.cli:main"]},
     install_requires=[

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe.pe.base import About
-from ctr_pe.pe.cope import widen
+from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.relative import RelativeBias
 
 PUBLISHED = 2.0**-8

@@ -5,18 +5,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
-from ctr_pe.pe.cope import check_span, contextual_positions, place_scores, widen
+from ctr_pe.pe.base import About, PositionLinear
+from ctr_pe.pe.contextual import ContextualEncoding, check_span
 from ctr_pe.positions import Pairs
 
 
-class CAPE(PositionEncoding):
+class CAPE(ContextualEncoding):
     """Items unlike the target push older items away; items like it share a place.
 
     Equations 1 to 5 of the paper, on the unit's own logits s (any score function):
-    g_j = 1 - σ(s_j), p_j = sum of g_k for k = j..newest, t' = SiLU(W t + b), logits s_j + t' · e[p_j].
-    Gates are zero at padding and at forbidden keys. t' is scored against the whole table once per query, a
-    (B, P) x (P, T) product, and the scores are interpolated: no (B, L, T) tensor and no vector per item.
+    g_j = 1 - σ(s_j), p_j = sum of g_k for k = j..newest, t' = SiLU(W t + b), logits s_j + t' · e[p_j]; e between two
+    rows of the table is interpolated.
 
     Args:
         position_dim: P, width of the position table.
@@ -35,6 +34,7 @@ class CAPE(PositionEncoding):
         cost="d P + T P + L",
         extrapolates="last row, after that many unlike items",
     )
+    sign = -1
 
     def __init__(
         self,
@@ -53,13 +53,4 @@ class CAPE(PositionEncoding):
         self.table = nn.Parameter(torch.zeros(max_len + 1, position_dim))
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        wide = widen(logits)
-        return wide + place_scores(nn.functional.silu(self.gate(query)), self.table, self.places(wide, pairs))
-
-    def places(self, logits: Tensor, pairs: Pairs) -> Tensor:
-        """logits -> p (B, H, Q, L), which `ctr-pe draw` shows."""
-        return contextual_positions(self.gates(logits, pairs), pairs, self.between)
-
-    def gates(self, logits: Tensor, pairs: Pairs) -> Tensor:
-        """logits -> how far each key pushes older items away, (B, H, Q, L) in [0, 1]."""
-        return torch.sigmoid(pairs.barrier - logits)
+        return self.placed(logits, nn.functional.silu(self.gate(query)), pairs)

@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import About, PositionEncoding
-from ctr_pe.pe.cope import contextual_positions, place_scores, widen
+from ctr_pe.pe.base import About
+from ctr_pe.pe.contextual import ContextualEncoding, widen
 from ctr_pe.positions import Pairs
 
 
-class AdditiveCAPE(PositionEncoding):
+class AdditiveCAPE(ContextualEncoding):
     """CAPE's positions p_j, but the vector e[p_j] is added to the item: logits sim(t, h_j + e[p_j]), values h_j.
 
     Target attention scores the moved items once more, whatever its score; in self-attention the score is a dot
@@ -25,22 +25,17 @@ class AdditiveCAPE(PositionEncoding):
         cost="a second score; T d in self-attention",
         extrapolates="last row",
     )
+    sign = -1
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
         super().__init__(dim, max_len, num_heads)
         self.table = nn.Parameter(torch.zeros(max_len + 1, self.head_dim))
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        wide = widen(logits)
-        position = self.places(wide, pairs)
         if pairs.rescore is None:
-            return wide + place_scores(query * self.head_dim**-0.5, self.table, position)
-        place = position[pairs.allowed].clamp(max=self.max_len).unsqueeze(1)  # (N, 1)
+            return self.placed(logits, query * self.head_dim**-0.5, pairs)
+        place = self.places(widen(logits), pairs)[pairs.allowed].clamp(max=self.max_len).unsqueeze(1)  # (N, 1)
         low = place.detach().floor().long().squeeze(1)
         high = (low + 1).clamp(max=self.max_len)
         table = widen(self.table)
         return pairs.rescore(torch.lerp(table[low], table[high], place - low.unsqueeze(1)).to(self.table.dtype))
-
-    def places(self, logits: Tensor, pairs: Pairs) -> Tensor:
-        """logits -> p (B, H, Q, L), which `ctr-pe draw` shows."""
-        return contextual_positions(torch.sigmoid(pairs.barrier - logits), pairs, between=False)

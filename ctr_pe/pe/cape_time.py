@@ -54,11 +54,8 @@ class TimeCAPE(CAPE):
         self.session_gap = check_seconds("session_gap", session_gap)
         self.stretch = nn.Parameter(torch.zeros(num_heads))
 
-    def gates(self, logits: Tensor, pairs: Pairs) -> Tensor:
-        return super().gates(logits, pairs) * self._steps(pairs, logits.dtype)
-
-    def _steps(self, pairs: Pairs, dtype: torch.dtype) -> Tensor:
-        """(B, H, Q, L) in [0, 1]: share of a place that lies between each key and the next one towards the query."""
+    def steps(self, pairs: Pairs, dtype: torch.dtype) -> Tensor:
+        """(B, H, Q, L) in [0, 1]: the share of a place that lies between each key and the next one towards the query."""
         age = ages(pairs.key, "cape_time").unsqueeze(-2)  # (B, 1, 1, L)
         pause = (age - nn.functional.pad(age[..., 1:], (0, 1))).clamp(min=0)
         rate = (-self.stretch).to(dtype).exp().view(-1, 1, 1) / self.session_gap

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
-from ctr_pe.pe.cope import widen
+from ctr_pe.pe.contextual import widen
 from ctr_pe.positions import Pairs
 
 FUSIONS = ("sum", "concat", "gate")

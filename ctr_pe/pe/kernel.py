@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import About, PositionEncoding
-from ctr_pe.pe.cope import widen
+from ctr_pe.pe.contextual import widen
 from ctr_pe.positions import Pairs
 
 SHARED = {"none": (), "u": ("U",), "l": ("L",), "both": ("U", "L")}

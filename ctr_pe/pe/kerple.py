@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import About
-from ctr_pe.pe.cope import widen
+from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.relative import RelativeBias
 
 SMALLEST = 1e-2

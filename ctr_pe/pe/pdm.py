@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
-from ctr_pe.pe.cope import widen
+from ctr_pe.pe.contextual import widen
 from ctr_pe.positions import Pairs, Positions
 
 AUGMENTATIONS = ("reorder", "mask", "crop")

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pe.cape import CAPE
-from ctr_pe.pe.cope import interpolate
+from ctr_pe.pe.contextual import interpolate
 from ctr_pe.positions import Pairs, Positions
 from ctr_pe.testing import CHECKS, UNITS, Factory, check_pe
 

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from ctr_pe import Positions
 from ctr_pe.pe import build_pe
 from ctr_pe.pe.cape import CAPE
-from ctr_pe.pe.cope import CoPE, contextual_positions, interpolate
+from ctr_pe.pe.contextual import contextual_positions, interpolate
+from ctr_pe.pe.cope import CoPE
 from ctr_pe.pe.naive import Naive
 from ctr_pe.pe.rope import RoPE
 from ctr_pe.positions import Pairs, Places

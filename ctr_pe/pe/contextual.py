@@ -1,0 +1,158 @@
+"""Positions that depend on content: sums of gates, between the rows of a table. What CoPE and CAPE share.
+
+B batch, H heads, Q queries, L keys, T rows of the table, P its width.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.pe import fused
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.positions import Pairs
+
+
+class ContextualEncoding(PositionEncoding):
+    """Logits s_j + q · e[p_j] with p_j = Σ_{k=j..n} g_k and gates g = σ(± s).
+
+    Gates are zero at padding and at forbidden keys. A query is scored against the whole table once, a (B, P) x (P, T)
+    product, and the scores are interpolated: no (B, L, T) tensor and no vector per item.
+
+    A subclass has ``sign``: 1 where likeness opens gates, -1 where it shuts them; a ``table (T, P)``; and ``between``,
+    whether gates are summed to the query itself (:func:`check_span`).
+    """
+
+    sign: ClassVar[int]
+    table: nn.Parameter
+    between = False
+
+    def steps(self, pairs: Pairs, dtype: torch.dtype) -> Tensor | None:
+        """(B, H, Q, L) in [0, 1], what a gate that is open counts, or None for one."""
+        return None
+
+    def gates(self, logits: Tensor, pairs: Pairs) -> Tensor:
+        """logits -> how far each key pushes older items away, (B, H, Q, L) in [0, 1]."""
+        gates = torch.sigmoid(pairs.barrier - logits if self.sign < 0 else pairs.barrier + logits)
+        steps = self.steps(pairs, logits.dtype)
+        return gates if steps is None else gates * steps
+
+    def places(self, logits: Tensor, pairs: Pairs) -> Tensor:
+        """logits -> p (B, H, Q, L), which `ctr-pe draw` shows."""
+        return contextual_positions(self.gates(logits, pairs), pairs, self.between)
+
+    def placed(self, logits: Tensor, query: Tensor, pairs: Pairs) -> Tensor:
+        """logits (B, H, Q, L) and queries (B, H, Q, P) -> logits + query · e[p], float32 at least."""
+        logits = widen(logits)
+        if fused.suits(logits, self.table) and (pairs.causal or not self.between):
+            allowed, steps = pairs.allowed.expand(len(logits), 1, *logits.shape[2:]), self.steps(pairs, logits.dtype)
+            return fused.place_logits(logits, query.float(), self.table, allowed, self.sign, steps)
+        return logits + place_scores(query, self.table, self.places(logits, pairs))
+
+
+def contextual_positions(gates: Tensor, pairs: Pairs, between: bool) -> Tensor:
+    """Sum gates over keys: p_ij = sum of g_ik for k from j to the newest allowed key (CAPE paper, equation 2).
+
+    Args:
+        gates: (B, H, Q, L) in [0, 1], zero where not allowed; keys in time order.
+        between: sum from j to the query i instead, in either direction. The same under a causal mask and in target
+            attention, where the query is the newest.
+
+    Returns:
+        (B, H, Q, L) positions in [0, L].
+    """
+    to_newest: Tensor = _SuffixSum.apply(gates)  # type: ignore[no-untyped-call]
+    if not between:
+        return to_newest
+    own = (pairs.offset == 0) & pairs.allowed
+    from_own = (to_newest * own).sum(-1, keepdim=True)
+    own_gate = (gates * own).sum(-1, keepdim=True)
+    return torch.where(pairs.offset >= 0, to_newest - from_own + own_gate, from_own - to_newest + gates)
+
+
+def place_scores(query: Tensor, table: Tensor, position: Tensor) -> Tensor:
+    """query · e[p], e interpolated between rows of the table (CAPE paper, equations 3 and 5).
+
+    The query is scored against the rows and the scores are interpolated, which is the same and needs no vector per
+    pair. Positions count keys, so rows past their number are not scored.
+
+    Args:
+        query: (B, H, Q, P). table: (T, P). position: (B, H, Q, L), at most L.
+
+    Returns:
+        (B, H, Q, L), float32 at least.
+    """
+    rows = table[: position.shape[-1] + 1]
+    scores = query @ torch.cat([rows, rows[-1:]]).T
+    return _interpolate(widen(scores), position, bounded=len(rows) > position.shape[-1])
+
+
+def interpolate(table: Tensor, position: Tensor) -> Tensor:
+    """Linear interpolation of scores per query.
+
+    Args:
+        table: (B, H, Q, T) score of each table row under each query.
+        position: (B, H, Q, L) fractional rows; those below 0 or past T - 1 take the first or last row.
+
+    Returns:
+        (B, H, Q, L).
+    """
+    return _interpolate(torch.cat([table, table[..., -1:]], -1), position, bounded=False)
+
+
+def _interpolate(table: Tensor, position: Tensor, bounded: bool) -> Tensor:
+    """table (B, H, Q, T + 1), whose last row is there twice; ``bounded``: no position is below 0 or past T - 1."""
+    interpolated: Tensor = _Interpolation.apply(table, position, bounded)  # type: ignore[no-untyped-call]
+    return interpolated
+
+
+# Gradients by hand, because autograd would keep and pass over several times as many tensors of the size of the logits.
+
+
+class _SuffixSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.flip(-1).cumsum(-1).flip(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.cumsum(-1)
+
+
+class _Interpolation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, position: Tensor, bounded: bool) -> Tensor:
+        clamped = position if bounded else position.clamp(0, table.shape[-1] - 2)
+        low = clamped.long()
+        fraction = clamped.frac()  # a quarter of the time of clamped - low, whose types differ
+        value = table.gather(-1, low)
+        step = table[..., 1:].gather(-1, low).sub_(value)  # not to the ceiling, which has no gradient at integers
+        result = torch.addcmul(value, step, fraction)
+        if not bounded:  # below the table nothing depends on the position; past it the step is 0
+            step *= position >= 0
+        ctx.save_for_backward(low, fraction, step)
+        ctx.rows = table.shape[-1]
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        low, fraction, step = ctx.saved_tensors
+        upper = grad * fraction
+        table = grad.new_zeros(*grad.shape[:-1], ctx.rows)
+        table.scatter_add_(-1, low, grad - upper)
+        table[..., 1:].scatter_add_(-1, low, upper)
+        return table, grad * step, None
+
+
+def widen(x: Tensor) -> Tensor:
+    """Position arithmetic needs float32: a sum of 100 gates is off by 0.15 positions in bfloat16."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+def check_span(position_span: str) -> bool:
+    """True for ``between``, False for ``end``; anything else is a ValueError."""
+    if position_span not in ("end", "between"):
+        raise ValueError(f"position_span must be 'end' or 'between', got {position_span!r}")
+    return position_span == "between"
