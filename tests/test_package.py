@@ -9,6 +9,8 @@ import subprocess
 import sys
 import venv
 import zipfile
+from collections.abc import Mapping
+from importlib.machinery import EXTENSION_SUFFIXES
 from importlib.metadata import files, requires
 from pathlib import Path
 
@@ -25,15 +27,15 @@ def copy_checkout(checkout: Path, to: Path) -> Path:
     to.mkdir()
     for name in keep:
         if (checkout / name).is_dir():
-            shutil.copytree(checkout / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+            shutil.copytree(checkout / name, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
         else:
             shutil.copy(checkout / name, to)
     return to
 
 
-def build(source: Path, out: Path, *options: str) -> None:
+def build(source: Path, out: Path, *options: str, env: Mapping[str, str] | None = None) -> None:
     command = [sys.executable, "-m", "build", "--no-isolation", *options, "--outdir", str(out), str(source)]
-    built = subprocess.run(command, capture_output=True, text=True)
+    built = subprocess.run(command, capture_output=True, text=True, env=env)
     assert built.returncode == 0, built.stdout + built.stderr
 
 
@@ -66,9 +68,27 @@ def fuxictrs_modules() -> set[str]:
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, checkout: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     info = f"ctr_pe-{ctr_pe.__version__}.dist-info/"
-    assert {name for name in names if not name.startswith(info)} == installed_as(checkout)
+    compiled = {name for name in names if name.endswith(".so")}  # where there is a compiler
+    assert compiled <= {f"ctr_pe/pe/_contextual{suffix}" for suffix in EXTENSION_SUFFIXES}
+    assert {name for name in names - compiled if not name.startswith(info)} == installed_as(checkout)
     assert f"{info}licenses/LICENSE" in names
     assert zipfile.ZipFile(wheel).read(f"{info}top_level.txt").decode().split() == ["ctr_pe"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="compiled on Linux only")
+def test_a_compiler_is_used_and_not_needed(checkout: Path, tmp_path: Path) -> None:
+    source = copy_checkout(checkout, tmp_path / "source")
+
+    def found(compiler: str) -> set[str]:
+        out = tmp_path / compiler
+        build(source, out, "--wheel", env={**os.environ, "CC": compiler})
+        shutil.rmtree(source / "build")
+        (wheel,) = out.glob("*.whl")
+        return {name for name in zipfile.ZipFile(wheel).namelist() if name.endswith((".so", ".c"))}
+
+    assert found("no-such-compiler") == set()
+    if shutil.which("cc") is not None:
+        assert len(found("cc")) == 1
 
 
 def test_the_wheel_overwrites_no_file_of_fuxictr(wheel: Path) -> None:

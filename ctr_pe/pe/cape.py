@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ctr_pe.pe.base import About, PositionLinear
 from ctr_pe.pe.contextual import ContextualEncoding, check_span
-from ctr_pe.positions import Pairs
 
 
 class CAPE(ContextualEncoding):
@@ -51,6 +50,3 @@ class CAPE(ContextualEncoding):
         self.between = check_span(position_span)
         self.gate = PositionLinear(self.head_dim, position_dim)
         self.table = nn.Parameter(torch.zeros(max_len + 1, position_dim))
-
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        return self.placed(logits, nn.functional.silu(self.gate(query)), pairs)

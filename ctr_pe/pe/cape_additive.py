@@ -29,11 +29,12 @@ class AdditiveCAPE(ContextualEncoding):
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
         super().__init__(dim, max_len, num_heads)
+        self.scale = self.head_dim**-0.5
         self.table = nn.Parameter(torch.zeros(max_len + 1, self.head_dim))
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         if pairs.rescore is None:
-            return self.placed(logits, query * self.head_dim**-0.5, pairs)
+            return super().bias(query, keys, logits, pairs)
         place = self.places(widen(logits), pairs)[pairs.allowed].clamp(max=self.max_len).unsqueeze(1)  # (N, 1)
         low = place.detach().floor().long().squeeze(1)
         high = (low + 1).clamp(max=self.max_len)

@@ -55,7 +55,7 @@ class TimeCAPE(CAPE):
         self.stretch = nn.Parameter(torch.zeros(num_heads))
 
     def steps(self, pairs: Pairs, dtype: torch.dtype) -> Tensor:
-        """(B, H, Q, L) in [0, 1]: the share of a place that lies between each key and the next one towards the query."""
+        """(B, H, Q, L) in [0, 1]: share of a place that lies between each key and the next one towards the query."""
         age = ages(pairs.key, "cape_time").unsqueeze(-2)  # (B, 1, 1, L)
         pause = (age - nn.functional.pad(age[..., 1:], (0, 1))).clamp(min=0)
         rate = (-self.stretch).to(dtype).exp().view(-1, 1, 1) / self.session_gap

@@ -1,16 +1,13 @@
-/* logits + query . e[p], p the sum of gates from the key to the newest one: contextual.py says it in torch.
+/* logits + t . e[p], p the sum of gates from the key to the newest one: contextual.py says it in torch.
 
-A query's gates, positions and scores stay in the first cache from the logits to the result. Going backward they are
-computed again, so that nothing is kept but what came in.
+   All that is done for one query stays in the first cache. On the way back it is done again, so that nothing is kept.
 
-   B rows, H heads, Q queries, L keys, P width of the table, T rows of it that positions can reach; "line" (b, h, q).
-   All arrays are dense float32. Scratch is the caller's, one piece of `scratch_size` floats for each thread. */
+   B rows, H heads, Q queries, L keys, P width of queries and table, T rows of the table that places can reach; a line
+   is one (b, h, q). Arrays are dense float32. Each thread has `scratch_size` floats to work in. */
 
+#include <math.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef _OPENMP
-#include <omp.h>
-#endif
 
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
@@ -20,75 +17,74 @@ computed again, so that nothing is kept but what came in.
 #define INLINE static inline __attribute__((always_inline))
 
 enum { LANES = 16 };
-#define LANE _Pragma("omp simd") for (int v = 0; v < LANES; v++)
+#define EACH_LANE _Pragma("omp simd") for (int v = 0; v < LANES; v++)
 
 typedef struct {
     int64_t B, H, Q, L, P, T;
-    float sign;            /* gates are sigmoid(sign * logit) * steps */
-    const float *logits;   /* (B, H, Q, L) */
-    const float *query;    /* (B, H, Q, P) */
-    const float *table;    /* (T, P) */
-    const float *steps;    /* (B, H, Q, L), or null for ones */
+    float sign;             /* gates are sigmoid(sign * logit) * steps */
+    const float *logits;    /* (B, H, Q, L) */
+    const float *query;     /* (B, H, Q, P) */
+    const float *table;     /* (T, P) */
+    const float *steps;     /* (B, H, Q, L), or null for ones */
     const uint8_t *allowed; /* (B, 1, Q, L) */
 } Input;
 
 typedef struct {
-    float *own;    /* sigmoids, a gate without its step */
-    float *gate;
-    float *place;
-    float *score;  /* of the table's rows under the query, the last row once more */
-    float *slope;  /* from a row's score to the next one's */
-    float *above, *below; /* gradients of rows: two interleaved halves, so that one store need not wait for the last */
-    float *wide;   /* the table, (T, P) with P rounded up */
-    float *tall;   /* and turned, (P, T) with T rounded up */
-    float *grad;   /* as wide */
-    float *part;   /* (P rounded up) */
+    float *logits, *query, *table, *steps; /* shapes of Input; the table of one thread, to be summed; steps may be null */
+} Gradients;
+
+typedef float Pair __attribute__((vector_size(8)));
+
+typedef struct {
+    float *own;       /* gates without their steps */
+    float *gate, *place;
+    float *score;     /* of the table's rows, the last one once more; and later their gradients */
+    float *slope;     /* from a row's score to the next one's */
+    Pair *even, *odd; /* gradients of a row and the one after it; two, so that no addition waits for the one before */
+    float *query, *turned;              /* rounded up to full lanes; and its gradient */
+    float *table, *columns, *gradients; /* (T, P), (P, T) and (T, P), rows rounded up to full lanes */
 } Scratch;
 
 typedef struct {
-    int64_t first, last; /* the keys from the first allowed one to the last, exclusive */
-    int64_t rows;        /* of the table that their positions reach */
+    int64_t first, n; /* from the first allowed key to the last */
+    float top;        /* the oldest key's place */
+    int64_t rows;     /* of the table, which places reach */
 } Span;
 
 INLINE int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 int64_t scratch_size(int64_t L, int64_t P, int64_t T) {
-    return 3 * (up(L) + LANES) + 6 * (up(T) + 2 * LANES) + 2 * T * up(P) + P * (up(T) + LANES) + up(P);
+    return 3 * up(L) + 6 * (up(T) + LANES) + 2 * up(P) + 2 * T * up(P) + P * up(T);
 }
 
-INLINE Scratch lay_out(const Input *in, float *at) {
-    int64_t keys = up(in->L) + LANES, rows = up(in->T) + 2 * LANES, width = up(in->P);
+INLINE Scratch prepare(const Input *in, float *at) {
+    const int64_t keys = up(in->L), rows = up(in->T), width = up(in->P);
     Scratch s;
+    memset(at, 0, sizeof(float) * scratch_size(in->L, in->P, in->T));
     s.own = at, at += keys;
     s.gate = at, at += keys;
     s.place = at, at += keys;
-    s.score = at, at += rows;
-    s.slope = at, at += rows;
-    s.above = at, at += 2 * rows;
-    s.below = at, at += 2 * rows;
-    s.wide = at, at += in->T * width;
-    s.grad = at, at += in->T * width;
-    s.tall = at, at += in->P * (up(in->T) + LANES);
-    s.part = at;
-    memset(s.wide, 0, sizeof(float) * 2 * in->T * width);
-    memset(s.tall, 0, sizeof(float) * in->P * (up(in->T) + LANES));
+    s.score = at, at += rows + LANES;
+    s.slope = at, at += rows + LANES;
+    s.even = (Pair *)at, at += 2 * (rows + LANES);
+    s.odd = (Pair *)at, at += 2 * (rows + LANES);
+    s.query = at, at += width;
+    s.turned = at, at += width;
+    s.table = at, at += in->T * width;
+    s.gradients = at, at += in->T * width;
+    s.columns = at;
     for (int64_t t = 0; t < in->T; t++)
-        for (int64_t p = 0; p < in->P; p++) {
-            float x = in->table[t * in->P + p];
-            s.wide[t * width + p] = x;
-            s.tall[p * up(in->T) + t] = x;
-        }
+        for (int64_t p = 0; p < in->P; p++) s.table[t * width + p] = s.columns[p * rows + t] = in->table[t * in->P + p];
     return s;
 }
 
-/* To 1e-7: exp as a power of two, its fraction by a polynomial. NaN stays NaN. */
+/* exp as a power of two, its fraction by a polynomial: to 1e-7. NaN stays NaN. */
 INLINE float sigmoid(float x) {
     x = x < -87.0f ? -87.0f : x;
     x = x > 87.0f ? 87.0f : x;
-    float y = x * -1.44269504f;
-    float whole = (y + 12582912.0f) - 12582912.0f;
-    float r = (x * -1.0f - whole * 0.693145752f) - whole * 1.42860677e-6f; /* ln 2 in two parts */
-    float e = 1.0f + r * (1.0f + r * (0.5f + r * (0.16666667f + r * (0.041666668f + r * (0.008333334f + r * 0.0013888889f)))));
+    float whole = (x * -1.44269504f + 12582912.0f) - 12582912.0f;
+    float r = (x * -1.44269504f - whole) - x * 1.92596299e-8f;
+    float e = 1.0f + r * (0.693147181f + r * (0.240226507f + r * (0.0555041087f + r * (0.00961812911f + r * (0.00133335581f + r * 0.000154035304f)))));
     union {
         int32_t i;
         float f;
@@ -97,189 +93,196 @@ INLINE float sigmoid(float x) {
     return 1.0f / (1.0f + e * power.f);
 }
 
-/* From the first byte that is not zero to the last, exclusive. */
+/* out = sum of factor[i] * row i. Four sums in turn, because an addition waits for the one before it. */
+INLINE void combine(const float *factor, int64_t n, const float *row, int64_t stride, int64_t width, float *out) {
+    for (int64_t j = 0; j < width; j += LANES) {
+        float a[LANES] = {0}, b[LANES] = {0}, c[LANES] = {0}, d[LANES] = {0};
+        const float *restrict from = row + j;
+        float *restrict to = out + j;
+        int64_t i = 0;
+        for (; i + 3 < n; i += 4, from += 4 * stride) {
+            EACH_LANE a[v] += factor[i] * from[v];
+            EACH_LANE b[v] += factor[i + 1] * from[v + stride];
+            EACH_LANE c[v] += factor[i + 2] * from[v + 2 * stride];
+            EACH_LANE d[v] += factor[i + 3] * from[v + 3 * stride];
+        }
+        for (; i < n; i++, from += stride) EACH_LANE a[v] += factor[i] * from[v];
+        EACH_LANE to[v] = (a[v] + b[v]) + (c[v] + d[v]);
+    }
+}
+
+/* Sums of the gates from the newest key on, which end at the last row. Returns the oldest key's sum. Four at a time,
+   because an addition waits for the one before it, and to more than float's digits, because histories may be long. */
+INLINE float add_up(const float *gate, int64_t n, float end, float *restrict place) {
+    double sum = 0.0;
+    int64_t j = n - 1;
+    for (; j >= 3; j -= 4) {
+        float two = gate[j] + gate[j - 1], three = two + gate[j - 2], four = three + gate[j - 3];
+        float a = (float)(sum + gate[j]), b = (float)(sum + two), c = (float)(sum + three), d = (float)(sum += four);
+        place[j] = a < end ? a : end;
+        place[j - 1] = b < end ? b : end;
+        place[j - 2] = c < end ? c : end;
+        place[j - 3] = d < end ? d : end;
+    }
+    for (; j >= 0; j--) {
+        float a = (float)(sum += gate[j]);
+        place[j] = a < end ? a : end;
+    }
+    return (float)sum;
+}
+
+/* The first and the last byte that is not zero. */
 INLINE Span trim(const uint8_t *bytes, int64_t n) {
-    Span span = {0, n, 0};
+    int64_t first = 0;
     uint64_t eight;
-    for (; n - span.first >= 8; span.first += 8) {
-        memcpy(&eight, bytes + span.first, 8);
+    for (; n - first >= 8; first += 8) {
+        memcpy(&eight, bytes + first, 8);
         if (eight) break;
     }
-    while (span.first < n && !bytes[span.first]) span.first++;
-    for (; span.last - span.first >= 8; span.last -= 8) {
-        memcpy(&eight, bytes + span.last - 8, 8);
+    while (first < n && !bytes[first]) first++;
+    for (; n - first >= 8; n -= 8) {
+        memcpy(&eight, bytes + n - 8, 8);
         if (eight) break;
     }
-    while (span.last > span.first && !bytes[span.last - 1]) span.last--;
+    while (n > first && !bytes[n - 1]) n--;
+    return (Span){first, n - first, 0.0f, 0};
+}
+
+/* Gates, places and scores of a line. */
+INLINE Span walk(const Input *in, int64_t line, const Scratch *s) {
+    const uint8_t *allowed = in->allowed + (line / (in->H * in->Q) * in->Q + line % in->Q) * in->L;
+    Span span = trim(allowed, in->L);
+    const int64_t n = span.n, at = line * in->L + span.first;
+    const float sign = in->sign, end = (float)(in->T - 1), *gate = s->own;
+    if (!n) return span;
+    float *restrict own = s->own;
+    memcpy(own, in->logits + at, sizeof(float) * n);
+    for (int64_t j = 0; j < n; j += LANES) EACH_LANE own[j + v] = sigmoid(sign * own[j + v]);
+    for (int64_t j = 0; j < n; j++) own[j] = allowed[span.first + j] ? own[j] : 0.0f;
+    if (in->steps) {
+        for (int64_t j = 0; j < n; j++) s->gate[j] = own[j] * in->steps[at + j];
+        gate = s->gate;
+    }
+    span.top = add_up(gate, n, end, s->place);
+    if (isnan(span.top)) return span;
+
+    span.rows = span.top < end ? (int64_t)span.top + 2 : in->T;
+    memcpy(s->query, in->query + line * in->P, sizeof(float) * in->P);
+    combine(s->query, in->P, s->columns, up(in->T), up(span.rows), s->score);
+    s->score[span.rows] = s->score[span.rows - 1];
+    const float *restrict score = s->score;
+    float *restrict slope = s->slope;
+    for (int64_t k = 0; k < span.rows; k += LANES) EACH_LANE slope[k + v] = score[k + v + 1] - score[k + v];
     return span;
 }
 
-/* Gates of a line; returns their sum. */
-INLINE float open_gates(const Input *in, int64_t line, Span *span, const Scratch *s) {
-    const uint8_t *allowed = in->allowed + (line / (in->H * in->Q) * in->Q + line % in->Q) * in->L;
-    *span = trim(allowed, in->L);
-    const int64_t n = span->last - span->first, whole = up(n);
-    const float sign = in->sign;
-    float *restrict own = s->own, *restrict gate = s->gate;
-    float sum[LANES] = {0};
-    allowed += span->first;
-    memcpy(own, in->logits + line * in->L + span->first, sizeof(float) * n);
-    for (int64_t j = n; j < whole; j++) own[j] = sign * -100.0f;
-    for (int64_t j = 0; j < whole; j += LANES) LANE own[j + v] = sigmoid(sign * own[j + v]);
-    for (int64_t j = 0; j < n; j++) own[j] = allowed[j] ? own[j] : 0.0f;
-    if (in->steps) {
-        memcpy(gate, in->steps + line * in->L + span->first, sizeof(float) * n);
-        for (int64_t j = n; j < whole; j++) gate[j] = 0.0f;
-        for (int64_t j = 0; j < whole; j += LANES) LANE gate[j + v] *= own[j + v];
-    } else {
-        memcpy(gate, own, sizeof(float) * whole);
-    }
-    for (int64_t j = 0; j < whole; j += LANES) LANE sum[v] += gate[j + v];
-    for (int half = LANES / 2; half; half /= 2)
-        for (int v = 0; v < half; v++) sum[v] += sum[v + half];
-    return sum[0];
-}
-
-/* Scores the rows that positions up to `top` reach, with room for its rounding. */
-INLINE void score_rows(const Input *in, int64_t line, float top, Span *span, const Scratch *s) {
-    int64_t rows = top < (float)(in->T - 1) ? (int64_t)top + 3 : in->T;
-    span->rows = rows = rows < in->T ? rows : in->T;
-    const float *query = in->query + line * in->P;
-    int64_t stride = up(in->T);
-    for (int64_t k = 0; k < rows; k += LANES) {
-        float sum[LANES] = {0};
-        for (int64_t p = 0; p < in->P; p++) {
-            float factor = query[p];
-            const float *row = s->tall + p * stride + k;
-            LANE sum[v] += factor * row[v];
-        }
-        memcpy(s->score + k, sum, sizeof sum);
-    }
-    s->score[rows] = s->score[rows - 1];
-    for (int64_t k = 0; k < rows; k += LANES) LANE s->slope[k + v] = s->score[k + v + 1] - s->score[k + v];
-}
-
 FOR_EACH_PROCESSOR static void forward_lines(const Input *in, int64_t from, int64_t to, float *out, float *scratch) {
-    Scratch s = lay_out(in, scratch);
-    const float end = (float)(in->T - 1);
+    const Scratch s = prepare(in, scratch);
+    const float *restrict place = s.place, *restrict score = s.score, *restrict slope = s.slope;
     for (int64_t line = from; line < to; line++) {
-        Span span;
-        float top = open_gates(in, line, &span, &s);
-        const float *logits = in->logits + line * in->L;
-        float *result = out + line * in->L;
-        memcpy(result, logits, sizeof(float) * in->L);
-        if (span.first == span.last) continue;
-        if (top != top) {
-            for (int64_t j = span.first; j < span.last; j++) result[j] = top;
+        const Span span = walk(in, line, &s);
+        float *restrict result = out + line * in->L;
+        memcpy(result, in->logits + line * in->L, sizeof(float) * in->L);
+        result += span.first;
+        if (isnan(span.top)) {
+            for (int64_t j = 0; j < span.n; j++) result[j] = span.top;
             continue;
         }
-        score_rows(in, line, top, &span, &s);
-        result += span.first, logits += span.first;
-        const float *restrict gate = s.gate, *restrict score = s.score, *restrict slope = s.slope;
-        float place = 0.0f;
-        for (int64_t j = span.last - span.first - 1; j >= 0; j--) {
-            place += gate[j];
-            float at = place < end ? place : end;
-            int32_t row = (int32_t)at;
-            result[j] = logits[j] + (score[row] + (at - (float)row) * slope[row]);
+        for (int64_t j = 0; j < span.n; j++) {
+            int32_t row = (int32_t)place[j];
+            result[j] += score[row] + (place[j] - (float)row) * slope[row];
         }
     }
 }
 
-/* From here on in a line, `place` holds the gradients of gates. */
-INLINE void give_back(const float *grad, int64_t j, float *rows, float *total, Scratch *s) {
-    int32_t row = (int32_t)s->place[j];
-    float upper = grad[j] * (s->place[j] - (float)row);
-    rows[2 * row] += grad[j] - upper;
-    rows[2 * row + 1] += upper;
-    *total += grad[j] * s->slope[row];
-    s->place[j] = *total;
+/* Of one key: its share in the gradients of two rows; returns the gradient of its place. */
+INLINE float to_rows(float grad, float place, Pair *rows, const float *slope) {
+    int32_t row = (int32_t)place;
+    float upper = grad * (place - (float)row);
+    rows[row] += (Pair){grad - upper, upper};
+    return grad * slope[row];
 }
 
-FOR_EACH_PROCESSOR static void backward_lines(const Input *in, int64_t from, int64_t to, const float *grads,
-                                              float *of_logits, float *of_query, float *of_table, float *of_steps,
-                                              float *scratch) {
-    Scratch s = lay_out(in, scratch);
-    const float end = (float)(in->T - 1);
-    const int64_t P = in->P, width = up(P);
+/* Gradients of scores, into `score`, and of gates, into `gate`: a gate is in the places of its key and of older ones. */
+INLINE void to_gates(const float *grad, const Span *span, const Scratch *s) {
+    const int64_t n = span->n, rows = span->rows;
+    const float *restrict place = s->place, *restrict slope = s->slope;
+    Pair *restrict even = s->even, *restrict odd = s->odd;
+    float *restrict gate = s->gate, *restrict score = s->score, carry = 0.0f;
+    double sum = 0.0;
+    int64_t j = 0;
+    memset(even, 0, sizeof(Pair) * rows);
+    memset(odd, 0, sizeof(Pair) * rows);
+    for (; j + 3 < n; j += 4) {
+        float a = to_rows(grad[j], place[j], even, slope), b = a + to_rows(grad[j + 1], place[j + 1], odd, slope);
+        float c = b + to_rows(grad[j + 2], place[j + 2], even, slope);
+        float d = c + to_rows(grad[j + 3], place[j + 3], odd, slope);
+        gate[j] = (float)(sum + a);
+        gate[j + 1] = (float)(sum + b);
+        gate[j + 2] = (float)(sum + c);
+        gate[j + 3] = (float)(sum += d);
+    }
+    for (; j < n; j++) gate[j] = (float)(sum += to_rows(grad[j], place[j], even, slope));
+    for (int64_t k = 0; k < rows; k++) {
+        Pair both = even[k] + odd[k];
+        score[k] = both[0] + carry;
+        carry = both[1];
+    }
+    score[rows - 1] += carry;
+}
+
+FOR_EACH_PROCESSOR static void backward_lines(const Input *in, const float *grads, int64_t from, int64_t to,
+                                              Gradients out, float *scratch) {
+    const Scratch s = prepare(in, scratch);
+    const float sign = in->sign, *restrict own = s.own;
+    const int64_t width = up(in->P);
+    float *restrict change = s.gate;
     for (int64_t line = from; line < to; line++) {
-        Span span;
-        float top = open_gates(in, line, &span, &s);
-        const float *grad = grads + line * in->L, *query = in->query + line * P;
-        float *result = of_logits + line * in->L, *steps = of_steps ? of_steps + line * in->L : 0;
-        memcpy(result, grad, sizeof(float) * in->L);
-        if (steps) memset(steps, 0, sizeof(float) * in->L);
-        if (span.first == span.last || top != top) {
-            for (int64_t j = span.first; j < span.last; j++) result[j] = top;
-            for (int64_t p = 0; p < P; p++) of_query[line * P + p] = span.first == span.last ? 0.0f : top;
+        const Span span = walk(in, line, &s);
+        const int64_t at = line * in->L + span.first;
+        float *restrict logits = out.logits + at, *query = out.query + line * in->P;
+        memcpy(logits - span.first, grads + line * in->L, sizeof(float) * in->L);
+        if (out.steps) memset(out.steps + line * in->L, 0, sizeof(float) * in->L);
+        if (!span.n || isnan(span.top)) {
+            for (int64_t j = 0; j < span.n; j++) logits[j] = span.top;
+            for (int64_t p = 0; p < in->P; p++) query[p] = span.top;
             continue;
         }
-        score_rows(in, line, top, &span, &s);
-        int64_t n = span.last - span.first, rows = span.rows;
-        grad += span.first, result += span.first;
-        float place = 0.0f;
-        for (int64_t j = n - 1; j >= 0; j--) {
-            place += s.gate[j];
-            s.place[j] = place < end ? place : end;
-        }
-        memset(s.above, 0, sizeof(float) * 2 * (rows + 1));
-        memset(s.below, 0, sizeof(float) * 2 * (rows + 1));
-        float total = 0.0f;
-        int64_t j = 0;
-        for (; j + 1 < n; j += 2) {
-            give_back(grad, j, s.above, &total, &s);
-            give_back(grad, j + 1, s.below, &total, &s);
-        }
-        if (j < n) give_back(grad, j, s.above, &total, &s);
-
-        if (steps) {
-            const float *step = in->steps + line * in->L + span.first;
-            for (j = 0; j < n; j++) {
-                steps[span.first + j] = s.place[j] * s.own[j];
-                s.place[j] *= step[j];
+        to_gates(grads + at, &span, &s);
+        if (out.steps)
+            for (int64_t j = 0; j < span.n; j++) {
+                out.steps[at + j] = change[j] * own[j];
+                change[j] *= in->steps[at + j];
             }
-        }
-        const float sign = in->sign, *restrict own = s.own;
-        float *restrict change = s.place;
-        for (j = 0; j < n; j += LANES) LANE change[j + v] *= sign * own[j + v] * (1.0f - own[j + v]);
-        for (j = 0; j < n; j++) result[j] += change[j];
+        for (int64_t j = 0; j < span.n; j++) logits[j] += sign * change[j] * own[j] * (1.0f - own[j]);
 
-        float carry = 0.0f;
-        for (int64_t k = 0; k < rows; k++) {
-            s.score[k] = s.above[2 * k] + s.below[2 * k] + carry;
-            carry = s.above[2 * k + 1] + s.below[2 * k + 1];
-        }
-        s.score[rows - 1] += carry;
-        for (int64_t p = 0; p < P; p += LANES) {
-            float sum[LANES] = {0}, line_query[LANES] = {0};
-            memcpy(line_query, query + p, sizeof(float) * (P - p < LANES ? P - p : LANES));
-            for (int64_t k = 0; k < rows; k++) {
-                float factor = s.score[k];
-                const float *restrict row = s.wide + k * width + p;
-                float *restrict gradient = s.grad + k * width + p;
-                LANE sum[v] += factor * row[v];
-                LANE gradient[v] += factor * line_query[v];
+        combine(s.score, span.rows, s.table, width, width, s.turned);
+        memcpy(query, s.turned, sizeof(float) * in->P);
+        for (int64_t k = 0; k < span.rows; k++)
+            for (int64_t p = 0; p < width; p += LANES) {
+                const float factor = s.score[k], *restrict x = s.query + p;
+                float *restrict gradient = s.gradients + k * width + p;
+                EACH_LANE gradient[v] += factor * x[v];
             }
-            memcpy(of_query + line * P + p, sum, sizeof(float) * (P - p < LANES ? P - p : LANES));
-        }
     }
-    for (int64_t t = 0; t < in->T; t++) memcpy(of_table + t * P, s.grad + t * width, sizeof(float) * P);
+    for (int64_t t = 0; t < in->T; t++) memcpy(out.table + t * in->P, s.gradients + t * width, sizeof(float) * in->P);
 }
 
 /* out (B, H, Q, L). */
 void forward(const Input *in, float *out, float *scratch, int threads) {
-    int64_t lines = in->B * in->H * in->Q, size = scratch_size(in->L, in->P, in->T);
+    const int64_t lines = in->B * in->H * in->Q, size = scratch_size(in->L, in->P, in->T);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int k = 0; k < threads; k++)
         forward_lines(in, lines * k / threads, lines * (k + 1) / threads, out, scratch + k * size);
 }
 
-/* of_logits and of_steps (or null) (B, H, Q, L), of_query (B, H, Q, P), of_table (threads, T, P), to be summed. */
-void backward(const Input *in, const float *grads, float *of_logits, float *of_query, float *of_table, float *of_steps,
-              float *scratch, int threads) {
-    int64_t lines = in->B * in->H * in->Q, size = scratch_size(in->L, in->P, in->T);
+/* grads (B, H, Q, L). The gradients of the table have an axis (threads) more. */
+void backward(const Input *in, const float *grads, const Gradients *out, float *scratch, int threads) {
+    const int64_t lines = in->B * in->H * in->Q, size = scratch_size(in->L, in->P, in->T);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int k = 0; k < threads; k++)
-        backward_lines(in, lines * k / threads, lines * (k + 1) / threads, grads, of_logits, of_query,
-                       of_table + k * in->T * in->P, of_steps, scratch + k * size);
+    for (int k = 0; k < threads; k++) {
+        Gradients own = *out;
+        own.table += k * in->T * in->P;
+        backward_lines(in, grads, lines * k / threads, lines * (k + 1) / threads, own, scratch + k * size);
+    }
 }

@@ -11,23 +11,40 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe import fused
-from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.base import PositionEncoding, PositionLinear
 from ctr_pe.positions import Pairs
 
 
 class ContextualEncoding(PositionEncoding):
-    """Logits s_j + q · e[p_j] with p_j = Σ_{k=j..n} g_k and gates g = σ(± s).
+    """Logits s_j + t' · e[p_j] with p_j = Σ_{k=j..n} g_k and gates g = σ(± s); e between two rows is interpolated.
 
     Gates are zero at padding and at forbidden keys. A query is scored against the whole table once, a (B, P) x (P, T)
     product, and the scores are interpolated: no (B, L, T) tensor and no vector per item.
 
-    A subclass has ``sign``: 1 where likeness opens gates, -1 where it shuts them; a ``table (T, P)``; and ``between``,
-    whether gates are summed to the query itself (:func:`check_span`).
+    t' is SiLU(W t + b) in a subclass with a ``gate`` that gives W t + b, else ``scale`` times the query. A subclass has
+    a ``table (T, P)``; it may override ``steps``, ``gates`` and ``places``.
     """
 
     sign: ClassVar[int]
-    table: nn.Parameter
+    """1 where likeness opens gates, -1 where it shuts them."""
+
     between = False
+    """Whether gates are summed to the query itself, see :func:`check_span`."""
+
+    scale = 1.0
+    table: nn.Parameter
+
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
+        super().__init__(dim, max_len, num_heads)
+        self.gate: PositionLinear | None = None
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        logits = widen(logits)
+        query = query * self.scale if self.gate is None else nn.functional.silu(self.gate(query))
+        if self._compiles(logits, query, pairs):
+            allowed, steps = pairs.allowed.expand(len(logits), 1, *logits.shape[2:]), self.steps(pairs, logits.dtype)
+            return fused.place_logits(logits, query.float(), self.table, allowed, self.sign, steps)
+        return logits + place_scores(query, self.table, self.places(logits, pairs))
 
     def steps(self, pairs: Pairs, dtype: torch.dtype) -> Tensor | None:
         """(B, H, Q, L) in [0, 1], what a gate that is open counts, or None for one."""
@@ -43,13 +60,14 @@ class ContextualEncoding(PositionEncoding):
         """logits -> p (B, H, Q, L), which `ctr-pe draw` shows."""
         return contextual_positions(self.gates(logits, pairs), pairs, self.between)
 
-    def placed(self, logits: Tensor, query: Tensor, pairs: Pairs) -> Tensor:
-        """logits (B, H, Q, L) and queries (B, H, Q, P) -> logits + query · e[p], float32 at least."""
-        logits = widen(logits)
-        if fused.suits(logits, self.table) and (pairs.causal or not self.between):
-            allowed, steps = pairs.allowed.expand(len(logits), 1, *logits.shape[2:]), self.steps(pairs, logits.dtype)
-            return fused.place_logits(logits, query.float(), self.table, allowed, self.sign, steps)
-        return logits + place_scores(query, self.table, self.places(logits, pairs))
+    def _compiles(self, logits: Tensor, query: Tensor, pairs: Pairs) -> bool:
+        own = type(self)
+        return (
+            fused.suits(logits, self.table)
+            and query.dtype != torch.float64
+            and (pairs.causal or not self.between)
+            and (own.gates, own.places) == (ContextualEncoding.gates, ContextualEncoding.places)
+        )
 
 
 def contextual_positions(gates: Tensor, pairs: Pairs, between: bool) -> Tensor:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ctr_pe.pe.base import About
 from ctr_pe.pe.contextual import ContextualEncoding, check_span
-from ctr_pe.positions import Pairs
 
 
 class CoPE(ContextualEncoding):
@@ -45,6 +44,3 @@ class CoPE(ContextualEncoding):
         self.between = check_span(position_span)
         self.scale = self.head_dim**-0.5 if scale_bias else 1.0
         self.table = nn.Parameter(torch.zeros(max_len + 1, self.head_dim))
-
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        return self.placed(logits, query * self.scale, pairs)

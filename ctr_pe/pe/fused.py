@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
@@ -31,6 +32,12 @@ class _Input(ctypes.Structure):
     )
 
 
+class _Gradients(ctypes.Structure):
+    """The structure of that name in contextual.c."""
+
+    _fields_ = tuple((name, ctypes.c_void_p) for name in ("logits", "query", "table", "steps"))
+
+
 @cache
 def library() -> ctypes.CDLL | None:
     """The compiled code, or None."""
@@ -44,7 +51,7 @@ def library() -> ctypes.CDLL | None:
         return None
     code.scratch_size.argtypes, code.scratch_size.restype = [ctypes.c_int64] * 3, ctypes.c_int64
     code.forward.argtypes, code.forward.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int], None
-    code.backward.argtypes, code.backward.restype = [ctypes.c_void_p] * 7 + [ctypes.c_int], None
+    code.backward.argtypes, code.backward.restype = [ctypes.c_void_p] * 4 + [ctypes.c_int], None
     return code
 
 
@@ -52,7 +59,7 @@ def suits(*tensors: Tensor | None) -> bool:
     """Whether the compiled code can take these: plain float32 tensors on a CPU, and nobody records the operations."""
     return (
         library() is not None
-        and not torch.jit.is_tracing()
+        and torch._C._get_tracing_state() is None
         and not torch.compiler.is_compiling()
         and all(type(x) in _PLAIN and x.dtype == torch.float32 and x.is_cpu for x in tensors if x is not None)
     )
@@ -62,7 +69,7 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 
 def place_logits(
-    logits: Tensor, query: Tensor, table: Tensor, allowed: Tensor, sign: float, steps: Tensor | None
+    logits: Tensor, query: Tensor, table: Tensor, allowed: Tensor, sign: float, steps: Tensor | None = None
 ) -> Tensor:
     """logits + query · e[p] with p the sum of gates σ(sign · logits) · steps, from the key to the newest allowed one.
 
@@ -75,20 +82,21 @@ def place_logits(
 
     Returns:
         (B, H, Q, L); logits themselves where not allowed.
+
+    Raises:
+        ValueError: shapes that do not match.
     """
-    placed: Tensor = _Place.apply(logits, query, table, steps, allowed, sign)  # type: ignore[no-untyped-call]
+    placed: Tensor = _Place.apply(sign, logits, query, table, steps, allowed)  # type: ignore[no-untyped-call]
     return placed
 
 
 class _Place(torch.autograd.Function):
     @staticmethod
-    def forward(
-        ctx: Any, logits: Tensor, query: Tensor, table: Tensor, steps: Tensor | None, allowed: Tensor, sign: float
-    ) -> Tensor:
-        kept = [None if x is None else x.contiguous() for x in (logits, query, table, steps, allowed)]
-        given, scratch, threads = _given(kept, sign)
+    def forward(ctx: Any, sign: float, *given: Tensor | None) -> Tensor:
+        kept = [None if x is None else x.contiguous() for x in given]
+        work = _Work(kept, sign)
         placed = torch.empty_like(kept[0])  # type: ignore[arg-type]
-        _code().forward(ctypes.byref(given), placed.data_ptr(), scratch.data_ptr(), threads)
+        work.code.forward(ctypes.byref(work.given), placed.data_ptr(), work.scratch.data_ptr(), work.threads)
         ctx.save_for_backward(*kept)
         ctx.sign = sign
         return placed
@@ -96,32 +104,38 @@ class _Place(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        kept = ctx.saved_tensors
-        logits, query, table, steps, _ = kept
-        given, scratch, threads = _given(kept, ctx.sign)
+        logits, query, table, steps, _ = ctx.saved_tensors
+        work, grad = _Work(ctx.saved_tensors, ctx.sign), grad.contiguous()
         of_logits, of_query = torch.empty_like(logits), torch.empty_like(query)
-        of_rows = table.new_empty(threads, given.T, given.P)
+        of_rows = table.new_empty(work.threads, work.given.T, work.given.P)
         of_steps = None if steps is None else torch.empty_like(steps)
-        out = (grad.contiguous(), of_logits, of_query, of_rows, of_steps)
-        _code().backward(
-            ctypes.byref(given), *(None if x is None else x.data_ptr() for x in out), scratch.data_ptr(), threads
-        )
-        of_table = torch.zeros_like(table)
-        torch.sum(of_rows, 0, out=of_table[: given.T])
-        return of_logits, of_query, of_table, of_steps, None, None
+        parts = (of_logits, of_query, of_rows, of_steps)
+        out = _Gradients(*(None if x is None else x.data_ptr() for x in parts))
+        scratch = work.scratch.data_ptr()
+        work.code.backward(ctypes.byref(work.given), grad.data_ptr(), ctypes.byref(out), scratch, work.threads)
+        of_table = table.new_zeros(table.shape)
+        torch.sum(of_rows, 0, out=of_table[: work.given.T])
+        return None, of_logits, of_query, of_table, of_steps, None
 
 
-def _given(kept: Any, sign: float) -> tuple[_Input, Tensor, int]:
-    """What the code takes, room for its work, and the number of threads."""
-    logits, query, table, steps, allowed = kept
-    reached = min(len(table), logits.shape[-1] + 1)  # a position counts keys at most
-    pointers = (None if x is None else x.data_ptr() for x in (logits, query, table, steps, allowed))
-    given = _Input(*logits.shape, table.shape[1], reached, sign, *pointers)
-    threads = torch.get_num_threads()
-    return given, logits.new_empty(threads, _code().scratch_size(given.L, given.P, given.T)), threads
+class _Work:
+    """What the code takes, room for it to work in, and the number of its threads."""
 
-
-def _code() -> ctypes.CDLL:
-    code = library()
-    assert code is not None
-    return code
+    def __init__(self, given: Sequence[Tensor | None], sign: float) -> None:
+        code = library()
+        assert code is not None
+        logits, query, table, steps, allowed = given
+        assert logits is not None
+        assert query is not None
+        assert table is not None
+        assert allowed is not None
+        B, H, Q, L = pairs = tuple(logits.shape)
+        T, P = table.shape
+        found = [tuple(x.shape) for x in (query, steps if steps is not None else logits, allowed)]
+        if found != [(B, H, Q, P), pairs, (B, 1, Q, L)] or allowed.dtype != torch.bool:
+            raise ValueError(f"logits {pairs} and table {(T, P)} do not match query, steps and allowed {found}")
+        reached = min(T, L + 1)  # a place counts keys at most
+        pointers = (None if x is None else x.data_ptr() for x in given)
+        self.code, self.threads = code, torch.get_num_threads()
+        self.given = _Input(B, H, Q, L, P, reached, sign, *pointers)
+        self.scratch = logits.new_empty(self.threads, code.scratch_size(L, P, reached))

@@ -78,7 +78,7 @@ class SelfAttention(nn.Module):
         scale = query.shape[-1] ** -0.5
         pairs = block.from_items(self.causal, scale)
         turned_query, turned_key = self.pe.rotate(query, key, pairs.query, pairs.key)
-        logits = turned_query @ turned_key.transpose(-1, -2) * scale
+        logits = (turned_query * scale) @ turned_key.transpose(-1, -2)  # not the products: there are more of them
         logits = self.pe.bias(query, key, logits, pairs)  # (R, H, W, W)
         weights, mixed = self.pe.mix(self.dropout(pairs.softmax(logits)), value, pairs)
         pooled: Tensor = weights.to(mixed.dtype) @ mixed

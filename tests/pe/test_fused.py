@@ -1,0 +1,250 @@
+"""The compiled code for contextual positions gives what torch gives: values, gradients, at every edge."""
+
+from __future__ import annotations
+
+import math
+import shutil
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ctr_pe import Positions, build_pe
+from ctr_pe.pe import fused
+from ctr_pe.pe.contextual import ContextualEncoding
+from ctr_pe.positions import Pairs
+from ctr_pe.units import SelfAttention, TargetAttention
+
+NAMES = ["cope", "cape", "cape_additive", "cape_time"]
+LENGTHS = [7, 0, 1, 30, 2, 11, 3]
+compiled = pytest.mark.skipif(fused.library() is None, reason="no compiled code: no compiler at installation")
+
+
+def test_it_is_compiled_where_a_compiler_is() -> None:
+    if sys.platform == "linux" and shutil.which("cc") is not None:
+        assert fused.library() is not None, "pip install -e . compiles it"
+
+
+def batch(lengths: list[int], seed: int = 0) -> Positions:
+    """Histories padded in the middle, with pauses of all sizes."""
+    torch.manual_seed(seed)
+    slots = max(lengths) + 3
+    mask = torch.stack([torch.randperm(slots) < length for length in lengths])
+    return Positions.from_mask(mask, torch.randint(0, 10**6, mask.shape).sort(1, descending=True)[0])
+
+
+def drawn(module: nn.Module, scale: float = 0.2) -> None:
+    for parameter in module.parameters():
+        nn.init.normal_(parameter, std=scale)
+
+
+def outcome(call: Callable[[], Tensor], leaves: list[Tensor]) -> list[Tensor]:
+    """Values and the gradients of a sum of them in which all differ."""
+    values = call()
+    slope = torch.linspace(-1, 1, values.numel(), dtype=values.dtype).view_as(values)
+    gradients = torch.autograd.grad((values * slope).sum(), leaves, allow_unused=True)
+    zeros = [
+        torch.zeros_like(leaf) if gradient is None else gradient
+        for leaf, gradient in zip(leaves, gradients, strict=True)
+    ]
+    return [values.detach(), *zeros]
+
+
+def compare(monkeypatch: pytest.MonkeyPatch, module: nn.Module, call: Callable[..., Tensor], *inputs: Tensor) -> None:
+    """In float32, compiled, against float64, for which there is nothing but torch: values and all gradients."""
+    asked = []
+    monkeypatch.setattr(fused, "place_logits", lambda *given: asked.append(1) or PLACE(*given))
+
+    def found(dtype: torch.dtype) -> list[Tensor]:
+        module.to(dtype)
+        given = [x.detach().to(dtype).requires_grad_() for x in inputs]
+        return outcome(lambda: call(*given), [*given, *module.parameters()])
+
+    ours, calls = found(torch.float32), len(asked)
+    assert calls, "the compiled code was not asked"
+    wanted = found(torch.float64)
+    assert len(asked) == calls
+    for got, want in zip(ours, wanted, strict=True):
+        assert (got - want).abs().max() <= 1e-5 * max(1.0, float(want.abs().max()))
+
+
+PLACE = fused.place_logits
+
+
+@compiled
+@pytest.mark.parametrize("max_len", [1, 8, 40])  # histories past the table, and short of it
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_torch_in_self_attention(monkeypatch: pytest.MonkeyPatch, name: str, causal: bool, max_len: int) -> None:
+    positions = batch(LENGTHS)
+    unit = SelfAttention(40, 2, build_pe(name, 40, max_len, 2), causal)  # heads of 20, more than a vector
+    drawn(unit)
+    compare(monkeypatch, unit, lambda items: unit(items, positions), torch.randn(sum(LENGTHS), 40))
+
+
+@compiled
+@pytest.mark.parametrize("position_dim", [1, 16, 33])
+@pytest.mark.parametrize("name", ["cape", "cape_time"])
+def test_equals_torch_in_target_attention(monkeypatch: pytest.MonkeyPatch, name: str, position_dim: int) -> None:
+    positions = batch(LENGTHS)
+    unit = TargetAttention(6, "bilinear", build_pe(name, 6, 12, position_dim=position_dim))
+    drawn(unit)
+    vectors = torch.randn(len(LENGTHS), 6), torch.randn(sum(LENGTHS), 6)
+    compare(monkeypatch, unit, lambda target, items: unit(target, items, positions)[0], *vectors)
+
+
+@compiled
+@pytest.mark.parametrize("seed", range(12))
+def test_equals_torch_over_random_shapes_and_masks(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    torch.manual_seed(seed)
+    rows, heads, queries, keys, width, places = (int(torch.randint(1, top, ())) for top in (4, 4, 9, 60, 40, 70))
+    encoding = Bare(places, width, 1 - 2 * (seed % 2))
+    pairs = at(torch.rand(rows, 1, queries, keys) < 0.7)  # holes in it, too
+    given = 4 * torch.randn(rows, heads, queries, keys), torch.randn(rows, heads, queries, width)
+    compare(monkeypatch, encoding, lambda logits, query: placed(encoding, logits, query, pairs), *given)
+
+
+@compiled
+def test_a_long_history(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, pairs = Bare(5000, 16, -1), at(torch.ones(1, 1, 1, 20_000, dtype=torch.bool))
+    encoding.table.data *= 0.01  # places go to thousands, of which float32 has three digits after the point
+    given = torch.randn(1, 1, 1, 20_000), torch.randn(1, 1, 1, 16)
+    logits, query = (x.requires_grad_() for x in given)
+    ours = encoding.bias(query, query, logits, pairs)
+    encoding.double()
+    assert (ours - encoding.bias(query.double(), query.double(), logits.double(), pairs)).abs().max() < 1e-4
+
+
+@compiled
+@pytest.mark.parametrize("threads", [1, 2, 5])
+def test_threads_share_the_work(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+    before = torch.get_num_threads()
+    encoding, pairs = Bare(9, 16, 1), at(torch.ones(1, 1, 3, 12, dtype=torch.bool))
+    given = torch.randn(1, 1, 3, 12), torch.randn(1, 1, 3, 16)
+    try:
+        torch.set_num_threads(threads)
+        compare(monkeypatch, encoding, lambda logits, query: placed(encoding, logits, query, pairs), *given)
+    finally:
+        torch.set_num_threads(before)
+
+
+@compiled
+def test_logits_without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, pairs = Bare(9, 4, -1), at(torch.ones(1, 1, 1, 8, dtype=torch.bool))
+    logits = torch.tensor([[[[-1e30, 1e30, -200.0, 200.0, 0.0, -88.0, 88.0, 1e-30]]]])
+
+    def call(logits: Tensor, query: Tensor) -> Tensor:
+        return placed(encoding, logits, query, pairs) - logits
+
+    query = torch.randn(1, 1, 1, 4)
+    assert call(logits, query).isfinite().all()
+    compare(monkeypatch, encoding, call, logits.clamp(-50, 50), query)
+
+
+@compiled
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+def test_what_is_no_number_stays_none(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
+    encoding = Bare(40, 16, -1)
+    logits = torch.zeros(2, 1, 1, 30)
+    logits[0, 0, 0, 7] = wrong
+    logits.requires_grad_()
+    query = torch.ones(2, 1, 1, 16)
+    values = encoding.bias(query, query, logits, at(torch.ones(2, 1, 1, 30, dtype=torch.bool)))
+    (gradient,) = torch.autograd.grad(values.sum(), logits)
+    assert not values[0, 0, 0, 7].isfinite()
+    assert values[1].isfinite().all()  # no other row is touched
+    assert gradient[1].isfinite().all()
+    if math.isnan(wrong):
+        assert gradient[0].isnan().any()
+
+
+@compiled
+def test_arrays_that_lie_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoding, pairs = Bare(9, 4, 1), at(torch.ones(2, 1, 5, 8, dtype=torch.bool).tril())
+
+    def call(logits: Tensor, query: Tensor) -> Tensor:
+        return placed(encoding, logits.permute(3, 2, 1, 0), query.mT, pairs).transpose(1, 3)  # the gradient, too
+
+    compare(monkeypatch, encoding, call, torch.randn(8, 5, 3, 2), torch.randn(2, 3, 4, 5))
+
+
+@compiled
+def test_nothing_is_kept_where_no_gradient_is_asked() -> None:
+    encoding, logits = Bare(9, 4, 1), torch.randn(2, 3, 5, 8)
+    with torch.inference_mode():
+        values = encoding.bias(torch.randn(2, 3, 5, 4), logits, logits, at(torch.ones(2, 1, 5, 8, dtype=torch.bool)))
+    assert values.shape == logits.shape
+
+
+@compiled
+def test_who_records_operations_gets_torch_s() -> None:
+    unit = SelfAttention(8, 2, build_pe("cape", 8, 6, 2))
+    drawn(unit)
+    logits, query = torch.randn(2, 2, 5, 5), torch.randn(2, 2, 5, 4)
+    pairs = at(torch.ones(2, 1, 5, 5, dtype=torch.bool))
+
+    class Serve(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.pe = unit.pe
+
+        def forward(self, query: Tensor, logits: Tensor) -> Tensor:
+            return self.pe.bias(query, query, logits, pairs)
+
+    want = Serve()(query + 1, logits - 1)
+    exported = torch.export.export(Serve(), (query, logits)).module()
+    assert torch.allclose(exported(query + 1, logits - 1), want, atol=1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("hook", ["gates", "places"])
+def test_an_overridden_hook_counts(hook: str) -> None:
+    logits, query = torch.randn(2, 1, 1, 6), torch.randn(2, 1, 1, 16)
+    pairs = at(torch.ones(2, 1, 1, 6, dtype=torch.bool))
+    still = type("Still", (Bare,), {hook: lambda self, logits, pairs: torch.zeros_like(logits)})(9, 16, 1)
+    want = logits + (query * still.table[0]).sum(-1, keepdim=True)
+    assert torch.allclose(still.bias(query, query, logits, pairs), want, atol=1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("which", ["query", "steps", "allowed"])
+def test_shapes_that_do_not_match_are_refused(which: str) -> None:
+    shapes = {"query": (2, 3, 5, 4), "steps": (2, 3, 5, 8), "allowed": (2, 1, 5, 8)}
+    shapes[which] = (*shapes[which][:-1], 1)
+    given = {name: torch.ones(shape) for name, shape in shapes.items()}
+    with pytest.raises(ValueError, match="do not match"):
+        fused.place_logits(
+            torch.ones(2, 3, 5, 8), given["query"], torch.ones(9, 4), given["allowed"].bool(), 1, given["steps"]
+        )
+
+
+def test_it_can_be_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    fused.library.cache_clear()
+    monkeypatch.setenv(fused.SWITCH, "0")
+    assert fused.library() is None
+    assert not fused.suits(torch.ones(1))
+    monkeypatch.delenv(fused.SWITCH)
+    fused.library.cache_clear()
+
+
+class Bare(ContextualEncoding):
+    """Nothing but a table of random numbers."""
+
+    def __init__(self, places: int, width: int, sign: int) -> None:
+        super().__init__(width, places)
+        self.table = nn.Parameter(torch.randn(places, width))
+        self.sign = sign  # type: ignore[misc]
+
+
+def placed(encoding: Bare, logits: Tensor, query: Tensor, pairs: Pairs) -> Tensor:
+    """Zero where not allowed: nobody reads what stands there."""
+    return encoding.bias(query, query, logits, pairs) * pairs.admitted
+
+
+def at(allowed: Tensor) -> Pairs:
+    """Pairs with any mask at all."""
+    block = Positions.from_mask(torch.ones(len(allowed), allowed.shape[-1], dtype=torch.bool)).whole
+    pairs = block.from_target()
+    return Pairs(pairs.query, pairs.key, allowed, block, causal=True)
