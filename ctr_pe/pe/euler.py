@@ -140,6 +140,10 @@ class Euler(PositionEncoding):
         of_query = of_keys if query_at is keys_at else self._angle(query_at.distance, query)
         if self.shift is not None:
             of_query = of_query + self.shift
+        if query_at is keys_at:  # in one call, which takes little more than half the time of two
+            angle = torch.stack((of_query, of_keys.expand_as(of_query)))
+            query, keys = self._turned(torch.stack((query, keys)), angle).unbind()
+            return query, keys
         return self._turned(query, of_query), self._turned(keys, of_keys)
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
@@ -182,7 +186,7 @@ class Euler(PositionEncoding):
         """-distance · g (..., P), in float32 at least: in half precision fast planes are soon off."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         if not self.rotates:
-            return torch.zeros(1, dtype=dtype, device=like.device)
+            return like.new_zeros((1,) * like.dim(), dtype=dtype)
         if self.frequencies is None:
             return -distance.unsqueeze(-1) * self._fixed_frequencies(dtype, like.device)
         return -distance.unsqueeze(-1) * self.frequencies.to(dtype)
