@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -20,6 +21,7 @@ from fuxictr.pytorch import layers
 from fuxictr.pytorch.models import BaseModel
 from fuxictr.pytorch.torch_utils import get_loss, get_optimizer
 from torch import Tensor, nn
+from tqdm import tqdm
 
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
@@ -236,6 +238,24 @@ class RankModel(BaseModel):  # type: ignore[misc]
                 group["fused"] = True
         if lazy:
             self.optimizer = LazyTables(self._table_optimizer, lazy, self.optimizer, lr, self._embedding_regularizer)
+
+    def train_epoch(self, data_generator: Iterable[Mapping[str, Tensor]]) -> None:
+        """FuxiCTR's, but the loss stays on its device until it is logged: to ask for it after every step makes a GPU
+        wait. Logged is the mean over the steps since the last evaluation of this epoch."""
+        self.train()
+        loss, steps = torch.zeros((), dtype=torch.float64, device=self.device), 0
+        batches = tqdm(data_generator, file=sys.stdout) if self._verbose else data_generator
+        for self._batch_index, batch in enumerate(batches):
+            loss += self.train_step(batch).detach()
+            steps += 1
+            self._total_steps += 1
+            if self._total_steps % self._eval_steps == 0:
+                logging.info(f"Train loss: {float(loss) / steps:.6f}")
+                steps = 0
+                loss.zero_()
+                self.eval_step()
+            if self._stop_training:
+                break
 
     def train_step(self, batch_data: Mapping[str, Tensor]) -> Tensor:
         if not isinstance(self.optimizer, LazyTables):

@@ -221,6 +221,23 @@ class TestTraining:
         with pytest.raises(FileNotFoundError):
             second.fit(Rows(), epochs=1, validation_data=Rows())
 
+    def test_the_logged_loss_is_the_mean_since_the_last_evaluation(
+        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        model, losses = build(tmp_path, eval_steps=3), []
+        step = model.train_step
+
+        def train_step(rows: dict[str, Tensor]) -> Tensor:
+            losses.append(step(rows))
+            return losses[-1]
+
+        model.train_step = train_step
+        with caplog.at_level(logging.INFO):
+            model.fit(Rows(*(batch([3, 2, 5], seed=seed) for seed in range(4))), epochs=2, validation_data=Rows())
+        logged = [float(line.split()[-1]) for line in caplog.messages if line.startswith("Train loss")]
+        means = [torch.stack(losses[:3]).mean(), torch.stack(losses[4:6]).mean()]  # an epoch begins anew
+        assert logged == pytest.approx([float(mean) for mean in means], abs=1e-6)
+
     def test_nan_monitor_is_an_error_at_first_and_no_improvement_later(self, tmp_path: Path) -> None:
         one_class = batch([3, 2])
         one_class["label"] = torch.ones(2)
