@@ -38,11 +38,12 @@ typedef float Pair __attribute__((vector_size(8)));
 typedef struct {
     float *own;       /* gates without their steps */
     float *gate, *place;
-    float *score;     /* of the table's rows, the last one once more; and later their gradients */
+    float *score;     /* of the table's rows, the last one twice; and later their gradients */
     float *slope;     /* from a row's score to the next one's */
     Pair *even, *odd; /* gradients of a row and the one after it; two, so that no addition waits for the one before */
-    float *query, *turned;              /* rounded up to full lanes; and its gradient */
-    float *table, *columns, *gradients; /* (T, P), (P, T) and (T, P), rows rounded up to full lanes */
+    float *query, *turned;     /* rounded up to full lanes; and its gradient */
+    float *table, *gradients;  /* (T, P), and the same of its gradients, rows rounded up to full lanes */
+    float *columns;            /* (P, T + 1), the last row twice, rounded up likewise */
 } Scratch;
 
 typedef struct {
@@ -54,7 +55,7 @@ typedef struct {
 INLINE int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 int64_t scratch_size(int64_t L, int64_t P, int64_t T) {
-    return 3 * up(L) + 6 * (up(T) + LANES) + 2 * up(P) + 2 * T * up(P) + P * up(T);
+    return 3 * up(L) + 6 * (up(T) + LANES) + 2 * up(P) + 2 * T * up(P) + P * up(T + 1);
 }
 
 INLINE Scratch prepare(const Input *in, float *at) {
@@ -73,8 +74,11 @@ INLINE Scratch prepare(const Input *in, float *at) {
     s.table = at, at += in->T * width;
     s.gradients = at, at += in->T * width;
     s.columns = at;
-    for (int64_t t = 0; t < in->T; t++)
-        for (int64_t p = 0; p < in->P; p++) s.table[t * width + p] = s.columns[p * rows + t] = in->table[t * in->P + p];
+    for (int64_t p = 0; p < in->P; p++) {
+        float *column = s.columns + p * up(in->T + 1);
+        for (int64_t t = 0; t < in->T; t++) s.table[t * width + p] = column[t] = in->table[t * in->P + p];
+        column[in->T] = column[in->T - 1];
+    }
     return s;
 }
 
@@ -150,15 +154,23 @@ INLINE Span trim(const uint8_t *bytes, int64_t n) {
 
 /* Gates, places and scores of a line. */
 INLINE Span walk(const Input *in, int64_t line, const Scratch *s) {
-    const uint8_t *allowed = in->allowed + (line / (in->H * in->Q) * in->Q + line % in->Q) * in->L;
-    Span span = trim(allowed, in->L);
-    const int64_t n = span.n, at = line * in->L + span.first;
-    const float sign = in->sign, end = (float)(in->T - 1), *gate = s->own;
-    if (!n) return span;
+    const int64_t of_row = in->Q * in->L, bytes = in->B * of_row, floats = in->H * bytes;
+    const int64_t start = line / (in->H * in->Q) * of_row + line % in->Q * in->L;
+    Span span = trim(in->allowed + start, in->L);
+    const int64_t n = span.n, at = line * in->L + span.first, whole = up(n);
+    const float sign = in->sign, end = (float)(in->T - 1), *logits = in->logits + at, *gate = s->own;
+    const uint8_t *allowed = in->allowed + start + span.first;
     float *restrict own = s->own;
-    memcpy(own, in->logits + at, sizeof(float) * n);
-    for (int64_t j = 0; j < n; j += LANES) EACH_LANE own[j + v] = sigmoid(sign * own[j + v]);
-    for (int64_t j = 0; j < n; j++) own[j] = allowed[span.first + j] ? own[j] : 0.0f;
+    if (!n) return span;
+    if (at + whole > floats) logits = memcpy(s->gate, logits, sizeof(float) * n); /* full lanes would read past the end */
+    if (start + span.first + whole > bytes) allowed = memcpy(s->place, allowed, n);
+    for (int64_t j = 0; j < whole; j += LANES) {
+        const int left = n - j < LANES ? (int)(n - j) : LANES;
+        float open[LANES];
+        EACH_LANE open[v] = sigmoid(sign * logits[j + v]);
+        EACH_LANE own[j + v] = allowed[j + v] ? open[v] : 0.0f;
+        for (int v = left; v < LANES; v++) own[j + v] = 0.0f;
+    }
     if (in->steps) {
         for (int64_t j = 0; j < n; j++) s->gate[j] = own[j] * in->steps[at + j];
         gate = s->gate;
@@ -166,10 +178,9 @@ INLINE Span walk(const Input *in, int64_t line, const Scratch *s) {
     span.top = add_up(gate, n, end, s->place);
     if (isnan(span.top)) return span;
 
+    const float *query = in->query + line * in->P;
     span.rows = span.top < end ? (int64_t)span.top + 2 : in->T;
-    memcpy(s->query, in->query + line * in->P, sizeof(float) * in->P);
-    combine(s->query, in->P, s->columns, up(in->T), up(span.rows), s->score);
-    s->score[span.rows] = s->score[span.rows - 1];
+    combine(query, in->P, s->columns, up(in->T + 1), up(span.rows + 1), s->score);
     const float *restrict score = s->score;
     float *restrict slope = s->slope;
     for (int64_t k = 0; k < span.rows; k += LANES) EACH_LANE slope[k + v] = score[k + v + 1] - score[k + v];
@@ -203,12 +214,14 @@ INLINE float to_rows(float grad, float place, Pair *rows, const float *slope) {
     return grad * slope[row];
 }
 
-/* Gradients of scores, into `score`, and of gates, into `gate`: a gate is in the places of its key and of older ones. */
-INLINE void to_gates(const float *grad, const Span *span, const Scratch *s) {
+/* From the gradients of the results to those of scores, into `score`, of logits and of steps. A gate is in the places of
+   its key and of all older ones. */
+INLINE void to_gates(float sign, const float *grad, const float *steps, float *restrict logits, float *restrict of_steps,
+                     const Span *span, const Scratch *s) {
     const int64_t n = span->n, rows = span->rows;
-    const float *restrict place = s->place, *restrict slope = s->slope;
+    const float *restrict place = s->place, *restrict slope = s->slope, *restrict own = s->own;
     Pair *restrict even = s->even, *restrict odd = s->odd;
-    float *restrict gate = s->gate, *restrict score = s->score, carry = 0.0f;
+    float *restrict score = s->score, *restrict gate = s->gate, carry = 0.0f;
     double sum = 0.0;
     int64_t j = 0;
     memset(even, 0, sizeof(Pair) * rows);
@@ -217,12 +230,19 @@ INLINE void to_gates(const float *grad, const Span *span, const Scratch *s) {
         float a = to_rows(grad[j], place[j], even, slope), b = a + to_rows(grad[j + 1], place[j + 1], odd, slope);
         float c = b + to_rows(grad[j + 2], place[j + 2], even, slope);
         float d = c + to_rows(grad[j + 3], place[j + 3], odd, slope);
-        gate[j] = (float)(sum + a);
-        gate[j + 1] = (float)(sum + b);
-        gate[j + 2] = (float)(sum + c);
-        gate[j + 3] = (float)(sum += d);
+        float of_gates[4] = {(float)(sum + a), (float)(sum + b), (float)(sum + c), (float)(sum + d)};
+        sum += d;
+        memcpy(gate + j, of_gates, sizeof of_gates);
     }
     for (; j < n; j++) gate[j] = (float)(sum += to_rows(grad[j], place[j], even, slope));
+    if (steps)
+        for (j = 0; j < n; j++) {
+            of_steps[j] = gate[j] * own[j];
+            gate[j] *= steps[j];
+        }
+    for (j = 0; j + 3 < n; j += 4) /* as they were stored: a wider load would wait for all of them */
+        for (int v = 0; v < 4; v++) logits[j + v] = grad[j + v] + sign * gate[j + v] * own[j + v] * (1.0f - own[j + v]);
+    for (; j < n; j++) logits[j] = grad[j] + sign * gate[j] * own[j] * (1.0f - own[j]);
     for (int64_t k = 0; k < rows; k++) {
         Pair both = even[k] + odd[k];
         score[k] = both[0] + carry;
@@ -234,9 +254,7 @@ INLINE void to_gates(const float *grad, const Span *span, const Scratch *s) {
 FOR_EACH_PROCESSOR static void backward_lines(const Input *in, const float *grads, int64_t from, int64_t to,
                                               Gradients out, float *scratch) {
     const Scratch s = prepare(in, scratch);
-    const float sign = in->sign, *restrict own = s.own;
     const int64_t width = up(in->P);
-    float *restrict change = s.gate;
     for (int64_t line = from; line < to; line++) {
         const Span span = walk(in, line, &s);
         const int64_t at = line * in->L + span.first;
@@ -248,14 +266,9 @@ FOR_EACH_PROCESSOR static void backward_lines(const Input *in, const float *grad
             for (int64_t p = 0; p < in->P; p++) query[p] = span.top;
             continue;
         }
-        to_gates(grads + at, &span, &s);
-        if (out.steps)
-            for (int64_t j = 0; j < span.n; j++) {
-                out.steps[at + j] = change[j] * own[j];
-                change[j] *= in->steps[at + j];
-            }
-        for (int64_t j = 0; j < span.n; j++) logits[j] += sign * change[j] * own[j] * (1.0f - own[j]);
-
+        const float *steps = in->steps ? in->steps + at : 0;
+        to_gates(in->sign, grads + at, steps, logits, steps ? out.steps + at : 0, &span, &s);
+        memcpy(s.query, in->query + line * in->P, sizeof(float) * in->P);
         combine(s.score, span.rows, s.table, width, width, s.turned);
         memcpy(query, s.turned, sizeof(float) * in->P);
         for (int64_t k = 0; k < span.rows; k++)
