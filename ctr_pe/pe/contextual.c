@@ -3,13 +3,13 @@
    All that is done for one query stays in the first cache. On the way back it is done again, so that nothing is kept.
 
    B rows, H heads, Q queries, L keys, P width of queries and table, T rows of the table that places can reach; a line
-   is one (b, h, q). Arrays are dense float32. Each thread has `scratch_size` floats to work in. */
+   is one (b, h, q). Arrays are dense float32. Each thread has `contextual_scratch` floats to work in. */
 
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
 
-#if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__)
+#if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && __GNUC__ >= 12
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
 #define FOR_EACH_PROCESSOR
@@ -30,19 +30,19 @@ typedef struct {
 } Input;
 
 typedef struct {
-    float *logits, *query, *table, *steps; /* shapes of Input; the table of one thread, to be summed; steps may be null */
+    float *logits, *query, *table, *steps; /* shapes of Input; the table's are one thread's part; steps may be null */
 } Gradients;
 
 typedef float Pair __attribute__((vector_size(8)));
 
 typedef struct {
-    float *own;       /* gates without their steps */
-    float *gate, *place;
-    float *score;     /* of the table's rows, the last one twice; and later their gradients */
-    float *slope;     /* from a row's score to the next one's */
-    Pair *even, *odd; /* gradients of a row and the one after it; two, so that no addition waits for the one before */
-    float *query, *turned;     /* rounded up to full lanes; and its gradient */
-    float *table, *gradients;  /* (T, P), and the same of its gradients, rows rounded up to full lanes */
+    float *own;                /* gates without their steps */
+    float *gate, *place;       /* of each key; on the way back, gate holds its gradient */
+    float *score;              /* of the table's rows, the last one twice; on the way back, their gradients */
+    float *slope;              /* from a row's score to the next one's */
+    Pair *even, *odd;          /* gradients of a row and the next; two, so that no addition waits for the one before */
+    float *query, *of_query;   /* and its gradient, rounded up to full lanes */
+    float *table, *gradients;  /* (T, P), and its gradients, rows rounded up to full lanes */
     float *columns;            /* (P, T + 1), the last row twice, rounded up likewise */
 } Scratch;
 
@@ -54,14 +54,14 @@ typedef struct {
 
 INLINE int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
-int64_t scratch_size(int64_t L, int64_t P, int64_t T) {
+int64_t contextual_scratch(int64_t L, int64_t P, int64_t T) {
     return 3 * up(L) + 6 * (up(T) + LANES) + 2 * up(P) + 2 * T * up(P) + P * up(T + 1);
 }
 
 INLINE Scratch prepare(const Input *in, float *at) {
     const int64_t keys = up(in->L), rows = up(in->T), width = up(in->P);
     Scratch s;
-    memset(at, 0, sizeof(float) * scratch_size(in->L, in->P, in->T));
+    memset(at, 0, sizeof(float) * contextual_scratch(in->L, in->P, in->T));
     s.own = at, at += keys;
     s.gate = at, at += keys;
     s.place = at, at += keys;
@@ -70,7 +70,7 @@ INLINE Scratch prepare(const Input *in, float *at) {
     s.even = (Pair *)at, at += 2 * (rows + LANES);
     s.odd = (Pair *)at, at += 2 * (rows + LANES);
     s.query = at, at += width;
-    s.turned = at, at += width;
+    s.of_query = at, at += width;
     s.table = at, at += in->T * width;
     s.gradients = at, at += in->T * width;
     s.columns = at;
@@ -88,7 +88,8 @@ INLINE float sigmoid(float x) {
     x = x > 87.0f ? 87.0f : x;
     float whole = (x * -1.44269504f + 12582912.0f) - 12582912.0f;
     float r = (x * -1.44269504f - whole) - x * 1.92596299e-8f;
-    float e = 1.0f + r * (0.693147181f + r * (0.240226507f + r * (0.0555041087f + r * (0.00961812911f + r * (0.00133335581f + r * 0.000154035304f)))));
+    float e = 0.00961812911f + r * (0.00133335581f + r * 0.000154035304f);
+    e = 1.0f + r * (0.693147181f + r * (0.240226507f + r * (0.0555041087f + r * e)));
     union {
         int32_t i;
         float f;
@@ -162,7 +163,8 @@ INLINE Span walk(const Input *in, int64_t line, const Scratch *s) {
     const uint8_t *allowed = in->allowed + start + span.first;
     float *restrict own = s->own;
     if (!n) return span;
-    if (at + whole > floats) logits = memcpy(s->gate, logits, sizeof(float) * n); /* full lanes would read past the end */
+    /* Where full lanes would read past the end of the array: */
+    if (at + whole > floats) logits = memcpy(s->gate, logits, sizeof(float) * n);
     if (start + span.first + whole > bytes) allowed = memcpy(s->place, allowed, n);
     for (int64_t j = 0; j < whole; j += LANES) {
         const int left = n - j < LANES ? (int)(n - j) : LANES;
@@ -172,7 +174,10 @@ INLINE Span walk(const Input *in, int64_t line, const Scratch *s) {
         for (int v = left; v < LANES; v++) own[j + v] = 0.0f;
     }
     if (in->steps) {
-        for (int64_t j = 0; j < n; j++) s->gate[j] = own[j] * in->steps[at + j];
+        for (int64_t j = 0; j < n; j++) {
+            float step = own[j] * in->steps[at + j];
+            s->gate[j] = step < 0.0f ? 0.0f : step; /* no place lies before the table */
+        }
         gate = s->gate;
     }
     span.top = add_up(gate, n, end, s->place);
@@ -214,10 +219,10 @@ INLINE float to_rows(float grad, float place, Pair *rows, const float *slope) {
     return grad * slope[row];
 }
 
-/* From the gradients of the results to those of scores, into `score`, of logits and of steps. A gate is in the places of
-   its key and of all older ones. */
-INLINE void to_gates(float sign, const float *grad, const float *steps, float *restrict logits, float *restrict of_steps,
-                     const Span *span, const Scratch *s) {
+/* From the gradients of the results to those of scores, into `score`, of logits and of steps. A gate is in the places
+   of its key and of all older ones. */
+INLINE void to_gates(float sign, const float *grad, const float *steps, float *restrict logits,
+                     float *restrict of_steps, const Span *span, const Scratch *s) {
     const int64_t n = span->n, rows = span->rows;
     const float *restrict place = s->place, *restrict slope = s->slope, *restrict own = s->own;
     Pair *restrict even = s->even, *restrict odd = s->odd;
@@ -241,7 +246,8 @@ INLINE void to_gates(float sign, const float *grad, const float *steps, float *r
             gate[j] *= steps[j];
         }
     for (j = 0; j + 3 < n; j += 4) /* as they were stored: a wider load would wait for all of them */
-        for (int v = 0; v < 4; v++) logits[j + v] = grad[j + v] + sign * gate[j + v] * own[j + v] * (1.0f - own[j + v]);
+        for (int v = 0; v < 4; v++)
+            logits[j + v] = grad[j + v] + sign * gate[j + v] * own[j + v] * (1.0f - own[j + v]);
     for (; j < n; j++) logits[j] = grad[j] + sign * gate[j] * own[j] * (1.0f - own[j]);
     for (int64_t k = 0; k < rows; k++) {
         Pair both = even[k] + odd[k];
@@ -269,8 +275,8 @@ FOR_EACH_PROCESSOR static void backward_lines(const Input *in, const float *grad
         const float *steps = in->steps ? in->steps + at : 0;
         to_gates(in->sign, grads + at, steps, logits, steps ? out.steps + at : 0, &span, &s);
         memcpy(s.query, in->query + line * in->P, sizeof(float) * in->P);
-        combine(s.score, span.rows, s.table, width, width, s.turned);
-        memcpy(query, s.turned, sizeof(float) * in->P);
+        combine(s.score, span.rows, s.table, width, width, s.of_query);
+        memcpy(query, s.of_query, sizeof(float) * in->P);
         for (int64_t k = 0; k < span.rows; k++)
             for (int64_t p = 0; p < width; p += LANES) {
                 const float factor = s.score[k], *restrict x = s.query + p;
@@ -278,20 +284,21 @@ FOR_EACH_PROCESSOR static void backward_lines(const Input *in, const float *grad
                 EACH_LANE gradient[v] += factor * x[v];
             }
     }
-    for (int64_t t = 0; t < in->T; t++) memcpy(out.table + t * in->P, s.gradients + t * width, sizeof(float) * in->P);
+    for (int64_t t = 0; t < in->T; t++)
+        memcpy(out.table + t * in->P, s.gradients + t * width, sizeof(float) * in->P);
 }
 
 /* out (B, H, Q, L). */
-void forward(const Input *in, float *out, float *scratch, int threads) {
-    const int64_t lines = in->B * in->H * in->Q, size = scratch_size(in->L, in->P, in->T);
+void contextual_forward(const Input *in, float *out, float *scratch, int threads) {
+    const int64_t lines = in->B * in->H * in->Q, size = contextual_scratch(in->L, in->P, in->T);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int k = 0; k < threads; k++)
         forward_lines(in, lines * k / threads, lines * (k + 1) / threads, out, scratch + k * size);
 }
 
 /* grads (B, H, Q, L). The gradients of the table have an axis (threads) more. */
-void backward(const Input *in, const float *grads, const Gradients *out, float *scratch, int threads) {
-    const int64_t lines = in->B * in->H * in->Q, size = scratch_size(in->L, in->P, in->T);
+void contextual_backward(const Input *in, const float *grads, const Gradients *out, float *scratch, int threads) {
+    const int64_t lines = in->B * in->H * in->Q, size = contextual_scratch(in->L, in->P, in->T);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int k = 0; k < threads; k++) {
         Gradients own = *out;

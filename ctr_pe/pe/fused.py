@@ -49,9 +49,10 @@ def library() -> ctypes.CDLL | None:
         code = ctypes.CDLL(str(found))
     except OSError:  # built for another machine
         return None
-    code.scratch_size.argtypes, code.scratch_size.restype = [ctypes.c_int64] * 3, ctypes.c_int64
-    code.forward.argtypes, code.forward.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int], None
-    code.backward.argtypes, code.backward.restype = [ctypes.c_void_p] * 4 + [ctypes.c_int], None
+    scratch, forward, backward = code.contextual_scratch, code.contextual_forward, code.contextual_backward
+    scratch.argtypes, scratch.restype = [ctypes.c_int64] * 3, ctypes.c_int64
+    forward.argtypes, forward.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int], None
+    backward.argtypes, backward.restype = [ctypes.c_void_p] * 4 + [ctypes.c_int], None
     return code
 
 
@@ -96,7 +97,8 @@ class _Place(torch.autograd.Function):
         kept = [None if x is None else x.contiguous() for x in given]
         work = _Work(kept, sign)
         placed = torch.empty_like(kept[0])  # type: ignore[arg-type]
-        work.code.forward(ctypes.byref(work.given), placed.data_ptr(), work.scratch.data_ptr(), work.threads)
+        forward, scratch = work.code.contextual_forward, work.scratch.data_ptr()
+        forward(ctypes.byref(work.given), placed.data_ptr(), scratch, work.threads)
         ctx.save_for_backward(*kept)
         ctx.sign = sign
         return placed
@@ -111,8 +113,8 @@ class _Place(torch.autograd.Function):
         of_steps = None if steps is None else torch.empty_like(steps)
         parts = (of_logits, of_query, of_rows, of_steps)
         out = _Gradients(*(None if x is None else x.data_ptr() for x in parts))
-        scratch = work.scratch.data_ptr()
-        work.code.backward(ctypes.byref(work.given), grad.data_ptr(), ctypes.byref(out), scratch, work.threads)
+        backward, scratch = work.code.contextual_backward, work.scratch.data_ptr()
+        backward(ctypes.byref(work.given), grad.data_ptr(), ctypes.byref(out), scratch, work.threads)
         of_table = table.new_zeros(table.shape)
         torch.sum(of_rows, 0, out=of_table[: work.given.T])
         return None, of_logits, of_query, of_table, of_steps, None
@@ -138,4 +140,4 @@ class _Work:
         pointers = (None if x is None else x.data_ptr() for x in given)
         self.code, self.threads = code, torch.get_num_threads()
         self.given = _Input(B, H, Q, L, P, reached, sign, *pointers)
-        self.scratch = logits.new_empty(self.threads, code.scratch_size(L, P, reached))
+        self.scratch = logits.new_empty(self.threads, code.contextual_scratch(L, P, reached))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import math
+import mmap
 import shutil
 import sys
 from collections.abc import Callable
@@ -206,6 +209,40 @@ def test_an_overridden_hook_counts(hook: str) -> None:
     still = type("Still", (Bare,), {hook: lambda self, logits, pairs: torch.zeros_like(logits)})(9, 16, 1)
     want = logits + (query * still.table[0]).sum(-1, keepdim=True)
     assert torch.allclose(still.bias(query, query, logits, pairs), want, atol=1e-5)
+
+
+@compiled
+@pytest.mark.parametrize("keys", [1, 5, 16, 27])
+def test_nothing_is_read_past_the_end(keys: int) -> None:
+    """Logits and masks end where the memory ends that may be read; a step further, and this process is gone."""
+    page = mmap.PAGESIZE
+    with mmap.mmap(-1, 4 * page) as memory:
+        whole = torch.frombuffer(memory, dtype=torch.uint8)
+        for closed in (1, 3):
+            assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(whole.data_ptr() + closed * page), page, 0) == 0
+        logits = whole[page - 4 * 3 * keys : page].view(torch.float32).view(1, 3, 1, keys)
+        allowed = whole[3 * page - keys : 3 * page].view(torch.bool).view(1, 1, 1, keys)
+        logits.normal_()
+        allowed.fill_(True)
+        query, table = torch.randn(1, 3, 1, 4), torch.randn(9, 4, requires_grad=True)
+        values = fused.place_logits(logits, query, table, allowed, -1)
+        assert torch.allclose(values, fused.place_logits(logits.clone(), query, table, allowed.clone(), -1))
+        values.sum().backward()
+        for closed in (1, 3):
+            ctypes.CDLL(None).mprotect(ctypes.c_void_p(whole.data_ptr() + closed * page), page, 3)
+        del whole, logits, allowed, values
+        gc.collect()
+
+
+@compiled
+@pytest.mark.parametrize("step", [-1.0, -math.inf, math.inf, math.nan, 1e9])
+def test_steps_out_of_range_reach_no_row_that_is_not_there(step: float) -> None:
+    logits, steps = torch.randn(1, 2, 3, 20, requires_grad=True), torch.rand(1, 2, 3, 20)
+    steps[0, 0, 0, 9:] = step
+    allowed = torch.ones(1, 1, 3, 20, dtype=torch.bool)
+    values = fused.place_logits(logits, torch.randn(1, 2, 3, 4), torch.randn(9, 4), allowed, 1, steps)
+    values.sum().backward()
+    assert values[0, 1].isfinite().all()
 
 
 @compiled
