@@ -181,7 +181,6 @@ INLINE Span walk(const Input *in, int64_t line, const Scratch *s) {
         gate = s->gate;
     }
     span.top = add_up(gate, n, end, s->place);
-    if (isnan(span.top)) return span;
 
     const float *query = in->query + line * in->P;
     span.rows = span.top < end ? (int64_t)span.top + 2 : in->T;
@@ -252,9 +251,8 @@ INLINE void to_gates(float sign, const float *grad, const float *steps, float *r
     for (int64_t k = 0; k < rows; k++) {
         Pair both = even[k] + odd[k];
         score[k] = both[0] + carry;
-        carry = both[1];
+        carry = both[1]; /* zero at the last row, past which no place lies */
     }
-    score[rows - 1] += carry;
 }
 
 FOR_EACH_PROCESSOR static void backward_lines(const Input *in, const float *grads, int64_t from, int64_t to,

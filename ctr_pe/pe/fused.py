@@ -56,13 +56,13 @@ def library() -> ctypes.CDLL | None:
     return code
 
 
-def suits(*tensors: Tensor | None) -> bool:
+def suits(*tensors: Tensor) -> bool:
     """Whether the compiled code can take these: plain float32 tensors on a CPU, and nobody records the operations."""
     return (
         library() is not None
         and torch._C._get_tracing_state() is None
         and not torch.compiler.is_compiling()
-        and all(type(x) in _PLAIN and x.dtype == torch.float32 and x.is_cpu for x in tensors if x is not None)
+        and all(type(x) in _PLAIN and x.dtype == torch.float32 and x.is_cpu for x in tensors)
     )
 
 

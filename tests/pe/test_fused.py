@@ -8,7 +8,7 @@ import math
 import mmap
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import pytest
 import torch
@@ -28,6 +28,16 @@ compiled = pytest.mark.skipif(fused.library() is None, reason="no compiled code:
 def test_it_is_compiled_where_a_compiler_is() -> None:
     if sys.platform == "linux" and shutil.which("cc") is not None:
         assert fused.library() is not None, "pip install -e . compiles it"
+
+
+@pytest.fixture(autouse=True)
+def _new_memory_is_no_number() -> Iterator[None]:
+    """So that what the code should have written and did not shows."""
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.empty(3).isnan().all()
+    yield
+    torch.use_deterministic_algorithms(False)
 
 
 def batch(lengths: list[int], seed: int = 0) -> Positions:
@@ -159,8 +169,23 @@ def test_what_is_no_number_stays_none(monkeypatch: pytest.MonkeyPatch, wrong: fl
     assert not values[0, 0, 0, 7].isfinite()
     assert values[1].isfinite().all()  # no other row is touched
     assert gradient[1].isfinite().all()
-    if math.isnan(wrong):
-        assert gradient[0].isnan().any()
+    if math.isnan(wrong):  # all of the line: it would be wrong to rank by a part of it
+        assert values[0].isnan().all()
+        assert gradient[0].isnan().all()
+
+
+@compiled
+def test_gradients_where_nobody_may_look() -> None:
+    """Those of steps are zero there, those of logits go through."""
+    logits, steps = (torch.rand(2, 1, 3, 9, requires_grad=True) for _ in range(2))
+    allowed = torch.zeros(2, 1, 3, 9, dtype=torch.bool)
+    allowed[:, :, :2, 3:6] = True
+    fused.place_logits(logits, torch.randn(2, 1, 3, 4), torch.randn(9, 4), allowed, 1, steps).sum().backward()
+    assert steps.grad is not None
+    assert logits.grad is not None
+    assert torch.equal(steps.grad[~allowed], torch.zeros(int((~allowed).sum())))
+    assert torch.equal(logits.grad[~allowed], torch.ones(int((~allowed).sum())))
+    assert (steps.grad[allowed] != 0).any()
 
 
 @compiled
