@@ -18,6 +18,8 @@ from torch import Tensor
 
 NARROWEST, LARGEST = 4, 60000
 """Rows with up to so many items share a block; a block has at most so many pairs per head, which fit a core's cache."""
+SLOT = 8
+"""Pairs that a slot counts for where each row has one query."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +44,7 @@ class Pairs:
     ``allowed`` (B, 1, Q, L) bool: True where a real query may attend to a real key. An axis of one is for the heads.
     ``block``: the rows and what is known of their items.
     ``causal``: queries look at earlier items and themselves only; so does the target, which is the newest.
+    ``among_items``: self-attention, where queries are items themselves: all of a row, or its newest (Q = 1).
     ``scale``: factor of the unit's products, logit = scale · query · key; 1 for scores of another kind.
     ``project``: for a bilinear score, gives W t for targets t (..., D), so that the logit is W t · key.
     ``packed``: in target attention, the keys (N, D) as before ``rotate``; laid out only for ``needs_vectors``.
@@ -53,6 +56,7 @@ class Pairs:
     allowed: Tensor
     block: Block
     causal: bool
+    among_items: bool = False
     scale: float = 1.0
     project: Callable[[Tensor], Tensor] | None = None
     packed: Tensor | None = None
@@ -62,11 +66,6 @@ class Pairs:
     def offset(self) -> Tensor:
         """(1, 1, Q, L) int64: how many places the key lies before the query; negative for later keys."""
         return self.key.distance.unsqueeze(-2) - self.query.distance.unsqueeze(-1)
-
-    @property
-    def among_items(self) -> bool:
-        """Whether this is self-attention, where queries and keys are the same items."""
-        return self.query is self.key
 
     # Numbers, because torch takes many times as long where a bool meets a float.
 
@@ -153,8 +152,14 @@ class Block:
             allowed = self.mask[:, None, :, None] & self.mask[:, None, None, :]
             if causal:
                 allowed = allowed & (self.distance <= self.distance.unsqueeze(-1)).mT
-            self._among[causal, scale] = Pairs(self._keys, self._keys, allowed, self, causal, scale)
+            self._among[causal, scale] = Pairs(self._keys, self._keys, allowed, self, causal, True, scale)
         return self._among[causal, scale]
+
+    def from_newest(self, causal: bool, scale: float = 1.0) -> Pairs:
+        """The newest item of each row is its one query: the last of those of ``from_items``."""
+        age = self._keys.age
+        newest = Places(self.distance[None, None, -1:], None if age is None else age[..., -1:])
+        return Pairs(newest, self._keys, self.mask[:, None, None, :], self, causal, True, scale)
 
     @cached_property
     def _among(self) -> dict[tuple[bool, float], Pairs]:
@@ -164,6 +169,36 @@ class Block:
     def _keys(self) -> Places:
         age = self.of.age
         return Places(self.distance[None, None], None if age is None else self.lay(self.of.pack(age)).unsqueeze(1))
+
+
+class Blocks(list[Block]):
+    """Blocks that together have every row with items, once."""
+
+    def split(self, packed: Tensor) -> list[Tensor]:
+        """Packed items of the batch (N, ...) -> the items (n, ...) of each block."""
+        return list(torch.split(packed.index_select(0, self._items), [len(block.items) for block in self]))
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """(n, ...) of each block -> packed (N, ...)."""
+        whole = torch.cat(parts)
+        return torch.empty_like(whole).index_copy(0, self._items, whole)
+
+    def split_rows(self, per_row: Tensor) -> list[Tensor]:
+        """(B, ...) -> (R, ...) of each block."""
+        return list(torch.split(per_row.index_select(0, self._rows), [len(block.rows) for block in self]))
+
+    def join_rows(self, parts: list[Tensor]) -> Tensor:
+        """(R, ...) of each block -> (B, ...); every row has items."""
+        whole = torch.cat(parts)
+        return torch.empty_like(whole).index_copy(0, self._rows, whole)
+
+    @cached_property
+    def _items(self) -> Tensor:
+        return torch.cat([block.items for block in self])
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        return torch.cat([block.rows for block in self])
 
 
 @dataclass(frozen=True)
@@ -276,32 +311,32 @@ class Positions:
         items = torch.arange(len(self.real[0]), device=self.mask.device)
         return self._block(rows, items, int(self.count.max()) if len(rows) else 0)
 
-    def by_block(self, packed: Tensor) -> list[Tensor]:
-        """Packed items (N, ...) -> the items (n, ...) of each of ``blocks``."""
-        return list(torch.split(packed.index_select(0, self._block_order), [len(block.items) for block in self.blocks]))
-
-    def from_blocks(self, parts: list[Tensor]) -> Tensor:
-        """(n, ...) of each of ``blocks`` -> packed (N, ...)."""
-        whole = torch.cat(parts)
-        return torch.empty_like(whole).index_copy(0, self._block_order, whole)
-
     @cached_property
-    def _block_order(self) -> Tensor:
-        return torch.cat([block.items for block in self.blocks])
-
-    @cached_property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> Blocks:
         """Every row that has items, in blocks of like length: attention costs the square of the longest in a block.
 
         A block's longest history is at most half longer than its shortest, or ``NARROWEST`` items long.
         """
+        return self._blocks(lambda width: width**2)
+
+    @cached_property
+    def newest_blocks(self) -> Blocks:
+        """The same for one query per row, whose blocks have more rows."""
+        return self._blocks(lambda width: width * SLOT)
+
+    @cached_property
+    def newest(self) -> Tensor:
+        """(B,) int64: where each row's newest item is among the packed ones. A row needs to have one."""
+        return self.count.cumsum(0) - 1
+
+    def _blocks(self, cost: Callable[[int], int]) -> Blocks:
         order = self.count.argsort(stable=True)
         counts = self.count[order].tolist()
         place = self.count.cumsum(0)[order] - self.count[order]  # of each row's first item among the packed
-        blocks, first, last = [], sum(count == 0 for count in counts), len(counts)
+        blocks, first, last = Blocks(), sum(count == 0 for count in counts), len(counts)
         while first < last:
             widest, stop = max(NARROWEST, counts[first] + counts[first] // 2), first + 1
-            while stop < last and counts[stop] <= widest and (stop + 1 - first) * counts[stop] ** 2 <= LARGEST:
+            while stop < last and counts[stop] <= widest and (stop + 1 - first) * cost(counts[stop]) <= LARGEST:
                 stop += 1
             rows, sizes = order[first:stop], self.count[order[first:stop]]
             ends = sizes.cumsum(0)

@@ -207,6 +207,26 @@ def check_causal(factory: Factory, unit: str) -> None:
         _close(changed[:, :first], states[:, :first], f"causality, states before item {first}")
 
 
+def check_newest(factory: Factory, unit: str) -> None:
+    """In self-attention the newest item's state is the same when no other is computed."""
+    if unit in SCORES:
+        return
+    batch, results = Batch.random([3, 0, 6, 1, MAX_LEN + 5]), []
+    for alone in (True, False):
+        harness = Harness(factory, unit).eval()
+        positions, whole = (p := Positions.from_mask(batch.mask, batch.age)), p.with_target()
+        given = batch.target.detach().requires_grad_(), positions.pack(batch.history).requires_grad_()
+        target, items = harness.pe.embed(*given, positions)
+        assert target is not None
+        sequence = positions.append(items, target)
+        assert isinstance(harness.unit, SelfAttention)
+        newest = harness.unit.newest(sequence, whole) if alone else harness.unit(sequence, whole)[whole.newest]
+        newest.square().sum().backward()
+        results.append([newest, *(x.grad for x in (*given, *harness.parameters()) if x.grad is not None)])
+    for got, want in zip(*results, strict=True):
+        _close(got, want, f"newest item alone, {unit}")
+
+
 def check_gradients(factory: Factory, unit: str) -> None:
     """gradcheck in float64, with respect to target, history and the encoding's parameters; nothing is NaN."""
     batch = Batch.random([3, 0, 5, 1])
@@ -263,6 +283,7 @@ CHECKS: dict[str, Callable[[Factory, str], None]] = {
     "batch": check_batch,
     "packed": check_packed,
     "causality": check_causal,
+    "newest item alone": check_newest,
     "gradients": check_gradients,
     "precision": check_precision,
 }

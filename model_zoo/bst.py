@@ -16,7 +16,7 @@ from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.keys import own_position_switch
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
-from ctr_pe.units.transformer import Transformer, target_state
+from ctr_pe.units.transformer import Transformer
 
 
 class ConcatenatedPositions(PositionEncoding):
@@ -112,6 +112,9 @@ class BST(RankModel):
         self.build_tower(n * unit.dim for n, unit in zip(slots, self.transformers, strict=True))
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+        if self.pool is None:
+            state: Tensor = self.transformers[index].of_target(target, history, positions)
+            return state
         states, whole = self.transformers[index](target, history, positions)
         return self.pool(states, whole, self.groups[index].max_len + 1)
 
@@ -128,10 +131,6 @@ def _mean(states: Tensor, positions: Positions, slots: int) -> Tensor:
     return _sum(states, positions, slots) / positions.count.unsqueeze(-1)
 
 
-def _target(states: Tensor, positions: Positions, slots: int) -> Tensor:
-    return target_state(states, positions)
-
-
 def _concat(states: Tensor, positions: Positions, slots: int) -> Tensor:
     """The target's state in the last slot, that of the most recent item before it; zeros where the history is short."""
     (rows, _), slot = positions.real, slots - positions.pack(positions.distance)
@@ -140,4 +139,9 @@ def _concat(states: Tensor, positions: Positions, slots: int) -> Tensor:
     return placed.index_put((rows[kept], slot[kept]), states[kept]).flatten(1)
 
 
-POOLINGS = {"mean": _mean, "sum": _sum, "target": _target, "concat": _concat}
+POOLINGS: dict[str, Callable[[Tensor, Positions, int], Tensor] | None] = {
+    "mean": _mean,
+    "sum": _sum,
+    "target": None,  # no other state is computed
+    "concat": _concat,
+}

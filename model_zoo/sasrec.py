@@ -10,7 +10,7 @@ from ctr_pe.errors import UserError, nearest
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
-from ctr_pe.units.transformer import Transformer, target_state
+from ctr_pe.units.transformer import Transformer
 
 
 class SASRec(RankModel):
@@ -66,4 +66,5 @@ class SASRec(RankModel):
         self.build_tower(unit.dim for unit in self.transformers)
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        return target_state(*self.transformers[index](target, history, positions))
+        state: Tensor = self.transformers[index].of_target(target, history, positions)
+        return state

@@ -175,11 +175,12 @@ class DIF(PositionEncoding):
         return [pairs.block.lay(part.sum(-1) * self.scale)[:, None, None] for part in parts]
 
     def _among_items(self, pairs: Pairs, apart: bool) -> list[Tensor]:
-        """Scores (R, H, L, L) of the items' attributes, one for each or their sum."""
+        """Scores (R, H, Q, L) of the items' attributes, one for each or their sum."""
         items = pairs.block.of.items
         assert items is not None
         fields = self._fields(pairs.block.lay(items.embedding[:, self.attributes]))
-        projected = [source(field, field) for source, field in zip(self._sources, fields, strict=True)]
+        newest = pairs.query.distance.shape[-1]  # queries are the last items, or all
+        projected = [source(field[:, -newest:], field) for source, field in zip(self._sources, fields, strict=True)]
         if len(projected) > 1 and not apart:  # a sum of products is a product of vectors side by side
             queries, keys = zip(*projected, strict=True)
             projected = [(torch.cat(queries, -1), torch.cat(keys, -1))]

@@ -94,7 +94,7 @@ class Kernel(PositionEncoding):
     def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         if not self.names["L"]:
             return weights, values
-        if pairs.among_items and (self.at_end or "toeplitz" in self.names["L"]):
+        if weights.shape[-2] > 1 and pairs.among_items and (self.at_end or "toeplitz" in self.names["L"]):
             with torch.autocast(values.device.type, enabled=False):  # a (L V): the fewest products
                 return weights, (self.matrix("L", values.shape[-2]) @ widen(values)).to(values.dtype)
         # (a L) V. Weights that L moves onto padding meet values of zero.

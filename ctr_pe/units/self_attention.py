@@ -1,6 +1,7 @@
 """Multi-head self-attention over a sequence of items (BST, SASRec, DMIN).
 
-B batch, L slots, N real items of the batch, R rows of a block, W its slots, H heads, D item dim, d = D / H head dim.
+B batch, L slots, N real items of the batch, R rows of a block, W its slots, Q queries, H heads, D item dim,
+d = D / H head dim.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Block, Items, Positions
+from ctr_pe.positions import Items, Pairs, Positions
 from ctr_pe.units.dropout import Dropout
 
 
@@ -47,6 +48,7 @@ class SelfAttention(nn.Module):
         if dim % num_heads:
             raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}")
         self.num_heads, self.causal = num_heads, causal
+        self.scale = (dim // num_heads) ** -0.5
         self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
         self.dropout = Dropout(dropout)
 
@@ -61,25 +63,47 @@ class SelfAttention(nn.Module):
 
     def heads(self, packed: Tensor, positions: Positions) -> Tensor:
         """packed items (N, D) -> what each head pools, before the output projection: (N, H, d)."""
-        if positions.items is None:
-            positions = positions.carrying(Items(packed))
+        positions = self._carrying(packed, positions)
         projected: list[Tensor] = [project(packed) for project in (self.query, self.key, self.value)]
-        if not positions.blocks:
+        blocks = positions.blocks
+        if not blocks:
             return projected[2].view(0, self.num_heads, packed.shape[-1] // self.num_heads)
         pooled = [
-            block.take(self._attend(block, *map(block.place, parts)))
-            for block, *parts in zip(positions.blocks, *map(positions.by_block, projected), strict=True)
+            block.take(self._attend(block.from_items(self.causal, self.scale), *map(block.place, parts)))
+            for block, *parts in zip(blocks, *map(blocks.split, projected), strict=True)
         ]
-        return positions.from_blocks(pooled)
+        return blocks.join(pooled)
 
-    def _attend(self, block: Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """query, key, value (R, W, D) -> (R, W, H, d)."""
+    def newest(self, packed: Tensor, positions: Positions) -> Tensor:
+        """packed items (N, D) -> the state (B, D) of each row's newest item alone, at a fraction of the cost.
+
+        Every row has an item. An encoding with an auxiliary loss wants to see all queries.
+        """
+        positions = self._carrying(packed, positions)
+        query = self.query(packed.index_select(0, positions.newest))
+        blocks = positions.newest_blocks
+        queries, keys, values = (
+            blocks.split_rows(query),
+            blocks.split(self.key(packed)),
+            blocks.split(self.value(packed)),
+        )
+        pooled = [
+            self._attend(block.from_newest(self.causal, self.scale), own.unsqueeze(1), *map(block.place, parts))
+            for block, own, *parts in zip(blocks, queries, keys, values, strict=True)
+        ]
+        states: Tensor = self.output(blocks.join_rows(pooled).flatten(1))
+        return states
+
+    @staticmethod
+    def _carrying(packed: Tensor, positions: Positions) -> Positions:
+        return positions if positions.items is not None else positions.carrying(Items(packed))
+
+    def _attend(self, pairs: Pairs, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """query (R, Q, D), key and value (R, W, D) -> (R, Q, H, d)."""
         query, key, value = self._split(query), self._split(key), self._split(value)
-        scale = query.shape[-1] ** -0.5
-        pairs = block.from_items(self.causal, scale)
         turned_query, turned_key = self.pe.rotate(query, key, pairs.query, pairs.key)
-        logits = (turned_query * scale) @ turned_key.transpose(-1, -2)  # not the products: there are more of them
-        logits = self.pe.bias(query, key, logits, pairs)  # (R, H, W, W)
+        logits = (turned_query * self.scale) @ turned_key.transpose(-1, -2)  # not the products: there are more of them
+        logits = self.pe.bias(query, key, logits, pairs)  # (R, H, Q, W)
         weights, mixed = self.pe.mix(self.dropout(pairs.softmax(logits)), value, pairs)
         pooled: Tensor = weights.to(mixed.dtype) @ mixed
         return pooled.transpose(1, 2)

@@ -6,7 +6,7 @@ items only, so there is no padded row for its biases and norms to fill.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor, nn
@@ -59,11 +59,19 @@ class TransformerBlock(nn.Module):
 
     def forward(self, items: Tensor, positions: Positions) -> Tensor:
         """packed items (M, D) -> states (M, D)."""
-        attended = self._around(items, self.layer_norm1, lambda x: self.attention(x, positions))
-        return self._around(attended, self.layer_norm2, self.ffn)
+        attended = self.attention(self.layer_norm1(items) if self.pre else items, positions)
+        return self._feed(self._join(items, attended, self.layer_norm1))
 
-    def _around(self, x: Tensor, norm: nn.Module, layer: Callable[[Tensor], Tensor]) -> Tensor:
-        y: Tensor = self.dropout(layer(norm(x) if self.pre else x))
+    def newest(self, items: Tensor, positions: Positions) -> Tensor:
+        """packed items (M, D) -> the state (B, D) of each row's newest item alone."""
+        attended = self.attention.newest(self.layer_norm1(items) if self.pre else items, positions)
+        return self._feed(self._join(items.index_select(0, positions.newest), attended, self.layer_norm1))
+
+    def _feed(self, x: Tensor) -> Tensor:
+        return self._join(x, self.ffn(self.layer_norm2(x) if self.pre else x), self.layer_norm2)
+
+    def _join(self, x: Tensor, y: Tensor, norm: nn.Module) -> Tensor:
+        y = self.dropout(y)
         if self.residual:
             y = x + y
         return y if self.pre else norm(y)
@@ -100,20 +108,36 @@ class Transformer(nn.Module):
 
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         """target (B, D), packed history (N, D) -> packed states (M, D) of [history; target], their positions."""
-        embedded, history = self.pe.embed(target, history, positions)
-        assert embedded is not None
-        states, whole = append_target(embedded, history, positions)
-        states = self.dropout(states)
+        states, whole = self._embedded(target, history, positions)
         for block in self.blocks:
             states = block(states, whole)
         return self.layer_norm(states), whole
+
+    def of_target(self, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+        """target (B, D), packed history (N, D) -> the states (B, D) at the targets.
+
+        The last block computes no other, unless its encoding has an auxiliary loss to learn from all of them.
+        """
+        states, whole = self._embedded(target, history, positions)
+        *lower, last = self.blocks
+        assert isinstance(last, TransformerBlock)
+        for block in lower:
+            states = block(states, whole)
+        if self.training and last.attention.pe.auxiliary:
+            states = last(states, whole).index_select(0, whole.newest)
+        else:
+            states = last.newest(states, whole)
+        normed: Tensor = self.layer_norm(states)
+        return normed
+
+    def _embedded(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
+        """packed (M, D) of [history; target] and its positions."""
+        embedded, history = self.pe.embed(target, history, positions)
+        assert embedded is not None
+        states, whole = append_target(embedded, history, positions)
+        return self.dropout(states), whole
 
 
 def append_target(target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
     """Each row's items and then its target: target (B, D), packed history (N, D) -> packed (M, D) and its positions."""
     return positions.append(history, target), positions.with_target()
-
-
-def target_state(states: Tensor, positions: Positions) -> Tensor:
-    """packed states (M, D) of [history; target] and their positions -> (B, D), the states at the targets."""
-    return states[positions.count.cumsum(0) - 1]

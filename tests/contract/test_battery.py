@@ -114,6 +114,16 @@ class SeesLaterTimes(PositionEncoding):
         return logits - age / age.sum(-1, keepdim=True).clamp(min=1)
 
 
+class CountsQueries(PositionEncoding):
+    """Offsets from the number of the query, as if there were as many as keys."""
+
+    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+        queries, keys_seen = logits.shape[-2:]
+        if not pairs.among_items:
+            return logits
+        return logits - 0.3 * (torch.arange(queries).unsqueeze(1) - torch.arange(keys_seen)).clamp(min=0)
+
+
 class WrongGradient(PositionEncoding):
     """A value whose gradient is cut."""
 
@@ -138,6 +148,7 @@ class CeilNaN(PositionEncoding):
         (MixesRows, "batch"),
         (SeesTheFuture, "padding|causality"),
         (SeesLaterTimes, "causality"),
+        (CountsQueries, "newest item alone"),
         (WrongGradient, "gradients"),
         (CeilNaN, "padding|empty"),
     ],
