@@ -3,7 +3,7 @@
 ``model_zoo/`` and ``config/`` stay at the top of the checkout, where FuxiCTR users look for them, and are installed
 inside the package: the fuxictr wheel already owns a top-level ``model_zoo``.
 
-``ctr_pe/pe/contextual.c`` is compiled where there is a C compiler. Without one the package does the same in torch.
+``ctr_pe/pe/compiled/`` is compiled where there is a C compiler. Without one the package does the same in torch.
 """
 
 import re
@@ -19,7 +19,8 @@ assert VERSION, "ctr_pe/__init__.py holds no __version__"
 
 COMPILED = Extension(
     "ctr_pe.pe._contextual",
-    ["ctr_pe/pe/contextual.c"],
+    [f"ctr_pe/pe/compiled/{name}.c" for name in ("contextual", "x86_64_v3", "x86_64_v4")],
+    depends=["ctr_pe/pe/compiled/lines.h"],
     extra_compile_args=["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"],
     extra_link_args=["-fopenmp"],
     optional=True,

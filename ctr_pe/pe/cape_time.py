@@ -55,13 +55,8 @@ class TimeCAPE(CAPE):
         self.stretch = nn.Parameter(torch.zeros(num_heads))
 
     def steps(self, pairs: Pairs, dtype: torch.dtype) -> Tensor:
-        """(B, H, Q, L) in [0, 1]: share of a place that lies between each key and the next one towards the query."""
-        age = ages(pairs.key, "cape_time").unsqueeze(-2)  # (B, 1, 1, L)
+        """(B, H, L) in [0, 1]: share of a place that lies between each key and the next newer one."""
+        age = ages(pairs.key, "cape_time")  # (B, 1, L)
         pause = (age - nn.functional.pad(age[..., 1:], (0, 1))).clamp(min=0)
-        rate = (-self.stretch).to(dtype).exp().view(-1, 1, 1) / self.session_gap
-        step = -torch.expm1(-rate * pause.to(dtype))
-        if self.between:
-            before = nn.functional.pad(step[..., :-1], (1, 0))
-            return torch.where(pairs.offset > 0, step, before).masked_fill(pairs.offset == 0, 1)
-        followed = nn.functional.pad(pairs.allowed[..., 1:], (0, 1)) | (pairs.offset > 0)
-        return torch.where(followed, step, 1)
+        rate = (-self.stretch).to(dtype).exp().view(-1, 1) / self.session_gap
+        return -torch.expm1(-rate * pause.to(dtype))

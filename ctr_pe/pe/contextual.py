@@ -40,21 +40,23 @@ class ContextualEncoding(PositionEncoding):
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         logits = widen(logits)
-        query = query * self.scale if self.gate is None else nn.functional.silu(self.gate(query))
         if self._compiles(logits, query, pairs):
+            rule = fused.Rule(self.sign, pairs.among_items, self.scale)
+            gate = None if self.gate is None else (self.gate.weight, self.gate.bias)
             allowed, steps = pairs.allowed.expand(len(logits), 1, *logits.shape[2:]), self.steps(pairs, logits.dtype)
-            return fused.place_logits(logits, query.float(), self.table, allowed, self.sign, steps)
+            return fused.place_logits(rule, logits, query.float(), self.table, allowed, gate, steps)
+        query = query * self.scale if self.gate is None else nn.functional.silu(self.gate(query))
         return logits + place_scores(query, self.table, self.places(logits, pairs))
 
     def steps(self, pairs: Pairs, dtype: torch.dtype) -> Tensor | None:
-        """(B, H, Q, L) in [0, 1], what a gate that is open counts, or None for one."""
+        """(B, H, L) in [0, 1], what an open gate counts where another key follows towards the query; None for one."""
         return None
 
     def gates(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """logits -> how far each key pushes older items away, (B, H, Q, L) in [0, 1]."""
         gates = torch.sigmoid(pairs.barrier - logits if self.sign < 0 else pairs.barrier + logits)
         steps = self.steps(pairs, logits.dtype)
-        return gates if steps is None else gates * steps
+        return gates if steps is None else gates * towards_query(steps.unsqueeze(2), pairs, self.between)
 
     def places(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """logits -> p (B, H, Q, L), which `ctr-pe draw` shows."""
@@ -63,7 +65,7 @@ class ContextualEncoding(PositionEncoding):
     def _compiles(self, logits: Tensor, query: Tensor, pairs: Pairs) -> bool:
         own = type(self)
         return (
-            fused.suits(logits, self.table)
+            fused.suits(logits, self.table, *(() if self.gate is None else self.gate.parameters()))
             and query.dtype != torch.float64
             and (pairs.causal or not self.between)
             and (own.gates, own.places) == (ContextualEncoding.gates, ContextualEncoding.places)
@@ -88,6 +90,18 @@ def contextual_positions(gates: Tensor, pairs: Pairs, between: bool) -> Tensor:
     from_own = (to_newest * own).sum(-1, keepdim=True)
     own_gate = (gates * own).sum(-1, keepdim=True)
     return torch.where(pairs.offset >= 0, to_newest - from_own + own_gate, from_own - to_newest + gates)
+
+
+def towards_query(steps: Tensor, pairs: Pairs, between: bool) -> Tensor:
+    """Steps from each key to the next newer one (B, H, 1, L) -> to the next one towards the query, (B, H, Q, L).
+
+    One where none follows: at the newest key, unless it lies before the query, and ``between`` at the query itself.
+    """
+    if between:
+        before = nn.functional.pad(steps[..., :-1], (1, 0))
+        return torch.where(pairs.offset > 0, steps, before).masked_fill(pairs.offset == 0, 1)
+    followed = nn.functional.pad(pairs.allowed[..., 1:], (0, 1)) | (pairs.offset > 0)
+    return torch.where(followed, steps, 1)
 
 
 def place_scores(query: Tensor, table: Tensor, position: Tensor) -> Tensor:

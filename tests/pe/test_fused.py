@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import gc
 import math
 import mmap
 import shutil
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from ctr_pe import Positions, build_pe
 from ctr_pe.pe import fused
+from ctr_pe.pe.base import PositionLinear
 from ctr_pe.pe.contextual import ContextualEncoding
 from ctr_pe.positions import Pairs
 from ctr_pe.units import SelfAttention, TargetAttention
@@ -28,6 +28,17 @@ compiled = pytest.mark.skipif(fused.library() is None, reason="no compiled code:
 def test_it_is_compiled_where_a_compiler_is() -> None:
     if sys.platform == "linux" and shutil.which("cc") is not None:
         assert fused.library() is not None, "pip install -e . compiles it"
+
+
+@pytest.fixture(autouse=True, params=[4, 3, 0])
+def _vectors(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The code for processors with wide vectors, with narrower ones, and for any; a lesser one if this has not."""
+    code = fused.library()
+    if code is not None:
+        code.contextual_use(request.param)
+    yield
+    if code is not None:
+        code.contextual_use(4)
 
 
 @pytest.fixture(autouse=True)
@@ -109,13 +120,19 @@ def test_equals_torch_in_target_attention(monkeypatch: pytest.MonkeyPatch, name:
 
 
 @compiled
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(24))
 def test_equals_torch_over_random_shapes_and_masks(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     torch.manual_seed(seed)
     rows, heads, queries, keys, width, places = (int(torch.randint(1, top, ())) for top in (4, 4, 9, 60, 40, 70))
     encoding = Bare(places, width, 1 - 2 * (seed % 2))
     pairs = at(torch.rand(rows, 1, queries, keys) < 0.7)  # holes in it, too
-    given = 4 * torch.randn(rows, heads, queries, keys), torch.randn(rows, heads, queries, width)
+    dim = width
+    if seed % 3:
+        dim = int(torch.randint(1, 40, ()))
+        encoding.gate = PositionLinear(dim, width)
+    if seed % 4 > 1:
+        encoding.share = nn.Parameter(torch.rand(rows, heads, keys))
+    given = 4 * torch.randn(rows, heads, queries, keys), torch.randn(rows, heads, queries, dim)
     compare(monkeypatch, encoding, lambda logits, query: placed(encoding, logits, query, pairs), *given)
 
 
@@ -132,10 +149,12 @@ def test_a_long_history(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @compiled
 @pytest.mark.parametrize("threads", [1, 2, 5])
-def test_threads_share_the_work(monkeypatch: pytest.MonkeyPatch, threads: int) -> None:
+@pytest.mark.parametrize("rows", [1, 3])
+def test_threads_share_the_work(monkeypatch: pytest.MonkeyPatch, rows: int, threads: int) -> None:
     before = torch.get_num_threads()
-    encoding, pairs = Bare(9, 16, 1), at(torch.ones(1, 1, 3, 12, dtype=torch.bool))
-    given = torch.randn(1, 1, 3, 12), torch.randn(1, 1, 3, 16)
+    encoding, pairs = Bare(9, 16, 1), at(torch.ones(rows, 1, 3, 12, dtype=torch.bool).tril())
+    encoding.share = nn.Parameter(torch.rand(rows, 1, 12))
+    given = torch.randn(rows, 1, 3, 12), torch.randn(rows, 1, 3, 16)
     try:
         torch.set_num_threads(threads)
         compare(monkeypatch, encoding, lambda logits, query: placed(encoding, logits, query, pairs), *given)
@@ -177,15 +196,17 @@ def test_what_is_no_number_stays_none(monkeypatch: pytest.MonkeyPatch, wrong: fl
 @compiled
 def test_gradients_where_nobody_may_look() -> None:
     """Those of steps are zero there, those of logits go through."""
-    logits, steps = (torch.rand(2, 1, 3, 9, requires_grad=True) for _ in range(2))
+    logits, steps = torch.rand(2, 1, 3, 9, requires_grad=True), torch.rand(2, 1, 9, requires_grad=True)
     allowed = torch.zeros(2, 1, 3, 9, dtype=torch.bool)
     allowed[:, :, :2, 3:6] = True
-    fused.place_logits(logits, torch.randn(2, 1, 3, 4), torch.randn(9, 4), allowed, 1, steps).sum().backward()
+    given = torch.randn(2, 1, 3, 4), torch.randn(9, 4), allowed
+    fused.place_logits(fused.Rule(1), logits, *given, steps=steps).sum().backward()
     assert steps.grad is not None
     assert logits.grad is not None
-    assert torch.equal(steps.grad[~allowed], torch.zeros(int((~allowed).sum())))
     assert torch.equal(logits.grad[~allowed], torch.ones(int((~allowed).sum())))
-    assert (steps.grad[allowed] != 0).any()
+    nobody = ~allowed[:, 0].any(1)
+    assert torch.equal(steps.grad[:, 0][nobody], torch.zeros(int(nobody.sum())))
+    assert (steps.grad[:, 0][~nobody] != 0).any()
 
 
 @compiled
@@ -236,50 +257,92 @@ def test_an_overridden_hook_counts(hook: str) -> None:
     assert torch.allclose(still.bias(query, query, logits, pairs), want, atol=1e-5)
 
 
+class Fenced:
+    """A copy between pages that may be neither read nor written: a step further, and this process is gone. It ends
+    where the page after it begins, or begins where the one before it ends."""
+
+    def __init__(self, given: Tensor, at_end: bool) -> None:
+        page, size = mmap.PAGESIZE, given.numel() * given.element_size()
+        self.last = (1 + -(-size // page)) * page
+        self.whole = torch.frombuffer(mmap.mmap(-1, self.last + page), dtype=torch.uint8)
+        first = self.last - size if at_end else page
+        self.held = self.whole[first : first + size].view(given.dtype).view(given.shape).copy_(given)
+        self.protect(0)
+
+    def protect(self, how: int = 3) -> None:
+        for page in (0, self.last):
+            assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(self.whole.data_ptr() + page), mmap.PAGESIZE, how) == 0
+
+
 @compiled
+@pytest.mark.parametrize("at_end", [True, False])
 @pytest.mark.parametrize("keys", [1, 5, 16, 27])
-def test_nothing_is_read_past_the_end(keys: int) -> None:
-    """Logits and masks end where the memory ends that may be read; a step further, and this process is gone."""
-    page = mmap.PAGESIZE
-    with mmap.mmap(-1, 4 * page) as memory:
-        whole = torch.frombuffer(memory, dtype=torch.uint8)
-        for closed in (1, 3):
-            assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(whole.data_ptr() + closed * page), page, 0) == 0
-        logits = whole[page - 4 * 3 * keys : page].view(torch.float32).view(1, 3, 1, keys)
-        allowed = whole[3 * page - keys : 3 * page].view(torch.bool).view(1, 1, 1, keys)
-        logits.normal_()
-        allowed.fill_(True)
-        query, table = torch.randn(1, 3, 1, 4), torch.randn(9, 4, requires_grad=True)
-        values = fused.place_logits(logits, query, table, allowed, -1)
-        assert torch.allclose(values, fused.place_logits(logits.clone(), query, table, allowed.clone(), -1))
-        values.sum().backward()
-        for closed in (1, 3):
-            ctypes.CDLL(None).mprotect(ctypes.c_void_p(whole.data_ptr() + closed * page), page, 3)
-        del whole, logits, allowed, values
-        gc.collect()
+def test_no_memory_of_others_is_touched(keys: int, at_end: bool) -> None:
+    """Whatever is given or wanted lies between closed pages; values are those that lie elsewhere gives."""
+    torch.manual_seed(keys)
+    rule, fences = fused.Rule(-1), []
+
+    def fenced(given: Tensor) -> Tensor:
+        fences.append(Fenced(given, at_end))
+        return fences[-1].held
+
+    allowed = (torch.rand(2, 1, 3, keys) < 0.8).contiguous()
+    query, weight, bias, table = torch.randn(2, 2, 3, 5), torch.randn(4, 5), torch.randn(4), torch.randn(9, 4)
+    given = [torch.randn(2, 2, 3, keys), query, weight, bias, table, torch.rand(2, 2, keys), allowed]
+    results = []
+    for hold in (torch.clone, fenced):
+        held = [hold(x) for x in given]
+        work = fused._Work(held, rule)
+        scratch, threads = hold(torch.empty_like(work.scratch)), work.threads
+        out, grad = hold(torch.empty_like(given[0])), hold(torch.linspace(-1, 1, given[0].numel()))
+        rows = torch.empty(work.given.T, 4)
+        into = [torch.empty_like(x) for x in given[:2]] + [torch.empty(threads, *x.shape) for x in (weight, bias, rows)]
+        into = [hold(x) for x in [*into, torch.zeros(2, 2, keys)]]
+        call = ctypes.byref(work.given)
+        work.code.contextual_forward(call, out.data_ptr(), scratch.data_ptr(), threads)
+        to = ctypes.byref(fused._Gradients(*(x.data_ptr() for x in into)))
+        work.code.contextual_backward(call, grad.data_ptr(), to, scratch.data_ptr(), threads)
+        results.append([x.clone() for x in (out, *into)])
+    assert not any(x.isnan().any() for x in results[0])
+    for got, want in zip(results[1], results[0], strict=True):
+        assert torch.equal(got, want)
+    for fence in fences:
+        fence.protect()
 
 
 @compiled
 @pytest.mark.parametrize("step", [-1.0, -math.inf, math.inf, math.nan, 1e9])
 def test_steps_out_of_range_reach_no_row_that_is_not_there(step: float) -> None:
-    logits, steps = torch.randn(1, 2, 3, 20, requires_grad=True), torch.rand(1, 2, 3, 20)
-    steps[0, 0, 0, 9:] = step
-    allowed = torch.ones(1, 1, 3, 20, dtype=torch.bool)
-    values = fused.place_logits(logits, torch.randn(1, 2, 3, 4), torch.randn(9, 4), allowed, 1, steps)
+    logits, steps = torch.randn(1, 2, 3, 40, requires_grad=True), torch.rand(1, 2, 40)
+    steps[0, 0, 9:20] = step
+    given = torch.randn(1, 2, 3, 4), torch.randn(90, 4), torch.ones(1, 1, 3, 40, dtype=torch.bool)
+    values = fused.place_logits(fused.Rule(1), logits, *given, steps=steps)
     values.sum().backward()
     assert values[0, 1].isfinite().all()
 
 
 @compiled
-@pytest.mark.parametrize("which", ["query", "steps", "allowed"])
+@pytest.mark.parametrize("which", ["query", "weight", "bias", "steps", "allowed"])
 def test_shapes_that_do_not_match_are_refused(which: str) -> None:
-    shapes = {"query": (2, 3, 5, 4), "steps": (2, 3, 5, 8), "allowed": (2, 1, 5, 8)}
+    shapes = {"query": (2, 3, 5, 6), "weight": (4, 6), "bias": (4,), "steps": (2, 3, 8), "allowed": (2, 1, 5, 8)}
     shapes[which] = (*shapes[which][:-1], 1)
     given = {name: torch.ones(shape) for name, shape in shapes.items()}
-    with pytest.raises(ValueError, match="do not match"):
+    with pytest.raises(ValueError, match=f"{'weight' if which == 'query' else which} .* does not match"):
         fused.place_logits(
-            torch.ones(2, 3, 5, 8), given["query"], torch.ones(9, 4), given["allowed"].bool(), 1, given["steps"]
+            fused.Rule(1),
+            torch.ones(2, 3, 5, 8),
+            given["query"],
+            torch.ones(9, 4),
+            given["allowed"].bool(),
+            (given["weight"], given["bias"]),
+            given["steps"],
         )
+
+
+@compiled
+def test_a_mask_that_is_no_bool_is_refused() -> None:
+    with pytest.raises(ValueError, match="allowed must be bool"):
+        fused.place_logits(fused.Rule(1), *(torch.ones(2, 1, 5, n) for n in (8, 4)), torch.ones(9, 4), torch.ones(2))
 
 
 def test_it_can_be_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -298,6 +361,10 @@ class Bare(ContextualEncoding):
         super().__init__(width, places)
         self.table = nn.Parameter(torch.randn(places, width))
         self.sign = sign  # type: ignore[misc]
+        self.share: nn.Parameter | None = None
+
+    def steps(self, pairs: Pairs, dtype: torch.dtype) -> Tensor | None:
+        return self.share
 
 
 def placed(encoding: Bare, logits: Tensor, query: Tensor, pairs: Pairs) -> Tensor:

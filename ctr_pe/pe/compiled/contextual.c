@@ -1,0 +1,44 @@
+/* The entry points: chooses the variant for this processor, and shares lines among threads. */
+
+#define VARIANT contextual_any
+#include "lines.h"
+
+static int highest = 4;
+
+/* Of the variants for x86-64, none above this level. For tests. */
+void contextual_use(int level) { highest = level; }
+
+static const Variant *best(void) {
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+    extern const Variant contextual_v3, contextual_v4;
+    if (highest >= 4 && __builtin_cpu_supports("x86-64-v4")) return &contextual_v4;
+    if (highest >= 3 && __builtin_cpu_supports("x86-64-v3")) return &contextual_v3;
+#endif
+    return &contextual_any;
+}
+
+int64_t contextual_scratch(int64_t L, int64_t D, int64_t P, int64_t T) { return best()->scratch(L, D, P, T); }
+
+/* Where lines of thread k begin: those of a row's head are one thread's, as is the gradient of its steps. */
+static int64_t first_line(const Input *in, int64_t k, int64_t threads) { return in->B * in->H * k / threads * in->Q; }
+
+/* out (B, H, Q, L). Each thread has `contextual_scratch` floats to work in. */
+void contextual_forward(const Input *in, float *out, float *scratch, int threads) {
+    const int64_t size = contextual_scratch(in->L, in->D, in->P, in->T);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int k = 0; k < threads; k++)
+        best()->forward(in, first_line(in, k, threads), first_line(in, k + 1, threads), out, scratch + k * size);
+}
+
+/* grads (B, H, Q, L). The gradients of weight, bias and table have an axis (threads) more; that of steps is zero. */
+void contextual_backward(const Input *in, const float *grads, const Gradients *out, float *scratch, int threads) {
+    const int64_t size = contextual_scratch(in->L, in->D, in->P, in->T);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int k = 0; k < threads; k++) {
+        const int64_t from = first_line(in, k, threads), to = first_line(in, k + 1, threads);
+        Gradients own = *out;
+        own.table += k * in->T * in->P;
+        if (in->weight) own.weight += k * in->P * in->D, own.bias += k * in->P;
+        best()->backward(in, grads, from, to, &own, scratch + k * size);
+    }
+}

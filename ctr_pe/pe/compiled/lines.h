@@ -1,0 +1,480 @@
+/* logits + t' . e[p], p the sum of gates from the key to the newest one: contextual.py says it in torch.
+
+   All that is done for a few queries stays in the first cache. On the way back it is done again, so that nothing is
+   kept. Keys are taken a vector at a time, from the newest on, so that what does not fill one lies before the oldest.
+   Lines are taken from the last on, so that what is written before a line's oldest key is written again.
+
+   B rows, H heads, Q queries, L keys, D width of queries, P that of the table, T its rows that places can reach; a line
+   is one (b, h, q). Arrays are dense float32. Whoever includes this says with VARIANT what to call it. */
+
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+typedef struct {
+    int64_t B, H, Q, L, D, P, T;
+    int64_t whole;          /* whether the newest gate counts in full, whatever its step */
+    float sign, scale;      /* gates are sigmoid(sign * logit) * steps; t' = SiLU(W t + b), or scale * t */
+    const float *logits;    /* (B, H, Q, L) */
+    const float *query;     /* t (B, H, Q, D) */
+    const float *weight;    /* W (P, D) and b (P), or null: D is P then */
+    const float *bias;
+    const float *table;     /* (T, P) */
+    const float *steps;     /* (B, H, L), or null for ones */
+    const uint8_t *allowed; /* (B, 1, Q, L) */
+} Input;
+
+typedef struct {
+    float *logits, *query, *weight, *bias, *table, *steps; /* of weight, bias and table one thread's part */
+} Gradients;
+
+typedef struct {
+    int64_t (*scratch)(int64_t L, int64_t D, int64_t P, int64_t T); /* floats that a thread wants to work in */
+    /* Lines from, ..., to - 1. */
+    void (*forward)(const Input *, int64_t from, int64_t to, float *out, float *scratch);
+    void (*backward)(const Input *, const float *grads, int64_t from, int64_t to, const Gradients *, float *scratch);
+} Variant;
+
+#define INLINE static inline __attribute__((always_inline))
+
+#if defined(__AVX512F__)
+enum { LANES = 16 };
+#define LANE ((Ints){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
+#elif defined(__AVX2__)
+enum { LANES = 8 };
+#define LANE ((Ints){0, 1, 2, 3, 4, 5, 6, 7})
+#else
+enum { LANES = 4 };
+#define LANE ((Ints){0, 1, 2, 3})
+#endif
+enum { LINES = 4, PARTS = 2 }; /* taken together; see `part` */
+typedef float Floats __attribute__((vector_size(4 * LANES)));
+typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint8_t Bytes __attribute__((vector_size(LANES)));
+typedef float Pair __attribute__((vector_size(8)));
+
+typedef struct { /* what is known of a line */
+    int64_t line, first, n; /* keys from the first that is allowed to the last */
+    float top;              /* the oldest one's place */
+    int64_t rows;           /* of the table, which places reach */
+    int64_t pad;            /* what lies before the first, so that vectors are aligned */
+    float *own, *place;     /* of each key: its gate without the step, its place */
+    float *score;           /* of each row, the last one twice, LANES more; then their gradients */
+    int32_t *row;           /* of each key, and its part in the gradients of this row's score and the next one's */
+    Pair *share;
+    Pair *part[PARTS];      /* sums of those parts, in turn, so that none waits for the one before */
+} Line;
+
+typedef struct {
+    Line lines[LINES];
+    float *query, *of_query;               /* (LINES, D), rows rounded up to full lanes as in all that follow */
+    float *z, *moved, *of_moved;           /* (LINES, P): W t + b, and t' */
+    float *weight, *columns;               /* (P, D) and (D, P) */
+    float *table, *scores;                 /* (T, P), and (P, T + 1) with the last row twice */
+    float *of_weight, *of_bias, *of_table; /* sums */
+} Scratch;
+
+INLINE int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
+
+INLINE float *take(float **at, int64_t n) {
+    float *taken = *at;
+    *at += n;
+    return taken;
+}
+
+/* Lays out the scratch; returns its end. */
+INLINE float *lay_out(int64_t L, int64_t D, int64_t P, int64_t T, float *at, Scratch *s) {
+    const int64_t keys = up(L), rows = up(T + 1) + 2 * LANES, dim = up(D), width = up(P);
+    for (int g = 0; g < LINES; g++) {
+        s->lines[g].own = take(&at, keys);
+        s->lines[g].place = take(&at, keys);
+        s->lines[g].score = take(&at, rows);
+        s->lines[g].row = (int32_t *)take(&at, keys);
+        s->lines[g].share = (Pair *)take(&at, 2 * keys);
+        for (int k = 0; k < PARTS; k++)
+            s->lines[g].part[k] = (Pair *)(take(&at, 2 * rows + LANES) + LANES); /* zeros before the first */
+    }
+    s->query = take(&at, LINES * dim), s->of_query = take(&at, LINES * dim);
+    s->z = take(&at, LINES * width), s->moved = take(&at, LINES * width), s->of_moved = take(&at, LINES * width);
+    s->weight = take(&at, P * dim), s->columns = take(&at, D * width);
+    s->table = take(&at, T * width), s->scores = take(&at, P * rows);
+    s->of_weight = take(&at, P * dim), s->of_bias = take(&at, width), s->of_table = take(&at, T * width);
+    return at;
+}
+
+static int64_t scratch_of(int64_t L, int64_t D, int64_t P, int64_t T) {
+    Scratch s;
+    float none;
+    return lay_out(L, D, P, T, &none, &s) - &none;
+}
+
+INLINE Scratch prepare(const Input *in, float *at) {
+    const int64_t dim = up(in->D), width = up(in->P), rows = up(in->T + 1) + 2 * LANES;
+    Scratch s;
+    memset(at, 0, sizeof(float) * (lay_out(in->L, in->D, in->P, in->T, at, &s) - at));
+    for (int64_t p = 0; p < in->P; p++) {
+        for (int64_t t = 0; t <= in->T; t++) s.scores[p * rows + t] = in->table[(t < in->T ? t : t - 1) * in->P + p];
+        for (int64_t d = 0; in->weight && d < in->D; d++)
+            s.weight[p * dim + d] = s.columns[d * width + p] = in->weight[p * in->D + d];
+    }
+    for (int64_t t = 0; t < in->T; t++) memcpy(s.table + t * width, in->table + t * in->P, sizeof(float) * in->P);
+    return s;
+}
+
+INLINE Floats load(const float *from) {
+    Floats x;
+    memcpy(&x, from, sizeof x);
+    return x;
+}
+
+INLINE void store(float *to, Floats x) { memcpy(to, &x, sizeof x); }
+
+#define UNLIKELY(x) __builtin_expect(x, 0)
+
+/* Of keys j and on. Those before the oldest hold anything; before `start` there is nothing to be read. */
+INLINE Floats load_keys(const float *keys, int64_t j, const float *start) {
+    float some[LANES] = {0};
+    const float *at = keys + j;
+    if (UNLIKELY(at < start)) at = (float *)memcpy(some - j, keys, sizeof(float) * (LANES + j)) + j;
+    return load(at);
+}
+
+/* Before `start` nothing must be written. */
+INLINE void store_keys(float *keys, int64_t j, float *start, Floats x) {
+    if (UNLIKELY(keys + j < start)) {
+        float some[LANES];
+        store(some, x);
+        memcpy(keys, some - j, sizeof(float) * (LANES + j));
+    } else {
+        store(keys + j, x);
+    }
+}
+
+INLINE Ints are_keys(int64_t j) { return LANE + (int32_t)j >= 0; }
+
+INLINE Ints are_allowed(const uint8_t *keys, int64_t j, const uint8_t *start) {
+    uint8_t some[LANES] = {0};
+    const uint8_t *at = keys + j;
+    Bytes x;
+    if (UNLIKELY(at < start)) at = (uint8_t *)memcpy(some - j, keys, LANES + j) + j;
+    memcpy(&x, at, LANES);
+    return (__builtin_convertvector(x, Ints) != 0) & are_keys(j);
+}
+
+INLINE Floats where(Ints mask, Floats yes, Floats no) { return (Floats)((mask & (Ints)yes) | (~mask & (Ints)no)); }
+INLINE Floats all(float x) { return (Floats){0} + x; }
+
+/* exp as a power of two, its fraction by a polynomial: to 1e-7. NaN stays NaN. */
+INLINE Floats sigmoid(Floats x) {
+    x = where(x < -87.0f, all(-87.0f), x);
+    x = where(x > 87.0f, all(87.0f), x);
+    Floats whole = (x * -1.44269504f + 12582912.0f) - 12582912.0f;
+    Floats r = (x * -1.44269504f - whole) - x * 1.92596299e-8f;
+    Floats e = 0.00961812911f + r * (0.00133335581f + r * 0.000154035304f);
+    e = 1.0f + r * (0.693147181f + r * (0.240226507f + r * (0.0555041087f + r * e)));
+    Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
+    return 1.0f / (1.0f + e * (Floats)power);
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
+#define SHUFFLE __builtin_shuffle
+#endif
+
+/* Sums of each lane and all after it. */
+INLINE Floats sums_from(Floats x) {
+#ifdef SHUFFLE
+    for (int32_t k = 1; k < LANES; k *= 2) x += SHUFFLE(x, all(0.0f), LANE + k);
+#else
+    for (int v = LANES - 2; v >= 0; v--) x[v] += x[v + 1];
+#endif
+    return x;
+}
+
+/* Sums of each lane and all before it. */
+INLINE Floats sums_to(Floats x) {
+#ifdef SHUFFLE
+    for (int32_t k = 1; k < LANES; k *= 2) x += SHUFFLE(all(0.0f), x, LANE + (LANES - k));
+#else
+    for (int v = 1; v < LANES; v++) x[v] += x[v - 1];
+#endif
+    return x;
+}
+
+/* Scores of rows, and their steps to the next row. A gate is at most one, so that the rows of neighbours are few that
+   follow each other: two vectors hold their scores. */
+INLINE void look_up(const float *score, Ints row, Floats *value, Floats *slope) {
+    Floats next;
+#ifdef SHUFFLE
+    if (row[0] - row[LANES - 1] < 2 * LANES) {
+        const float *base = score + row[LANES - 1];
+        const Ints of = row - row[LANES - 1];
+        *value = SHUFFLE(load(base), load(base + LANES), of);
+        next = SHUFFLE(load(base + 1), load(base + LANES + 1), of);
+    } else
+#endif
+        for (int v = 0; v < LANES; v++) (*value)[v] = score[row[v]], next[v] = score[row[v] + 1];
+    *slope = next - *value;
+}
+
+/* x[0], y[0], x[1], y[1], ... */
+INLINE void interleave(float *to, Floats x, Floats y) {
+#ifdef SHUFFLE
+    const Ints in_turn = LANE / 2 + LANE % 2 * LANES;
+    store(to, SHUFFLE(x, y, in_turn));
+    store(to + LANES, SHUFFLE(x, y, in_turn + LANES / 2));
+#else
+    for (int v = 0; v < LANES; v++) to[2 * v] = x[v], to[2 * v + 1] = y[v];
+#endif
+}
+
+/* out[g] = sum of factor[g][i] * row i, for each line g. */
+INLINE void combine(const float *factor, int64_t of_line, int64_t n, const float *row, int64_t stride, int64_t width,
+                    float *out, int64_t out_line) {
+    for (int64_t j = 0; j < width; j += LANES) {
+        Floats sum[LINES] = {{0}};
+        for (int64_t i = 0; i < n; i++) {
+            const Floats x = load(row + i * stride + j);
+            for (int g = 0; g < LINES; g++) sum[g] += factor[g * of_line + i] * x;
+        }
+        for (int g = 0; g < LINES; g++) store(out + g * out_line + j, sum[g]);
+    }
+}
+
+/* Row i of out gets the sum of factor[g][i] * x[g] over lines g more. */
+INLINE void spread(const float *factor, int64_t of_line, int64_t n, const float *x, int64_t width, float *out) {
+    for (int64_t j = 0; j < width; j += LANES) {
+        Floats own[LINES];
+        for (int g = 0; g < LINES; g++) own[g] = load(x + g * width + j);
+        for (int64_t i = 0; i < n; i++) {
+            Floats sum = load(out + i * width + j);
+            for (int g = 0; g < LINES; g++) sum += factor[g * of_line + i] * own[g];
+            store(out + i * width + j, sum);
+        }
+    }
+}
+
+/* The first and the last byte that is not zero. */
+INLINE void trim(const uint8_t *bytes, int64_t n, Line *to) {
+    int64_t first = 0;
+    uint64_t eight;
+    for (; n - first >= 8; first += 8) {
+        memcpy(&eight, bytes + first, 8);
+        if (eight) break;
+    }
+    while (first < n && !bytes[first]) first++;
+    for (; n - first >= 8; n -= 8) {
+        memcpy(&eight, bytes + n - 8, 8);
+        if (eight) break;
+    }
+    while (n > first && !bytes[n - 1]) n--;
+    to->first = first, to->n = n - first, to->pad = up(to->n) - to->n;
+}
+
+INLINE const float *steps_of(const Input *in, const Line *to) {
+    return in->steps ? in->steps + to->line / in->Q * in->L + to->first : 0;
+}
+
+/* Gates and places of a line. */
+INLINE void walk(const Input *in, Line *to) {
+    const int64_t row = to->line / (in->H * in->Q) * in->Q + to->line % in->Q;
+    trim(in->allowed + row * in->L, in->L, to);
+    const float *logits = in->logits + to->line * in->L + to->first, *steps = steps_of(in, to);
+    const uint8_t *allowed = in->allowed + row * in->L + to->first;
+    const float sign = in->sign, end = (float)(in->T - 1);
+    double sum = 0.0; /* to more than float's digits, because histories may be long */
+    for (int64_t j = to->n - LANES; j > -LANES; j -= LANES) {
+        const Floats x = load_keys(logits, j, in->logits);
+        Floats gate = where(are_allowed(allowed, j, in->allowed), sigmoid(sign * x), all(0.0f));
+        store(to->own + to->pad + j, gate);
+        if (steps) {
+            Floats step = load_keys(steps, j, in->steps);
+            if (in->whole && j == to->n - LANES) step[LANES - 1] = 1.0f;
+            gate = where(gate == 0.0f, gate, gate * step); /* what lies before the keys may be no number */
+            gate = where(gate < 0.0f, all(0.0f), gate); /* no place lies before the table */
+        }
+        gate = sums_from(gate);
+        const float high = (float)sum, low = (float)(sum - high);
+        const Floats place = high + (low + gate);
+        store(to->place + to->pad + j, where(place <= end, place, all(end)));
+        sum += gate[0];
+    }
+    to->top = (float)sum;
+    to->rows = !to->n ? 0 : to->top < end ? (int64_t)to->top + 2 : in->T;
+}
+
+/* Walks lines, and scores their queries against the table. Those before the first are like lines without keys. */
+INLINE int64_t start(const Input *in, int64_t line, int64_t from, Scratch *s) {
+    const int64_t dim = up(in->D), width = up(in->P), row = up(in->T + 1) + 2 * LANES;
+    int64_t rows = 0;
+    for (int g = LINES - 1; g >= 0; g--) {
+        Line *of = s->lines + g;
+        of->line = line + g;
+        of->first = of->n = of->rows = 0;
+        of->top = 0.0f;
+        if (of->line >= from) {
+            memcpy(s->query + g * dim, in->query + of->line * in->D, sizeof(float) * in->D);
+            walk(in, of);
+        }
+        rows = of->rows > rows ? of->rows : rows;
+    }
+    if (in->weight) {
+        combine(s->query, dim, in->D, s->columns, width, width, s->z, width);
+        for (int g = 0; g < LINES; g++) {
+            for (int64_t p = 0; p < in->P; p++) s->z[g * width + p] += in->bias[p];
+            for (int64_t p = 0; p < width; p += LANES) {
+                const Floats z = load(s->z + g * width + p);
+                store(s->moved + g * width + p, z * sigmoid(z));
+            }
+        }
+    } else {
+        for (int64_t p = 0; p < LINES * width; p += LANES) store(s->moved + p, in->scale * load(s->query + p));
+    }
+    combine(s->moved, width, in->P, s->scores, row, up(rows + 1), s->lines[0].score,
+            s->lines[1].score - s->lines[0].score);
+    return rows;
+}
+
+/* What lies outside of the keys of a line. */
+INLINE void copy_rest(const float *from, float *to, const Line *of, int64_t L) {
+    const int64_t last = of->first + of->n;
+    memcpy(to, from, sizeof(float) * of->first);
+    memcpy(to + last, from + last, sizeof(float) * (L - last));
+}
+
+static void forward_lines(const Input *in, int64_t from, int64_t to, float *out, float *scratch) {
+    Scratch s = prepare(in, scratch);
+    for (int64_t line = to - LINES; line > from - LINES; line -= LINES) {
+        start(in, line, from, &s);
+        for (Line *of = s.lines + LINES - 1; of >= s.lines && of->line >= from; of--) {
+            const float *logits = in->logits + of->line * in->L;
+            float *result = out + of->line * in->L;
+            for (int64_t j = of->n - LANES; j > -LANES; j -= LANES) {
+                const Floats place = load(of->place + of->pad + j);
+                const Ints row = __builtin_convertvector(place, Ints);
+                Floats value, slope;
+                if (isnan(of->top)) {
+                    value = all(of->top);
+                } else {
+                    look_up(of->score, row, &value, &slope);
+                    value += (place - __builtin_convertvector(row, Floats)) * slope;
+                }
+                value += load_keys(logits + of->first, j, in->logits);
+                store_keys(result + of->first, j, out + from * in->L, value);
+            }
+            copy_rest(logits, result, of, in->L);
+        }
+    }
+}
+
+/* Sums over keys: to the gradient of a row's score goes what is its own, and what of the row before is the next one's. */
+INLINE void to_rows(Line *of) {
+    int64_t j = 0;
+    Pair *share = of->share + of->pad;
+    const int32_t *row = of->row + of->pad;
+    for (; j < of->n - 1; j += PARTS)
+        for (int k = 0; k < PARTS; k++) of->part[k][row[j + k]] += share[j + k];
+    if (j < of->n) of->part[0][row[j]] += share[j];
+}
+
+INLINE void add_parts(Line *of) {
+    for (int64_t k = 0; k < of->rows; k += LANES) {
+        Floats sum[2] = {{0}};
+        for (int part = 0; part < PARTS; part++) {
+            const float *from = (float *)of->part[part] + 2 * k;
+            for (int half = 0; half < 2; half++) sum[half] += load(from + half * LANES) + load(from + half * LANES - 1);
+        }
+#ifdef SHUFFLE
+        store(of->score + k, SHUFFLE(sum[0], sum[1], 2 * LANE));
+#else
+        for (int v = 0; v < LANES; v++) of->score[k + v] = sum[2 * v / LANES][2 * v % LANES];
+#endif
+    }
+    for (int64_t k = 0; k < of->rows; k += LANES / 2)
+        for (int part = 0; part < PARTS; part++) store((float *)of->part[part] + 2 * k, all(0.0f));
+}
+
+/* From the gradients of a line's results to those of its logits, steps and scores. A gate is in the places of its key
+   and of all older ones. */
+INLINE void to_gates(const Input *in, const float *grads, const Gradients *out, int64_t from, Line *of) {
+    const int64_t at = of->line * in->L + of->first, n = of->n;
+    const float *steps = steps_of(in, of);
+    float *of_steps = steps ? out->steps + (steps - in->steps) : 0;
+    double sum = 0.0;
+    for (int64_t j = -of->pad; j < n; j += LANES) {
+        const Floats own = load(of->own + of->pad + j), place = load(of->place + of->pad + j);
+        const Floats x = where(are_keys(j), load_keys(grads + at, j, grads), all(0.0f));
+        const Ints row = __builtin_convertvector(place, Ints);
+        const Floats upper = x * (place - __builtin_convertvector(row, Floats)), lower = x - upper;
+        Floats value, slope;
+        memcpy(of->row + of->pad + j, &row, sizeof row);
+        interleave((float *)(of->share + of->pad + j), lower, upper);
+        look_up(of->score, row, &value, &slope);
+        Floats of_gate = sums_to(x * slope);
+        const double before = sum;
+        sum += of_gate[LANES - 1];
+        of_gate += (float)before;
+        if (steps) {
+            Floats step = load_keys(steps, j, in->steps), of_step = of_gate * own;
+            if (in->whole && j == n - LANES) step[LANES - 1] = 1.0f, of_step[LANES - 1] = 0.0f;
+            for (int v = j < 0 ? -j : 0; v < LANES; v++) of_steps[j + v] += of_step[v];
+            of_gate *= step;
+        }
+        store_keys(out->logits + at, j, out->logits + from * in->L, x + in->sign * of_gate * own * (1.0f - own));
+    }
+}
+
+static void backward_lines(const Input *in, const float *grads, int64_t from, int64_t to, const Gradients *out,
+                           float *scratch) {
+    Scratch s = prepare(in, scratch);
+    const int64_t dim = up(in->D), width = up(in->P), of_score = s.lines[1].score - s.lines[0].score;
+    for (int64_t line = to - LINES; line > from - LINES; line -= LINES) {
+        const int64_t rows = start(in, line, from, &s);
+        float wrong[LINES] = {0};
+        for (int g = LINES - 1; g >= 0; g--) {
+            Line *of = s.lines + g;
+            if (isnan(of->top)) {
+                for (int64_t j = 0; j < of->n; j++) out->logits[of->line * in->L + of->first + j] = of->top;
+                wrong[g] = of->top;
+                of->rows = 0;
+            } else if (of->n) {
+                to_gates(in, grads, out, from, of);
+            }
+            if (of->line >= from) copy_rest(grads + of->line * in->L, out->logits + of->line * in->L, of, in->L);
+        }
+        /* One after the other, so that nothing is read that was just written. */
+        for (int g = 0; g < LINES; g++)
+            if (s.lines[g].rows) to_rows(s.lines + g);
+        for (int g = 0; g < LINES; g++) {
+            add_parts(s.lines + g);
+            memset(s.lines[g].score + s.lines[g].rows, 0, sizeof(float) * (rows - s.lines[g].rows));
+        }
+        combine(s.lines[0].score, of_score, rows, s.table, width, width, s.of_moved, width);
+        spread(s.lines[0].score, of_score, rows, s.moved, width, s.of_table);
+        if (in->weight) {
+            for (int64_t p = 0; p < LINES * width; p += LANES) {
+                const Floats z = load(s.z + p), share = sigmoid(z);
+                store(s.of_moved + p, load(s.of_moved + p) * (share + z * share * (1.0f - share)));
+            }
+            for (int64_t p = 0; p < width; p += LANES)
+                for (int g = 0; g < LINES; g++)
+                    store(s.of_bias + p, load(s.of_bias + p) + load(s.of_moved + g * width + p));
+            spread(s.of_moved, width, in->P, s.query, dim, s.of_weight);
+            combine(s.of_moved, width, in->P, s.weight, dim, dim, s.of_query, dim);
+        } else {
+            for (int64_t p = 0; p < LINES * width; p += LANES) store(s.of_query + p, in->scale * load(s.of_moved + p));
+        }
+        for (int g = line < from ? (int)(from - line) : 0; g < LINES; g++) {
+            float *query = out->query + (line + g) * in->D;
+            memcpy(query, s.of_query + g * dim, sizeof(float) * in->D);
+            for (int64_t d = 0; isnan(wrong[g]) && d < in->D; d++) query[d] = wrong[g];
+        }
+    }
+    for (int64_t t = 0; t < in->T; t++) memcpy(out->table + t * in->P, s.of_table + t * width, sizeof(float) * in->P);
+    if (in->weight) {
+        for (int64_t p = 0; p < in->P; p++)
+            memcpy(out->weight + p * in->D, s.of_weight + p * dim, sizeof(float) * in->D);
+        memcpy(out->bias, s.of_bias, sizeof(float) * in->P);
+    }
+}
+
+const Variant VARIANT = {scratch_of, forward_lines, backward_lines};
