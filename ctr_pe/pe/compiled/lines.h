@@ -150,6 +150,10 @@ INLINE void store_keys(float *keys, int64_t j, float *start, Floats x) {
     }
 }
 
+/* Asks for the same of lines to come, which has left the caches since it was used. There need be nothing. */
+enum { READ, WRITE };
+#define soon(keys, L, how) __builtin_prefetch((const void *)((uintptr_t)(keys) - 2 * LINES * sizeof(float) * (L)), how)
+
 INLINE Ints are_keys(int64_t j) { return LANE + (int32_t)j >= 0; }
 
 INLINE Ints are_allowed(const uint8_t *keys, int64_t j, const uint8_t *start) {
@@ -284,6 +288,7 @@ INLINE void walk(const Input *in, Line *to) {
     double sum = 0.0; /* to more than float's digits, because histories may be long */
     for (int64_t j = to->n - LANES; j > -LANES; j -= LANES) {
         const Floats x = load_keys(logits, j, in->logits);
+        soon(logits + j, in->L, READ);
         Floats gate = where(are_allowed(allowed, j, in->allowed), sigmoid(sign * x), all(0.0f));
         store(to->own + to->pad + j, gate);
         if (steps) {
@@ -359,6 +364,7 @@ static void forward_lines(const Input *in, int64_t from, int64_t to, float *out,
                     value += (place - __builtin_convertvector(row, Floats)) * slope;
                 }
                 value += load_keys(logits + of->first, j, in->logits);
+                soon(result + of->first + j, in->L, WRITE);
                 store_keys(result + of->first, j, out + from * in->L, value);
             }
             copy_rest(logits, result, of, in->L);
@@ -402,6 +408,8 @@ INLINE void to_gates(const Input *in, const float *grads, const Gradients *out, 
     double sum = 0.0;
     for (int64_t j = -of->pad; j < n; j += LANES) {
         const Floats own = load(of->own + of->pad + j), place = load(of->place + of->pad + j);
+        soon(grads + at + j, in->L, READ);
+        soon(out->logits + at + j, in->L, WRITE);
         const Floats x = where(are_keys(j), load_keys(grads + at, j, grads), all(0.0f));
         const Ints row = __builtin_convertvector(place, Ints);
         const Floats upper = x * (place - __builtin_convertvector(row, Floats)), lower = x - upper;
