@@ -16,9 +16,10 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-NARROWEST, LARGEST = 4, 60000
-"""Rows with up to so many items share a block; a block has at most so many pairs per head, which fit a core's cache."""
-SLOT = 8
+NARROWEST, LARGEST = 4, 180_000
+"""Rows with up to so many items share a block; a block has at most so many pairs per head. Fewer pairs take longer for
+their calls, more for the caches that they leave."""
+SLOT = 24
 """Pairs that a slot counts for where each row has one query."""
 
 

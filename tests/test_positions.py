@@ -83,8 +83,9 @@ def test_blocks_hold_rows_of_like_length_with_the_newest_item_last() -> None:
 
 
 def test_blocks_have_a_largest_size() -> None:
-    positions = Positions.from_mask(torch.ones(40, 50, dtype=torch.bool))
-    assert [len(block.rows) for block in positions.blocks] == [24, 16]
+    positions = Positions.from_mask(torch.ones(80, 50, dtype=torch.bool))
+    assert [len(block.rows) for block in positions.blocks] == [72, 8]
+    assert [len(block.rows) for block in positions.newest_blocks] == [80]  # which have a query each
     longer = Positions.from_mask(torch.ones(2, 500, dtype=torch.bool))
     assert [len(block.rows) for block in longer.blocks] == [1, 1]
 

@@ -342,8 +342,8 @@ INLINE int64_t start(const Input *in, int64_t line, int64_t from, Scratch *s) {
 /* What lies outside of the keys of a line. */
 INLINE void copy_rest(const float *from, float *to, const Line *of, int64_t L) {
     const int64_t last = of->first + of->n;
-    memcpy(to, from, sizeof(float) * of->first);
-    memcpy(to + last, from + last, sizeof(float) * (L - last));
+    if (of->first) memcpy(to, from, sizeof(float) * of->first);
+    if (last < L) memcpy(to + last, from + last, sizeof(float) * (L - last));
 }
 
 static void forward_lines(const Input *in, int64_t from, int64_t to, float *out, float *scratch) {
