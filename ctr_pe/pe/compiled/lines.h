@@ -69,7 +69,7 @@ typedef struct {
     Line lines[LINES];
     float *query, *of_query;               /* (LINES, D), rows rounded up to full lanes as in all that follow */
     float *z, *moved, *of_moved;           /* (LINES, P): W t + b, and t' */
-    float *weight, *columns;               /* (P, D) and (D, P) */
+    float *weight, *columns, *bias;        /* (P, D), (D, P) and (P) */
     float *table, *scores;                 /* (T, P), and (P, T + 1) with the last row twice */
     float *of_weight, *of_bias, *of_table; /* sums */
 } Scratch;
@@ -96,7 +96,7 @@ INLINE float *lay_out(int64_t L, int64_t D, int64_t P, int64_t T, float *at, Scr
     }
     s->query = take(&at, LINES * dim), s->of_query = take(&at, LINES * dim);
     s->z = take(&at, LINES * width), s->moved = take(&at, LINES * width), s->of_moved = take(&at, LINES * width);
-    s->weight = take(&at, P * dim), s->columns = take(&at, D * width);
+    s->weight = take(&at, P * dim), s->columns = take(&at, D * width), s->bias = take(&at, width);
     s->table = take(&at, T * width), s->scores = take(&at, P * rows);
     s->of_weight = take(&at, P * dim), s->of_bias = take(&at, width), s->of_table = take(&at, T * width);
     return at;
@@ -117,6 +117,7 @@ INLINE Scratch prepare(const Input *in, float *at) {
         for (int64_t d = 0; in->weight && d < in->D; d++)
             s.weight[p * dim + d] = s.columns[d * width + p] = in->weight[p * in->D + d];
     }
+    if (in->weight) memcpy(s.bias, in->bias, sizeof(float) * in->P);
     for (int64_t t = 0; t < in->T; t++) memcpy(s.table + t * width, in->table + t * in->P, sizeof(float) * in->P);
     return s;
 }
@@ -325,9 +326,9 @@ INLINE int64_t start(const Input *in, int64_t line, int64_t from, Scratch *s) {
     if (in->weight) {
         combine(s->query, dim, in->D, s->columns, width, width, s->z, width);
         for (int g = 0; g < LINES; g++) {
-            for (int64_t p = 0; p < in->P; p++) s->z[g * width + p] += in->bias[p];
             for (int64_t p = 0; p < width; p += LANES) {
-                const Floats z = load(s->z + g * width + p);
+                const Floats z = load(s->z + g * width + p) + load(s->bias + p);
+                store(s->z + g * width + p, z);
                 store(s->moved + g * width + p, z * sigmoid(z));
             }
         }
