@@ -153,8 +153,8 @@ def test_a_long_history(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_threads_share_the_work(monkeypatch: pytest.MonkeyPatch, rows: int, threads: int) -> None:
     before = torch.get_num_threads()
     encoding, pairs = Bare(9, 16, 1), at(torch.ones(rows, 1, 3, 12, dtype=torch.bool).tril())
-    encoding.share = nn.Parameter(torch.rand(rows, 1, 12))
-    given = torch.randn(rows, 1, 3, 12), torch.randn(rows, 1, 3, 16)
+    encoding.share, encoding.gate = nn.Parameter(torch.rand(rows, 1, 12)), PositionLinear(5, 16)
+    given = torch.randn(rows, 1, 3, 12), torch.randn(rows, 1, 3, 5)
     try:
         torch.set_num_threads(threads)
         compare(monkeypatch, encoding, lambda logits, query: placed(encoding, logits, query, pairs), *given)
@@ -172,7 +172,7 @@ def test_logits_without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
     query = torch.randn(1, 1, 1, 4)
     assert call(logits, query).isfinite().all()
-    compare(monkeypatch, encoding, call, logits.clamp(-50, 50), query)
+    compare(monkeypatch, encoding, call, logits.clamp(-120, 120), query)
 
 
 @compiled
@@ -182,15 +182,18 @@ def test_what_is_no_number_stays_none(monkeypatch: pytest.MonkeyPatch, wrong: fl
     logits = torch.zeros(2, 1, 1, 30)
     logits[0, 0, 0, 7] = wrong
     logits.requires_grad_()
-    query = torch.ones(2, 1, 1, 16)
-    values = encoding.bias(query, query, logits, at(torch.ones(2, 1, 1, 30, dtype=torch.bool)))
-    (gradient,) = torch.autograd.grad(values.sum(), logits)
+    query, pairs = torch.ones(2, 1, 1, 16, requires_grad=True), at(torch.ones(2, 1, 1, 30, dtype=torch.bool))
+    values = encoding.bias(query, query, logits, pairs)
+    gradient, of_query, of_table = torch.autograd.grad(values.sum(), [logits, query, encoding.table])
     assert not values[0, 0, 0, 7].isfinite()
     assert values[1].isfinite().all()  # no other row is touched
     assert gradient[1].isfinite().all()
     if math.isnan(wrong):  # all of the line: it would be wrong to rank by a part of it
         assert values[0].isnan().all()
         assert gradient[0].isnan().all()
+        assert of_query[0].isnan().all()
+        alone = encoding.bias(query[1:], query[1:], logits[1:], at(pairs.allowed[1:]))
+        assert torch.equal(of_table, torch.autograd.grad(alone.sum(), encoding.table)[0])
 
 
 @compiled
@@ -314,7 +317,7 @@ def test_no_memory_of_others_is_touched(keys: int, at_end: bool) -> None:
 @pytest.mark.parametrize("step", [-1.0, -math.inf, math.inf, math.nan, 1e9])
 def test_steps_out_of_range_reach_no_row_that_is_not_there(step: float) -> None:
     logits, steps = torch.randn(1, 2, 3, 40, requires_grad=True), torch.rand(1, 2, 40)
-    steps[0, 0, 9:20] = step
+    steps[0, 0, 9:20] = steps[0, 0, 30:] = step
     given = torch.randn(1, 2, 3, 4), torch.randn(90, 4), torch.ones(1, 1, 3, 40, dtype=torch.bool)
     values = fused.place_logits(fused.Rule(1), logits, *given, steps=steps)
     values.sum().backward()

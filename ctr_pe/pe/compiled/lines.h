@@ -210,14 +210,13 @@ INLINE Floats sums_to(Floats x) {
 INLINE void look_up(const float *score, Ints row, Floats *value, Floats *slope) {
     Floats next;
 #ifdef SHUFFLE
-    if (row[0] - row[LANES - 1] < 2 * LANES) {
-        const float *base = score + row[LANES - 1];
-        const Ints of = row - row[LANES - 1];
-        *value = SHUFFLE(load(base), load(base + LANES), of);
-        next = SHUFFLE(load(base + 1), load(base + LANES + 1), of);
-    } else
+    const float *base = score + row[LANES - 1];
+    const Ints of = row - row[LANES - 1];
+    *value = SHUFFLE(load(base), load(base + LANES), of);
+    next = SHUFFLE(load(base + 1), load(base + LANES + 1), of);
+#else
+    for (int v = 0; v < LANES; v++) (*value)[v] = score[row[v]], next[v] = score[row[v] + 1];
 #endif
-        for (int v = 0; v < LANES; v++) (*value)[v] = score[row[v]], next[v] = score[row[v] + 1];
     *slope = next - *value;
 }
 
@@ -299,8 +298,7 @@ INLINE void walk(const Input *in, Line *to) {
             gate = where(gate < 0.0f, all(0.0f), gate); /* no place lies before the table */
         }
         gate = sums_from(gate);
-        const float high = (float)sum, low = (float)(sum - high);
-        const Floats place = high + (low + gate);
+        const Floats place = (float)sum + gate;
         store(to->place + to->pad + j, where(place <= end, place, all(end)));
         sum += gate[0];
     }
