@@ -19,7 +19,7 @@ assert VERSION, "ctr_pe/__init__.py holds no __version__"
 
 COMPILED = Extension(
     "ctr_pe.pe._contextual",
-    [f"ctr_pe/pe/compiled/{name}.c" for name in ("contextual", "x86_64_v3", "x86_64_v4")],
+    [f"ctr_pe/pe/compiled/{name}.c" for name in ("contextual", "avx2", "avx512")],
     depends=["ctr_pe/pe/compiled/lines.h"],
     extra_compile_args=["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"],
     extra_link_args=["-fopenmp"],

@@ -30,7 +30,7 @@ def test_it_is_compiled_where_a_compiler_is() -> None:
         assert fused.library() is not None, "pip install -e . compiles it"
 
 
-@pytest.fixture(autouse=True, params=[4, 3, 0])
+@pytest.fixture(autouse=True, params=[16, 8, 4])
 def _vectors(request: pytest.FixtureRequest) -> Iterator[None]:
     """The code for processors with wide vectors, with narrower ones, and for any; a lesser one if this has not."""
     code = fused.library()
@@ -38,7 +38,7 @@ def _vectors(request: pytest.FixtureRequest) -> Iterator[None]:
         code.contextual_use(request.param)
     yield
     if code is not None:
-        code.contextual_use(4)
+        code.contextual_use(16)
 
 
 @pytest.fixture(autouse=True)

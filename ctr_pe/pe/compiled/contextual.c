@@ -3,16 +3,19 @@
 #define VARIANT contextual_any
 #include "lines.h"
 
-static int highest = 4;
+static int widest = 16;
 
-/* Of the variants for x86-64, none above this level. For tests. */
-void contextual_use(int level) { highest = level; }
+/* No vectors of more numbers than so many. For tests. */
+void contextual_use(int lanes) { widest = lanes; }
 
 static const Variant *best(void) {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-    extern const Variant contextual_v3, contextual_v4;
-    if (highest >= 4 && __builtin_cpu_supports("x86-64-v4")) return &contextual_v4;
-    if (highest >= 3 && __builtin_cpu_supports("x86-64-v3")) return &contextual_v3;
+    extern const Variant contextual_avx2, contextual_avx512;
+    const int fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    const int masks = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
+    if (widest >= 16 && fma && masks && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
+        return &contextual_avx512;
+    if (widest >= 8 && fma) return &contextual_avx2;
 #endif
     return &contextual_any;
 }
