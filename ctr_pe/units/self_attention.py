@@ -80,16 +80,14 @@ class SelfAttention(nn.Module):
         Every row has an item. An encoding with an auxiliary loss wants to see all queries.
         """
         positions = self._carrying(packed, positions)
-        query = self.query(packed.index_select(0, positions.newest))
+        query: Tensor = self.query(packed.index_select(0, positions.newest))
         blocks = positions.newest_blocks
-        queries, keys, values = (
-            blocks.split_rows(query),
-            blocks.split(self.key(packed)),
-            blocks.split(self.value(packed)),
-        )
+        if not blocks:
+            return query
+        keys, values = blocks.split(self.key(packed)), blocks.split(self.value(packed))
         pooled = [
             self._attend(block.from_newest(self.causal, self.scale), own.unsqueeze(1), *map(block.place, parts))
-            for block, own, *parts in zip(blocks, queries, keys, values, strict=True)
+            for block, own, *parts in zip(blocks, blocks.split_rows(query), keys, values, strict=True)
         ]
         states: Tensor = self.output(blocks.join_rows(pooled).flatten(1))
         return states
