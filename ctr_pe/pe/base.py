@@ -8,12 +8,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.positions import Pairs, Places, Positions
+
+if TYPE_CHECKING:
+    from ctr_pe.units.dropout import Dropout
 
 
 @dataclass(frozen=True)
@@ -86,6 +89,13 @@ class PositionEncoding(nn.Module):
         ``needs_vectors`` keys may be empty, (B, H, 0, d)."""
         return logits
 
+    def weigh(
+        self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs, dropout: Dropout | None = None
+    ) -> Tensor:
+        """The softmax of what ``bias`` gives, and dropout: (B, H, Q, L). Overridden to do it in one pass."""
+        weights = pairs.softmax(self.bias(query, keys, logits, pairs))
+        return weights if dropout is None else dropout(weights)
+
     def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Before pooling: weights (B, H, Q, L) after the softmax and values (B, H, L, d), zero at padding -> those that
         are pooled. In target attention the weights alone count, and without ``needs_vectors`` values may be empty,
@@ -142,6 +152,14 @@ class Chain(PositionEncoding):
         for pe in self._links():
             logits = pe.bias(query, keys, logits, pairs)
         return logits
+
+    def weigh(
+        self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs, dropout: Dropout | None = None
+    ) -> Tensor:
+        *others, last = self._links()
+        for pe in others:
+            logits = pe.bias(query, keys, logits, pairs)
+        return last.weigh(query, keys, logits, pairs, dropout)
 
     def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         for pe in self._links():

@@ -21,7 +21,7 @@ class CAPE(ContextualEncoding):
         position_span: ``end`` or ``between``, see :class:`~ctr_pe.pe.cope.CoPE`.
 
     Parameters: ``gate.weight (P, d)``, ``gate.bias (P,)``, shared by the heads; ``table (max_len + 1, P)``, zeros, so
-    training starts exactly as without positions. A position can reach max_len, hence the extra row.
+    training starts as without positions. A position can reach max_len, hence the extra row.
 
     Raises:
         ValueError: position_dim is not a positive integer, or an unknown position_span.

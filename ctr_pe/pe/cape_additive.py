@@ -16,7 +16,7 @@ class AdditiveCAPE(ContextualEncoding):
     Target attention scores the moved items once more, whatever its score; in self-attention the score is a dot
     product, and q · (k_j + e[p_ij]) needs no vector per pair: the query is scored against the table.
 
-    Parameters: ``table (max_len + 1, d)``, zeros, so training starts exactly as without positions.
+    Parameters: ``table (max_len + 1, d)``, zeros, so training starts as without positions.
     """
 
     about = About(

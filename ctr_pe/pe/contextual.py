@@ -5,7 +5,7 @@ B batch, H heads, Q queries, L keys, T rows of the table, P its width.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +13,9 @@ from torch import Tensor, nn
 from ctr_pe.pe import fused
 from ctr_pe.pe.base import PositionEncoding, PositionLinear
 from ctr_pe.positions import Pairs
+
+if TYPE_CHECKING:
+    from ctr_pe.units.dropout import Dropout
 
 
 class ContextualEncoding(PositionEncoding):
@@ -41,12 +44,19 @@ class ContextualEncoding(PositionEncoding):
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         logits = widen(logits)
         if self._compiles(logits, query, pairs):
-            rule = fused.Rule(self.sign, pairs.among_items, self.scale)
-            gate = None if self.gate is None else (self.gate.weight, self.gate.bias)
-            allowed, steps = pairs.allowed.expand(len(logits), 1, *logits.shape[2:]), self.steps(pairs, logits.dtype)
-            return fused.place_logits(rule, logits, query.float(), self.table, allowed, gate, steps)
+            return self._place(query, logits, pairs)
         query = query * self.scale if self.gate is None else nn.functional.silu(self.gate(query))
         return logits + place_scores(query, self.table, self.places(logits, pairs))
+
+    def weigh(
+        self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs, dropout: Dropout | None = None
+    ) -> Tensor:
+        wide = widen(logits)
+        if type(self).bias is not ContextualEncoding.bias or not self._compiles(wide, query, pairs):
+            return super().weigh(query, keys, logits, pairs, dropout)
+        if dropout is None or not dropout.draws:
+            return self._place(query, wide, pairs, softmax=True)
+        return self._place(query, wide, pairs, softmax=True, factor=dropout.factor, kept=dropout.draw(wide.shape))
 
     def steps(self, pairs: Pairs, dtype: torch.dtype) -> Tensor | None:
         """(B, H, L) in [0, 1], what an open gate counts where another key follows towards the query; None for one."""
@@ -61,6 +71,12 @@ class ContextualEncoding(PositionEncoding):
     def places(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """logits -> p (B, H, Q, L), which `ctr-pe draw` shows."""
         return contextual_positions(self.gates(logits, pairs), pairs, self.between)
+
+    def _place(self, query: Tensor, logits: Tensor, pairs: Pairs, kept: Tensor | None = None, **rule: Any) -> Tensor:
+        gate = None if self.gate is None else (self.gate.weight, self.gate.bias)
+        allowed, steps = pairs.allowed.expand(len(logits), 1, *logits.shape[2:]), self.steps(pairs, logits.dtype)
+        how = fused.Rule(self.sign, pairs.among_items, self.scale, **rule)
+        return fused.place(how, logits, query.float(), self.table, allowed, gate, steps, kept)
 
     def _compiles(self, logits: Tensor, query: Tensor, pairs: Pairs) -> bool:
         own = type(self)

@@ -17,7 +17,7 @@ class CoPE(ContextualEncoding):
         position_span: ``end`` sums gates from the key to the newest allowed key; ``between`` from the key to the
             query, which differs only in bidirectional self-attention.
 
-    Parameters: ``table (max_len + 1, d)``, zeros, so training starts exactly as without positions.
+    Parameters: ``table (max_len + 1, d)``, zeros, so training starts as without positions.
 
     Raises:
         ValueError: an unknown position_span.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 SWITCH = "CTR_PE_COMPILED"
@@ -27,9 +26,10 @@ class _Input(ctypes.Structure):
     """The structure of that name in compiled/lines.h."""
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("B", "H", "Q", "L", "D", "P", "T", "whole")),
-        *((name, ctypes.c_float) for name in ("sign", "scale")),
+        *((name, ctypes.c_int64) for name in ("B", "H", "Q", "L", "D", "P", "T", "whole", "softmax")),
+        *((name, ctypes.c_float) for name in ("sign", "scale", "factor")),
         *((name, ctypes.c_void_p) for name in ("logits", "query", "weight", "bias", "table", "steps", "allowed")),
+        *((name, ctypes.c_void_p) for name in ("kept", "norms")),
     )
 
 
@@ -72,18 +72,21 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 @dataclass(frozen=True)
 class Rule:
-    """How places come from logits, and what meets the table.
+    """How places come from logits, what meets the table, and what comes out.
 
     ``sign``: gates are σ(sign · logit) · steps. ``newest_whole``: the newest allowed key's gate counts in full,
     whatever its step. ``scale``: factor of the query that meets the table; without effect where it is projected.
+    ``softmax``: over the allowed keys, of the placed logits. ``factor``: of the weights that dropout keeps.
     """
 
     sign: float
     newest_whole: bool = False
     scale: float = 1.0
+    softmax: bool = False
+    factor: float = 1.0
 
 
-def place_logits(
+def place(
     rule: Rule,
     logits: Tensor,
     query: Tensor,
@@ -91,6 +94,7 @@ def place_logits(
     allowed: Tensor,
     gate: tuple[Tensor, Tensor] | None = None,
     steps: Tensor | None = None,
+    kept: Tensor | None = None,
 ) -> Tensor:
     """logits + t' · e[p] with p the sum of gates from the key to the newest allowed one; t' = SiLU(W t + b), or t.
 
@@ -101,73 +105,75 @@ def place_logits(
         logits: (B, H, Q, L). query: t (B, H, Q, D). table: (T, P). allowed: (B, 1, Q, L) bool.
         gate: W (P, D) and b (P), or None; P is D then.
         steps: (B, H, L), or None for ones.
+        kept: (B, H, Q, L) int16, 1 for a weight that dropout keeps, 0 for others; None without dropout.
 
     Returns:
-        (B, H, Q, L); logits themselves where not allowed.
+        (B, H, Q, L); logits themselves where not allowed, or zero with ``softmax``; where nothing is allowed, 1 / L.
 
     Raises:
         ValueError: shapes that do not match.
     """
     weight, bias = gate or (None, None)
-    placed: Tensor = _Place.apply(rule, logits, query, weight, bias, table, steps, allowed)  # type: ignore[no-untyped-call]
+    (B, H, Q, L), D, P = logits.shape, query.shape[-1], table.shape[-1]
+    wanted = {
+        "query": (query, (B, H, Q, P if weight is None else D), torch.float32),
+        "weight": (weight, (P, D), torch.float32),
+        "bias": (bias, (P,), torch.float32),
+        "steps": (steps, (B, H, L), torch.float32),
+        "allowed": (allowed, (B, 1, Q, L), torch.bool),
+        "kept": (kept, (B, H, Q, L), torch.int16),
+    }
+    for name, (x, shape, dtype) in wanted.items():
+        if x is not None and tuple(x.shape) != shape:
+            raise ValueError(f"{name} {tuple(x.shape)} does not match {shape}, which the logits and table ask for")
+        if x is not None and x.dtype != dtype:
+            raise ValueError(f"{name} must be {dtype}, got {x.dtype}")
+    placed: Tensor = _Place.apply(rule, logits, query, weight, bias, table, steps, allowed, kept)  # type: ignore[no-untyped-call]
     return placed
 
 
 class _Place(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rule: Rule, *given: Tensor | None) -> Tensor:
-        kept = [None if x is None else x.contiguous() for x in given]
-        work = _Work(kept, rule)
-        placed = torch.empty_like(kept[0])  # type: ignore[arg-type]
-        forward, scratch = work.code.contextual_forward, work.scratch.data_ptr()
-        forward(ctypes.byref(work.given), placed.data_ptr(), scratch, work.threads)
-        ctx.save_for_backward(*kept)
+        logits, *others = (None if x is None else x.contiguous() for x in given)
+        assert logits is not None
+        placed = torch.empty_like(logits)
+        norms = logits.new_empty(*logits.shape[:-1], 2) if rule.softmax else None
+        work = _Work(rule, logits, *others, norms)
+        work.code.contextual_forward(work.given, placed.data_ptr(), work.scratch.data_ptr(), work.threads)
+        ctx.save_for_backward(logits, *others, norms)
         ctx.rule = rule
         return placed
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        logits, query, weight, bias, table, steps, _ = ctx.saved_tensors
-        work, grad = _Work(ctx.saved_tensors, ctx.rule), grad.contiguous()
-        parts = [torch.empty_like(logits), torch.empty_like(query)]
-        rows = table.new_empty(work.given.T, work.given.P)
-        shared = [None if x is None else x.new_empty(work.threads, *x.shape) for x in (weight, bias, rows)]
-        of_steps = None if steps is None else torch.zeros_like(steps)
-        out = _Gradients(*(None if x is None else x.data_ptr() for x in (*parts, *shared, of_steps)))
-        backward, scratch = work.code.contextual_backward, work.scratch.data_ptr()
-        backward(ctypes.byref(work.given), grad.data_ptr(), ctypes.byref(out), scratch, work.threads)
-        of_weight, of_bias, of_rows = (None if x is None else x.sum(0) for x in shared)
-        of_table = nn.functional.pad(of_rows, (0, 0, 0, len(table) - len(of_rows)))  # type: ignore[arg-type]
-        return None, *parts, of_weight, of_bias, of_table, of_steps, None
+        work, grad = _Work(ctx.rule, *ctx.saved_tensors), grad.contiguous()
+        logits, query, *parameters = ctx.saved_tensors[:6]
+        shared = (None if x is None else torch.zeros_like(x) for x in parameters)
+        into = torch.empty_like(logits), torch.empty_like(query), *shared
+        out = ctypes.byref(_Gradients(*map(_address, into)))
+        work.code.contextual_backward(work.given, grad.data_ptr(), out, work.scratch.data_ptr(), work.threads)
+        return None, *into, None, None
 
 
 class _Work:
     """What the code takes, room for it to work in, and the number of its threads."""
 
-    def __init__(self, given: Sequence[Tensor | None], rule: Rule) -> None:
+    def __init__(self, rule: Rule, *given: Tensor | None) -> None:
+        logits, query, _, _, table = given[:5]
         code = library()
         assert code is not None
-        logits, query, weight, bias, table, steps, allowed = given
         assert logits is not None
         assert query is not None
         assert table is not None
-        B, H, Q, L = logits.shape
-        D, (T, P) = query.shape[-1], table.shape
-        wanted = {
-            "query": (query, (B, H, Q, D if weight is not None else P)),
-            "weight": (weight, (P, D)),
-            "bias": (bias, (P,)),
-            "steps": (steps, (B, H, L)),
-            "allowed": (allowed, (B, 1, Q, L)),
-        }
-        if allowed is not None and allowed.dtype != torch.bool:
-            raise ValueError(f"allowed must be bool, got {allowed.dtype}")
-        for name, (x, shape) in wanted.items():
-            if x is not None and tuple(x.shape) != shape:
-                raise ValueError(f"{name} {tuple(x.shape)} does not match {shape}, which the logits and table ask for")
-        reached = min(T, L + 1)  # a place counts keys at most
-        pointers = (None if x is None else x.data_ptr() for x in given)
+        (B, H, Q, L), D, (T, P) = logits.shape, query.shape[-1], table.shape
+        T = min(T, L + 1)  # a place counts keys at most
+        numbers = B, H, Q, L, D, P, T, rule.newest_whole, rule.softmax, rule.sign, rule.scale, rule.factor
         self.code, self.threads = code, torch.get_num_threads()
-        self.given = _Input(B, H, Q, L, D, P, reached, rule.newest_whole, rule.sign, rule.scale, *pointers)
-        self.scratch = logits.new_empty(self.threads, code.contextual_scratch(L, D, P, reached))
+        self.given = ctypes.byref(_Input(*numbers, *map(_address, given)))
+        self.scratch = logits.new_empty(self.threads, code.contextual_scratch(L, D, P, T))
+
+
+def _address(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

@@ -101,8 +101,8 @@ class SelfAttention(nn.Module):
         query, key, value = self._split(query), self._split(key), self._split(value)
         turned_query, turned_key = self.pe.rotate(query, key, pairs.query, pairs.key)
         logits = (turned_query * self.scale) @ turned_key.transpose(-1, -2)  # not the products: there are more of them
-        logits = self.pe.bias(query, key, logits, pairs)  # (R, H, Q, W)
-        weights, mixed = self.pe.mix(self.dropout(pairs.softmax(logits)), value, pairs)
+        weights = self.pe.weigh(query, key, logits, pairs, self.dropout)  # (R, H, Q, W)
+        weights, mixed = self.pe.mix(weights, value, pairs)
         pooled: Tensor = weights.to(mixed.dtype) @ mixed
         return pooled.transpose(1, 2)
 

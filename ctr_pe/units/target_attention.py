@@ -87,8 +87,10 @@ class TargetAttention(nn.Module):
         )
         whole, logits = target[:, None, None, :], scored(keys)  # one head, one query
         values = block.lay(items)[:, None] if self.pe.needs_vectors else whole[:, :, :0]
-        logits = self.pe.bias(whole, values, logits, pairs)
-        weights = pairs.softmax(logits) if self.softmax else logits * pairs.admitted
+        if self.softmax:
+            weights = self.pe.weigh(whole, values, logits, pairs)
+        else:
+            weights = self.pe.bias(whole, values, logits, pairs) * pairs.admitted
         mixed, _ = self.pe.mix(weights, values, pairs)
         share = block.take(mixed[:, 0, 0]).to(items.dtype).unsqueeze(-1)
         interest = torch.zeros_like(target, dtype=items.dtype).index_add(0, rows, share * items)

@@ -19,6 +19,7 @@ from ctr_pe.pe.base import PositionLinear
 from ctr_pe.pe.contextual import ContextualEncoding
 from ctr_pe.positions import Pairs
 from ctr_pe.units import SelfAttention, TargetAttention
+from ctr_pe.units.dropout import Dropout
 
 NAMES = ["cope", "cape", "cape_additive", "cape_time"]
 LENGTHS = [7, 0, 1, 30, 2, 11, 3]
@@ -79,11 +80,12 @@ def outcome(call: Callable[[], Tensor], leaves: list[Tensor]) -> list[Tensor]:
 def compare(monkeypatch: pytest.MonkeyPatch, module: nn.Module, call: Callable[..., Tensor], *inputs: Tensor) -> None:
     """In float32, compiled, against float64, for which there is nothing but torch: values and all gradients."""
     asked = []
-    monkeypatch.setattr(fused, "place_logits", lambda *given: asked.append(1) or PLACE(*given))
+    monkeypatch.setattr(fused, "place", lambda *given: asked.append(1) or PLACE(*given))
 
     def found(dtype: torch.dtype) -> list[Tensor]:
         module.to(dtype)
         given = [x.detach().to(dtype).requires_grad_() for x in inputs]
+        torch.manual_seed(1)  # for dropout
         return outcome(lambda: call(*given), [*given, *module.parameters()])
 
     ours, calls = found(torch.float32), len(asked)
@@ -94,16 +96,18 @@ def compare(monkeypatch: pytest.MonkeyPatch, module: nn.Module, call: Callable[.
         assert (got - want).abs().max() <= 1e-5 * max(1.0, float(want.abs().max()))
 
 
-PLACE = fused.place_logits
+PLACE = fused.place
 
 
 @compiled
 @pytest.mark.parametrize("max_len", [1, 8, 40])  # histories past the table, and short of it
-@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize(("causal", "dropout"), [(True, 0.0), (False, 0.0), (True, 0.3), (False, 1.0)])
 @pytest.mark.parametrize("name", NAMES)
-def test_equals_torch_in_self_attention(monkeypatch: pytest.MonkeyPatch, name: str, causal: bool, max_len: int) -> None:
+def test_equals_torch_in_self_attention(
+    monkeypatch: pytest.MonkeyPatch, name: str, causal: bool, dropout: float, max_len: int
+) -> None:
     positions = batch(LENGTHS)
-    unit = SelfAttention(40, 2, build_pe(name, 40, max_len, 2), causal)  # heads of 20, more than a vector
+    unit = SelfAttention(40, 2, build_pe(name, 40, max_len, 2), causal, dropout)  # heads of 20, more than a vector
     drawn(unit)
     compare(monkeypatch, unit, lambda items: unit(items, positions), torch.randn(sum(LENGTHS), 40))
 
@@ -134,6 +138,54 @@ def test_equals_torch_over_random_shapes_and_masks(monkeypatch: pytest.MonkeyPat
         encoding.share = nn.Parameter(torch.rand(rows, heads, keys))
     given = 4 * torch.randn(rows, heads, queries, keys), torch.randn(rows, heads, queries, dim)
     compare(monkeypatch, encoding, lambda logits, query: placed(encoding, logits, query, pairs), *given)
+
+
+@compiled
+@pytest.mark.parametrize("rate", [None, 0.0, 0.4])
+@pytest.mark.parametrize("seed", range(8))
+def test_weights_equal_torch_s_over_random_shapes_and_masks(
+    monkeypatch: pytest.MonkeyPatch, seed: int, rate: float | None
+) -> None:
+    torch.manual_seed(seed)
+    rows, heads, queries, keys, width, places = (int(torch.randint(1, top, ())) for top in (4, 4, 9, 60, 40, 70))
+    encoding, dropout = Bare(places, width, 1 - 2 * (seed % 2)), None if rate is None else Dropout(rate)
+    pairs = at(torch.rand(rows, 1, queries, keys) < 0.6)
+    if seed % 3:
+        encoding.share = nn.Parameter(torch.rand(rows, heads, keys))
+    given = 4 * torch.randn(rows, heads, queries, keys), torch.randn(rows, heads, queries, width)
+
+    def call(logits: Tensor, query: Tensor) -> Tensor:
+        return encoding.weigh(query, query, logits, pairs, dropout)
+
+    compare(monkeypatch, encoding, call, *given)
+    elsewhere = encoding.float().weigh(given[1], given[1], given[0], pairs) * ~pairs.allowed
+    assert torch.equal(elsewhere, (1 / keys * ~pairs.allowed.any(-1, True)).expand_as(elsewhere))
+
+
+@compiled
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 1e30, -1e30])
+def test_weights_of_logits_without_bounds(wrong: float) -> None:
+    """As torch's softmax has them; what is no number takes its own line along, and no other."""
+    encoding, slope = Bare(40, 16, -1), torch.arange(30)
+    pairs, query = at(torch.ones(2, 1, 1, 30, dtype=torch.bool)), torch.ones(2, 1, 1, 16)
+
+    def found(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        logits = torch.zeros(2, 1, 1, 30, dtype=dtype)
+        logits[0, 0, 0, 7] = wrong
+        logits.requires_grad_()
+        encoding.to(dtype)
+        weights = encoding.weigh(query.to(dtype), query, logits, pairs)
+        return weights.detach(), torch.autograd.grad((weights * slope).sum(), logits)[0]
+
+    weights, gradient = found(torch.float32)
+    assert weights[1].isfinite().all()
+    assert gradient[1].isfinite().all()
+    if math.isnan(wrong) or wrong == math.inf:
+        assert weights[0].isnan().all()
+        assert gradient[0].isnan().any()
+    else:
+        for got, want in zip((weights, gradient), found(torch.float64), strict=True):
+            assert torch.allclose(got.double(), want, atol=1e-4)
 
 
 @compiled
@@ -203,7 +255,7 @@ def test_gradients_where_nobody_may_look() -> None:
     allowed = torch.zeros(2, 1, 3, 9, dtype=torch.bool)
     allowed[:, :, :2, 3:6] = True
     given = torch.randn(2, 1, 3, 4), torch.randn(9, 4), allowed
-    fused.place_logits(fused.Rule(1), logits, *given, steps=steps).sum().backward()
+    fused.place(fused.Rule(1), logits, *given, steps=steps).sum().backward()
     assert steps.grad is not None
     assert logits.grad is not None
     assert torch.equal(logits.grad[~allowed], torch.ones(int((~allowed).sum())))
@@ -279,32 +331,31 @@ class Fenced:
 
 @compiled
 @pytest.mark.parametrize("at_end", [True, False])
+@pytest.mark.parametrize("softmax", [True, False])
 @pytest.mark.parametrize("keys", [1, 5, 16, 27])
-def test_no_memory_of_others_is_touched(keys: int, at_end: bool) -> None:
+def test_no_memory_of_others_is_touched(keys: int, softmax: bool, at_end: bool) -> None:
     """Whatever is given or wanted lies between closed pages; values are those that lie elsewhere gives."""
     torch.manual_seed(keys)
-    rule, fences = fused.Rule(-1), []
+    rule, fences = fused.Rule(-1, softmax=softmax, factor=1.25), []
 
     def fenced(given: Tensor) -> Tensor:
         fences.append(Fenced(given, at_end))
         return fences[-1].held
 
     allowed = (torch.rand(2, 1, 3, keys) < 0.8).contiguous()
-    query, weight, bias, table = torch.randn(2, 2, 3, 5), torch.randn(4, 5), torch.randn(4), torch.randn(9, 4)
-    given = [torch.randn(2, 2, 3, keys), query, weight, bias, table, torch.rand(2, 2, keys), allowed]
+    logits, query = torch.randn(2, 2, 3, keys), torch.randn(2, 2, 3, 5)
+    parameters = torch.randn(4, 5), torch.randn(4), torch.randn(9, 4), torch.rand(2, 2, keys)
+    kept, norms = (torch.rand(2, 2, 3, keys) < 0.8).short(), torch.randn(2, 2, 3, 2)
     results = []
     for hold in (torch.clone, fenced):
-        held = [hold(x) for x in given]
-        work = fused._Work(held, rule)
+        given = [hold(x) for x in (logits, query, *parameters, allowed, kept, norms)]
+        work = fused._Work(rule, *given)
         scratch, threads = hold(torch.empty_like(work.scratch)), work.threads
-        out, grad = hold(torch.empty_like(given[0])), hold(torch.linspace(-1, 1, given[0].numel()))
-        rows = torch.empty(work.given.T, 4)
-        into = [torch.empty_like(x) for x in given[:2]] + [torch.empty(threads, *x.shape) for x in (weight, bias, rows)]
-        into = [hold(x) for x in [*into, torch.zeros(2, 2, keys)]]
-        call = ctypes.byref(work.given)
-        work.code.contextual_forward(call, out.data_ptr(), scratch.data_ptr(), threads)
+        out, grad = hold(torch.empty_like(logits)), hold(torch.linspace(-1, 1, logits.numel()))
+        into = [hold(torch.empty_like(x)) for x in (logits, query)] + [hold(torch.zeros_like(x)) for x in parameters]
+        work.code.contextual_forward(work.given, out.data_ptr(), scratch.data_ptr(), threads)
         to = ctypes.byref(fused._Gradients(*(x.data_ptr() for x in into)))
-        work.code.contextual_backward(call, grad.data_ptr(), to, scratch.data_ptr(), threads)
+        work.code.contextual_backward(work.given, grad.data_ptr(), to, scratch.data_ptr(), threads)
         results.append([x.clone() for x in (out, *into)])
     assert not any(x.isnan().any() for x in results[0])
     for got, want in zip(results[1], results[0], strict=True):
@@ -319,19 +370,20 @@ def test_steps_out_of_range_reach_no_row_that_is_not_there(step: float) -> None:
     logits, steps = torch.randn(1, 2, 3, 40, requires_grad=True), torch.rand(1, 2, 40)
     steps[0, 0, 9:20] = steps[0, 0, 30:] = step
     given = torch.randn(1, 2, 3, 4), torch.randn(90, 4), torch.ones(1, 1, 3, 40, dtype=torch.bool)
-    values = fused.place_logits(fused.Rule(1), logits, *given, steps=steps)
+    values = fused.place(fused.Rule(1), logits, *given, steps=steps)
     values.sum().backward()
     assert values[0, 1].isfinite().all()
 
 
 @compiled
-@pytest.mark.parametrize("which", ["query", "weight", "bias", "steps", "allowed"])
+@pytest.mark.parametrize("which", ["query", "weight", "bias", "steps", "allowed", "kept"])
 def test_shapes_that_do_not_match_are_refused(which: str) -> None:
-    shapes = {"query": (2, 3, 5, 6), "weight": (4, 6), "bias": (4,), "steps": (2, 3, 8), "allowed": (2, 1, 5, 8)}
+    shapes = {"query": (2, 3, 5, 6), "weight": (4, 6), "bias": (4,), "steps": (2, 3, 8)}
+    shapes |= {"allowed": (2, 1, 5, 8), "kept": (2, 3, 5, 8)}
     shapes[which] = (*shapes[which][:-1], 1)
     given = {name: torch.ones(shape) for name, shape in shapes.items()}
     with pytest.raises(ValueError, match=f"{'weight' if which == 'query' else which} .* does not match"):
-        fused.place_logits(
+        fused.place(
             fused.Rule(1),
             torch.ones(2, 3, 5, 8),
             given["query"],
@@ -339,13 +391,14 @@ def test_shapes_that_do_not_match_are_refused(which: str) -> None:
             given["allowed"].bool(),
             (given["weight"], given["bias"]),
             given["steps"],
+            given["kept"].short(),
         )
 
 
 @compiled
 def test_a_mask_that_is_no_bool_is_refused() -> None:
-    with pytest.raises(ValueError, match="allowed must be bool"):
-        fused.place_logits(fused.Rule(1), *(torch.ones(2, 1, 5, n) for n in (8, 4)), torch.ones(9, 4), torch.ones(2))
+    with pytest.raises(ValueError, match="allowed must be torch"):
+        fused.place(fused.Rule(1), *(torch.ones(2, 1, 5, n) for n in (8, 4)), torch.ones(9, 4), torch.ones(2, 1, 5, 8))
 
 
 def test_it_can_be_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:

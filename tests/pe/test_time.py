@@ -124,16 +124,17 @@ def test_causal_attention_does_not_know_when_the_future_happens(name: str, optio
 
 @pytest.mark.parametrize("name", ["time_bias", "cape_time", "time_bias+cape", "time_bias+cape_time"])
 @pytest.mark.parametrize("score", ["dot", "din"])
-def test_training_starts_exactly_as_none(name: str, score: str) -> None:
+def test_training_starts_as_none(name: str, score: str) -> None:
+    """Exactly, but for the last digits of a softmax that cape does itself."""
     torch.manual_seed(0)
     plain, positions = TargetAttention(D, score), at(random_ages())
     unit = TargetAttention(D, plain.score, build_pe(name, D, L))
     batch = vectors(2, D, dtype=torch.float32), vectors(2, L, D, seed=1, dtype=torch.float32)
     for ours, none in zip(unit(*batch, positions), plain(*batch, positions), strict=True):
-        assert torch.equal(ours, none)
+        torch.testing.assert_close(ours, none, rtol=0, atol=1e-6 if "cape" in name else 0)
     layers = [self_attention(build_pe(each, D, L, 2), False, torch.float32) for each in (name, "none")]
     ours, none = (layer(batch[1], positions) for layer in layers)
-    assert torch.equal(ours, none)
+    torch.testing.assert_close(ours, none, rtol=0, atol=1e-6 if "cape" in name else 0)
 
 
 @pytest.mark.parametrize("name", [*NAMES, "time_bias+cape", "cape+time_rope"])

@@ -33,15 +33,12 @@ void contextual_forward(const Input *in, float *out, float *scratch, int threads
         best()->forward(in, first_line(in, k, threads), first_line(in, k + 1, threads), out, scratch + k * size);
 }
 
-/* grads (B, H, Q, L). The gradients of weight, bias and table have an axis (threads) more; that of steps is zero. */
+/* grads (B, H, Q, L). The gradients of weight, bias, table and steps are zero before. */
 void contextual_backward(const Input *in, const float *grads, const Gradients *out, float *scratch, int threads) {
     const int64_t size = contextual_scratch(in->L, in->D, in->P, in->T);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int k = 0; k < threads; k++) {
-        const int64_t from = first_line(in, k, threads), to = first_line(in, k + 1, threads);
-        Gradients own = *out;
-        own.table += k * in->T * in->P;
-        if (in->weight) own.weight += k * in->P * in->D, own.bias += k * in->P;
-        best()->backward(in, grads, from, to, &own, scratch + k * size);
-    }
+    for (int k = 0; k < threads; k++)
+        best()->backward(in, grads, first_line(in, k, threads), first_line(in, k + 1, threads), out,
+                         scratch + k * size);
+    for (int k = 0; k < threads; k++) best()->collect(in, scratch + k * size, out);
 }

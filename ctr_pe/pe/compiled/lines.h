@@ -1,4 +1,5 @@
-/* logits + t' . e[p], p the sum of gates from the key to the newest one: contextual.py says it in torch.
+/* logits + t' . e[p], p the sum of gates from the key to the newest one, and their softmax: contextual.py says it in
+   torch.
 
    All that is done for a few queries stays in the first cache. On the way back it is done again, so that nothing is
    kept. Keys are taken a vector at a time, from the newest on, so that what does not fill one lies before the oldest.
@@ -10,11 +11,16 @@
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
 
 typedef struct {
     int64_t B, H, Q, L, D, P, T;
     int64_t whole;          /* whether the newest gate counts in full, whatever its step */
+    int64_t softmax;        /* whether what comes out is the softmax over the allowed keys */
     float sign, scale;      /* gates are sigmoid(sign * logit) * steps; t' = SiLU(W t + b), or scale * t */
+    float factor;           /* of the shares that are kept */
     const float *logits;    /* (B, H, Q, L) */
     const float *query;     /* t (B, H, Q, D) */
     const float *weight;    /* W (P, D) and b (P), or null: D is P then */
@@ -22,10 +28,12 @@ typedef struct {
     const float *table;     /* (T, P) */
     const float *steps;     /* (B, H, L), or null for ones */
     const uint8_t *allowed; /* (B, 1, Q, L) */
+    const int16_t *kept;    /* (B, H, Q, L), 0 for shares that dropout leaves out, else 1; or null */
+    float *norms;           /* (B, H, Q, 2), of each softmax: what it takes from the logits, and the factor of exp */
 } Input;
 
 typedef struct {
-    float *logits, *query, *weight, *bias, *table, *steps; /* of weight, bias and table one thread's part */
+    float *logits, *query, *weight, *bias, *table, *steps; /* those of the last four are added to */
 } Gradients;
 
 typedef struct {
@@ -33,6 +41,7 @@ typedef struct {
     /* Lines from, ..., to - 1. */
     void (*forward)(const Input *, int64_t from, int64_t to, float *out, float *scratch);
     void (*backward)(const Input *, const float *grads, int64_t from, int64_t to, const Gradients *, float *scratch);
+    void (*collect)(const Input *, float *scratch, const Gradients *); /* a thread's part in the shared ones */
 } Variant;
 
 #define INLINE static inline __attribute__((always_inline))
@@ -50,7 +59,6 @@ enum { LANES = 4 };
 enum { LINES = 4, PARTS = 2 }; /* taken together; see `part` */
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
-typedef uint8_t Bytes __attribute__((vector_size(LANES)));
 typedef float Pair __attribute__((vector_size(8)));
 
 typedef struct { /* what is known of a line */
@@ -59,6 +67,7 @@ typedef struct { /* what is known of a line */
     int64_t rows;           /* of the table, which places reach */
     int64_t pad;            /* what lies before the first, so that vectors are aligned */
     float *own, *place;     /* of each key: its gate without the step, its place */
+    float *weight, *grad;   /* its share, and the gradient of that */
     float *score;           /* of each row, the last one twice, LANES more; then their gradients */
     int32_t *row;           /* of each key, and its part in the gradients of this row's score and the next one's */
     Pair *share;
@@ -88,6 +97,8 @@ INLINE float *lay_out(int64_t L, int64_t D, int64_t P, int64_t T, float *at, Scr
     for (int g = 0; g < LINES; g++) {
         s->lines[g].own = take(&at, keys);
         s->lines[g].place = take(&at, keys);
+        s->lines[g].weight = take(&at, keys);
+        s->lines[g].grad = take(&at, keys);
         s->lines[g].score = take(&at, rows);
         s->lines[g].row = (int32_t *)take(&at, keys);
         s->lines[g].share = (Pair *)take(&at, 2 * keys);
@@ -159,26 +170,71 @@ INLINE Ints are_keys(int64_t j) { return LANE + (int32_t)j >= 0; }
 
 INLINE Ints are_allowed(const uint8_t *keys, int64_t j, const uint8_t *start) {
     uint8_t some[LANES] = {0};
+    int32_t wide[LANES];
     const uint8_t *at = keys + j;
-    Bytes x;
     if (UNLIKELY(at < start)) at = (uint8_t *)memcpy(some - j, keys, LANES + j) + j;
-    memcpy(&x, at, LANES);
-    return (__builtin_convertvector(x, Ints) != 0) & are_keys(j);
+    for (int v = 0; v < LANES; v++) wide[v] = at[v];
+    Ints x;
+    memcpy(&x, wide, sizeof x);
+    return (x != 0) & are_keys(j);
+}
+
+/* 1 where a share is kept, else 0. */
+INLINE Floats are_kept(const int16_t *keys, int64_t j, const int16_t *start) {
+    int16_t some[LANES] = {0};
+    float wide[LANES];
+    const int16_t *at = keys + j;
+    if (UNLIKELY(at < start)) at = (int16_t *)memcpy(some - j, keys, sizeof(int16_t) * (LANES + j)) + j;
+    for (int v = 0; v < LANES; v++) wide[v] = at[v];
+    return load(wide);
 }
 
 INLINE Floats where(Ints mask, Floats yes, Floats no) { return (Floats)((mask & (Ints)yes) | (~mask & (Ints)no)); }
 INLINE Floats all(float x) { return (Floats){0} + x; }
 
-/* exp as a power of two, its fraction by a polynomial: to 1e-7. NaN stays NaN. */
+/* The lesser and the greater of two; y where either is no number. */
+INLINE Floats lesser(Floats x, Floats y) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_min_ps((__m512)x, (__m512)y);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_min_ps((__m256)x, (__m256)y);
+#else
+    return where(x < y, x, y);
+#endif
+}
+
+INLINE Floats greater(Floats x, Floats y) {
+#if defined(__AVX512F__)
+    return (Floats)_mm512_max_ps((__m512)x, (__m512)y);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_max_ps((__m256)x, (__m256)y);
+#else
+    return where(x > y, x, y);
+#endif
+}
+
+/* 1 / x, x in [1, 1e38]. */
+INLINE Floats inverse(Floats x) {
+#if defined(__AVX512F__)
+    const Floats y = (Floats)_mm512_rcp14_ps((__m512)x);
+    return y * (2.0f - x * y);
+#else
+    return 1.0f / x;
+#endif
+}
+
+/* As a power of two, its fraction by a polynomial: to 1e-7, from -87 to 87. NaN stays NaN. */
+INLINE Floats exponential(Floats x) {
+    const Floats whole = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
+    const Floats r = (x * 1.44269504f - whole) + x * 1.92596299e-8f, rr = r * r;
+    const Floats low = (1.0f + r * 0.693147181f) + rr * (0.240226507f + r * 0.0555041087f);
+    const Floats high = (0.00961812911f + r * 0.00133335581f) + rr * 0.000154035304f;
+    const Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
+    return (low + rr * rr * high) * (Floats)power;
+}
+
 INLINE Floats sigmoid(Floats x) {
-    x = where(x < -87.0f, all(-87.0f), x);
-    x = where(x > 87.0f, all(87.0f), x);
-    Floats whole = (x * -1.44269504f + 12582912.0f) - 12582912.0f;
-    Floats r = (x * -1.44269504f - whole) - x * 1.92596299e-8f;
-    Floats e = 0.00961812911f + r * (0.00133335581f + r * 0.000154035304f);
-    e = 1.0f + r * (0.693147181f + r * (0.240226507f + r * (0.0555041087f + r * e)));
-    Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
-    return 1.0f / (1.0f + e * (Floats)power);
+    return inverse(1.0f + exponential(lesser(all(87.0f), greater(all(-87.0f), -x))));
 }
 
 #if defined(__GNUC__) && !defined(__clang__)
@@ -203,6 +259,26 @@ INLINE Floats sums_to(Floats x) {
     for (int v = 1; v < LANES; v++) x[v] += x[v - 1];
 #endif
     return x;
+}
+
+INLINE float sum_of(Floats x) {
+#ifdef SHUFFLE
+    for (int32_t k = LANES / 2; k; k /= 2) x += SHUFFLE(x, (LANE + k) % LANES);
+#else
+    for (int v = 1; v < LANES; v++) x[0] += x[v];
+#endif
+    return x[0];
+}
+
+INLINE float largest_of(Floats x) {
+#ifdef SHUFFLE
+    for (int32_t k = LANES / 2; k; k /= 2) {
+        x = greater(SHUFFLE(x, (LANE + k) % LANES), x);
+    }
+#else
+    for (int v = 1; v < LANES; v++) x[0] = x[v] > x[0] ? x[v] : x[0];
+#endif
+    return x[0];
 }
 
 /* Scores of rows, and their steps to the next row. A gate is at most one, so that the rows of neighbours are few that
@@ -299,7 +375,7 @@ INLINE void walk(const Input *in, Line *to) {
         }
         gate = sums_from(gate);
         const Floats place = (float)sum + gate;
-        store(to->place + to->pad + j, where(place <= end, place, all(end)));
+        store(to->place + to->pad + j, lesser(place, all(end)));
         sum += gate[0];
     }
     to->top = (float)sum;
@@ -338,35 +414,86 @@ INLINE int64_t start(const Input *in, int64_t line, int64_t from, Scratch *s) {
     return rows;
 }
 
-/* What lies outside of the keys of a line. */
-INLINE void copy_rest(const float *from, float *to, const Line *of, int64_t L) {
-    const int64_t last = of->first + of->n;
-    if (of->first) memcpy(to, from, sizeof(float) * of->first);
-    if (last < L) memcpy(to + last, from + last, sizeof(float) * (L - last));
+/* What lies outside of the keys of a line: as before, or no share. */
+INLINE void fill_rest(const Input *in, const float *from, float *to, const Line *of) {
+    const int64_t last = of->first + of->n, before = sizeof(float) * of->first, after = sizeof(float) * (in->L - last);
+    if (in->softmax) {
+        if (before) memset(to, 0, before);
+        if (after) memset(to + last, 0, after);
+    } else {
+        if (before) memcpy(to, from, before);
+        if (after) memcpy(to + last, from + last, after);
+    }
 }
 
+/* Placed logits of a line, into the result, or for the softmax in place of the places; the largest of each lane. */
+INLINE Floats place_logits(const Input *in, const Line *of, float *result, float *start) {
+    const float *logits = in->logits + of->line * in->L + of->first;
+    Floats most = all(-INFINITY);
+    for (int64_t j = of->n - LANES; j > -LANES; j -= LANES) {
+        const Floats place = load(of->place + of->pad + j);
+        const Ints row = __builtin_convertvector(place, Ints);
+        Floats value, slope;
+        if (isnan(of->top)) {
+            value = all(of->top);
+        } else {
+            look_up(of->score, row, &value, &slope);
+            value += (place - __builtin_convertvector(row, Floats)) * slope;
+        }
+        value += load_keys(logits, j, in->logits);
+        soon(result + j, in->L, WRITE);
+        if (in->softmax) {
+            value = where(load(of->own + of->pad + j) == 0.0f, all(-INFINITY), value);
+            most = greater(value, most);
+            store(of->place + of->pad + j, value);
+        } else {
+            store_keys(result, j, start, value);
+        }
+    }
+    return most;
+}
+
+/* exp(x - top) of what stands where the places stood; their sum in each lane. */
+INLINE Floats exponentials(const Line *of, float top) {
+    Floats sum = {0};
+    for (int64_t j = of->n - LANES; j > -LANES; j -= LANES) {
+        const Floats x = load(of->place + of->pad + j) - top;
+        const Floats share = where(x < -87.0f, all(0.0f), exponential(x));
+        sum += share;
+        store(of->place + of->pad + j, share);
+    }
+    return sum;
+}
+
+/* Several lines at a time, so that one need not wait for what another's numbers come to. */
 static void forward_lines(const Input *in, int64_t from, int64_t to, float *out, float *scratch) {
     Scratch s = prepare(in, scratch);
+    float *begin = out + from * in->L;
     for (int64_t line = to - LINES; line > from - LINES; line -= LINES) {
         start(in, line, from, &s);
-        for (Line *of = s.lines + LINES - 1; of >= s.lines && of->line >= from; of--) {
-            const float *logits = in->logits + of->line * in->L;
-            float *result = out + of->line * in->L;
+        Floats found[LINES];
+        float *result[LINES];
+        for (int g = 0; g < LINES; g++) result[g] = out + (line + g) * in->L + s.lines[g].first;
+        for (int g = LINES - 1; g >= 0; g--) found[g] = place_logits(in, s.lines + g, result[g], begin);
+        float top[LINES];
+        for (int g = 0; in->softmax && g < LINES; g++) top[g] = largest_of(found[g]);
+        for (int g = 0; in->softmax && g < LINES; g++) found[g] = exponentials(s.lines + g, top[g]);
+        for (int g = LINES - 1; in->softmax && g >= 0 && line + g >= from; g--) {
+            const Line *of = s.lines + g;
+            float *norms = in->norms + 2 * (line + g);
+            norms[0] = top[g], norms[1] = 1.0f / sum_of(found[g]);
+            const int16_t *kept = in->kept ? in->kept + (line + g) * in->L + of->first : 0;
             for (int64_t j = of->n - LANES; j > -LANES; j -= LANES) {
-                const Floats place = load(of->place + of->pad + j);
-                const Ints row = __builtin_convertvector(place, Ints);
-                Floats value, slope;
-                if (isnan(of->top)) {
-                    value = all(of->top);
-                } else {
-                    look_up(of->score, row, &value, &slope);
-                    value += (place - __builtin_convertvector(row, Floats)) * slope;
-                }
-                value += load_keys(logits + of->first, j, in->logits);
-                soon(result + of->first + j, in->L, WRITE);
-                store_keys(result + of->first, j, out + from * in->L, value);
+                Floats share = load(of->place + of->pad + j) * norms[1];
+                if (kept) share *= in->factor * are_kept(kept, j, in->kept);
+                store_keys(result[g], j, begin, share);
             }
-            copy_rest(logits, result, of, in->L);
+        }
+        for (int g = LINES - 1; g >= 0 && line + g >= from; g--) {
+            const int64_t at = (line + g) * in->L;
+            fill_rest(in, in->logits + at, out + at, s.lines + g);
+            if (in->softmax && !s.lines[g].n) /* nobody reads it; as torch */
+                for (int64_t j = 0; j < in->L; j++) out[at + j] = 1.0f / (float)in->L;
         }
     }
 }
@@ -398,18 +525,49 @@ INLINE void add_parts(Line *of) {
         for (int part = 0; part < PARTS; part++) store((float *)of->part[part] + 2 * k, all(0.0f));
 }
 
+/* Shares and their gradients before dropout; returns the mean of these, by those. */
+INLINE float to_shares(const Input *in, const float *grads, Line *of) {
+    const int64_t at = of->line * in->L + of->first;
+    const float *norms = in->norms + 2 * of->line;
+    Floats products = {0};
+    for (int64_t j = of->n - LANES; j > -LANES; j -= LANES) {
+        Floats value, slope;
+        const Floats place = load(of->place + of->pad + j);
+        const Ints row = __builtin_convertvector(place, Ints);
+        look_up(of->score, row, &value, &slope);
+        value += (place - __builtin_convertvector(row, Floats)) * slope + load_keys(in->logits + at, j, in->logits);
+        value -= norms[0];
+        const Ints none = (load(of->own + of->pad + j) == 0.0f) | (value < -87.0f);
+        const Floats share = where(none, all(0.0f), exponential(value)) * norms[1];
+        Floats grad = load_keys(grads + at, j, grads);
+        soon(grads + at + j, in->L, READ);
+        if (in->kept) grad *= in->factor * are_kept(in->kept + at, j, in->kept);
+        grad = where(are_keys(j), grad, all(0.0f));
+        store(of->weight + of->pad + j, share);
+        store(of->grad + of->pad + j, grad);
+        products += share * grad;
+    }
+    return sum_of(products);
+}
+
 /* From the gradients of a line's results to those of its logits, steps and scores. A gate is in the places of its key
    and of all older ones. */
 INLINE void to_gates(const Input *in, const float *grads, const Gradients *out, int64_t from, Line *of) {
     const int64_t at = of->line * in->L + of->first, n = of->n;
     const float *steps = steps_of(in, of);
     float *of_steps = steps ? out->steps + (steps - in->steps) : 0;
+    const float mean = in->softmax ? to_shares(in, grads, of) : 0.0f;
     double sum = 0.0;
     for (int64_t j = -of->pad; j < n; j += LANES) {
         const Floats own = load(of->own + of->pad + j), place = load(of->place + of->pad + j);
-        soon(grads + at + j, in->L, READ);
         soon(out->logits + at + j, in->L, WRITE);
-        const Floats x = where(are_keys(j), load_keys(grads + at, j, grads), all(0.0f));
+        Floats x;
+        if (in->softmax) {
+            x = load(of->weight + of->pad + j) * (load(of->grad + of->pad + j) - mean);
+        } else {
+            soon(grads + at + j, in->L, READ);
+            x = where(are_keys(j), load_keys(grads + at, j, grads), all(0.0f));
+        }
         const Ints row = __builtin_convertvector(place, Ints);
         const Floats upper = x * (place - __builtin_convertvector(row, Floats)), lower = x - upper;
         Floats value, slope;
@@ -446,7 +604,7 @@ static void backward_lines(const Input *in, const float *grads, int64_t from, in
             } else if (of->n) {
                 to_gates(in, grads, out, from, of);
             }
-            if (of->line >= from) copy_rest(grads + of->line * in->L, out->logits + of->line * in->L, of, in->L);
+            if (of->line >= from) fill_rest(in, grads + of->line * in->L, out->logits + of->line * in->L, of);
         }
         /* One after the other, so that nothing is read that was just written. */
         for (int g = 0; g < LINES; g++)
@@ -476,12 +634,18 @@ static void backward_lines(const Input *in, const float *grads, int64_t from, in
             for (int64_t d = 0; isnan(wrong[g]) && d < in->D; d++) query[d] = wrong[g];
         }
     }
-    for (int64_t t = 0; t < in->T; t++) memcpy(out->table + t * in->P, s.of_table + t * width, sizeof(float) * in->P);
-    if (in->weight) {
-        for (int64_t p = 0; p < in->P; p++)
-            memcpy(out->weight + p * in->D, s.of_weight + p * dim, sizeof(float) * in->D);
-        memcpy(out->bias, s.of_bias, sizeof(float) * in->P);
+}
+
+static void collect(const Input *in, float *scratch, const Gradients *out) {
+    const int64_t dim = up(in->D), width = up(in->P);
+    Scratch s;
+    lay_out(in->L, in->D, in->P, in->T, scratch, &s);
+    for (int64_t t = 0; t < in->T; t++)
+        for (int64_t p = 0; p < in->P; p++) out->table[t * in->P + p] += s.of_table[t * width + p];
+    for (int64_t p = 0; in->weight && p < in->P; p++) {
+        for (int64_t d = 0; d < in->D; d++) out->weight[p * in->D + d] += s.of_weight[p * dim + d];
+        out->bias[p] += s.of_bias[p];
     }
 }
 
-const Variant VARIANT = {scratch_of, forward_lines, backward_lines};
+const Variant VARIANT = {scratch_of, forward_lines, backward_lines, collect};
