@@ -6,6 +6,7 @@ B batch, L keys, Q queries, H heads, D item dim, d = D / H head dim, M offsets.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -45,9 +46,10 @@ class XLNet(PositionEncoding):
         rows, heads, queries, _ = query.shape
         later = 0 if pairs.causal else queries - 1
         scored = self.of_offsets(pairs, later + 1) * pairs.scale  # (H, d, M)
-        scores = torch.baddbmm(self.position_bias.unsqueeze(1) @ scored, _per_head(query), scored)  # (H, B Q, M)
-        position = by_key(scores.view(heads, rows, queries, scored.shape[-1]), logits.shape[-1]).transpose(0, 1)
-        return widen(logits) + (position + self._of_content(keys, pairs))
+        scores = torch.bmm(_per_head(query + self.position_bias.unsqueeze(1)), scored)  # (H, B Q, M)
+        per_offset = scores.view(heads, rows, queries, scored.shape[-1])
+        added: Tensor = _Added.apply(widen(logits), per_offset, self._of_content(keys, pairs))  # type: ignore[no-untyped-call]
+        return added
 
     def _of_content(self, keys: Tensor, pairs: Pairs) -> Tensor:
         """u · k (B, H, 1, L)."""
@@ -79,6 +81,29 @@ def by_key(scores: Tensor, keys: int) -> Tensor:
     queries, offsets = scores.shape[-2:]
     cut = scores.flatten(-2)[..., queries - 1 : queries * offsets - 1]
     return cut.view(*scores.shape[:-1], offsets - 1)[..., :keys]
+
+
+class _Added(torch.autograd.Function):
+    """logits (B, H, Q, L) + scores per offset (H, B, Q, M) + content (B, H, 1, L). By hand, because the gradient of the
+    view would be written three times."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, scores: Tensor, content: Tensor) -> Tensor:
+        ctx.save_for_backward(scores.new_empty(0), content.new_empty(0))
+        ctx.offsets = scores.shape[-1]
+        return torch.add(logits, by_key(scores, logits.shape[-1]).transpose(0, 1)).add_(content)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        of_scores, of_content = ctx.saved_tensors
+        rows, heads, queries, keys = grad.shape
+        of_scores = of_scores.new_empty(heads, rows, queries, ctx.offsets)
+        flat = of_scores.flatten(-2)  # what no key has lies before the first query's, after the last one's, between them
+        flat[..., : queries - 1] = 0
+        flat[..., -1] = 0
+        by_key(of_scores, ctx.offsets - 1)[..., keys:] = 0
+        by_key(of_scores, keys).copy_(grad.transpose(0, 1))
+        return grad, of_scores, grad.sum(-2, keepdim=True).to(of_content.dtype)
 
 
 def _per_head(vectors: Tensor) -> Tensor:
