@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -50,10 +51,8 @@ def library() -> ctypes.CDLL | None:
         code = ctypes.CDLL(str(found))
     except OSError:  # built for another machine
         return None
-    scratch, forward, backward = code.contextual_scratch, code.contextual_forward, code.contextual_backward
-    scratch.argtypes, scratch.restype = [ctypes.c_int64] * 4, ctypes.c_int64
-    forward.argtypes, forward.restype = [ctypes.c_void_p] * 3 + [ctypes.c_int], None
-    backward.argtypes, backward.restype = [ctypes.c_void_p] * 4 + [ctypes.c_int], None
+    code.contextual_forward.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int]
+    code.contextual_backward.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64, ctypes.c_int]
     return code
 
 
@@ -111,23 +110,21 @@ def place(
         (B, H, Q, L); logits themselves where not allowed, or zero with ``softmax``; where nothing is allowed, 1 / L.
 
     Raises:
-        ValueError: shapes that do not match.
+        ValueError: shapes or types that do not match.
+        MemoryError: no memory for what a thread works in.
     """
     weight, bias = gate or (None, None)
     (B, H, Q, L), D, P = logits.shape, query.shape[-1], table.shape[-1]
-    wanted = {
-        "query": (query, (B, H, Q, P if weight is None else D), torch.float32),
-        "weight": (weight, (P, D), torch.float32),
-        "bias": (bias, (P,), torch.float32),
-        "steps": (steps, (B, H, L), torch.float32),
-        "allowed": (allowed, (B, 1, Q, L), torch.bool),
-        "kept": (kept, (B, H, Q, L), torch.int16),
-    }
-    for name, (x, shape, dtype) in wanted.items():
-        if x is not None and tuple(x.shape) != shape:
-            raise ValueError(f"{name} {tuple(x.shape)} does not match {shape}, which the logits and table ask for")
-        if x is not None and x.dtype != dtype:
-            raise ValueError(f"{name} must be {dtype}, got {x.dtype}")
+    for name, x, shape, dtype in (
+        ("query", query, (B, H, Q, P if weight is None else D), torch.float32),
+        ("weight", weight, (P, D), torch.float32),
+        ("bias", bias, (P,), torch.float32),
+        ("steps", steps, (B, H, L), torch.float32),
+        ("allowed", allowed, (B, 1, Q, L), torch.bool),
+        ("kept", kept, (B, H, Q, L), torch.int16),
+    ):
+        if x is not None and (x.shape != shape or x.dtype != dtype):
+            raise ValueError(f"{name} {tuple(x.shape)} {x.dtype} does not match the logits and table: {shape} {dtype}")
     placed: Tensor = _Place.apply(rule, logits, query, weight, bias, table, steps, allowed, kept)  # type: ignore[no-untyped-call]
     return placed
 
@@ -139,8 +136,7 @@ class _Place(torch.autograd.Function):
         assert logits is not None
         placed = torch.empty_like(logits)
         norms = logits.new_empty(*logits.shape[:-1], 2) if rule.softmax else None
-        work = _Work(rule, logits, *others, norms)
-        work.code.contextual_forward(work.given, placed.data_ptr(), work.scratch.data_ptr(), work.threads)
+        _call("forward", _input(rule, (logits, *others, norms)), placed.data_ptr())
         ctx.save_for_backward(logits, *others, norms)
         ctx.rule = rule
         return placed
@@ -148,31 +144,27 @@ class _Place(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        work, grad = _Work(ctx.rule, *ctx.saved_tensors), grad.contiguous()
-        logits, query, *parameters = ctx.saved_tensors[:6]
-        shared = (None if x is None else torch.zeros_like(x) for x in parameters)
-        into = torch.empty_like(logits), torch.empty_like(query), *shared
+        given, grad = ctx.saved_tensors, grad.contiguous()
+        into = [None if x is None else torch.empty_like(x) for x in given[:6]]
         out = ctypes.byref(_Gradients(*map(_address, into)))
-        work.code.contextual_backward(work.given, grad.data_ptr(), out, work.scratch.data_ptr(), work.threads)
+        _call("backward", _input(ctx.rule, given), grad.data_ptr(), out, len(given[4]))
         return None, *into, None, None
 
 
-class _Work:
-    """What the code takes, room for it to work in, and the number of its threads."""
+def _call(way: str, *arguments: Any) -> None:
+    if not getattr(library(), f"contextual_{way}")(*arguments, torch.get_num_threads()):
+        raise MemoryError("no room for the scores of positions")
 
-    def __init__(self, rule: Rule, *given: Tensor | None) -> None:
-        logits, query, _, _, table = given[:5]
-        code = library()
-        assert code is not None
-        assert logits is not None
-        assert query is not None
-        assert table is not None
-        (B, H, Q, L), D, (T, P) = logits.shape, query.shape[-1], table.shape
-        T = min(T, L + 1)  # a place counts keys at most
-        numbers = B, H, Q, L, D, P, T, rule.newest_whole, rule.softmax, rule.sign, rule.scale, rule.factor
-        self.code, self.threads = code, torch.get_num_threads()
-        self.given = ctypes.byref(_Input(*numbers, *map(_address, given)))
-        self.scratch = logits.new_empty(self.threads, code.contextual_scratch(L, D, P, T))
+
+def _input(rule: Rule, given: Sequence[Tensor | None]) -> Any:
+    logits, query, _, _, table = given[:5]
+    assert logits is not None
+    assert query is not None
+    assert table is not None
+    (B, H, Q, L), D, (T, P) = logits.shape, query.shape[-1], table.shape
+    T = min(T, L + 1)  # a place counts keys at most
+    numbers = B, H, Q, L, D, P, T, rule.newest_whole, rule.softmax, rule.sign, rule.scale, rule.factor
+    return ctypes.byref(_Input(*numbers, *map(_address, given)))
 
 
 def _address(x: Tensor | None) -> int | None:

@@ -98,7 +98,7 @@ class _Added(torch.autograd.Function):
         of_scores, of_content = ctx.saved_tensors
         rows, heads, queries, keys = grad.shape
         of_scores = of_scores.new_empty(heads, rows, queries, ctx.offsets)
-        flat = of_scores.flatten(-2)  # what no key has lies before the first query's, after the last one's, between them
+        flat = of_scores.flatten(-2)  # what no key has lies before, after and between the rows
         flat[..., : queries - 1] = 0
         flat[..., -1] = 0
         by_key(of_scores, ctx.offsets - 1)[..., keys:] = 0

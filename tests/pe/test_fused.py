@@ -349,13 +349,11 @@ def test_no_memory_of_others_is_touched(keys: int, softmax: bool, at_end: bool) 
     results = []
     for hold in (torch.clone, fenced):
         given = [hold(x) for x in (logits, query, *parameters, allowed, kept, norms)]
-        work = fused._Work(rule, *given)
-        scratch, threads = hold(torch.empty_like(work.scratch)), work.threads
         out, grad = hold(torch.empty_like(logits)), hold(torch.linspace(-1, 1, logits.numel()))
-        into = [hold(torch.empty_like(x)) for x in (logits, query)] + [hold(torch.zeros_like(x)) for x in parameters]
-        work.code.contextual_forward(work.given, out.data_ptr(), scratch.data_ptr(), threads)
+        into = [hold(torch.empty_like(x)) for x in (logits, query, *parameters)]
+        fused._call("forward", fused._input(rule, given), out.data_ptr())
         to = ctypes.byref(fused._Gradients(*(x.data_ptr() for x in into)))
-        work.code.contextual_backward(work.given, grad.data_ptr(), to, scratch.data_ptr(), threads)
+        fused._call("backward", fused._input(rule, given), grad.data_ptr(), to, 9)
         results.append([x.clone() for x in (out, *into)])
     assert not any(x.isnan().any() for x in results[0])
     for got, want in zip(results[1], results[0], strict=True):
@@ -397,7 +395,7 @@ def test_shapes_that_do_not_match_are_refused(which: str) -> None:
 
 @compiled
 def test_a_mask_that_is_no_bool_is_refused() -> None:
-    with pytest.raises(ValueError, match="allowed must be torch"):
+    with pytest.raises(ValueError, match=r"allowed .* torch.float32 does not match .* torch.bool"):
         fused.place(fused.Rule(1), *(torch.ones(2, 1, 5, n) for n in (8, 4)), torch.ones(9, 4), torch.ones(2, 1, 5, 8))
 
 

@@ -1,5 +1,7 @@
 /* The entry points: chooses the variant for this processor, and shares lines among threads. */
 
+#include <stdlib.h>
+
 #define VARIANT contextual_any
 #include "lines.h"
 
@@ -20,25 +22,42 @@ static const Variant *best(void) {
     return &contextual_any;
 }
 
-int64_t contextual_scratch(int64_t L, int64_t D, int64_t P, int64_t T) { return best()->scratch(L, D, P, T); }
-
 /* Where lines of thread k begin: those of a row's head are one thread's, as is the gradient of its steps. */
 static int64_t first_line(const Input *in, int64_t k, int64_t threads) { return in->B * in->H * k / threads * in->Q; }
 
-/* out (B, H, Q, L). Each thread has `contextual_scratch` floats to work in. */
-void contextual_forward(const Input *in, float *out, float *scratch, int threads) {
-    const int64_t size = contextual_scratch(in->L, in->D, in->P, in->T);
+/* Room for all threads, each at a multiple of `size` floats; null where there is none. */
+static float *room(const Input *in, int threads, int64_t *size) {
+    const int64_t line = 64 / sizeof(float);
+    *size = (best()->scratch(in->L, in->D, in->P, in->T) + line - 1) / line * line;
+    return aligned_alloc(64, sizeof(float) * *size * threads);
+}
+
+/* out (B, H, Q, L). Whether there was memory for it. */
+int contextual_forward(const Input *in, float *out, int threads) {
+    int64_t size;
+    float *scratch = room(in, threads, &size);
+    if (!scratch) return 0;
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int k = 0; k < threads; k++)
         best()->forward(in, first_line(in, k, threads), first_line(in, k + 1, threads), out, scratch + k * size);
+    free(scratch);
+    return 1;
 }
 
-/* grads (B, H, Q, L). The gradients of weight, bias, table and steps are zero before. */
-void contextual_backward(const Input *in, const float *grads, const Gradients *out, float *scratch, int threads) {
-    const int64_t size = contextual_scratch(in->L, in->D, in->P, in->T);
+/* grads (B, H, Q, L), `rows` of the whole table. */
+int contextual_backward(const Input *in, const float *grads, const Gradients *out, int64_t rows, int threads) {
+    int64_t size;
+    float *scratch = room(in, threads, &size);
+    if (!scratch) return 0;
+    memset(out->table, 0, sizeof(float) * rows * in->P);
+    if (in->weight) memset(out->weight, 0, sizeof(float) * in->P * in->D);
+    if (in->weight) memset(out->bias, 0, sizeof(float) * in->P);
+    if (in->steps) memset(out->steps, 0, sizeof(float) * in->B * in->H * in->L);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int k = 0; k < threads; k++)
         best()->backward(in, grads, first_line(in, k, threads), first_line(in, k + 1, threads), out,
                          scratch + k * size);
     for (int k = 0; k < threads; k++) best()->collect(in, scratch + k * size, out);
+    free(scratch);
+    return 1;
 }

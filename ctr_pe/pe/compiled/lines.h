@@ -33,7 +33,7 @@ typedef struct {
 } Input;
 
 typedef struct {
-    float *logits, *query, *weight, *bias, *table, *steps; /* those of the last four are added to */
+    float *logits, *query, *weight, *bias, *table, *steps; /* */
 } Gradients;
 
 typedef struct {
