@@ -3,7 +3,7 @@
 ``model_zoo/`` and ``config/`` stay at the top of the checkout, where FuxiCTR users look for them, and are installed
 inside the package: the fuxictr wheel already owns a top-level ``model_zoo``.
 
-``ctr_pe/pe/compiled/`` is compiled where there is a C compiler. Without one the package does the same in torch.
+``ctr_pe/compiled/`` is compiled where there is a C compiler. Without one the package does the same in torch.
 """
 
 import re
@@ -18,9 +18,9 @@ VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "ctr_pe/__init__.py").rea
 assert VERSION, "ctr_pe/__init__.py holds no __version__"
 
 COMPILED = Extension(
-    "ctr_pe.pe._contextual",
-    [f"ctr_pe/pe/compiled/{name}.c" for name in ("contextual", "avx2", "avx512")],
-    depends=["ctr_pe/pe/compiled/lines.h"],
+    "ctr_pe.compiled._code",
+    [f"ctr_pe/compiled/{name}.c" for name in ("code", "avx2", "avx512")],
+    depends=[f"ctr_pe/compiled/{name}.h" for name in ("variant", "vectors", "contextual", "gate", "keep")],
     extra_compile_args=["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"],
     extra_link_args=["-fopenmp"],
     optional=True,

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ctr_pe import compiled
 from ctr_pe.pe import fused
 from ctr_pe.pe.base import PositionEncoding, PositionLinear
 from ctr_pe.positions import Pairs
@@ -81,7 +82,7 @@ class ContextualEncoding(PositionEncoding):
     def _compiles(self, logits: Tensor, query: Tensor, pairs: Pairs) -> bool:
         own = type(self)
         return (
-            fused.suits(logits, self.table, *(() if self.gate is None else self.gate.parameters()))
+            compiled.suits(logits, self.table, *(() if self.gate is None else self.gate.parameters()))
             and query.dtype != torch.float64
             and (pairs.causal or not self.between)
             and (own.gates, own.places) == (ContextualEncoding.gates, ContextualEncoding.places)

@@ -1,30 +1,24 @@
-"""Scores of contextual positions in one pass over the pairs, compiled: ``compiled/``.
+"""Scores of contextual positions, their softmax and dropout in one pass over the pairs, compiled.
 
-torch needs a dozen passes over all pairs for the sums of gates, two look-ups and their gradients. Without a compiler at
-installation, and for what is said at :func:`suits`, torch does it.
+torch needs a dozen passes over all pairs for the sums of gates, two look-ups and their gradients.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-SWITCH = "CTR_PE_COMPILED"
-"""Environment variable; 0 leaves the compiled code alone."""
+from ctr_pe import compiled
 
 
 class _Input(ctypes.Structure):
-    """The structure of that name in compiled/lines.h."""
+    """The structure of that name in compiled/contextual.h."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("B", "H", "Q", "L", "D", "P", "T", "whole", "softmax")),
@@ -35,38 +29,9 @@ class _Input(ctypes.Structure):
 
 
 class _Gradients(ctypes.Structure):
-    """The structure of that name in compiled/lines.h."""
+    """The structure of that name in compiled/contextual.h."""
 
     _fields_ = tuple((name, ctypes.c_void_p) for name in ("logits", "query", "weight", "bias", "table", "steps"))
-
-
-@cache
-def library() -> ctypes.CDLL | None:
-    """The compiled code, or None."""
-    files = (Path(__file__).with_name(f"_contextual{suffix}") for suffix in EXTENSION_SUFFIXES)
-    found = next((file for file in files if file.exists()), None)
-    if found is None or os.environ.get(SWITCH) == "0":
-        return None
-    try:
-        code = ctypes.CDLL(str(found))
-    except OSError:  # built for another machine
-        return None
-    code.contextual_forward.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_int]
-    code.contextual_backward.argtypes = [ctypes.c_void_p] * 3 + [ctypes.c_int64, ctypes.c_int]
-    return code
-
-
-def suits(*tensors: Tensor) -> bool:
-    """Whether the compiled code can take these: plain float32 tensors on a CPU, and nobody records the operations."""
-    return (
-        library() is not None
-        and torch._C._get_tracing_state() is None
-        and not torch.compiler.is_compiling()
-        and all(type(x) in _PLAIN and x.dtype == torch.float32 and x.is_cpu for x in tensors)
-    )
-
-
-_PLAIN = (Tensor, torch.nn.Parameter)
 
 
 @dataclass(frozen=True)
@@ -97,7 +62,7 @@ def place(
 ) -> Tensor:
     """logits + t' · e[p] with p the sum of gates from the key to the newest allowed one; t' = SiLU(W t + b), or t.
 
-    What :class:`~ctr_pe.pe.contextual.ContextualEncoding` computes, for what :func:`suits`.
+    What :class:`~ctr_pe.pe.contextual.ContextualEncoding` computes, for what :func:`~ctr_pe.compiled.suits`.
 
     Args:
         rule: the signs and scales.
@@ -136,7 +101,7 @@ class _Place(torch.autograd.Function):
         assert logits is not None
         placed = torch.empty_like(logits)
         norms = logits.new_empty(*logits.shape[:-1], 2) if rule.softmax else None
-        _call("forward", _input(rule, (logits, *others, norms)), placed.data_ptr())
+        compiled.run("contextual_forward", _input(rule, (logits, *others, norms)), placed.data_ptr())
         ctx.save_for_backward(logits, *others, norms)
         ctx.rule = rule
         return placed
@@ -146,14 +111,9 @@ class _Place(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         given, grad = ctx.saved_tensors, grad.contiguous()
         into = [None if x is None else torch.empty_like(x) for x in given[:6]]
-        out = ctypes.byref(_Gradients(*map(_address, into)))
-        _call("backward", _input(ctx.rule, given), grad.data_ptr(), out, len(given[4]))
+        out = ctypes.byref(_Gradients(*map(compiled.address, into)))
+        compiled.run("contextual_backward", _input(ctx.rule, given), grad.data_ptr(), out, len(given[4]))
         return None, *into, None, None
-
-
-def _call(way: str, *arguments: Any) -> None:
-    if not getattr(library(), f"contextual_{way}")(*arguments, torch.get_num_threads()):
-        raise MemoryError("no room for the scores of positions")
 
 
 def _input(rule: Rule, given: Sequence[Tensor | None]) -> Any:
@@ -164,8 +124,4 @@ def _input(rule: Rule, given: Sequence[Tensor | None]) -> Any:
     (B, H, Q, L), D, (T, P) = logits.shape, query.shape[-1], table.shape
     T = min(T, L + 1)  # a place counts keys at most
     numbers = B, H, Q, L, D, P, T, rule.newest_whole, rule.softmax, rule.sign, rule.scale, rule.factor
-    return ctypes.byref(_Input(*numbers, *map(_address, given)))
-
-
-def _address(x: Tensor | None) -> int | None:
-    return None if x is None else x.data_ptr()
+    return ctypes.byref(_Input(*numbers, *map(compiled.address, given)))

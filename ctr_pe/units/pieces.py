@@ -10,6 +10,7 @@ N pairs, n of a piece, B rows, D item dim, W input and V output width of a layer
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ctr_pe import compiled
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.dropout import Dropout
 
@@ -99,37 +101,34 @@ class Activated(Source):
     def __init__(self, x: Tensor, bias: Tensor, activation: nn.Module, dropout: Dropout, *others: Tensor) -> None:
         super().__init__((x,), (bias, *others))
         self.activation, self.dropout = activation, dropout
-        self.kept = torch.empty(x.shape if dropout.draws else 0, dtype=torch.int16)
-        self.drawn = 0
+        self.kept = dropout.draw(x.shape) if dropout.draws else None
 
     def forward(self, piece: slice) -> tuple[Tensor, Tensor]:
         x, bias = self.tensors[:2]
         self.x = x[piece]
-        y = self.activate()
-        if self.dropout.draws:
-            if piece.stop > self.drawn:  # the first time; then the same once more
-                self.kept[piece] = self.dropout.draw(self.x.shape)
-                self.drawn = piece.stop
-            self.share = self.kept[piece].to(y.dtype).mul_(self.dropout.factor)
-            y = y * self.share
-        return y, bias
+        return self.activate(None if self.kept is None else self.kept[piece]), bias
 
     def backward(self, piece: slice, of_input: Tensor, of_added: Tensor) -> None:
         for_x, for_bias = self.gradients[:2]
         for_bias += of_added.sum(0)
-        if self.dropout.draws:
-            of_input *= self.share
         self.activate_backward(of_input, for_x[piece])
 
-    def activate(self) -> Tensor:
-        y: Tensor = self.activation(self.x)
-        return y
+    def activate(self, kept: Tensor | None) -> Tensor:
+        """dropout(f(x)), ``kept`` where there is some (n, W) int16."""
+        return self.drop(self.activation(self.x), kept)
 
     def activate_backward(self, of_y: Tensor, for_x: Tensor) -> None:
         with torch.enable_grad():
             x = self.x.detach().requires_grad_()
-            (of_x,) = torch.autograd.grad(self.activation(x), x, of_y)
+            (of_x,) = torch.autograd.grad(self.activation(x), x, self.drop_backward(of_y))
         for_x.copy_(of_x)
+
+    def drop(self, y: Tensor, kept: Tensor | None) -> Tensor:
+        self.share = None if kept is None else kept.to(y.dtype).mul_(self.dropout.factor)
+        return y if self.share is None else y * self.share
+
+    def drop_backward(self, of_y: Tensor) -> Tensor:
+        return of_y if self.share is None else of_y.mul_(self.share)
 
 
 class Gated(Activated):
@@ -138,21 +137,49 @@ class Gated(Activated):
     def __init__(self, x: Tensor, bias: Tensor, dice: Dice, dropout: Dropout, factor: Tensor, shift: Tensor) -> None:
         super().__init__(x, bias, dice, dropout, factor, shift, dice.alpha)
 
-    def activate(self) -> Tensor:
+    def activate(self, kept: Tensor | None) -> Tensor:
         factor, shift, alpha = self.tensors[2:]
         self.p = torch.addcmul(shift, self.x, factor).sigmoid_()
         self.gate = torch.lerp(alpha, alpha.new_ones(()), self.p)
-        return self.gate * self.x
+        return self.drop(self.gate * self.x, kept)
 
     def activate_backward(self, of_y: Tensor, for_x: Tensor) -> None:
         factor, _, alpha = self.tensors[2:]
         for_factor, for_shift, for_alpha = self.gradients[2:]
+        of_y = self.drop_backward(of_y)
         of_alpha = (of_y * self.x).mul_(1 - self.p)
         for_alpha += of_alpha.sum(0)
         of_normed = of_alpha.mul_(self.p).mul_(1 - alpha)
         for_shift += of_normed.sum(0)
         torch.mul(of_y, self.gate, out=for_x).addcmul_(of_normed, factor)
         for_factor += of_normed.mul_(self.x).sum(0)
+
+
+class CompiledGated(Gated):
+    """The same in one pass each way, for what :func:`~ctr_pe.compiled.suits`."""
+
+    def activate(self, kept: Tensor | None) -> Tensor:
+        numbers = (*self.x.shape, *map(compiled.address, (self.x, *self.tensors[2:], kept)), self.dropout.factor)
+        self.given = ctypes.byref(_Gate(*numbers))
+        y = torch.empty_like(self.x)
+        compiled.run("gate_forward", self.given, y.data_ptr())
+        return y
+
+    def activate_backward(self, of_y: Tensor, for_x: Tensor) -> None:
+        for_factor, for_shift, for_alpha = (gradient.data_ptr() for gradient in self.gradients[2:])
+        of_y = of_y.contiguous()
+        into = for_x.data_ptr(), for_alpha, for_shift, for_factor
+        compiled.run("gate_backward", self.given, of_y.data_ptr(), *into)
+
+
+class _Gate(ctypes.Structure):
+    """The structure of that name in compiled/gate.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("rows", "width")),
+        *((name, ctypes.c_void_p) for name in ("x", "factor", "shift", "alpha", "kept")),
+        ("scale", ctypes.c_float),
+    )
 
 
 def suit(layers: Sequence[nn.Module], items: Tensor) -> bool:
@@ -179,7 +206,8 @@ def mlp(source: Source, weight: Tensor, layers: Sequence[nn.Module]) -> Tensor:
             if dice is None:
                 source = Activated(x, layer.bias, activation, dropout)
             else:
-                source = Gated(x, layer.bias, dice, dropout, *dice.norm(source.pairs, mean, variance))
+                kind = CompiledGated if compiled.suits(x, dice.alpha) else Gated
+                source = kind(x, layer.bias, dice, dropout, *dice.norm(source.pairs, mean, variance))
             weight, activation, dropout = layer.weight, nn.Identity(), Dropout(0.0)
     out: Tensor = activation(_product(source, weight, moments=False)[0])
     return out
@@ -230,7 +258,7 @@ class _Product(torch.autograd.Function):
 
 
 def _pieces(pairs: int, weight: Tensor) -> Iterator[slice]:
-    size = max(SIZE // max(weight.shape) // 4 * 4, 64)  # a multiple of 4, see Dropout.draw
+    size = max(SIZE // max(weight.shape), 64)
     return (slice(first, min(first + size, pairs)) for first in range(0, pairs, size))
 
 

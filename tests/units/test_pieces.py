@@ -140,14 +140,15 @@ def test_half_precision_goes_layer_by_layer() -> None:
 def test_only_a_piece_s_pairs_are_alive_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Beside the layers' results, no tensor of all pairs is made in the forward pass."""
     seen: list[int] = []
-    activate = pieces.Gated.activate
+    forward = pieces.Activated.forward
 
-    def watched(self: pieces.Gated) -> Tensor:
+    def watched(self: pieces.Activated, piece: slice) -> tuple[Tensor, Tensor]:
+        found = forward(self, piece)
         seen.append(len(self.x))
-        return activate(self)
+        return found
 
     monkeypatch.setattr(pieces, "SIZE", 1)
-    monkeypatch.setattr(pieces.Gated, "activate", watched)
+    monkeypatch.setattr(pieces.Activated, "forward", watched)
     score = DINScore(6, [8], "Dice")
     score(*made(torch.float32, LENGTHS))
     assert seen == [64, 64, 64, 12]

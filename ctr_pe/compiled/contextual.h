@@ -6,14 +6,7 @@
    Lines are taken from the last on, so that what is written before a line's oldest key is written again.
 
    B rows, H heads, Q queries, L keys, D width of queries, P that of the table, T its rows that places can reach; a line
-   is one (b, h, q). Arrays are dense float32. Whoever includes this says with VARIANT what to call it. */
-
-#include <math.h>
-#include <stdint.h>
-#include <string.h>
-#if defined(__AVX2__)
-#include <immintrin.h>
-#endif
+   is one (b, h, q). Arrays are dense float32. */
 
 typedef struct {
     int64_t B, H, Q, L, D, P, T;
@@ -36,29 +29,7 @@ typedef struct {
     float *logits, *query, *weight, *bias, *table, *steps; /* */
 } Gradients;
 
-typedef struct {
-    int64_t (*scratch)(int64_t L, int64_t D, int64_t P, int64_t T); /* floats that a thread wants to work in */
-    /* Lines from, ..., to - 1. */
-    void (*forward)(const Input *, int64_t from, int64_t to, float *out, float *scratch);
-    void (*backward)(const Input *, const float *grads, int64_t from, int64_t to, const Gradients *, float *scratch);
-    void (*collect)(const Input *, float *scratch, const Gradients *); /* a thread's part in the shared ones */
-} Variant;
-
-#define INLINE static inline __attribute__((always_inline))
-
-#if defined(__AVX512F__)
-enum { LANES = 16 };
-#define LANE ((Ints){0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15})
-#elif defined(__AVX2__)
-enum { LANES = 8 };
-#define LANE ((Ints){0, 1, 2, 3, 4, 5, 6, 7})
-#else
-enum { LANES = 4 };
-#define LANE ((Ints){0, 1, 2, 3})
-#endif
 enum { LINES = 4, PARTS = 2 }; /* taken together; see `part` */
-typedef float Floats __attribute__((vector_size(4 * LANES)));
-typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef float Pair __attribute__((vector_size(8)));
 
 typedef struct { /* what is known of a line */
@@ -82,8 +53,6 @@ typedef struct {
     float *table, *scores;                 /* (T, P), and (P, T + 1) with the last row twice */
     float *of_weight, *of_bias, *of_table; /* sums */
 } Scratch;
-
-INLINE int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
 INLINE float *take(float **at, int64_t n) {
     float *taken = *at;
@@ -133,16 +102,6 @@ INLINE Scratch prepare(const Input *in, float *at) {
     return s;
 }
 
-INLINE Floats load(const float *from) {
-    Floats x;
-    memcpy(&x, from, sizeof x);
-    return x;
-}
-
-INLINE void store(float *to, Floats x) { memcpy(to, &x, sizeof x); }
-
-#define UNLIKELY(x) __builtin_expect(x, 0)
-
 /* Of keys j and on. Those before the oldest hold anything; before `start` there is nothing to be read. */
 INLINE Floats load_keys(const float *keys, int64_t j, const float *start) {
     float some[LANES] = {0};
@@ -187,98 +146,6 @@ INLINE Floats are_kept(const int16_t *keys, int64_t j, const int16_t *start) {
     if (UNLIKELY(at < start)) at = (int16_t *)memcpy(some - j, keys, sizeof(int16_t) * (LANES + j)) + j;
     for (int v = 0; v < LANES; v++) wide[v] = at[v];
     return load(wide);
-}
-
-INLINE Floats where(Ints mask, Floats yes, Floats no) { return (Floats)((mask & (Ints)yes) | (~mask & (Ints)no)); }
-INLINE Floats all(float x) { return (Floats){0} + x; }
-
-/* The lesser and the greater of two; y where either is no number. */
-INLINE Floats lesser(Floats x, Floats y) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_min_ps((__m512)x, (__m512)y);
-#elif defined(__AVX2__)
-    return (Floats)_mm256_min_ps((__m256)x, (__m256)y);
-#else
-    return where(x < y, x, y);
-#endif
-}
-
-INLINE Floats greater(Floats x, Floats y) {
-#if defined(__AVX512F__)
-    return (Floats)_mm512_max_ps((__m512)x, (__m512)y);
-#elif defined(__AVX2__)
-    return (Floats)_mm256_max_ps((__m256)x, (__m256)y);
-#else
-    return where(x > y, x, y);
-#endif
-}
-
-/* 1 / x, x in [1, 1e38]. */
-INLINE Floats inverse(Floats x) {
-#if defined(__AVX512F__)
-    const Floats y = (Floats)_mm512_rcp14_ps((__m512)x);
-    return y * (2.0f - x * y);
-#else
-    return 1.0f / x;
-#endif
-}
-
-/* As a power of two, its fraction by a polynomial: to 1e-7, from -87 to 87. NaN stays NaN. */
-INLINE Floats exponential(Floats x) {
-    const Floats whole = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
-    const Floats r = (x * 1.44269504f - whole) + x * 1.92596299e-8f, rr = r * r;
-    const Floats low = (1.0f + r * 0.693147181f) + rr * (0.240226507f + r * 0.0555041087f);
-    const Floats high = (0.00961812911f + r * 0.00133335581f) + rr * 0.000154035304f;
-    const Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
-    return (low + rr * rr * high) * (Floats)power;
-}
-
-INLINE Floats sigmoid(Floats x) {
-    return inverse(1.0f + exponential(lesser(all(87.0f), greater(all(-87.0f), -x))));
-}
-
-#if defined(__GNUC__) && !defined(__clang__)
-#define SHUFFLE __builtin_shuffle
-#endif
-
-/* Sums of each lane and all after it. */
-INLINE Floats sums_from(Floats x) {
-#ifdef SHUFFLE
-    for (int32_t k = 1; k < LANES; k *= 2) x += SHUFFLE(x, all(0.0f), LANE + k);
-#else
-    for (int v = LANES - 2; v >= 0; v--) x[v] += x[v + 1];
-#endif
-    return x;
-}
-
-/* Sums of each lane and all before it. */
-INLINE Floats sums_to(Floats x) {
-#ifdef SHUFFLE
-    for (int32_t k = 1; k < LANES; k *= 2) x += SHUFFLE(all(0.0f), x, LANE + (LANES - k));
-#else
-    for (int v = 1; v < LANES; v++) x[v] += x[v - 1];
-#endif
-    return x;
-}
-
-INLINE float sum_of(Floats x) {
-#ifdef SHUFFLE
-    for (int32_t k = LANES / 2; k; k /= 2) x += SHUFFLE(x, (LANE + k) % LANES);
-#else
-    for (int v = 1; v < LANES; v++) x[0] += x[v];
-#endif
-    return x[0];
-}
-
-INLINE float largest_of(Floats x) {
-#ifdef SHUFFLE
-    for (int32_t k = LANES / 2; k; k /= 2) {
-        x = greater(SHUFFLE(x, (LANE + k) % LANES), x);
-    }
-#else
-    for (int v = 1; v < LANES; v++) x[0] = x[v] > x[0] ? x[v] : x[0];
-#endif
-    return x[0];
 }
 
 /* Scores of rows, and their steps to the next row. A gate is at most one, so that the rows of neighbours are few that
@@ -647,5 +514,3 @@ static void collect(const Input *in, float *scratch, const Gradients *out) {
         out->bias[p] += s.of_bias[p];
     }
 }
-
-const Variant VARIANT = {scratch_of, forward_lines, backward_lines, collect};

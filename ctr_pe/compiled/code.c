@@ -1,25 +1,25 @@
-/* The entry points: chooses the variant for this processor, and shares lines among threads. */
+/* The entry points: they choose the variant for this processor, and share the work among threads. */
 
 #include <stdlib.h>
 
-#define VARIANT contextual_any
-#include "lines.h"
+#define VARIANT code_any
+#include "variant.h"
 
 static int widest = 16;
 
 /* No vectors of more numbers than so many. For tests. */
-void contextual_use(int lanes) { widest = lanes; }
+void use(int lanes) { widest = lanes; }
 
 static const Variant *best(void) {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
-    extern const Variant contextual_avx2, contextual_avx512;
+    extern const Variant code_avx2, code_avx512;
     const int fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const int masks = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
     if (widest >= 16 && fma && masks && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
-        return &contextual_avx512;
-    if (widest >= 8 && fma) return &contextual_avx2;
+        return &code_avx512;
+    if (widest >= 8 && fma) return &code_avx2;
 #endif
-    return &contextual_any;
+    return &code_any;
 }
 
 /* Where lines of thread k begin: those of a row's head are one thread's, as is the gradient of its steps. */
@@ -59,5 +59,42 @@ int contextual_backward(const Input *in, const float *grads, const Gradients *ou
                          scratch + k * size);
     for (int k = 0; k < threads; k++) best()->collect(in, scratch + k * size, out);
     free(scratch);
+    return 1;
+}
+
+/* y (rows, width). True, for it needs no memory. */
+int gate_forward(const Gate *in, float *y, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int k = 0; k < threads; k++) best()->gate(in, in->rows * k / threads, in->rows * (k + 1) / threads, y);
+    return 1;
+}
+
+/* To those of alpha, shift and factor (width) is added. Whether there was memory for it. */
+int gate_backward(const Gate *in, const float *grads, float *of_x, float *of_alpha, float *of_shift, float *of_factor,
+                  int threads) {
+    const int64_t stride = stride_of(in);
+    float *sums = aligned_alloc(64, sizeof(float) * 3 * stride * threads);
+    if (!sums) return 0;
+    memset(sums, 0, sizeof(float) * 3 * stride * threads);
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int k = 0; k < threads; k++)
+        best()->gate_back(in, grads, in->rows * k / threads, in->rows * (k + 1) / threads, of_x, sums + 3 * stride * k);
+    for (int k = 0; k < threads; k++) {
+        for (int64_t j = 0; j < in->width; j++) {
+            of_alpha[j] += sums[3 * stride * k + j];
+            of_shift[j] += sums[(3 * k + 1) * stride + j];
+            of_factor[j] += sums[(3 * k + 2) * stride + j];
+        }
+    }
+    free(sums);
+    return 1;
+}
+
+/* kept (count), the same for any number of threads. True, for it needs no memory. */
+int keep(uint64_t seed, int64_t count, int16_t least, int16_t *kept, int threads) {
+    const int64_t fours = (count + 3) / 4;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int k = 0; k < threads; k++)
+        best()->keep(seed, fours * k / threads, fours * (k + 1) / threads, count, least, kept);
     return 1;
 }

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-import mmap
-import shutil
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
+from fenced import Fenced
 from torch import Tensor, nn
 
-from ctr_pe import Positions, build_pe
+from ctr_pe import Positions, build_pe, compiled
 from ctr_pe.pe import fused
 from ctr_pe.pe.base import PositionLinear
 from ctr_pe.pe.contextual import ContextualEncoding
@@ -23,33 +21,7 @@ from ctr_pe.units.dropout import Dropout
 
 NAMES = ["cope", "cape", "cape_additive", "cape_time"]
 LENGTHS = [7, 0, 1, 30, 2, 11, 3]
-compiled = pytest.mark.skipif(fused.library() is None, reason="no compiled code: no compiler at installation")
-
-
-def test_it_is_compiled_where_a_compiler_is() -> None:
-    if sys.platform == "linux" and shutil.which("cc") is not None:
-        assert fused.library() is not None, "pip install -e . compiles it"
-
-
-@pytest.fixture(autouse=True, params=[16, 8, 4])
-def _vectors(request: pytest.FixtureRequest) -> Iterator[None]:
-    """The code for processors with wide vectors, with narrower ones, and for any; a lesser one if this has not."""
-    code = fused.library()
-    if code is not None:
-        code.contextual_use(request.param)
-    yield
-    if code is not None:
-        code.contextual_use(16)
-
-
-@pytest.fixture(autouse=True)
-def _new_memory_is_no_number() -> Iterator[None]:
-    """So that what the code should have written and did not shows."""
-    torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
-    assert torch.empty(3).isnan().all()
-    yield
-    torch.use_deterministic_algorithms(False)
+needs_code = pytest.mark.skipif(compiled.library() is None, reason="no compiled code: no compiler at installation")
 
 
 def batch(lengths: list[int], seed: int = 0) -> Positions:
@@ -99,7 +71,7 @@ def compare(monkeypatch: pytest.MonkeyPatch, module: nn.Module, call: Callable[.
 PLACE = fused.place
 
 
-@compiled
+@needs_code
 @pytest.mark.parametrize("max_len", [1, 8, 40])  # histories past the table, and short of it
 @pytest.mark.parametrize(("causal", "dropout"), [(True, 0.0), (False, 0.0), (True, 0.3), (False, 1.0)])
 @pytest.mark.parametrize("name", NAMES)
@@ -112,7 +84,7 @@ def test_equals_torch_in_self_attention(
     compare(monkeypatch, unit, lambda items: unit(items, positions), torch.randn(sum(LENGTHS), 40))
 
 
-@compiled
+@needs_code
 @pytest.mark.parametrize("position_dim", [1, 16, 33])
 @pytest.mark.parametrize("name", ["cape", "cape_time"])
 def test_equals_torch_in_target_attention(monkeypatch: pytest.MonkeyPatch, name: str, position_dim: int) -> None:
@@ -123,7 +95,7 @@ def test_equals_torch_in_target_attention(monkeypatch: pytest.MonkeyPatch, name:
     compare(monkeypatch, unit, lambda target, items: unit(target, items, positions)[0], *vectors)
 
 
-@compiled
+@needs_code
 @pytest.mark.parametrize("seed", range(24))
 def test_equals_torch_over_random_shapes_and_masks(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     torch.manual_seed(seed)
@@ -140,7 +112,7 @@ def test_equals_torch_over_random_shapes_and_masks(monkeypatch: pytest.MonkeyPat
     compare(monkeypatch, encoding, lambda logits, query: placed(encoding, logits, query, pairs), *given)
 
 
-@compiled
+@needs_code
 @pytest.mark.parametrize("rate", [None, 0.0, 0.4])
 @pytest.mark.parametrize("seed", range(8))
 def test_weights_equal_torch_s_over_random_shapes_and_masks(
@@ -162,7 +134,7 @@ def test_weights_equal_torch_s_over_random_shapes_and_masks(
     assert torch.equal(elsewhere, (1 / keys * ~pairs.allowed.any(-1, True)).expand_as(elsewhere))
 
 
-@compiled
+@needs_code
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf, 1e30, -1e30])
 def test_weights_of_logits_without_bounds(wrong: float) -> None:
     """As torch's softmax has them; what is no number takes its own line along, and no other."""
@@ -188,7 +160,7 @@ def test_weights_of_logits_without_bounds(wrong: float) -> None:
             assert torch.allclose(got.double(), want, atol=1e-4)
 
 
-@compiled
+@needs_code
 def test_a_long_history(monkeypatch: pytest.MonkeyPatch) -> None:
     encoding, pairs = Bare(5000, 16, -1), at(torch.ones(1, 1, 1, 20_000, dtype=torch.bool))
     encoding.table.data *= 0.01  # places go to thousands, of which float32 has three digits after the point
@@ -199,7 +171,7 @@ def test_a_long_history(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (ours - encoding.bias(query.double(), query.double(), logits.double(), pairs)).abs().max() < 1e-4
 
 
-@compiled
+@needs_code
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("rows", [1, 3])
 def test_threads_share_the_work(monkeypatch: pytest.MonkeyPatch, rows: int, threads: int) -> None:
@@ -214,7 +186,7 @@ def test_threads_share_the_work(monkeypatch: pytest.MonkeyPatch, rows: int, thre
         torch.set_num_threads(before)
 
 
-@compiled
+@needs_code
 def test_logits_without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     encoding, pairs = Bare(9, 4, -1), at(torch.ones(1, 1, 1, 8, dtype=torch.bool))
     logits = torch.tensor([[[[-1e30, 1e30, -200.0, 200.0, 0.0, -88.0, 88.0, 1e-30]]]])
@@ -227,7 +199,7 @@ def test_logits_without_bounds(monkeypatch: pytest.MonkeyPatch) -> None:
     compare(monkeypatch, encoding, call, logits.clamp(-120, 120), query)
 
 
-@compiled
+@needs_code
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
 def test_what_is_no_number_stays_none(monkeypatch: pytest.MonkeyPatch, wrong: float) -> None:
     encoding = Bare(40, 16, -1)
@@ -248,7 +220,7 @@ def test_what_is_no_number_stays_none(monkeypatch: pytest.MonkeyPatch, wrong: fl
         assert torch.equal(of_table, torch.autograd.grad(alone.sum(), encoding.table)[0])
 
 
-@compiled
+@needs_code
 def test_gradients_where_nobody_may_look() -> None:
     """Those of steps are zero there, those of logits go through."""
     logits, steps = torch.rand(2, 1, 3, 9, requires_grad=True), torch.rand(2, 1, 9, requires_grad=True)
@@ -264,7 +236,7 @@ def test_gradients_where_nobody_may_look() -> None:
     assert (steps.grad[:, 0][~nobody] != 0).any()
 
 
-@compiled
+@needs_code
 def test_arrays_that_lie_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     encoding, pairs = Bare(9, 4, 1), at(torch.ones(2, 1, 5, 8, dtype=torch.bool).tril())
 
@@ -274,7 +246,7 @@ def test_arrays_that_lie_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     compare(monkeypatch, encoding, call, torch.randn(8, 5, 3, 2), torch.randn(2, 3, 4, 5))
 
 
-@compiled
+@needs_code
 def test_nothing_is_kept_where_no_gradient_is_asked() -> None:
     encoding, logits = Bare(9, 4, 1), torch.randn(2, 3, 5, 8)
     with torch.inference_mode():
@@ -282,7 +254,7 @@ def test_nothing_is_kept_where_no_gradient_is_asked() -> None:
     assert values.shape == logits.shape
 
 
-@compiled
+@needs_code
 def test_who_records_operations_gets_torch_s() -> None:
     unit = SelfAttention(8, 2, build_pe("cape", 8, 6, 2))
     drawn(unit)
@@ -302,7 +274,7 @@ def test_who_records_operations_gets_torch_s() -> None:
     assert torch.allclose(exported(query + 1, logits - 1), want, atol=1e-5)
 
 
-@compiled
+@needs_code
 @pytest.mark.parametrize("hook", ["gates", "places"])
 def test_an_overridden_hook_counts(hook: str) -> None:
     logits, query = torch.randn(2, 1, 1, 6), torch.randn(2, 1, 1, 16)
@@ -312,24 +284,7 @@ def test_an_overridden_hook_counts(hook: str) -> None:
     assert torch.allclose(still.bias(query, query, logits, pairs), want, atol=1e-5)
 
 
-class Fenced:
-    """A copy between pages that may be neither read nor written: a step further, and this process is gone. It ends
-    where the page after it begins, or begins where the one before it ends."""
-
-    def __init__(self, given: Tensor, at_end: bool) -> None:
-        page, size = mmap.PAGESIZE, given.numel() * given.element_size()
-        self.last = (1 + -(-size // page)) * page
-        self.whole = torch.frombuffer(mmap.mmap(-1, self.last + page), dtype=torch.uint8)
-        first = self.last - size if at_end else page
-        self.held = self.whole[first : first + size].view(given.dtype).view(given.shape).copy_(given)
-        self.protect(0)
-
-    def protect(self, how: int = 3) -> None:
-        for page in (0, self.last):
-            assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(self.whole.data_ptr() + page), mmap.PAGESIZE, how) == 0
-
-
-@compiled
+@needs_code
 @pytest.mark.parametrize("at_end", [True, False])
 @pytest.mark.parametrize("softmax", [True, False])
 @pytest.mark.parametrize("keys", [1, 5, 16, 27])
@@ -351,9 +306,9 @@ def test_no_memory_of_others_is_touched(keys: int, softmax: bool, at_end: bool) 
         given = [hold(x) for x in (logits, query, *parameters, allowed, kept, norms)]
         out, grad = hold(torch.empty_like(logits)), hold(torch.linspace(-1, 1, logits.numel()))
         into = [hold(torch.empty_like(x)) for x in (logits, query, *parameters)]
-        fused._call("forward", fused._input(rule, given), out.data_ptr())
+        compiled.run("contextual_forward", fused._input(rule, given), out.data_ptr())
         to = ctypes.byref(fused._Gradients(*(x.data_ptr() for x in into)))
-        fused._call("backward", fused._input(rule, given), grad.data_ptr(), to, 9)
+        compiled.run("contextual_backward", fused._input(rule, given), grad.data_ptr(), to, 9)
         results.append([x.clone() for x in (out, *into)])
     assert not any(x.isnan().any() for x in results[0])
     for got, want in zip(results[1], results[0], strict=True):
@@ -362,7 +317,7 @@ def test_no_memory_of_others_is_touched(keys: int, softmax: bool, at_end: bool) 
         fence.protect()
 
 
-@compiled
+@needs_code
 @pytest.mark.parametrize("step", [-1.0, -math.inf, math.inf, math.nan, 1e9])
 def test_steps_out_of_range_reach_no_row_that_is_not_there(step: float) -> None:
     logits, steps = torch.randn(1, 2, 3, 40, requires_grad=True), torch.rand(1, 2, 40)
@@ -373,7 +328,7 @@ def test_steps_out_of_range_reach_no_row_that_is_not_there(step: float) -> None:
     assert values[0, 1].isfinite().all()
 
 
-@compiled
+@needs_code
 @pytest.mark.parametrize("which", ["query", "weight", "bias", "steps", "allowed", "kept"])
 def test_shapes_that_do_not_match_are_refused(which: str) -> None:
     shapes = {"query": (2, 3, 5, 6), "weight": (4, 6), "bias": (4,), "steps": (2, 3, 8)}
@@ -393,19 +348,10 @@ def test_shapes_that_do_not_match_are_refused(which: str) -> None:
         )
 
 
-@compiled
+@needs_code
 def test_a_mask_that_is_no_bool_is_refused() -> None:
     with pytest.raises(ValueError, match=r"allowed .* torch.float32 does not match .* torch.bool"):
         fused.place(fused.Rule(1), *(torch.ones(2, 1, 5, n) for n in (8, 4)), torch.ones(9, 4), torch.ones(2, 1, 5, 8))
-
-
-def test_it_can_be_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    fused.library.cache_clear()
-    monkeypatch.setenv(fused.SWITCH, "0")
-    assert fused.library() is None
-    assert not fused.suits(torch.ones(1))
-    monkeypatch.delenv(fused.SWITCH)
-    fused.library.cache_clear()
 
 
 class Bare(ContextualEncoding):

@@ -1,0 +1,22 @@
+/* All of it for one kind of processor. Whoever includes this says with VARIANT what to call it. */
+
+#include "vectors.h"
+
+#include "contextual.h"
+#include "gate.h"
+#include "keep.h"
+
+typedef struct {
+    int64_t (*scratch)(int64_t L, int64_t D, int64_t P, int64_t T); /* floats that a thread wants to work in */
+    /* Lines from, ..., to - 1. */
+    void (*forward)(const Input *, int64_t from, int64_t to, float *out, float *scratch);
+    void (*backward)(const Input *, const float *grads, int64_t from, int64_t to, const Gradients *, float *scratch);
+    void (*collect)(const Input *, float *scratch, const Gradients *); /* a thread's part in the shared ones */
+
+    void (*gate)(const Gate *, int64_t from, int64_t to, float *y);
+    void (*gate_back)(const Gate *, const float *grads, int64_t from, int64_t to, float *of_x, float *sums);
+
+    void (*keep)(uint64_t seed, int64_t from, int64_t to, int64_t count, int16_t least, int16_t *kept);
+} Variant;
+
+const Variant VARIANT = {scratch_of, forward_lines, backward_lines, collect, gate_rows, gate_rows_back, keep_numbers};
