@@ -18,6 +18,7 @@ from ctr_pe.draw.trial import Trial, Unit, flat, identity, mixed_weights
 from ctr_pe.pe.base import Chain, PositionEncoding
 from ctr_pe.positions import Pairs, Places, Positions
 from ctr_pe.units import SelfAttention, TargetAttention
+from ctr_pe.units.dropout import Dropout
 
 UNITS = 3
 """Attention units of a model that are shown: the lowest."""
@@ -167,6 +168,12 @@ class Watched(PositionEncoding):
         if callable(places):
             self._keep(self.places, places(logits, pairs), pairs)
         return out
+
+    def weigh(
+        self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs, dropout: Dropout | None = None
+    ) -> Tensor:
+        self.bias(query, keys, logits, pairs)  # to see what it adds
+        return self.pe.weigh(query, keys, logits, pairs, dropout)
 
     def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         self.items[pairs.block.rows] = pairs.allowed[:, 0, -1].sum(-1)
