@@ -121,13 +121,15 @@ def test_weights_equal_torch_s_over_random_shapes_and_masks(
     torch.manual_seed(seed)
     rows, heads, queries, keys, width, places = (int(torch.randint(1, top, ())) for top in (4, 4, 9, 60, 40, 70))
     encoding, dropout = Bare(places, width, 1 - 2 * (seed % 2)), None if rate is None else Dropout(rate)
-    pairs = at(torch.rand(rows, 1, queries, keys) < 0.6)
+    allowed = torch.rand(rows, 1, queries, keys) < 0.6
+    allowed[0, :, 0] = False
+    pairs = at(allowed)
     if seed % 3:
         encoding.share = nn.Parameter(torch.rand(rows, heads, keys))
     given = 4 * torch.randn(rows, heads, queries, keys), torch.randn(rows, heads, queries, width)
 
     def call(logits: Tensor, query: Tensor) -> Tensor:
-        return encoding.weigh(query, query, logits, pairs, dropout)
+        return encoding.weigh(query, query, logits, pairs, dropout) * allowed.any(-1, keepdim=True)
 
     compare(monkeypatch, encoding, call, *given)
     elsewhere = encoding.float().weigh(given[1], given[1], given[0], pairs) * ~pairs.allowed
@@ -158,6 +160,16 @@ def test_weights_of_logits_without_bounds(wrong: float) -> None:
     else:
         for got, want in zip((weights, gradient), found(torch.float64), strict=True):
             assert torch.allclose(got.double(), want, atol=1e-4)
+
+
+@needs_code
+def test_gradients_that_are_no_numbers_stay_in_their_line() -> None:
+    logits, of_weights = torch.randn(3, 1, 1, 21, requires_grad=True), torch.ones(3, 1, 1, 21)
+    of_weights[1] = math.nan
+    given = torch.randn(3, 1, 1, 4), torch.randn(9, 4), torch.ones(3, 1, 1, 21, dtype=torch.bool)
+    fused.place(fused.Rule(-1, softmax=True), logits, *given).backward(of_weights)
+    assert logits.grad is not None
+    assert logits.grad.isnan().flatten(1).any(1).tolist() == [False, True, False]
 
 
 @needs_code
