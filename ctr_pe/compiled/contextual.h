@@ -26,7 +26,7 @@ typedef struct {
 } Input;
 
 typedef struct {
-    float *logits, *query, *weight, *bias, *table, *steps; /* */
+    float *logits, *query, *weight, *bias, *table, *steps; /* the last four are added to */
 } Gradients;
 
 enum { LINES = 4, PARTS = 2 }; /* taken together; see `part` */

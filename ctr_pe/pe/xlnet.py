@@ -89,21 +89,19 @@ class _Added(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: Tensor, scores: Tensor, content: Tensor) -> Tensor:
-        ctx.save_for_backward(scores.new_empty(0), content.new_empty(0))
-        ctx.offsets = scores.shape[-1]
+        ctx.offsets, ctx.types = scores.shape[-1], (scores.dtype, content.dtype)
         return torch.add(logits, by_key(scores, logits.shape[-1]).transpose(0, 1)).add_(content)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        of_scores, of_content = ctx.saved_tensors
         rows, heads, queries, keys = grad.shape
-        of_scores = of_scores.new_empty(heads, rows, queries, ctx.offsets)
+        of_scores = grad.new_empty(heads, rows, queries, ctx.offsets, dtype=ctx.types[0])
         flat = of_scores.flatten(-2)  # what no key has lies before, after and between the rows
         flat[..., : queries - 1] = 0
         flat[..., -1] = 0
         by_key(of_scores, ctx.offsets - 1)[..., keys:] = 0
         by_key(of_scores, keys).copy_(grad.transpose(0, 1))
-        return grad, of_scores, grad.sum(-2, keepdim=True).to(of_content.dtype)
+        return grad, of_scores, grad.sum(-2, keepdim=True).to(ctx.types[1])
 
 
 def _per_head(vectors: Tensor) -> Tensor:
