@@ -8,23 +8,6 @@ typedef struct {
     float scale;                         /* of what is kept */
 } Gate;
 
-/* The next n numbers; if they do not fill a vector, zeros after them. */
-INLINE Floats some(const float *from, int64_t n) {
-    float few[LANES] = {0};
-    if (UNLIKELY(n < LANES)) from = memcpy(few, from, sizeof(float) * n);
-    return load(from);
-}
-
-INLINE void put(float *to, int64_t n, Floats x) {
-    if (UNLIKELY(n < LANES)) {
-        float few[LANES];
-        store(few, x);
-        memcpy(to, few, sizeof(float) * n);
-    } else {
-        store(to, x);
-    }
-}
-
 INLINE Floats shares(const Gate *in, int64_t at, int64_t n) {
     int16_t few[LANES] = {0};
     float wide[LANES];

@@ -5,6 +5,7 @@
 #include "contextual.h"
 #include "gate.h"
 #include "keep.h"
+#include "turn.h"
 
 typedef struct {
     int64_t (*scratch)(int64_t L, int64_t D, int64_t P, int64_t T); /* floats that a thread wants to work in */
@@ -17,6 +18,10 @@ typedef struct {
     void (*gate_back)(const Gate *, const float *grads, int64_t from, int64_t to, float *of_x, float *sums);
 
     void (*keep)(uint64_t seed, int64_t from, int64_t to, int64_t count, int16_t least, int16_t *kept);
+
+    void (*turn)(const Turn *, int64_t from, int64_t to, float *y, float *waves);
+    void (*turn_back)(const Turn *, const float *grads, int64_t from, int64_t to, const Turned *, float *waves);
 } Variant;
 
-const Variant VARIANT = {scratch_of, forward_lines, backward_lines, collect, gate_rows, gate_rows_back, keep_numbers};
+const Variant VARIANT = {scratch_of,   forward_lines, backward_lines, collect,         gate_rows,
+                         gate_rows_back, keep_numbers,  turn_lines,     turn_lines_back};

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
-from ctr_pe.pe.turning import halves, in_halves, turn, turned
+from ctr_pe.pe.turning import halves, in_halves, turn, turned, turned_rows
 from ctr_pe.positions import Pairs, Places, Positions
 
 CHOICES = {
@@ -140,10 +140,6 @@ class Euler(PositionEncoding):
         of_query = of_keys if query_at is keys_at else self._angle(query_at.distance, query)
         if self.shift is not None:
             of_query = of_query + self.shift
-        if query_at is keys_at:  # in one call, which takes little more than half the time of two
-            angle = torch.stack((of_query, of_keys.expand_as(of_query)))
-            query, keys = self._turned(torch.stack((query, keys)), angle).unbind()
-            return query, keys
         return self._turned(query, of_query), self._turned(keys, of_keys)
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
@@ -162,10 +158,9 @@ class Euler(PositionEncoding):
         """items (..., D) with position added and their phases turned by ψ; index (...) of the rows."""
         rows = index.clamp(0, self.max_len)
         assert self.table is not None
-        items = items + nn.functional.embedding(rows, self.table)
         if self.psi is None:
-            return items
-        return turned(items, nn.functional.embedding(rows, self.psi), self.interleaved)
+            return items + nn.functional.embedding(rows, self.table)
+        return turned_rows(items, rows, self.table, self.psi, self.interleaved)
 
     def _turned(self, vectors: Tensor, angle: Tensor) -> Tensor:
         """vectors (..., d) with phases scaled, and turned by angle (..., P)."""

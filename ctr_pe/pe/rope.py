@@ -48,9 +48,8 @@ class RoPE(PositionEncoding):
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
         of_keys = self._by_order(keys, keys_at, self.head_dim)
-        if query_at is keys_at:
-            return self._turn_both(query, keys, of_keys)
-        return self._turn(query, self._by_order(query, query_at, self.head_dim)), self._turn(keys, of_keys)
+        of_query = of_keys if query_at is keys_at else self._by_order(query, query_at, self.head_dim)
+        return self._turn(query, of_query), self._turn(keys, of_keys)
 
     def _by_order(self, vectors: Tensor, at: Places, width: int) -> Tensor:
         """Angles (..., width / 2) of the planes of vectors that are ``width`` wide."""
@@ -61,8 +60,3 @@ class RoPE(PositionEncoding):
     def _turn(self, vectors: Tensor, angle: Tensor) -> Tensor:
         """vectors (..., d) with their planes turned by angles (..., d/2)."""
         return turned(vectors, angle, self.interleaved)
-
-    def _turn_both(self, query: Tensor, keys: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
-        """Where both stand at the same places: in one call, which takes little more than half the time of two."""
-        query, keys = self._turn(torch.stack((query, keys)), angle).unbind()
-        return query, keys

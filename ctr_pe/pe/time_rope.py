@@ -69,9 +69,8 @@ class TimeRoPE(RoPE):
             newest = of_query[..., -1:]
             of_query, of_keys = of_query - newest, of_keys - newest
         angle = self._angle(keys, keys_at, of_keys)
-        if query_at is keys_at:
-            return self._turn_both(query, keys, angle)
-        return self._turn(query, self._angle(query, query_at, of_query)), self._turn(keys, angle)
+        of_its = angle if query_at is keys_at else self._angle(query, query_at, of_query)
+        return self._turn(query, of_its), self._turn(keys, angle)
 
     def _angle(self, vectors: Tensor, at: Places, age: Tensor) -> Tensor:
         """(..., d/2)"""
