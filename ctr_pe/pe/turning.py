@@ -83,7 +83,8 @@ def turn(vectors: Tensor, angle: Tensor, scale: Tensor | None = None) -> Tensor:
 def _fits(vectors: Tensor, angle: Tensor) -> bool:
     """There are planes, and no more angles than vectors."""
     shape = *vectors.shape[:-1], vectors.shape[-1] // 2
-    return shape[-1] > 0 and torch.broadcast_shapes(shape, angle.shape) == shape
+    last = zip(reversed(shape), reversed(angle.shape), strict=False)
+    return shape[-1] > 0 and angle.dim() <= len(shape) and all(given in (1, size) for size, given in last)
 
 
 def _axes(leading: Sequence[int], of_angles: Sequence[int]) -> tuple[int, int, int] | None:
