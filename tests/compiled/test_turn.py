@@ -141,11 +141,8 @@ def test_what_is_no_number_stays_none_and_stays_alone(wrong: float) -> None:
 
 @needs_code
 def test_only_float32_on_a_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """And no more than torch would take: angles do not widen the vectors."""
     monkeypatch.setattr(compiled, "run", lambda *_: pytest.fail("asked"))
     assert turning.turn(torch.randn(2, 8).double(), torch.randn(2, 4).double()).dtype == torch.float64
-    assert turning.turn(torch.randn(8), torch.randn(3, 4)).shape == (3, 8)
-    assert turning.turn(torch.randn(1, 8), torch.randn(3, 4)).shape == (3, 8)
     assert turning.turn(torch.randn(2, 1), torch.randn(2, 0)).shape == (2, 1)
 
 
