@@ -20,7 +20,9 @@ assert VERSION, "ctr_pe/__init__.py holds no __version__"
 COMPILED = Extension(
     "ctr_pe.compiled._code",
     [f"ctr_pe/compiled/{name}.c" for name in ("code", "avx2", "avx512")],
-    depends=[f"ctr_pe/compiled/{name}.h" for name in ("variant", "vectors", "contextual", "gate", "keep", "turn")],
+    depends=[
+        f"ctr_pe/compiled/{name}.h" for name in ("variant", "vectors", "contextual", "fading", "gate", "keep", "turn")
+    ],
     extra_compile_args=["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"],
     extra_link_args=["-fopenmp"],
     optional=True,

@@ -1,5 +1,5 @@
-"""Code in C for what torch makes many passes over memory for: scores of contextual positions, turned planes, Dice,
-dropout's masks.
+"""Code in C for what torch makes many passes over memory for: scores of contextual positions, turned planes, biases
+by time, Dice, dropout's masks.
 
 ``pip install`` compiles it where there is a C compiler (Linux). Without one, and for what is said at :func:`suits`,
 torch does the same.
@@ -34,6 +34,8 @@ def library() -> ctypes.CDLL | None:
     pointer, number = ctypes.c_void_p, ctypes.c_int
     code.contextual_forward.argtypes = [pointer] * 2 + [number]
     code.contextual_backward.argtypes = [pointer] * 3 + [ctypes.c_int64, number]
+    code.fade_forward.argtypes = [pointer] * 3 + [number]
+    code.fade_backward.argtypes = [pointer] * 4 + [number]
     code.gate_forward.argtypes = [pointer] * 2 + [number]
     code.gate_backward.argtypes = [pointer] * 6 + [number]
     code.turn_forward.argtypes = [pointer] * 3 + [number]

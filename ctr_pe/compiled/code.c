@@ -62,6 +62,29 @@ int contextual_backward(const Input *in, const float *grads, const Gradients *ou
     return 1;
 }
 
+/* out (B, H, Q, L); `room` (threads, 2, L rounded up to 16) to work in, zeros. True, for it needs no other memory. */
+int fade_forward(const Fading *in, float *out, float *room, int threads) {
+    const int64_t lines = in->B * in->Q, keys = (in->L + 15) / 16 * 16;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int k = 0; k < threads; k++) {
+        float *far = room + 2 * keys * k;
+        best()->fade(in, lines * k / threads, lines * (k + 1) / threads, out, far, (int32_t *)(far + keys));
+    }
+    return 1;
+}
+
+/* sums (threads, H, 34, 16). */
+int fade_backward(const Fading *in, const float *grads, float *sums, float *room, int threads) {
+    const int64_t lines = in->B * in->Q, keys = (in->L + 15) / 16 * 16;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int k = 0; k < threads; k++) {
+        float *far = room + 2 * keys * k;
+        best()->fade_back(in, grads, lines * k / threads, lines * (k + 1) / threads, sums + in->H * SUMS * 16 * k, far,
+                          (int32_t *)(far + keys));
+    }
+    return 1;
+}
+
 /* y (rows, width). True, for it needs no memory. */
 int gate_forward(const Gate *in, float *y, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static, 1)

@@ -3,6 +3,7 @@
 #include "vectors.h"
 
 #include "contextual.h"
+#include "fading.h"
 #include "gate.h"
 #include "keep.h"
 #include "turn.h"
@@ -14,6 +15,10 @@ typedef struct {
     void (*backward)(const Input *, const float *grads, int64_t from, int64_t to, const Gradients *, float *scratch);
     void (*collect)(const Input *, float *scratch, const Gradients *); /* a thread's part in the shared ones */
 
+    void (*fade)(const Fading *, int64_t from, int64_t to, float *out, float *far, int32_t *bucket);
+    void (*fade_back)(const Fading *, const float *grads, int64_t from, int64_t to, float *sums, float *far,
+                      int32_t *bucket);
+
     void (*gate)(const Gate *, int64_t from, int64_t to, float *y);
     void (*gate_back)(const Gate *, const float *grads, int64_t from, int64_t to, float *of_x, float *sums);
 
@@ -23,5 +28,7 @@ typedef struct {
     void (*turn_back)(const Turn *, const float *grads, int64_t from, int64_t to, const Turned *, float *waves);
 } Variant;
 
-const Variant VARIANT = {scratch_of,   forward_lines, backward_lines, collect,         gate_rows,
-                         gate_rows_back, keep_numbers,  turn_lines,     turn_lines_back};
+const Variant VARIANT = {
+    scratch_of, forward_lines,  backward_lines, collect,    fade_lines,      fade_lines_back,
+    gate_rows,  gate_rows_back, keep_numbers,   turn_lines, turn_lines_back,
+};
