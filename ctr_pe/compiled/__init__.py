@@ -1,5 +1,5 @@
-"""Code in C for what torch makes many passes over memory for: scores of contextual positions, turned planes, biases
-by time, Dice, dropout's masks.
+"""Code in C for what torch makes many passes over memory for: scores of contextual positions, scores by offset,
+biases by time, turned planes, Dice, dropout's masks.
 
 ``pip install`` compiles it where there is a C compiler (Linux). Without one, and for what is said at :func:`suits`,
 torch does the same.
@@ -40,6 +40,8 @@ def library() -> ctypes.CDLL | None:
     code.gate_backward.argtypes = [pointer] * 6 + [number]
     code.turn_forward.argtypes = [pointer] * 3 + [number]
     code.turn_backward.argtypes = [pointer] * 4 + [number]
+    code.relative_forward.argtypes = [pointer] * 3 + [number]
+    code.relative_backward.argtypes = [pointer] * 4 + [number]
     code.keep.argtypes = [ctypes.c_uint64, ctypes.c_int64, ctypes.c_int16, pointer, number]
     return code
 

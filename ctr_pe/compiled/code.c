@@ -122,6 +122,24 @@ int keep(uint64_t seed, int64_t count, int16_t least, int16_t *kept, int threads
     return 1;
 }
 
+/* out (B, H, Q, L); `room` (threads, L) to work in. True, for it needs no other memory. */
+int relative_forward(const Relative *in, float *out, float *room, int threads) {
+    const int64_t heads = in->B * in->H;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int k = 0; k < threads; k++)
+        best()->relative(in, heads * k / threads, heads * (k + 1) / threads, out, room + in->L * k);
+    return 1;
+}
+
+/* `out` for each thread, all with the same query and key. */
+int relative_backward(const Relative *in, const float *grads, const Related *out, float *room, int threads) {
+    const int64_t heads = in->B * in->H;
+#pragma omp parallel for num_threads(threads) schedule(static, 1)
+    for (int k = 0; k < threads; k++)
+        best()->relative_back(in, grads, heads * k / threads, heads * (k + 1) / threads, out + k, room + in->L * k);
+    return 1;
+}
+
 /* y (n1, n2, n3, width); for each thread `waves` (2, n3, padded P) to work in. True, for it needs no other memory. */
 int turn_forward(const Turn *in, float *y, float *waves, int threads) {
     const int64_t lines = in->n1 * in->n2, room = 2 * in->n3 * padded(in->width / 2);

@@ -84,8 +84,6 @@ static void turn_lines(const Turn *in, int64_t from, int64_t to, float *y, float
     }
 }
 
-INLINE void add_some(float *to, int64_t n, Floats x) { put(to, n, some(to, n) + x); }
-
 static void turn_lines_back(const Turn *in, const float *grads, int64_t from, int64_t to, const Turned *out,
                             float *waves) {
     const int64_t P = in->width / 2;

@@ -6,6 +6,7 @@
 #include "fading.h"
 #include "gate.h"
 #include "keep.h"
+#include "relative.h"
 #include "turn.h"
 
 typedef struct {
@@ -24,11 +25,16 @@ typedef struct {
 
     void (*keep)(uint64_t seed, int64_t from, int64_t to, int64_t count, int16_t least, int16_t *kept);
 
+    void (*relative)(const Relative *, int64_t from, int64_t to, float *out, float *content);
+    void (*relative_back)(const Relative *, const float *grads, int64_t from, int64_t to, const Related *,
+                          float *content);
+
     void (*turn)(const Turn *, int64_t from, int64_t to, float *y, float *waves);
     void (*turn_back)(const Turn *, const float *grads, int64_t from, int64_t to, const Turned *, float *waves);
 } Variant;
 
 const Variant VARIANT = {
     scratch_of, forward_lines,  backward_lines, collect,    fade_lines,      fade_lines_back,
-    gate_rows,  gate_rows_back, keep_numbers,   turn_lines, turn_lines_back,
+    gate_rows,  gate_rows_back, keep_numbers,   relative_heads, relative_heads_back,
+    turn_lines, turn_lines_back,
 };

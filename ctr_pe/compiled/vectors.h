@@ -48,7 +48,10 @@ INLINE Floats some(const float *from, int64_t n) {
 
 INLINE void put(float *to, int64_t n, Floats x) {
 #if defined(__AVX512F__)
-    _mm512_mask_storeu_ps(to, n < LANES ? (1u << n) - 1 : 0xffff, (__m512)x);
+    if (n < LANES)
+        _mm512_mask_storeu_ps(to, (1u << n) - 1, (__m512)x);
+    else
+        store(to, x);
 #else
     float few[LANES];
     if (UNLIKELY(n < LANES)) {
@@ -59,6 +62,8 @@ INLINE void put(float *to, int64_t n, Floats x) {
     }
 #endif
 }
+
+INLINE void add_some(float *to, int64_t n, Floats x) { put(to, n, some(to, n) + x); }
 
 INLINE Floats where(Ints mask, Floats yes, Floats no) { return (Floats)((mask & (Ints)yes) | (~mask & (Ints)no)); }
 INLINE Floats all(float x) { return (Floats){0} + x; }
