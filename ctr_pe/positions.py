@@ -9,9 +9,10 @@ like length, the newest item in the last slot.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -50,6 +51,7 @@ class Pairs:
     ``project``: for a bilinear score, gives W t for targets t (..., D), so that the logit is W t · key.
     ``packed``: in target attention, the keys (N, D) as before ``rotate``; laid out only for ``needs_vectors``.
     ``rescore``: in target attention, gives the logits (B, 1, 1, L) again with vectors (N, D) added to the packed keys.
+    ``side``: in self-attention, what encodings wanted to know of the items, (B, L, any) each.
     """
 
     query: Places
@@ -62,6 +64,7 @@ class Pairs:
     project: Callable[[Tensor], Tensor] | None = None
     packed: Tensor | None = None
     rescore: Callable[[Tensor], Tensor] | None = None
+    side: Mapping[Any, Tensor] = field(default_factory=dict)
 
     @cached_property
     def offset(self) -> Tensor:

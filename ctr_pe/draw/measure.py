@@ -155,6 +155,9 @@ class Watched(PositionEncoding):
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         return self.pe.embed(target, history, positions)
 
+    def side(self, items: Tensor) -> dict[PositionEncoding, Tensor]:
+        return self.pe.side(items)
+
     def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
         query, turned = self.pe.rotate(query, keys, query_at, keys_at)
         if turned.shape == keys.shape and not torch.equal(turned, keys):

@@ -75,6 +75,11 @@ class PositionEncoding(nn.Module):
         wide. ``positions.of(history, x)`` gives x per slot in the layout of the history."""
         return target, history
 
+    def side(self, items: Tensor) -> dict[PositionEncoding, Tensor]:
+        """Before self-attention: packed items (N, D) as they were looked up -> what ``bias`` wants to know of each,
+        (N, any), under this encoding. It finds that in ``pairs.side``, laid out (R, W, any)."""
+        return {}
+
     def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
         """Before the score: query (..., d) and keys (..., d), each with places that broadcast against its leading axes.
 
@@ -142,6 +147,9 @@ class Chain(PositionEncoding):
         for pe in self._links():
             target, history = pe.embed(target, history, positions)
         return target, history
+
+    def side(self, items: Tensor) -> dict[PositionEncoding, Tensor]:
+        return {pe: wanted for link in self._links() for pe, wanted in link.side(items).items()}
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
         for pe in self._links():

@@ -140,6 +140,9 @@ class DIF(PositionEncoding):
             raise ValueError(f"{name} must be a positive multiple of num_heads={self.num_heads}, got {size!r}")
         return size
 
+    def side(self, items: Tensor) -> dict[PositionEncoding, Tensor]:
+        return {self: items[:, self.attributes]} if self.widths else {}
+
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         apart = self.fusion != "sum"
         scores = [logits]
@@ -176,9 +179,7 @@ class DIF(PositionEncoding):
 
     def _among_items(self, pairs: Pairs, apart: bool) -> list[Tensor]:
         """Scores (R, H, Q, L) of the items' attributes, one for each or their sum."""
-        items = pairs.block.of.items
-        assert items is not None
-        fields = self._fields(pairs.block.lay(items.embedding[:, self.attributes]))
+        fields = self._fields(pairs.side[self])
         newest = pairs.query.distance.shape[-1]  # queries are the last items, or all
         projected = [source(field[:, -newest:], field) for source, field in zip(self._sources, fields, strict=True)]
         if len(projected) > 1 and not apart:  # a sum of products is a product of vectors side by side

@@ -6,10 +6,12 @@ d = D / H head dim.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Items, Pairs, Positions
+from ctr_pe.positions import Blocks, Items, Pairs, Positions
 from ctr_pe.units.dropout import Dropout
 
 
@@ -68,9 +70,10 @@ class SelfAttention(nn.Module):
         blocks = positions.blocks
         if not blocks:
             return projected[2].view(0, self.num_heads, packed.shape[-1] // self.num_heads)
+        sides = self._sides(positions, blocks)
         pooled = [
-            block.take(self._attend(block.from_items(self.causal, self.scale), *map(block.place, parts)))
-            for block, *parts in zip(blocks, *map(blocks.split, projected), strict=True)
+            block.take(self._attend(block.from_items(self.causal, self.scale), side, *map(block.place, parts)))
+            for block, side, *parts in zip(blocks, sides, *map(blocks.split, projected), strict=True)
         ]
         return blocks.join(pooled)
 
@@ -84,10 +87,11 @@ class SelfAttention(nn.Module):
         blocks = positions.newest_blocks
         if not blocks:
             return query
+        sides, queries = self._sides(positions, blocks), blocks.split_rows(query.unsqueeze(1))
         keys, values = blocks.split(self.key(packed)), blocks.split(self.value(packed))
         pooled = [
-            self._attend(block.from_newest(self.causal, self.scale), own.unsqueeze(1), *map(block.place, parts))
-            for block, own, *parts in zip(blocks, blocks.split_rows(query), keys, values, strict=True)
+            self._attend(block.from_newest(self.causal, self.scale), side, own, *map(block.place, parts))
+            for block, side, own, *parts in zip(blocks, sides, queries, keys, values, strict=True)
         ]
         states: Tensor = self.output(blocks.join_rows(pooled).flatten(1))
         return states
@@ -96,8 +100,18 @@ class SelfAttention(nn.Module):
     def _carrying(packed: Tensor, positions: Positions) -> Positions:
         return positions if positions.items is not None else positions.carrying(Items(packed))
 
-    def _attend(self, pairs: Pairs, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _sides(self, positions: Positions, blocks: Blocks) -> list[dict[PositionEncoding, Tensor]]:
+        """What the encoding wants to know of the items of each block."""
+        assert positions.items is not None
+        wanted = self.pe.side(positions.items.embedding)
+        parts = {pe: blocks.split(of_items) for pe, of_items in wanted.items()}
+        return [{pe: block.place(own[k]) for pe, own in parts.items()} for k, block in enumerate(blocks)]
+
+    def _attend(
+        self, pairs: Pairs, side: dict[PositionEncoding, Tensor], query: Tensor, key: Tensor, value: Tensor
+    ) -> Tensor:
         """query (R, Q, D), key and value (R, W, D) -> (R, Q, H, d)."""
+        pairs = replace(pairs, side=side) if side else pairs
         query, key, value = self._split(query), self._split(key), self._split(value)
         turned_query, turned_key = self.pe.rotate(query, key, pairs.query, pairs.key)
         logits = (turned_query * self.scale) @ turned_key.transpose(-1, -2)  # not the products: there are more of them
