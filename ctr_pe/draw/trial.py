@@ -50,7 +50,8 @@ class Trial:
         own, dim = self._vectors(random, rows * items, self.pe.dim), self.pe.dim
         block = positions.carrying(Items(own), Items(self._vectors(random, rows, dim))).whole
         if isinstance(self.unit, SelfAttention):
-            return replace(block.from_items(self.unit.causal), scale=self.pe.head_dim**-0.5)
+            side = {pe: block.lay(wanted) for pe, wanted in self.pe.side(own).items()}
+            return replace(block.from_items(self.unit.causal), scale=self.pe.head_dim**-0.5, side=side)
         score = self.unit.score
         return replace(block.from_target(), scale=getattr(score, "scale", 1.0), project=getattr(score, "project", None))
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
-from ctr_pe import Chain, PositionEncoding, available_pes, build_pe
+from ctr_pe import Chain, PositionEncoding, Positions, available_pes, build_pe
 from ctr_pe.errors import UserError
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.rope import RoPE
+from ctr_pe.units import SelfAttention
 
 
 def test_names() -> None:
@@ -46,6 +48,16 @@ def test_chain_by_name() -> None:
     assert isinstance(pe, Chain)
     assert [type(link) for link in pe.encodings] == [RoPE, CAPE]
     assert pe.auxiliary_loss().item() == 0.0
+
+
+def test_every_link_of_a_chain_gets_its_side_information() -> None:
+    pe = build_pe("dif+cape+dif", 8, 5, 2, field_dims=[4, 4])
+    assert isinstance(pe, Chain)
+    items = torch.randn(3, 8)
+    assert {link: wanted.shape for link, wanted in pe.side(items).items()} == {
+        link: (3, 4) for link in pe.encodings if type(link).__name__ == "DIF"
+    }
+    assert SelfAttention(8, 2, pe)(items, Positions.from_mask(torch.ones(1, 3, dtype=torch.bool))).isfinite().all()
 
 
 def test_chain_of_different_sizes() -> None:
