@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from ctr_pe import compiled
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.dropout import Dropout
+from ctr_pe.units.gate import Gate
 
 SIZE = 2**18
 """Numbers in a piece: 1 MB in float32."""
@@ -159,8 +160,8 @@ class CompiledGated(Gated):
     """The same in one pass each way, for what :func:`~ctr_pe.compiled.suits`."""
 
     def activate(self, kept: Tensor | None) -> Tensor:
-        numbers = (*self.x.shape, *map(compiled.address, (self.x, *self.tensors[2:], kept)), self.dropout.factor)
-        self.given = ctypes.byref(_Gate(*numbers))
+        factor, shift, alpha = self.tensors[2:]
+        self.given = ctypes.byref(Gate.of(self.x, factor, shift, alpha, kept, self.dropout.factor))
         y = torch.empty_like(self.x)
         compiled.run("gate_forward", self.given, y.data_ptr())
         return y
@@ -170,16 +171,6 @@ class CompiledGated(Gated):
         of_y = of_y.contiguous()
         into = for_x.data_ptr(), for_alpha, for_shift, for_factor
         compiled.run("gate_backward", self.given, of_y.data_ptr(), *into)
-
-
-class _Gate(ctypes.Structure):
-    """The structure of that name in compiled/gate.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("rows", "width")),
-        *((name, ctypes.c_void_p) for name in ("x", "factor", "shift", "alpha", "kept")),
-        ("scale", ctypes.c_float),
-    )
 
 
 def suit(layers: Sequence[nn.Module], items: Tensor) -> bool:

@@ -13,6 +13,7 @@ from ctr_pe import compiled
 from ctr_pe.units import pieces
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.dropout import Dropout
+from ctr_pe.units.gate import Gate
 
 needs_code = pytest.mark.skipif(compiled.library() is None, reason="no compiled code: no compiler at installation")
 
@@ -78,7 +79,7 @@ def test_numbers_without_bounds(wrong: float) -> None:
     y, wanted = torch.empty(2, 20), x * torch.sigmoid(x)
     if wrong == -torch.inf:
         wanted[0, 3] = wrong  # where torch has -inf times 0; the sigmoid here is never 0
-    call = ctypes.byref(pieces._Gate(2, 20, *map(compiled.address, (x, one, zero, zero, None)), 1.0))
+    call = ctypes.byref(Gate.of(x, one, zero, zero, None, 1.0))
     compiled.run("gate_forward", call, y.data_ptr())
     assert torch.allclose(y, wanted, atol=1e-5, equal_nan=True)
 
@@ -98,7 +99,7 @@ def test_no_memory_of_others_is_touched(width: int, at_end: bool) -> None:
     results = []
     for hold in (torch.clone, fenced):
         given = [hold(part) for part in (x, *per_column, kept)]
-        call = ctypes.byref(pieces._Gate(3, width, *map(compiled.address, given), 1.25))
+        call = ctypes.byref(Gate.of(*given, 1.25))
         y, grad, of_x = hold(torch.empty_like(x)), hold(of_y), hold(torch.empty_like(x))
         sums = [hold(torch.zeros(width)) for _ in range(3)]
         compiled.run("gate_forward", call, y.data_ptr())
@@ -132,3 +133,29 @@ def test_dropout_keeps_what_torch_would_keep(count: int, at_end: bool, monkeypat
     assert count < 30 or not torch.equal(*drawn[:2])
     assert all(mask.dtype == torch.int16 and set(mask.tolist()) <= {0, 1} for mask in drawn)
     fence.protect()
+
+
+@needs_code
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("width", [1, 5, 16, 27])
+@pytest.mark.parametrize("rows", [0, 1, 2, 70])
+def test_dice_alone_equals_torch(monkeypatch: pytest.MonkeyPatch, rows: int, width: int, training: bool) -> None:
+    """Values, all gradients, and what evaluation will norm with; also of every other column."""
+    asked: list[str] = []
+    run = compiled.run
+    monkeypatch.setattr(compiled, "run", lambda name, *given: asked.append(name) or run(name, *given))
+    torch.manual_seed(rows)
+    drawn, slope, alpha = 2 + 3 * torch.randn(rows, 2 * width), torch.randn(rows, width), torch.randn(width)
+    found = []
+    for dtype, asks in ((torch.float32, 2), (torch.float64, 0)):
+        asked.clear()
+        dice = Dice(width).train(training)
+        dice.alpha.data = alpha.clone()
+        dice.to(dtype)
+        x = drawn.to(dtype).requires_grad_()
+        y = dice(x[:, ::2])
+        gradients = torch.autograd.grad((y * slope.to(dtype)).sum(), [x, dice.alpha])
+        assert len(asked) == asks
+        found.append([y.detach(), *gradients, *dice.bn.buffers()])
+    for got, want in zip(*found, strict=True):
+        assert not want.numel() or (got - want).abs().max() <= 1e-5 * max(1.0, float(want.abs().max()))
