@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
+from comparing import compare
 from fenced import Fenced
 from torch import Tensor, nn
 
@@ -39,30 +39,6 @@ def learned(heads: int, unit: float) -> TimeBias:
     return pe
 
 
-def compare(
-    monkeypatch: pytest.MonkeyPatch, module: nn.Module, call: Callable[..., Tensor], *given: Tensor, blocks: int
-) -> None:
-    """In float32, compiled, against float64, for which there is nothing but torch: values and all gradients."""
-    asked: list[str] = []
-    run = compiled.run
-    monkeypatch.setattr(compiled, "run", lambda name, *rest: asked.append(name) or run(name, *rest))
-
-    def found(dtype: torch.dtype) -> list[Tensor]:
-        module.to(dtype)
-        inputs = [x.to(dtype).requires_grad_() for x in given]
-        values = call(*inputs)
-        slope = torch.linspace(-1, 1, values.numel(), dtype=dtype).view_as(values)
-        gradients = torch.autograd.grad((values * slope).sum(), [*inputs, *module.parameters()], allow_unused=True)
-        return [values.detach(), *(x for x in gradients if x is not None)]
-
-    ours = found(torch.float32)
-    assert asked.count("fade_forward") == asked.count("fade_backward") == blocks
-    wanted = found(torch.float64)
-    assert asked.count("fade_forward") == blocks
-    for got, want in zip(ours, wanted, strict=True):
-        assert (got - want).abs().max() <= 1e-5 * max(1.0, float(want.abs().max()))
-
-
 @needs_code
 @pytest.mark.parametrize("unit", [1.0, 3600.0, 1e9])
 @pytest.mark.parametrize("causal", [True, False])
@@ -72,7 +48,7 @@ def test_equals_torch_in_self_attention(monkeypatch: pytest.MonkeyPatch, heads: 
     layer = SelfAttention(D, heads, learned(heads, unit), causal)
     blocks = len(positions.blocks)
     assert blocks > 1
-    compare(monkeypatch, layer, lambda x: layer(x, positions), items, blocks=blocks)
+    compare(monkeypatch, "fade", blocks, lambda x: layer(x, positions), items, module=layer)
 
 
 @needs_code
@@ -81,14 +57,14 @@ def test_equals_torch_for_the_newest_item(monkeypatch: pytest.MonkeyPatch) -> No
     layer = SelfAttention(D, HEADS, learned(HEADS, 60.0), True)
     items = torch.randn(sum(LENGTHS) + len(LENGTHS), D)
     blocks = len(positions.newest_blocks)
-    compare(monkeypatch, layer, lambda x: layer.newest(x, positions), items, blocks=blocks)
+    compare(monkeypatch, "fade", blocks, lambda x: layer.newest(x, positions), items, module=layer)
 
 
 @needs_code
 def test_equals_torch_in_target_attention(monkeypatch: pytest.MonkeyPatch) -> None:
     positions, unit = batch(), TargetAttention(D, "dot", learned(1, 60.0))
     target, history = torch.randn(len(LENGTHS), D), torch.randn(sum(LENGTHS), D)
-    compare(monkeypatch, unit, lambda *given: unit(*given, positions)[0], target, history, blocks=1)
+    compare(monkeypatch, "fade", 1, lambda *given: unit(*given, positions)[0], target, history, module=unit)
 
 
 @needs_code

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 
 import pytest
 import torch
+from comparing import compare
 from fenced import Fenced
 from torch import Tensor, nn
 
@@ -32,29 +32,6 @@ def layer_of(head_dim: int, causal: bool) -> SelfAttention:
     return SelfAttention(HEADS * head_dim, HEADS, pe, causal)
 
 
-def compare(
-    monkeypatch: pytest.MonkeyPatch, module: nn.Module, call: Callable[[Tensor], Tensor], x: Tensor, blocks: int
-) -> None:
-    """In float32, compiled, against float64, for which there is nothing but torch: values and all gradients."""
-    asked: list[str] = []
-    run = compiled.run
-    monkeypatch.setattr(compiled, "run", lambda name, *rest: asked.append(name) or run(name, *rest))
-
-    def found(dtype: torch.dtype) -> list[Tensor]:
-        module.to(dtype)
-        given = x.to(dtype).requires_grad_()
-        values = call(given)
-        slope = torch.linspace(-1, 1, values.numel(), dtype=dtype).view_as(values)
-        return [values.detach(), *torch.autograd.grad((values * slope).sum(), [given, *module.parameters()])]
-
-    ours = found(torch.float32)
-    assert asked.count("relative_forward") == asked.count("relative_backward") == blocks
-    wanted = found(torch.float64)
-    assert asked.count("relative_forward") == blocks
-    for got, want in zip(ours, wanted, strict=True):
-        assert (got - want).abs().max() <= 1e-5 * max(1.0, float(want.abs().max()))
-
-
 @needs_code
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("head_dim", [1, 7, 16, 20, 32])
@@ -62,7 +39,7 @@ def test_equals_torch(monkeypatch: pytest.MonkeyPatch, head_dim: int, causal: bo
     positions, layer = batch(), layer_of(head_dim, causal)
     items, blocks = torch.randn(sum(LENGTHS), HEADS * head_dim), len(positions.blocks)
     assert blocks > 1
-    compare(monkeypatch, layer, lambda x: layer(x, positions), items, blocks)
+    compare(monkeypatch, "relative", blocks, lambda x: layer(x, positions), items, module=layer)
 
 
 @needs_code
@@ -70,7 +47,8 @@ def test_equals_torch(monkeypatch: pytest.MonkeyPatch, head_dim: int, causal: bo
 def test_equals_torch_for_the_newest_item(monkeypatch: pytest.MonkeyPatch, causal: bool) -> None:
     positions, layer = batch().with_target(), layer_of(16, causal)
     items = torch.randn(sum(LENGTHS) + len(LENGTHS), HEADS * 16)
-    compare(monkeypatch, layer, lambda x: layer.newest(x, positions), items, len(positions.newest_blocks))
+    blocks = len(positions.newest_blocks)
+    compare(monkeypatch, "relative", blocks, lambda x: layer.newest(x, positions), items, module=layer)
 
 
 @needs_code

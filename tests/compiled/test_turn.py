@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable
 
 import pytest
 import torch
+from comparing import compare
 from fenced import Fenced
 from torch import Tensor
 
@@ -29,27 +29,6 @@ SHAPES = [  # leading axes of vectors, and of their angles
 needs_code = pytest.mark.skipif(compiled.library() is None, reason="no compiled code: no compiler at installation")
 
 
-def compare(monkeypatch: pytest.MonkeyPatch, call: Callable[..., Tensor], *given: Tensor) -> None:
-    """In float32, compiled, against float64, for which there is nothing but torch: values and all gradients."""
-    asked: list[str] = []
-    run = compiled.run
-    monkeypatch.setattr(compiled, "run", lambda name, *rest: asked.append(name) or run(name, *rest))
-
-    def found(dtype: torch.dtype) -> list[Tensor]:
-        inputs = [x.to(dtype).requires_grad_() for x in given]
-        values = call(*inputs)
-        slope = torch.linspace(-1, 1, values.numel(), dtype=dtype).view_as(values)
-        return [values.detach(), *torch.autograd.grad((values * slope).sum(), inputs)]
-
-    ours = found(torch.float32)
-    assert asked == ["turn_forward", "turn_backward"]
-    wanted = found(torch.float64)
-    assert len(asked) == 2
-    for got, want in zip(ours, wanted, strict=True):
-        assert got.shape == want.shape
-        assert not want.numel() or (got - want).abs().max() <= 1e-5 * max(1.0, float(want.abs().max()))
-
-
 @needs_code
 @pytest.mark.parametrize("scaled", [False, True])
 @pytest.mark.parametrize("width", [2, 3, 8, 32, 33, 71])
@@ -61,13 +40,13 @@ def test_equals_torch(
     vectors, angle, scale = torch.randn(*leading, width), torch.randn(*of_angles, width // 2), torch.randn(width // 2)
     if not leading:
         vectors, angle = torch.randn(width), torch.randn(width // 2)
-    compare(monkeypatch, turning.turn, vectors, angle, *([scale] if scaled else []))
+    compare(monkeypatch, "turn", 1, turning.turn, vectors, angle, *([scale] if scaled else []))
 
 
 @needs_code
 def test_one_scale_and_one_angle_for_all_planes(monkeypatch: pytest.MonkeyPatch) -> None:
     torch.manual_seed(0)
-    compare(monkeypatch, turning.turn, torch.randn(3, 4, 9), torch.randn(1, 1, 1), torch.randn(1))
+    compare(monkeypatch, "turn", 1, turning.turn, torch.randn(3, 4, 9), torch.randn(1, 1, 1), torch.randn(1))
 
 
 @needs_code
@@ -79,8 +58,11 @@ def test_rows_of_tables(monkeypatch: pytest.MonkeyPatch, rows: tuple[int, ...], 
     torch.manual_seed(width)
     vectors, added, angles = torch.randn(4, 6, width), torch.randn(9, width), torch.randn(9, width // 2)
     index = torch.randint(0, 8, rows)
-    compare(monkeypatch, lambda *given: turning.turned_rows(given[0], index, *given[1:], interleaved), vectors, added,
-            angles)  # fmt: skip
+
+    def call(*given: Tensor) -> Tensor:
+        return turning.turned_rows(given[0], index, *given[1:], interleaved)
+
+    compare(monkeypatch, "turn", 1, call, vectors, added, angles)
 
 
 @needs_code
