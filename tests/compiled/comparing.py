@@ -10,6 +10,8 @@ from torch import Tensor, nn
 
 from ctr_pe import compiled
 
+needs_code = pytest.mark.skipif(compiled.library() is None, reason="no compiled code: no compiler at installation")
+
 
 def compare(
     monkeypatch: pytest.MonkeyPatch,

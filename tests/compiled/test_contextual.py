@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from comparing import needs_code
 from fenced import Fenced
 from torch import Tensor, nn
 
@@ -21,7 +22,6 @@ from ctr_pe.units.dropout import Dropout
 
 NAMES = ["cope", "cape", "cape_additive", "cape_time"]
 LENGTHS = [7, 0, 1, 30, 2, 11, 3]
-needs_code = pytest.mark.skipif(compiled.library() is None, reason="no compiled code: no compiler at installation")
 
 
 def batch(lengths: list[int], seed: int = 0) -> Positions:

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from comparing import compare
+from comparing import compare, needs_code
 from fenced import Fenced
 from torch import Tensor, nn
 
@@ -18,7 +18,6 @@ from ctr_pe.units import SelfAttention, TargetAttention
 
 LENGTHS = [7, 0, 1, 30, 2, 11, 3]
 D, HEADS = 12, 3
-needs_code = pytest.mark.skipif(compiled.library() is None, reason="no compiled code: no compiler at installation")
 
 
 def batch() -> Positions:

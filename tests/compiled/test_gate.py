@@ -6,6 +6,7 @@ import ctypes
 
 import pytest
 import torch
+from comparing import needs_code
 from fenced import Fenced
 from torch import Tensor, nn
 
@@ -14,8 +15,6 @@ from ctr_pe.units import pieces
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.dropout import Dropout
 from ctr_pe.units.gate import Gate
-
-needs_code = pytest.mark.skipif(compiled.library() is None, reason="no compiled code: no compiler at installation")
 
 
 def through(kind: type[pieces.Gated], dtype: torch.dtype, pairs: int, width: int, rate: float) -> list[Tensor]:

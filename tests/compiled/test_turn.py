@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from comparing import compare
+from comparing import compare, needs_code
 from fenced import Fenced
 from torch import Tensor
 
@@ -26,7 +26,6 @@ SHAPES = [  # leading axes of vectors, and of their angles
     ((1,), (1,)),
     ((), ()),
 ]
-needs_code = pytest.mark.skipif(compiled.library() is None, reason="no compiled code: no compiler at installation")
 
 
 @needs_code
