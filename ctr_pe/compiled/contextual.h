@@ -123,29 +123,24 @@ INLINE void store_keys(float *keys, int64_t j, float *start, Floats x) {
 
 /* Asks for the same of lines to come, which has left the caches since it was used. There need be nothing. */
 enum { READ, WRITE };
-#define soon(keys, L, how) __builtin_prefetch((const void *)((uintptr_t)(keys) - 2 * LINES * sizeof(float) * (L)), how)
+#define soon(keys, L, how) \
+    __builtin_prefetch((const void *)((uintptr_t)(keys) - 4 * LINES * sizeof *(keys) * (L)), how)
 
 INLINE Ints are_keys(int64_t j) { return LANE + (int32_t)j >= 0; }
 
 INLINE Ints are_allowed(const uint8_t *keys, int64_t j, const uint8_t *start) {
     uint8_t some[LANES] = {0};
-    int32_t wide[LANES];
     const uint8_t *at = keys + j;
     if (UNLIKELY(at < start)) at = (uint8_t *)memcpy(some - j, keys, LANES + j) + j;
-    for (int v = 0; v < LANES; v++) wide[v] = at[v];
-    Ints x;
-    memcpy(&x, wide, sizeof x);
-    return (x != 0) & are_keys(j);
+    return (of_bytes(at) != 0) & are_keys(j);
 }
 
 /* 1 where a share is kept, else 0. */
 INLINE Floats are_kept(const int16_t *keys, int64_t j, const int16_t *start) {
     int16_t some[LANES] = {0};
-    float wide[LANES];
     const int16_t *at = keys + j;
     if (UNLIKELY(at < start)) at = (int16_t *)memcpy(some - j, keys, sizeof(int16_t) * (LANES + j)) + j;
-    for (int v = 0; v < LANES; v++) wide[v] = at[v];
-    return load(wide);
+    return __builtin_convertvector(of_shorts(at), Floats);
 }
 
 /* Scores of rows, and their steps to the next row. A gate is at most one, so that the rows of neighbours are few that
@@ -259,7 +254,7 @@ INLINE int64_t start(const Input *in, int64_t line, int64_t from, Scratch *s) {
         of->first = of->n = of->rows = 0;
         of->top = 0.0f;
         if (of->line >= from) {
-            memcpy(s->query + g * dim, in->query + of->line * in->D, sizeof(float) * in->D);
+            copy(in->query + of->line * in->D, in->D, s->query + g * dim);
             walk(in, of);
         }
         rows = of->rows > rows ? of->rows : rows;
@@ -283,13 +278,13 @@ INLINE int64_t start(const Input *in, int64_t line, int64_t from, Scratch *s) {
 
 /* What lies outside of the keys of a line: as before, or no share. */
 INLINE void fill_rest(const Input *in, const float *from, float *to, const Line *of) {
-    const int64_t last = of->first + of->n, before = sizeof(float) * of->first, after = sizeof(float) * (in->L - last);
+    const int64_t last = of->first + of->n;
     if (in->softmax) {
-        if (before) memset(to, 0, before);
-        if (after) memset(to + last, 0, after);
+        clear(to, of->first);
+        clear(to + last, in->L - last);
     } else {
-        if (before) memcpy(to, from, before);
-        if (after) memcpy(to + last, from + last, after);
+        copy(from, of->first, to);
+        copy(from + last, in->L - last, to + last);
     }
 }
 
@@ -352,7 +347,10 @@ static void forward_lines(const Input *in, int64_t from, int64_t to, float *out,
             const int16_t *kept = in->kept ? in->kept + (line + g) * in->L + of->first : 0;
             for (int64_t j = of->n - LANES; j > -LANES; j -= LANES) {
                 Floats share = load(of->place + of->pad + j) * norms[1];
-                if (kept) share *= in->factor * are_kept(kept, j, in->kept);
+                if (kept) {
+                    share *= in->factor * are_kept(kept, j, in->kept);
+                    soon(kept + j, in->L, READ);
+                }
                 store_keys(result[g], j, begin, share);
             }
         }
@@ -408,7 +406,10 @@ INLINE float to_shares(const Input *in, const float *grads, Line *of) {
         const Floats share = where(none, all(0.0f), exponential(value)) * norms[1];
         Floats grad = load_keys(grads + at, j, grads);
         soon(grads + at + j, in->L, READ);
-        if (in->kept) grad *= in->factor * are_kept(in->kept + at, j, in->kept);
+        if (in->kept) {
+            grad *= in->factor * are_kept(in->kept + at, j, in->kept);
+            soon(in->kept + at + j, in->L, READ);
+        }
         grad = where(are_keys(j), grad, all(0.0f));
         store(of->weight + of->pad + j, share);
         store(of->grad + of->pad + j, grad);
@@ -497,7 +498,7 @@ static void backward_lines(const Input *in, const float *grads, int64_t from, in
         }
         for (int g = line < from ? (int)(from - line) : 0; g < LINES; g++) {
             float *query = out->query + (line + g) * in->D;
-            memcpy(query, s.of_query + g * dim, sizeof(float) * in->D);
+            copy(s.of_query + g * dim, in->D, query);
             for (int64_t d = 0; isnan(wrong[g]) && d < in->D; d++) query[d] = wrong[g];
         }
     }

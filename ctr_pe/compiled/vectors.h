@@ -31,6 +31,26 @@ INLINE Floats load(const float *from) {
     return x;
 }
 
+INLINE Ints of_bytes(const uint8_t *from) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)from));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)from));
+#else
+    return (Ints){from[0], from[1], from[2], from[3]};
+#endif
+}
+
+INLINE Ints of_shorts(const int16_t *from) {
+#if defined(__AVX512F__)
+    return (Ints)_mm512_cvtepi16_epi32(_mm256_loadu_si256((const __m256i *)from));
+#elif defined(__AVX2__)
+    return (Ints)_mm256_cvtepi16_epi32(_mm_loadu_si128((const __m128i *)from));
+#else
+    return (Ints){from[0], from[1], from[2], from[3]};
+#endif
+}
+
 INLINE void store(float *to, Floats x) { memcpy(to, &x, sizeof x); }
 
 #define UNLIKELY(x) __builtin_expect(x, 0)
@@ -64,6 +84,15 @@ INLINE void put(float *to, int64_t n, Floats x) {
 }
 
 INLINE void add_some(float *to, int64_t n, Floats x) { put(to, n, some(to, n) + x); }
+
+/* memcpy and memset of few numbers, without a call. */
+INLINE void copy(const float *from, int64_t n, float *to) {
+    for (int64_t i = 0; i < n; i += LANES) put(to + i, n - i, some(from + i, n - i));
+}
+
+INLINE void clear(float *to, int64_t n) {
+    for (int64_t i = 0; i < n; i += LANES) put(to + i, n - i, (Floats){0});
+}
 
 INLINE Floats where(Ints mask, Floats yes, Floats no) { return (Floats)((mask & (Ints)yes) | (~mask & (Ints)no)); }
 INLINE Floats all(float x) { return (Floats){0} + x; }
@@ -99,14 +128,34 @@ INLINE Floats inverse(Floats x) {
 #endif
 }
 
-/* As a power of two, its fraction by a polynomial: to 1e-7, from -87 to 87. NaN stays NaN. */
+#if defined(__AVX512F__)
+/* 2^(k / 32). */
+static const float POWERS[2 * LANES] __attribute__((aligned(4 * LANES))) = {
+    1.0f, 1.0218972f, 1.04427373f, 1.06714046f, 1.09050775f, 1.1143868f, 1.13878858f, 1.1637249f, 1.18920708f,
+    1.21524739f, 1.24185777f, 1.26905096f, 1.29683959f, 1.32523668f, 1.35425556f, 1.38390994f, 1.41421354f,
+    1.44518077f, 1.47682619f, 1.50916445f, 1.54221082f, 1.5759809f, 1.61049032f, 1.64575553f, 1.68179286f,
+    1.71861935f, 1.75625217f, 1.79470909f, 1.8340081f, 1.87416768f, 1.91520655f, 1.95714414f,
+};
+#endif
+
+/* As a power of two, its fraction by a polynomial, or by a table and a shorter one: to 1e-7, from -87 to 87. NaN stays
+   NaN. */
 INLINE Floats exponential(Floats x) {
+#if defined(__AVX512F__)
+    const Floats counted = x * 46.1662407f + 12582912.0f; /* the last bits are the number of 32ths, and more than those */
+    const Floats r = (x * 46.1662407f - (counted - 12582912.0f)) + x * 6.16308157e-7f;
+    const Ints number = (Ints)counted;
+    const __m512 root = _mm512_permutex2var_ps(_mm512_load_ps(POWERS), (__m512i)number, _mm512_load_ps(POWERS + LANES));
+    const Floats power = (Floats)((Ints)root + ((number >> 5) << 23));
+    return power + power * (r * (0.0216611661f + r * 0.000234601964f));
+#else
     const Floats whole = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
     const Floats r = (x * 1.44269504f - whole) + x * 1.92596299e-8f, rr = r * r;
     const Floats low = (1.0f + r * 0.693147181f) + rr * (0.240226507f + r * 0.0555041087f);
     const Floats high = (0.00961812911f + r * 0.00133335581f) + rr * 0.000154035304f;
     const Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
     return (low + rr * rr * high) * (Floats)power;
+#endif
 }
 
 INLINE Floats sigmoid(Floats x) {
