@@ -10,17 +10,21 @@ static int widest = 16;
 /* No vectors of more numbers than so many. For tests. */
 void use(int lanes) { widest = lanes; }
 
-static const Variant *best(void) {
+/* For vectors of no more than so many numbers: half a vector that is empty costs as much as a full one. */
+static const Variant *best_for(int64_t numbers) {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
     extern const Variant code_avx2, code_avx512;
     const int fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const int masks = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-    if (widest >= 16 && fma && masks && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
+    const int wide = widest >= 16 && numbers > 8;
+    if (wide && fma && masks && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
         return &code_avx512;
     if (widest >= 8 && fma) return &code_avx2;
 #endif
     return &code_any;
 }
+
+static const Variant *best(void) { return best_for(INT64_MAX); }
 
 /* Where lines of thread k begin: those of a row's head are one thread's, as is the gradient of its steps. */
 static int64_t first_line(const Input *in, int64_t k, int64_t threads) { return in->B * in->H * k / threads * in->Q; }
@@ -145,7 +149,7 @@ int turn_forward(const Turn *in, float *y, float *waves, int threads) {
     const int64_t lines = in->n1 * in->n2, room = 2 * in->n3 * padded(in->width / 2);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int k = 0; k < threads; k++)
-        best()->turn(in, lines * k / threads, lines * (k + 1) / threads, y, waves + k * room);
+        best_for(in->width / 2)->turn(in, lines * k / threads, lines * (k + 1) / threads, y, waves + k * room);
     return 1;
 }
 
@@ -154,6 +158,6 @@ int turn_backward(const Turn *in, const float *grads, const Turned *out, float *
     const int64_t lines = in->n1 * in->n2, room = 2 * in->n3 * padded(in->width / 2);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int k = 0; k < threads; k++)
-        best()->turn_back(in, grads, lines * k / threads, lines * (k + 1) / threads, out + k, waves + k * room);
+        best_for(in->width / 2)->turn_back(in, grads, lines * k / threads, lines * (k + 1) / threads, out + k, waves + k * room);
     return 1;
 }
