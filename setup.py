@@ -43,7 +43,7 @@ setup(
     package_data={"ctr_pe": ["py.typed"], "ctr_pe.configs": ["*.yaml", "*/*.yaml"]},
     entry_points={"console_scripts": ["ctr-pe = ctr_pe.cli:main"]},
     install_requires=[
-        "torch>=2.4",
+        "torch>=2.6",
         "fuxictr==2.3.10",
         "numpy",
         "pandas",

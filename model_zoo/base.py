@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,7 +29,7 @@ from ctr_pe.evaluation import evaluate
 from ctr_pe.model_zoo.fields import Group, field_dim, field_groups, take_encoders
 from ctr_pe.model_zoo.keys import check_keys, count, number, regularizer
 from ctr_pe.model_zoo.lazy import LazyTables
-from ctr_pe.model_zoo.tables import look_up, regularization
+from ctr_pe.model_zoo.tables import clip, look_up, regularization
 from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.pe.base import Chain, PositionEncoding
 from ctr_pe.positions import Items, Positions
@@ -258,30 +259,35 @@ class RankModel(BaseModel):  # type: ignore[misc]
                 break
 
     def train_step(self, batch_data: Mapping[str, Tensor]) -> Tensor:
-        if not isinstance(self.optimizer, LazyTables):
-            loss: Tensor = super().train_step(batch_data)
-            return loss
         self.optimizer.zero_grad()
-        loss = self.compute_loss(self.forward(batch_data), self.get_labels(batch_data))
+        loss: Tensor = self.compute_loss(self.forward(batch_data), self.get_labels(batch_data))
         loss.backward()
-        self.optimizer.clip(self.parameters(), self._max_gradient_norm)
+        clips = self.optimizer.clip if isinstance(self.optimizer, LazyTables) else clip
+        clips(self.parameters(), self._max_gradient_norm)
         self.optimizer.step()
         return loss
 
-    def regularization_loss(self) -> Tensor | float:
+    def compute_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
+        return self.add_loss(return_dict, y_true) + self.regularization_loss(return_dict.get("penalties", {}))
+
+    def regularization_loss(self, penalties: Mapping[Tensor, Tensor] = MappingProxyType({})) -> Tensor | float:
+        """FuxiCTR's. ``penalties``: those of tables that are known from looking them up."""
         tables = list(self.embedding_layer.parameters())
         of_tables = set(tables)
         others = [parameter for parameter in self.parameters() if parameter not in of_tables]
+        rest = [table for table in tables if table not in penalties]
         if isinstance(self.optimizer, LazyTables):  # which sees to those of its own
-            tables = [table for table in tables if table not in set(self.optimizer.tables)]
-        return regularization(tables, self._embedding_regularizer) + regularization(others, self._net_regularizer)
+            rest = [table for table in rest if table not in set(self.optimizer.tables)]
+        of_rest: Tensor | float = regularization(rest, self._embedding_regularizer)
+        return sum(penalties.values(), of_rest) + regularization(others, self._net_regularizer)
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         """Group ``index``: target (B, D), packed history (N, D) -> interest (B, any width)."""
         raise TypeError(f"{type(self).__name__} does not define interest()")
 
-    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}."""
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+        """A batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}; in training also "penalties", the
+        regularisation of embedding tables, by their weights."""
         ids = {field: values for field, values in self.get_inputs(inputs).items() if field not in self._unread}
         positions = []
         for group in self.groups:
@@ -295,7 +301,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             positions.append(Positions.from_mask(mask, age))
             for field in group.history:  # looked up packed: most slots of a batch are padding
                 ids[field] = positions[-1].pack(ids[field])
-        embedded = look_up(self.embedding_layer, ids)
+        embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer)
         features = [embedded[name] for name in self.other_fields]
         clicked = self.get_labels(inputs).view(-1) > 0 if self.training else None
         for index, group in enumerate(self.groups):
@@ -309,7 +315,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
                 interest = self.interest(index, target, history, places)
             features.append(interest.to(target.dtype))
-        return {"y_pred": self._tower_of(torch.cat(features, dim=-1))}
+        y_pred = self._tower_of(torch.cat(features, dim=-1))
+        return {"y_pred": y_pred, "penalties": penalties} if self.training else {"y_pred": y_pred}
 
     def _tower_of(self, features: Tensor) -> Tensor:
         alone = self.training and len(features) == 1

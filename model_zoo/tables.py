@@ -5,7 +5,7 @@ V rows of a table, D their width.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -14,27 +14,33 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
-def look_up(embedding_layer: Any, ids: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """What FuxiCTR's FeatureEmbeddingDict gives for the ids. Fields that share a table are looked up together, so that
-    there is one gradient (V, D) of it and not one per field."""
+def look_up(
+    embedding_layer: Any, ids: Mapping[str, Tensor], regularizer: Any = None
+) -> tuple[dict[str, Tensor], dict[Tensor, Tensor]]:
+    """What FuxiCTR's FeatureEmbeddingDict gives for the ids, and the :func:`regularization` of each table that learns
+    from it with a dense gradient, by its weight.
+
+    A table has one gradient (V, D) for all its fields and its regularisation, made in one pass.
+    """
     tables: dict[nn.Embedding, list[str]] = {}
     for field in ids:
         table = embedding_layer.embedding_layers[field]
         if type(table) is nn.Embedding and field not in embedding_layer.feature_encoders:
             tables.setdefault(table, []).append(field)
-    embedded = {}
+    embedded, penalties, terms = {}, {}, get_regularizer(regularizer)
     for table, fields in tables.items():
-        if len(fields) > 1:
-            vectors = table(torch.cat([ids[field].flatten() for field in fields]).long())
-            parts = vectors.split([ids[field].numel() for field in fields])
-            embedded |= {
-                field: part.view(*ids[field].shape, table.embedding_dim)
-                for field, part in zip(fields, parts, strict=True)
-            }
-    alone: dict[str, Tensor] = embedding_layer(
-        {field: values for field, values in ids.items() if field not in embedded}
-    )
-    return alone | embedded
+        rows = torch.cat([ids[field].flatten() for field in fields]).long()
+        if torch.is_grad_enabled() and table.weight.requires_grad and not table.sparse:
+            vectors, penalty = _LookUp.apply(table.weight, rows, table.padding_idx, terms)  # type: ignore[no-untyped-call]
+            penalties[table.weight] = penalty
+        else:
+            vectors = table(rows)
+        parts = vectors.split([ids[field].numel() for field in fields])
+        embedded |= {
+            field: part.view(*ids[field].shape, table.embedding_dim) for field, part in zip(fields, parts, strict=True)
+        }
+    others = {field: values for field, values in ids.items() if field not in embedded}
+    return embedded | embedding_layer(others), penalties
 
 
 def regularization(parameters: Sequence[Tensor], regularizer: Any) -> Tensor | float:
@@ -42,27 +48,71 @@ def regularization(parameters: Sequence[Tensor], regularizer: Any) -> Tensor | f
 
     ``regularizer``: λ of p = 2, or FuxiCTR's texts.
     """
-    terms: list[Tensor] = [
-        weight * _Power.apply(parameter, power)  # type: ignore[no-untyped-call]
-        for power, weight in get_regularizer(regularizer)
-        for parameter in parameters
-        if parameter.requires_grad
-    ]
-    return sum(terms)
+    terms = get_regularizer(regularizer)
+    learning = [parameter for parameter in parameters if parameter.requires_grad] if terms else []
+    return sum(_Penalty.apply(parameter, terms) for parameter in learning)  # type: ignore[no-untyped-call]
 
 
-class _Power(torch.autograd.Function):
-    """Σ |x|^p / p for p = 1 or 2. By hand, because the gradient of a norm is a quotient, which takes four passes."""
+def clip(parameters: Iterable[Tensor], most: float) -> None:
+    """torch's ``clip_grad_norm_``, which multiplies by 1 where there is nothing to clip. To know that is free on a CPU;
+    a GPU would have to be waited for."""
+    learning = [parameter for parameter in parameters if parameter.grad is not None]
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in learning if parameter.grad is not None])
+    if norm.device.type != "cpu" or not norm + 1e-6 <= most:
+        nn.utils.clip_grads_with_norm_(learning, most, norm)
+
+
+class _Penalty(torch.autograd.Function):
+    """Σ λ / p Σ |x|^p over terms (p, λ), p 1 or 2. By hand, because the gradient of a norm is a quotient, which takes
+    four passes."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, power: int) -> Tensor:
+    def forward(ctx: Any, x: Tensor, terms: Sequence[tuple[int, float]]) -> Tensor:
         ctx.save_for_backward(x)
-        ctx.power = power
-        flat = x.flatten()
-        return torch.dot(flat, flat) / 2 if power == 2 else flat.abs().sum()
+        ctx.terms = terms
+        return _penalty(x, terms)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        (x,) = ctx.saved_tensors
-        return (x if ctx.power == 2 else x.sign()) * grad, None
+        return _slope(ctx.saved_tensors[0], ctx.terms, grad), None
+
+
+class _LookUp(torch.autograd.Function):
+    """Rows (n,) of a table (V, D), as vectors (n, D), and the table's penalty. ``padding``: a row that gets no gradient
+    from the vectors, or None."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, table: Tensor, rows: Tensor, padding: int | None, terms: Sequence[tuple[int, float]]
+    ) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(table, rows)
+        ctx.padding, ctx.terms = padding, terms
+        return nn.functional.embedding(rows, table), _penalty(table, terms)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, of_vectors: Tensor, of_penalty: Tensor) -> tuple[Tensor | None, ...]:
+        table, rows = ctx.saved_tensors
+        grad = _slope(table, ctx.terms, of_penalty)
+        if grad.device.type == "cpu":
+            alone = slice(0) if ctx.padding is None else slice(ctx.padding, ctx.padding + 1)
+            kept = grad[alone].clone()
+            grad.index_add_(0, rows, of_vectors)
+            grad[alone] = kept
+        else:  # whose index_add_ sums in any order
+            padding = -1 if ctx.padding is None else ctx.padding
+            grad += torch.ops.aten.embedding_dense_backward(of_vectors, rows, len(table), padding, False)
+        return grad, None, None, None
+
+
+def _penalty(x: Tensor, terms: Sequence[tuple[int, float]]) -> Tensor:
+    flat = x.flatten()
+    parts = [weight * (torch.dot(flat, flat) / 2 if power == 2 else flat.abs().sum()) for power, weight in terms]
+    return torch.stack(parts).sum() if parts else x.new_zeros(())
+
+
+def _slope(x: Tensor, terms: Sequence[tuple[int, float]], grad: Tensor) -> Tensor:
+    """The penalty's gradient, times ``grad``."""
+    parts = [(x if power == 2 else x.sign()) * (weight * grad) for power, weight in terms]
+    return sum(parts[1:], parts[0]) if parts else torch.zeros_like(x)
