@@ -27,6 +27,7 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # this folder is the package ``speed``
 
+from ctr_pe.errors import nearest
 from speed.cases import CASES, ON_GPU, TUNED, Case, Settings, measure
 
 ALLOCATOR = "MALLOC_"  # what glibc's variables begin with
@@ -37,9 +38,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = _parser().parse_args(argv)
     if args.into:
         return _child(args)
+    for name in args.only or ():
+        if not any(case.name.startswith(name) for case in CASES):
+            close = nearest(name, [case.name for case in CASES])
+            print(f"--only: no case begins with '{name}': {close} (--list shows all)", file=sys.stderr)
+            return 2
     cases = select(args.only, args.models, args.quick)
     if not cases:
-        print(f"no case begins with {args.only}: {', '.join(case.name for case in CASES)}", file=sys.stderr)
+        print("no case is left of --only and --models (--list shows all)", file=sys.stderr)
         return 2
     results: list[dict[str, Any]] = []
     interrupted = False

@@ -236,9 +236,13 @@ def test_a_case_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch:
     assert result["error"]
 
 
-def test_an_unknown_name_says_which_there_are(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run.main(["--only", "stepp"]) == 2
-    assert "step.DIN.full" in capsys.readouterr().err
+def test_an_unknown_name_says_which_is_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run.main(["--only", "loader,stepp"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "'stepp': did you mean 'step." in line
+    assert run.main(["--only", "step.TIN", "--models", "DIN"]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "--list" in line
 
 
 @pytest.fixture(scope="module")
