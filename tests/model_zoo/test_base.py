@@ -236,7 +236,7 @@ class TestTraining:
             model.fit(Rows(*(batch([3, 2, 5], seed=seed) for seed in range(4))), epochs=2, validation_data=Rows())
         logged = [float(line.split()[-1]) for line in caplog.messages if line.startswith("Train loss")]
         means = [torch.stack(losses[:3]).mean(), torch.stack(losses[4:6]).mean()]  # an epoch begins anew
-        assert logged == pytest.approx([float(mean) for mean in means], abs=1e-6)
+        assert logged == pytest.approx([mean.item() for mean in means], abs=1e-6)
 
     def test_nan_monitor_is_an_error_at_first_and_no_improvement_later(self, tmp_path: Path) -> None:
         one_class = batch([3, 2])
