@@ -301,7 +301,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             positions.append(Positions.from_mask(mask, age))
             for field in group.history:  # looked up packed: most slots of a batch are padding
                 ids[field] = positions[-1].pack(ids[field])
-        embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer)
+        embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer if self.training else None)
         features = [embedded[name] for name in self.other_fields]
         clicked = self.get_labels(inputs).view(-1) > 0 if self.training else None
         for index, group in enumerate(self.groups):

@@ -95,15 +95,20 @@ class _LookUp(torch.autograd.Function):
     def backward(ctx: Any, of_vectors: Tensor, of_penalty: Tensor) -> tuple[Tensor | None, ...]:
         table, rows = ctx.saved_tensors
         grad = _slope(table, ctx.terms, of_penalty)
-        if grad.device.type == "cpu":
+        if _in_order(grad):
             alone = slice(0) if ctx.padding is None else slice(ctx.padding, ctx.padding + 1)
             kept = grad[alone].clone()
             grad.index_add_(0, rows, of_vectors)
             grad[alone] = kept
-        else:  # whose index_add_ sums in any order
+        else:
             padding = -1 if ctx.padding is None else ctx.padding
             grad += torch.ops.aten.embedding_dense_backward(of_vectors, rows, len(table), padding, False)
         return grad, None, None, None
+
+
+def _in_order(x: Tensor) -> bool:
+    """Whether ``index_add_`` sums in the same order every time: not on a GPU."""
+    return x.device.type == "cpu"
 
 
 def _penalty(x: Tensor, terms: Sequence[tuple[int, float]]) -> Tensor:

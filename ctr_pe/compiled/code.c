@@ -147,17 +147,19 @@ int relative_backward(const Relative *in, const float *grads, const Related *out
 /* y (n1, n2, n3, width); for each thread `waves` (2, n3, padded P) to work in. True, for it needs no other memory. */
 int turn_forward(const Turn *in, float *y, float *waves, int threads) {
     const int64_t lines = in->n1 * in->n2, room = 2 * in->n3 * padded(in->width / 2);
+    const Variant *code = best_for(in->width / 2);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int k = 0; k < threads; k++)
-        best_for(in->width / 2)->turn(in, lines * k / threads, lines * (k + 1) / threads, y, waves + k * room);
+        code->turn(in, lines * k / threads, lines * (k + 1) / threads, y, waves + k * room);
     return 1;
 }
 
 /* `out` for each thread, all with the same x. */
 int turn_backward(const Turn *in, const float *grads, const Turned *out, float *waves, int threads) {
     const int64_t lines = in->n1 * in->n2, room = 2 * in->n3 * padded(in->width / 2);
+    const Variant *code = best_for(in->width / 2);
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int k = 0; k < threads; k++)
-        best_for(in->width / 2)->turn_back(in, grads, lines * k / threads, lines * (k + 1) / threads, out + k, waves + k * room);
+        code->turn_back(in, grads, lines * k / threads, lines * (k + 1) / threads, out + k, waves + k * room);
     return 1;
 }

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from comparing import needs_code
 
 from ctr_pe import compiled
 
@@ -25,7 +26,7 @@ def test_it_can_be_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     compiled.library.cache_clear()
 
 
-@pytest.mark.skipif(compiled.library() is None, reason="no compiled code: no compiler at installation")
+@needs_code
 def test_what_it_can_take() -> None:
     x = torch.ones(3)
     assert compiled.suits()

@@ -13,6 +13,7 @@ from fuxictr.pytorch.models import BaseModel
 from models import batch, build
 from torch import nn
 
+from ctr_pe.model_zoo import tables
 from ctr_pe.model_zoo.tables import clip, look_up
 
 
@@ -54,7 +55,11 @@ def test_look_up_gives_what_fuxictr_s_layer_gives(counts: list[int], regularizer
 @pytest.mark.parametrize("vectors", [False, True])
 @pytest.mark.parametrize("regularizer", [None, 0.5])
 @pytest.mark.parametrize("padding", [None, 0, 3])
-def test_either_result_of_a_look_up_may_go_unused(vectors: bool, regularizer: Any, padding: int | None) -> None:
+@pytest.mark.parametrize("in_order", [True, False])
+def test_either_result_of_a_look_up_may_go_unused(
+    vectors: bool, regularizer: Any, padding: int | None, in_order: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tables, "_in_order", lambda x: in_order)  # a GPU's way is taken on the CPU too
     table, rows = nn.Embedding(5, 4, padding_idx=padding), torch.tensor([3, 0, 3, 1])
     layer = MagicMock(embedding_layers={"item": table}, feature_encoders={}, return_value={})
     embedded, penalties = look_up(layer, {"item": rows}, regularizer)
