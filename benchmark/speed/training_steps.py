@@ -48,9 +48,8 @@ def encodings(settings: Settings, each: Sequence[Mapping[str, Any]]) -> list[Fig
     timed = alternate_all(
         [models.steps(one, batches) for one in those],
         models.steps(without, batches),
-        settings.repeats,
+        settings.size(31, settings.repeats),  # a few hundredths decide, and single steps vary by tenths
         warm_up=2,
-        least_seconds=0 if settings.quick else 6 * len(names),
         wait=models.wait(settings.gpu),
     )
     shape = {"batch_size": size, "items_per_row": _items_per_row(batches)}
