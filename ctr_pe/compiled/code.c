@@ -32,11 +32,11 @@ static int64_t first_line(const Input *in, int64_t k, int64_t threads) { return 
 /* Room for all threads, each at a multiple of `size` floats; null where there is none. */
 static float *room(const Input *in, int threads, int64_t *size) {
     const int64_t line = 64 / sizeof(float);
-    *size = (best()->scratch(in->L, in->D, in->P, in->T) + line - 1) / line * line;
+    *size = (best()->scratch(in) + line - 1) / line * line;
     return aligned_alloc(64, sizeof(float) * *size * threads);
 }
 
-/* out (B, H, Q, L). Whether there was memory for it. */
+/* out (B, H, Q, L), or (B, Q, H, D) beside keys. Whether there was memory for it. */
 int contextual_forward(const Input *in, float *out, int threads) {
     int64_t size;
     float *scratch = room(in, threads, &size);
@@ -48,7 +48,7 @@ int contextual_forward(const Input *in, float *out, int threads) {
     return 1;
 }
 
-/* grads (B, H, Q, L), `rows` of the whole table. */
+/* grads like out, `rows` of the whole table. */
 int contextual_backward(const Input *in, const float *grads, const Gradients *out, int64_t rows, int threads) {
     int64_t size;
     float *scratch = room(in, threads, &size);

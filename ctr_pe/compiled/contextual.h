@@ -1,5 +1,5 @@
 /* logits + t' . e[p], p the sum of gates from the key to the newest one, and their softmax: contextual.py says it in
-   torch.
+   torch. With keys and values the whole attention: the logits are products, and what comes out is pooled.
 
    All that is done for a few queries stays in the first cache. On the way back it is done again, so that nothing is
    kept. Keys are taken a vector at a time, from the newest on, so that what does not fill one lies before the oldest.
@@ -14,8 +14,11 @@ typedef struct {
     int64_t softmax;        /* whether what comes out is the softmax over the allowed keys */
     float sign, scale;      /* gates are sigmoid(sign * logit) * steps; t' = SiLU(W t + b), or scale * t */
     float factor;           /* of the shares that are kept */
-    const float *logits;    /* (B, H, Q, L) */
-    const float *query;     /* t (B, H, Q, D) */
+    float product;          /* logits are so many times query . key */
+    const float *logits;    /* (B, H, Q, L), or null */
+    const float *query;     /* t (B, H, Q, D); (B, Q, H, D) beside keys */
+    const float *keys;      /* (B, L, H, D) and values of the same shape, or null; only for the softmax */
+    const float *values;
     const float *weight;    /* W (P, D) and b (P), or null: D is P then */
     const float *bias;
     const float *table;     /* (T, P) */
@@ -26,7 +29,8 @@ typedef struct {
 } Input;
 
 typedef struct {
-    float *logits, *query, *weight, *bias, *table, *steps; /* the last four are added to */
+    float *logits, *query, *keys, *values;
+    float *weight, *bias, *table, *steps; /* these are added to */
 } Gradients;
 
 enum { LINES = 4, PARTS = 2 }; /* taken together; see `part` */
@@ -43,7 +47,15 @@ typedef struct { /* what is known of a line */
     int32_t *row;           /* of each key, and its part in the gradients of this row's score and the next one's */
     Pair *share;
     Pair *part[PARTS];      /* sums of those parts, in turn, so that none waits for the one before */
+    float *room[4];         /* for the four that follow, LANES before the first and up(L); only beside keys */
+    float *logits, *result; /* of all keys, placed or not: what is there, what comes out or its gradient goes to */
+    const float *grads;     /* of the results */
+    float *kept;            /* shares that are pooled */
 } Line;
+
+typedef struct { /* keys or values of a head: in rows (L, D) and columns (D, L), and sums of gradients (L, D) */
+    float *rows, *columns, *grads;
+} Items;
 
 typedef struct {
     Line lines[LINES];
@@ -52,6 +64,9 @@ typedef struct {
     float *weight, *columns, *bias;        /* (P, D), (D, P) and (P) */
     float *table, *scores;                 /* (T, P), and (P, T + 1) with the last row twice */
     float *of_weight, *of_bias, *of_table; /* sums */
+    Items keys, values;                    /* the keys times `product` */
+    float *pooled, *of_product;            /* (LINES, D): what is pooled or its gradient, the query's from the products */
+    int64_t first, n;                      /* keys that any of the lines looks at, in whole vectors before those */
 } Scratch;
 
 INLINE float *take(float **at, int64_t n) {
@@ -61,7 +76,8 @@ INLINE float *take(float **at, int64_t n) {
 }
 
 /* Lays out the scratch; returns its end. */
-INLINE float *lay_out(int64_t L, int64_t D, int64_t P, int64_t T, float *at, Scratch *s) {
+INLINE float *lay_out(const Input *in, float *at, Scratch *s) {
+    const int64_t L = in->L, D = in->D, P = in->P, T = in->T;
     const int64_t keys = up(L), rows = up(T + 1) + 2 * LANES, dim = up(D), width = up(P);
     for (int g = 0; g < LINES; g++) {
         s->lines[g].own = take(&at, keys);
@@ -73,25 +89,32 @@ INLINE float *lay_out(int64_t L, int64_t D, int64_t P, int64_t T, float *at, Scr
         s->lines[g].share = (Pair *)take(&at, 2 * keys);
         for (int k = 0; k < PARTS; k++)
             s->lines[g].part[k] = (Pair *)(take(&at, 2 * rows + LANES) + LANES); /* zeros before the first */
+        for (int k = 0; in->keys && k < 4; k++) s->lines[g].room[k] = take(&at, keys + LANES) + LANES;
     }
     s->query = take(&at, LINES * dim), s->of_query = take(&at, LINES * dim);
     s->z = take(&at, LINES * width), s->moved = take(&at, LINES * width), s->of_moved = take(&at, LINES * width);
     s->weight = take(&at, P * dim), s->columns = take(&at, D * width), s->bias = take(&at, width);
     s->table = take(&at, T * width), s->scores = take(&at, P * rows);
     s->of_weight = take(&at, P * dim), s->of_bias = take(&at, width), s->of_table = take(&at, T * width);
+    Items *both[] = {&s->keys, &s->values};
+    for (int k = 0; in->keys && k < 2; k++) {
+        both[k]->rows = take(&at, L * dim), both[k]->grads = take(&at, L * dim);
+        both[k]->columns = take(&at, D * keys);
+    }
+    s->pooled = take(&at, LINES * dim), s->of_product = take(&at, LINES * dim);
     return at;
 }
 
-static int64_t scratch_of(int64_t L, int64_t D, int64_t P, int64_t T) {
+static int64_t scratch_of(const Input *in) {
     Scratch s;
     float none;
-    return lay_out(L, D, P, T, &none, &s) - &none;
+    return lay_out(in, &none, &s) - &none;
 }
 
 INLINE Scratch prepare(const Input *in, float *at) {
     const int64_t dim = up(in->D), width = up(in->P), rows = up(in->T + 1) + 2 * LANES;
     Scratch s;
-    memset(at, 0, sizeof(float) * (lay_out(in->L, in->D, in->P, in->T, at, &s) - at));
+    memset(at, 0, sizeof(float) * (lay_out(in, at, &s) - at));
     for (int64_t p = 0; p < in->P; p++) {
         for (int64_t t = 0; t <= in->T; t++) s.scores[p * rows + t] = in->table[(t < in->T ? t : t - 1) * in->P + p];
         for (int64_t d = 0; in->weight && d < in->D; d++)
@@ -216,17 +239,30 @@ INLINE const float *steps_of(const Input *in, const Line *to) {
     return in->steps ? in->steps + to->line / in->Q * in->L + to->first : 0;
 }
 
+INLINE const uint8_t *allowed_of(const Input *in, const Line *to) {
+    return in->allowed + (to->line / (in->H * in->Q) * in->Q + to->line % in->Q) * in->L;
+}
+
+/* Where the vectors of a line's query lie among all, and those of a head's item. */
+INLINE int64_t query_at(const Input *in, int64_t line) {
+    if (!in->keys) return line * in->D;
+    const int64_t head = line / in->Q;
+    return ((head / in->H * in->Q + line % in->Q) * in->H + head % in->H) * in->D;
+}
+
+INLINE int64_t item_at(const Input *in, int64_t head, int64_t item) {
+    return ((head / in->H * in->L + item) * in->H + head % in->H) * in->D;
+}
+
 /* Gates and places of a line. */
 INLINE void walk(const Input *in, Line *to) {
-    const int64_t row = to->line / (in->H * in->Q) * in->Q + to->line % in->Q;
-    trim(in->allowed + row * in->L, in->L, to);
-    const float *logits = in->logits + to->line * in->L + to->first, *steps = steps_of(in, to);
-    const uint8_t *allowed = in->allowed + row * in->L + to->first;
+    const float *logits = to->logits + to->first, *steps = steps_of(in, to);
+    const uint8_t *allowed = allowed_of(in, to) + to->first;
     const float sign = in->sign, end = (float)(in->T - 1);
     double sum = 0.0; /* to more than float's digits, because histories may be long */
     for (int64_t j = to->n - LANES; j > -LANES; j -= LANES) {
         const Floats x = load_keys(logits, j, in->logits);
-        soon(logits + j, in->L, READ);
+        if (!in->keys) soon(logits + j, in->L, READ);
         Floats gate = where(are_allowed(allowed, j, in->allowed), sigmoid(sign * x), all(0.0f));
         store(to->own + to->pad + j, gate);
         if (steps) {
@@ -244,20 +280,43 @@ INLINE void walk(const Input *in, Line *to) {
     to->rows = !to->n ? 0 : to->top < end ? (int64_t)to->top + 2 : in->T;
 }
 
+/* Factors of keys for several lines: those of the first, and how far from it the next one's are. */
+#define lines_of(s, x) (s)->lines[0].x + (s)->first, (s)->lines[1].x - (s)->lines[0].x
+
+/* A number for each key that a line looks at: the products of vectors (LINES, D) with items. */
+INLINE void multiply(const Input *in, const float *vectors, const Items *items, const Scratch *s, float *out,
+                     int64_t out_line) {
+    combine(vectors, up(in->D), in->D, items->columns + s->first, up(in->L), s->n, out, out_line);
+}
+
 /* Walks lines, and scores their queries against the table. Those before the first are like lines without keys. */
-INLINE int64_t start(const Input *in, int64_t line, int64_t from, Scratch *s) {
+INLINE int64_t start(const Input *in, int64_t line, int64_t from, float *result, const float *grads, Scratch *s) {
     const int64_t dim = up(in->D), width = up(in->P), row = up(in->T + 1) + 2 * LANES;
-    int64_t rows = 0;
+    int64_t rows = 0, first = in->L, last = 0;
     for (int g = LINES - 1; g >= 0; g--) {
         Line *of = s->lines + g;
+        const int64_t at = (line + g) * in->L;
         of->line = line + g;
         of->first = of->n = of->rows = 0;
         of->top = 0.0f;
-        if (of->line >= from) {
-            copy(in->query + of->line * in->D, in->D, s->query + g * dim);
-            walk(in, of);
+        of->logits = in->keys ? of->room[0] : (float *)in->logits + at;
+        of->result = in->keys ? of->room[1] : result + at;
+        of->grads = in->keys ? of->room[2] : grads + at;
+        of->kept = of->room[3];
+        if (of->line < from) {
+            if (in->keys) clear(s->query + g * dim, in->D);
+            continue;
         }
-        rows = of->rows > rows ? of->rows : rows;
+        copy(in->query + query_at(in, of->line), in->D, s->query + g * dim);
+        trim(allowed_of(in, of), in->L, of);
+        first = of->n && of->first < first ? of->first : first;
+        last = of->n && of->first + of->n > last ? of->first + of->n : last;
+    }
+    s->first = first / LANES * LANES, s->n = last > s->first ? last - s->first : 0;
+    if (in->keys) multiply(in, s->query, &s->keys, s, lines_of(s, logits));
+    for (int g = LINES - 1; g >= 0; g--) {
+        if (s->lines[g].n) walk(in, s->lines + g);
+        rows = s->lines[g].rows > rows ? s->lines[g].rows : rows;
     }
     if (in->weight) {
         combine(s->query, dim, in->D, s->columns, width, width, s->z, width);
@@ -289,8 +348,9 @@ INLINE void fill_rest(const Input *in, const float *from, float *to, const Line 
 }
 
 /* Placed logits of a line, into the result, or for the softmax in place of the places; the largest of each lane. */
-INLINE Floats place_logits(const Input *in, const Line *of, float *result, float *start) {
-    const float *logits = in->logits + of->line * in->L + of->first;
+INLINE Floats place_logits(const Input *in, const Line *of, float *start) {
+    const float *logits = of->logits + of->first;
+    float *result = of->result + of->first;
     Floats most = all(-INFINITY);
     for (int64_t j = of->n - LANES; j > -LANES; j -= LANES) {
         const Floats place = load(of->place + of->pad + j);
@@ -303,7 +363,7 @@ INLINE Floats place_logits(const Input *in, const Line *of, float *result, float
             value += (place - __builtin_convertvector(row, Floats)) * slope;
         }
         value += load_keys(logits, j, in->logits);
-        soon(result + j, in->L, WRITE);
+        if (!in->keys) soon(result + j, in->L, WRITE);
         if (in->softmax) {
             value = where(load(of->own + of->pad + j) == 0.0f, all(-INFINITY), value);
             most = greater(value, most);
@@ -327,21 +387,30 @@ INLINE Floats exponentials(const Line *of, float top) {
     return sum;
 }
 
+/* Lays out keys and values of a head. */
+INLINE void hold(const Input *in, int64_t head, Scratch *s) {
+    const int64_t dim = up(in->D), keys = up(in->L);
+    for (int64_t j = 0; j < in->L; j++) {
+        const float *key = in->keys + item_at(in, head, j), *value = in->values + item_at(in, head, j);
+        for (int64_t d = 0; d < in->D; d++) {
+            s->keys.rows[j * dim + d] = s->keys.columns[d * keys + j] = in->product * key[d];
+            s->values.rows[j * dim + d] = s->values.columns[d * keys + j] = value[d];
+        }
+    }
+}
+
 /* Several lines at a time, so that one need not wait for what another's numbers come to. */
-static void forward_lines(const Input *in, int64_t from, int64_t to, float *out, float *scratch) {
-    Scratch s = prepare(in, scratch);
-    float *begin = out + from * in->L;
+INLINE void forward_some(const Input *in, int64_t from, int64_t to, float *out, Scratch *s) {
+    float *begin = in->keys ? 0 : out + from * in->L;
     for (int64_t line = to - LINES; line > from - LINES; line -= LINES) {
-        start(in, line, from, &s);
+        start(in, line, from, out, 0, s);
         Floats found[LINES];
-        float *result[LINES];
-        for (int g = 0; g < LINES; g++) result[g] = out + (line + g) * in->L + s.lines[g].first;
-        for (int g = LINES - 1; g >= 0; g--) found[g] = place_logits(in, s.lines + g, result[g], begin);
+        for (int g = LINES - 1; g >= 0; g--) found[g] = place_logits(in, s->lines + g, begin);
         float top[LINES];
         for (int g = 0; in->softmax && g < LINES; g++) top[g] = largest_of(found[g]);
-        for (int g = 0; in->softmax && g < LINES; g++) found[g] = exponentials(s.lines + g, top[g]);
+        for (int g = 0; in->softmax && g < LINES; g++) found[g] = exponentials(s->lines + g, top[g]);
         for (int g = LINES - 1; in->softmax && g >= 0 && line + g >= from; g--) {
-            const Line *of = s.lines + g;
+            const Line *of = s->lines + g;
             float *norms = in->norms + 2 * (line + g);
             norms[0] = top[g], norms[1] = 1.0f / sum_of(found[g]);
             const int16_t *kept = in->kept ? in->kept + (line + g) * in->L + of->first : 0;
@@ -351,15 +420,33 @@ static void forward_lines(const Input *in, int64_t from, int64_t to, float *out,
                     share *= in->factor * are_kept(kept, j, in->kept);
                     soon(kept + j, in->L, READ);
                 }
-                store_keys(result[g], j, begin, share);
+                store_keys(of->result + of->first, j, begin, share);
             }
         }
-        for (int g = LINES - 1; g >= 0 && line + g >= from; g--) {
-            const int64_t at = (line + g) * in->L;
-            fill_rest(in, in->logits + at, out + at, s.lines + g);
-            if (in->softmax && !s.lines[g].n) /* nobody reads it; as torch */
-                for (int64_t j = 0; j < in->L; j++) out[at + j] = 1.0f / (float)in->L;
+        for (int g = LINES - 1; g >= 0 && (in->keys || line + g >= from); g--) {
+            Line *of = s->lines + g;
+            fill_rest(in, of->logits, of->result, of);
+            if (in->softmax && !in->keys && !of->n) /* nobody reads it; as torch */
+                for (int64_t j = 0; j < in->L; j++) of->result[j] = 1.0f / (float)in->L;
         }
+        if (in->keys) {
+            const int64_t dim = up(in->D);
+            combine(lines_of(s, result), s->n, s->values.rows + s->first * dim, dim, dim, s->pooled, dim);
+            for (int g = line < from ? (int)(from - line) : 0; g < LINES; g++)
+                copy(s->pooled + g * dim, in->D, out + query_at(in, line + g));
+        }
+    }
+}
+
+static void forward_lines(const Input *in, int64_t from, int64_t to, float *out, float *scratch) {
+    Scratch s = prepare(in, scratch);
+    if (!in->keys) {
+        forward_some(in, from, to, out, &s);
+        return;
+    }
+    for (int64_t head = to / in->Q - 1; head >= from / in->Q; head--) {
+        hold(in, head, &s);
+        forward_some(in, head * in->Q, (head + 1) * in->Q, out, &s);
     }
 }
 
@@ -391,25 +478,27 @@ INLINE void add_parts(Line *of) {
 }
 
 /* Shares and their gradients before dropout; returns the mean of these, by those. */
-INLINE float to_shares(const Input *in, const float *grads, Line *of) {
-    const int64_t at = of->line * in->L + of->first;
-    const float *norms = in->norms + 2 * of->line;
+INLINE float to_shares(const Input *in, const float *start, Line *of) {
+    const float *norms = in->norms + 2 * of->line, *logits = of->logits + of->first, *grads = of->grads + of->first;
+    const int16_t *kept = in->kept ? in->kept + of->line * in->L + of->first : 0;
     Floats products = {0};
     for (int64_t j = of->n - LANES; j > -LANES; j -= LANES) {
         Floats value, slope;
         const Floats place = load(of->place + of->pad + j);
         const Ints row = __builtin_convertvector(place, Ints);
         look_up(of->score, row, &value, &slope);
-        value += (place - __builtin_convertvector(row, Floats)) * slope + load_keys(in->logits + at, j, in->logits);
+        value += (place - __builtin_convertvector(row, Floats)) * slope + load_keys(logits, j, in->logits);
         value -= norms[0];
         const Ints none = (load(of->own + of->pad + j) == 0.0f) | (value < -87.0f);
         const Floats share = where(none, all(0.0f), exponential(value)) * norms[1];
-        Floats grad = load_keys(grads + at, j, grads);
-        soon(grads + at + j, in->L, READ);
-        if (in->kept) {
-            grad *= in->factor * are_kept(in->kept + at, j, in->kept);
-            soon(in->kept + at + j, in->L, READ);
+        Floats grad = load_keys(grads, j, start), factor = all(1.0f);
+        if (!in->keys) soon(grads + j, in->L, READ);
+        if (kept) {
+            factor = in->factor * are_kept(kept, j, in->kept);
+            grad *= factor;
+            soon(kept + j, in->L, READ);
         }
+        if (in->keys) store(of->kept + of->first + j, share * factor);
         grad = where(are_keys(j), grad, all(0.0f));
         store(of->weight + of->pad + j, share);
         store(of->grad + of->pad + j, grad);
@@ -420,21 +509,21 @@ INLINE float to_shares(const Input *in, const float *grads, Line *of) {
 
 /* From the gradients of a line's results to those of its logits, steps and scores. A gate is in the places of its key
    and of all older ones. */
-INLINE void to_gates(const Input *in, const float *grads, const Gradients *out, int64_t from, Line *of) {
-    const int64_t at = of->line * in->L + of->first, n = of->n;
-    const float *steps = steps_of(in, of);
-    float *of_steps = steps ? out->steps + (steps - in->steps) : 0;
-    const float mean = in->softmax ? to_shares(in, grads, of) : 0.0f;
+INLINE void to_gates(const Input *in, const float *start, const Gradients *out, float *out_start, Line *of) {
+    const int64_t n = of->n;
+    const float *steps = steps_of(in, of), *grads = of->grads + of->first;
+    float *of_steps = steps ? out->steps + (steps - in->steps) : 0, *result = of->result + of->first;
+    const float mean = in->softmax ? to_shares(in, start, of) : 0.0f;
     double sum = 0.0;
     for (int64_t j = -of->pad; j < n; j += LANES) {
         const Floats own = load(of->own + of->pad + j), place = load(of->place + of->pad + j);
-        soon(out->logits + at + j, in->L, WRITE);
+        if (!in->keys) soon(result + j, in->L, WRITE);
         Floats x;
         if (in->softmax) {
             x = load(of->weight + of->pad + j) * (load(of->grad + of->pad + j) - mean);
         } else {
-            soon(grads + at + j, in->L, READ);
-            x = where(are_keys(j), load_keys(grads + at, j, grads), all(0.0f));
+            soon(grads + j, in->L, READ);
+            x = where(are_keys(j), load_keys(grads, j, start), all(0.0f));
         }
         const Ints row = __builtin_convertvector(place, Ints);
         const Floats upper = x * (place - __builtin_convertvector(row, Floats)), lower = x - upper;
@@ -452,54 +541,98 @@ INLINE void to_gates(const Input *in, const float *grads, const Gradients *out, 
             for (int v = j < 0 ? -j : 0; v < LANES; v++) of_steps[j + v] += of_step[v];
             of_gate *= step;
         }
-        store_keys(out->logits + at, j, out->logits + from * in->L, x + in->sign * of_gate * own * (1.0f - own));
+        store_keys(result, j, out_start, x + in->sign * of_gate * own * (1.0f - own));
+    }
+}
+
+/* grads: of the results, or of what is pooled. */
+INLINE void backward_some(const Input *in, const float *grads, int64_t from, int64_t to, const Gradients *out,
+                          Scratch *s) {
+    const int64_t dim = up(in->D), width = up(in->P), of_score = s->lines[1].score - s->lines[0].score;
+    float *begin = in->keys ? 0 : out->logits + from * in->L;
+    for (int64_t line = to - LINES; line > from - LINES; line -= LINES) {
+        const int64_t rows = start(in, line, from, out->logits, grads, s);
+        for (int g = 0; in->keys && g < LINES; g++) {
+            if (line + g < from)
+                clear(s->pooled + g * dim, in->D);
+            else
+                copy(grads + query_at(in, line + g), in->D, s->pooled + g * dim);
+        }
+        if (in->keys) multiply(in, s->pooled, &s->values, s, s->lines[0].room[2] + s->first,
+                              s->lines[1].room[2] - s->lines[0].room[2]);
+        float wrong[LINES] = {0};
+        for (int g = LINES - 1; g >= 0; g--) {
+            Line *of = s->lines + g;
+            if (isnan(of->top)) {
+                for (int64_t j = of->first; j < of->first + of->n; j++) {
+                    of->result[j] = of->top;
+                    if (in->keys) of->kept[j] = of->top;
+                }
+                wrong[g] = of->top;
+                of->rows = 0;
+            } else if (of->n) {
+                to_gates(in, in->keys ? 0 : grads, out, begin, of);
+            }
+            if (in->keys || of->line >= from) fill_rest(in, of->grads, of->result, of);
+            if (in->keys) fill_rest(in, 0, of->kept, of);
+        }
+        if (in->keys) {
+            combine(lines_of(s, result), s->n, s->keys.rows + s->first * dim, dim, dim, s->of_product, dim);
+            spread(lines_of(s, result), s->n, s->query, dim, s->keys.grads + s->first * dim);
+            spread(lines_of(s, kept), s->n, s->pooled, dim, s->values.grads + s->first * dim);
+        }
+        /* One after the other, so that nothing is read that was just written. */
+        for (int g = 0; g < LINES; g++)
+            if (s->lines[g].rows) to_rows(s->lines + g);
+        for (int g = 0; g < LINES; g++) {
+            add_parts(s->lines + g);
+            memset(s->lines[g].score + s->lines[g].rows, 0, sizeof(float) * (rows - s->lines[g].rows));
+        }
+        combine(s->lines[0].score, of_score, rows, s->table, width, width, s->of_moved, width);
+        spread(s->lines[0].score, of_score, rows, s->moved, width, s->of_table);
+        if (in->weight) {
+            for (int64_t p = 0; p < LINES * width; p += LANES) {
+                const Floats z = load(s->z + p), share = sigmoid(z);
+                store(s->of_moved + p, load(s->of_moved + p) * (share + z * share * (1.0f - share)));
+            }
+            for (int64_t p = 0; p < width; p += LANES)
+                for (int g = 0; g < LINES; g++)
+                    store(s->of_bias + p, load(s->of_bias + p) + load(s->of_moved + g * width + p));
+            spread(s->of_moved, width, in->P, s->query, dim, s->of_weight);
+            combine(s->of_moved, width, in->P, s->weight, dim, dim, s->of_query, dim);
+        } else {
+            for (int64_t p = 0; p < LINES * width; p += LANES) store(s->of_query + p, in->scale * load(s->of_moved + p));
+        }
+        for (int g = line < from ? (int)(from - line) : 0; g < LINES; g++) {
+            float *query = out->query + query_at(in, line + g);
+            for (int64_t d = 0; in->keys && d < dim; d += LANES) {
+                const Floats of_query = load(s->of_query + g * dim + d);
+                store(s->of_query + g * dim + d, of_query + load(s->of_product + g * dim + d));
+            }
+            copy(s->of_query + g * dim, in->D, query);
+            for (int64_t d = 0; isnan(wrong[g]) && d < in->D; d++) query[d] = wrong[g];
+        }
     }
 }
 
 static void backward_lines(const Input *in, const float *grads, int64_t from, int64_t to, const Gradients *out,
                            float *scratch) {
     Scratch s = prepare(in, scratch);
-    const int64_t dim = up(in->D), width = up(in->P), of_score = s.lines[1].score - s.lines[0].score;
-    for (int64_t line = to - LINES; line > from - LINES; line -= LINES) {
-        const int64_t rows = start(in, line, from, &s);
-        float wrong[LINES] = {0};
-        for (int g = LINES - 1; g >= 0; g--) {
-            Line *of = s.lines + g;
-            if (isnan(of->top)) {
-                for (int64_t j = 0; j < of->n; j++) out->logits[of->line * in->L + of->first + j] = of->top;
-                wrong[g] = of->top;
-                of->rows = 0;
-            } else if (of->n) {
-                to_gates(in, grads, out, from, of);
-            }
-            if (of->line >= from) fill_rest(in, grads + of->line * in->L, out->logits + of->line * in->L, of);
-        }
-        /* One after the other, so that nothing is read that was just written. */
-        for (int g = 0; g < LINES; g++)
-            if (s.lines[g].rows) to_rows(s.lines + g);
-        for (int g = 0; g < LINES; g++) {
-            add_parts(s.lines + g);
-            memset(s.lines[g].score + s.lines[g].rows, 0, sizeof(float) * (rows - s.lines[g].rows));
-        }
-        combine(s.lines[0].score, of_score, rows, s.table, width, width, s.of_moved, width);
-        spread(s.lines[0].score, of_score, rows, s.moved, width, s.of_table);
-        if (in->weight) {
-            for (int64_t p = 0; p < LINES * width; p += LANES) {
-                const Floats z = load(s.z + p), share = sigmoid(z);
-                store(s.of_moved + p, load(s.of_moved + p) * (share + z * share * (1.0f - share)));
-            }
-            for (int64_t p = 0; p < width; p += LANES)
-                for (int g = 0; g < LINES; g++)
-                    store(s.of_bias + p, load(s.of_bias + p) + load(s.of_moved + g * width + p));
-            spread(s.of_moved, width, in->P, s.query, dim, s.of_weight);
-            combine(s.of_moved, width, in->P, s.weight, dim, dim, s.of_query, dim);
-        } else {
-            for (int64_t p = 0; p < LINES * width; p += LANES) store(s.of_query + p, in->scale * load(s.of_moved + p));
-        }
-        for (int g = line < from ? (int)(from - line) : 0; g < LINES; g++) {
-            float *query = out->query + (line + g) * in->D;
-            copy(s.of_query + g * dim, in->D, query);
-            for (int64_t d = 0; isnan(wrong[g]) && d < in->D; d++) query[d] = wrong[g];
+    if (!in->keys) {
+        backward_some(in, grads, from, to, out, &s);
+        return;
+    }
+    const int64_t dim = up(in->D);
+    for (int64_t head = to / in->Q - 1; head >= from / in->Q; head--) {
+        hold(in, head, &s);
+        memset(s.keys.grads, 0, sizeof(float) * in->L * dim);
+        memset(s.values.grads, 0, sizeof(float) * in->L * dim);
+        backward_some(in, grads, head * in->Q, (head + 1) * in->Q, out, &s);
+        for (int64_t j = 0; j < in->L; j++) {
+            float *key = s.keys.grads + j * dim;
+            for (int64_t d = 0; d < dim; d += LANES) store(key + d, in->product * load(key + d));
+            copy(key, in->D, out->keys + item_at(in, head, j));
+            copy(s.values.grads + j * dim, in->D, out->values + item_at(in, head, j));
         }
     }
 }
@@ -507,7 +640,7 @@ static void backward_lines(const Input *in, const float *grads, int64_t from, in
 static void collect(const Input *in, float *scratch, const Gradients *out) {
     const int64_t dim = up(in->D), width = up(in->P);
     Scratch s;
-    lay_out(in->L, in->D, in->P, in->T, scratch, &s);
+    lay_out(in, scratch, &s);
     for (int64_t t = 0; t < in->T; t++)
         for (int64_t p = 0; p < in->P; p++) out->table[t * in->P + p] += s.of_table[t * width + p];
     for (int64_t p = 0; in->weight && p < in->P; p++) {

@@ -10,7 +10,7 @@
 #include "turn.h"
 
 typedef struct {
-    int64_t (*scratch)(int64_t L, int64_t D, int64_t P, int64_t T); /* floats that a thread wants to work in */
+    int64_t (*scratch)(const Input *); /* floats that a thread wants to work in */
     /* Lines from, ..., to - 1. */
     void (*forward)(const Input *, int64_t from, int64_t to, float *out, float *scratch);
     void (*backward)(const Input *, const float *grads, int64_t from, int64_t to, const Gradients *, float *scratch);

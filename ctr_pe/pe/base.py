@@ -101,6 +101,18 @@ class PositionEncoding(nn.Module):
         weights = pairs.softmax(self.bias(query, keys, logits, pairs))
         return weights if dropout is None else dropout(weights)
 
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, pairs: Pairs, dropout: Dropout) -> Tensor:
+        """All of self-attention, by the hooks: query (B, Q, H, d), keys and values (B, L, H, d) -> what is pooled,
+        (B, Q, H, d). Overridden to do it in one pass."""
+        query, keys, values = (x.transpose(1, 2).contiguous() for x in (query, keys, values))  # (B, H, L, d)
+        turned_query, turned_keys = self.rotate(query, keys, pairs.query, pairs.key)
+        turned_query = turned_query * pairs.scale  # not the products: there are more of them
+        logits = turned_query @ turned_keys.transpose(-1, -2)
+        weights = self.weigh(query, keys, logits, pairs, dropout)
+        weights, mixed = self.mix(weights, values, pairs)
+        pooled: Tensor = weights.to(mixed.dtype) @ mixed
+        return pooled.transpose(1, 2)
+
     def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         """Before pooling: weights (B, H, Q, L) after the softmax and values (B, H, L, d), zero at padding -> those that
         are pooled. In target attention the weights alone count, and without ``needs_vectors`` values may be empty,

@@ -32,6 +32,9 @@ class AdditiveCAPE(ContextualEncoding):
         self.scale = self.head_dim**-0.5
         self.table = nn.Parameter(torch.zeros(max_len + 1, self.head_dim))
 
+    def _only_places(self, pairs: Pairs) -> bool:
+        return type(self).bias is AdditiveCAPE.bias and pairs.rescore is None
+
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         if pairs.rescore is None:
             return super().bias(query, keys, logits, pairs)

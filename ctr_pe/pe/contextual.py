@@ -44,7 +44,7 @@ class ContextualEncoding(PositionEncoding):
 
     def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
         logits = widen(logits)
-        if self._compiles(logits, query, pairs):
+        if self._compiles(pairs, query, logits):
             return self._place(query, logits, pairs)
         query = query * self.scale if self.gate is None else nn.functional.silu(self.gate(query))
         return logits + place_scores(query, self.table, self.places(logits, pairs))
@@ -53,11 +53,24 @@ class ContextualEncoding(PositionEncoding):
         self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs, dropout: Dropout | None = None
     ) -> Tensor:
         wide = widen(logits)
-        if type(self).bias is not ContextualEncoding.bias or not self._compiles(wide, query, pairs):
+        if not (self._only_places(pairs) and self._compiles(pairs, query, wide)):
             return super().weigh(query, keys, logits, pairs, dropout)
         if dropout is None or not dropout.draws:
             return self._place(query, wide, pairs, softmax=True)
         return self._place(query, wide, pairs, softmax=True, factor=dropout.factor, kept=dropout.draw(wide.shape))
+
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, pairs: Pairs, dropout: Dropout) -> Tensor:
+        hooks = type(self).rotate, type(self).weigh, type(self).mix
+        (B, Q, H, _), L = query.shape, keys.shape[1]
+        if (
+            Q == 1  # nothing is gained
+            or hooks != (PositionEncoding.rotate, ContextualEncoding.weigh, PositionEncoding.mix)
+            or not (self._only_places(pairs) and self._compiles(pairs, query, query, keys, values))
+        ):
+            return super().attend(query, keys, values, pairs, dropout)
+        rule = self._rule(pairs, product=pairs.scale, factor=dropout.factor if dropout.draws else 1.0)
+        kept = dropout.draw(torch.Size((B, H, Q, L))) if dropout.draws else None
+        return fused.attend(rule, query, keys, values, **self._given(pairs, B, query.dtype), kept=kept)
 
     def steps(self, pairs: Pairs, dtype: torch.dtype) -> Tensor | None:
         """(B, H, L) in [0, 1], what an open gate counts where another key follows towards the query; None for one."""
@@ -74,15 +87,28 @@ class ContextualEncoding(PositionEncoding):
         return contextual_positions(self.gates(logits, pairs), pairs, self.between)
 
     def _place(self, query: Tensor, logits: Tensor, pairs: Pairs, kept: Tensor | None = None, **rule: Any) -> Tensor:
-        gate = None if self.gate is None else (self.gate.weight, self.gate.bias)
-        allowed, steps = pairs.allowed.expand(len(logits), 1, *logits.shape[2:]), self.steps(pairs, logits.dtype)
-        how = fused.Rule(self.sign, pairs.among_items, self.scale, **rule)
-        return fused.place(how, logits, query.float(), self.table, allowed, gate, steps, kept)
+        given = self._given(pairs, len(logits), logits.dtype)
+        return fused.place(self._rule(pairs, **rule), logits, query.float(), **given, kept=kept)
 
-    def _compiles(self, logits: Tensor, query: Tensor, pairs: Pairs) -> bool:
+    def _rule(self, pairs: Pairs, **others: Any) -> fused.Rule:
+        return fused.Rule(self.sign, pairs.among_items, self.scale, **others)
+
+    def _given(self, pairs: Pairs, rows: int, dtype: torch.dtype) -> dict[str, Any]:
+        return {
+            "table": self.table,
+            "allowed": pairs.allowed.expand(rows, -1, -1, -1),
+            "gate": None if self.gate is None else (self.gate.weight, self.gate.bias),
+            "steps": self.steps(pairs, dtype),
+        }
+
+    def _only_places(self, pairs: Pairs) -> bool:
+        """Whether ``bias`` does what it does here."""
+        return type(self).bias is ContextualEncoding.bias
+
+    def _compiles(self, pairs: Pairs, query: Tensor, *tensors: Tensor) -> bool:
         own = type(self)
         return (
-            compiled.suits(logits, self.table, *(() if self.gate is None else self.gate.parameters()))
+            compiled.suits(*tensors, self.table, *(() if self.gate is None else self.gate.parameters()))
             and query.dtype != torch.float64
             and (pairs.causal or not self.between)
             and (own.gates, own.places) == (ContextualEncoding.gates, ContextualEncoding.places)

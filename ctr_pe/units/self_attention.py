@@ -112,14 +112,5 @@ class SelfAttention(nn.Module):
     ) -> Tensor:
         """query (R, Q, D), key and value (R, W, D) -> (R, Q, H, d)."""
         pairs = replace(pairs, side=side) if side else pairs
-        query, key, value = self._split(query), self._split(key), self._split(value)
-        turned_query, turned_key = self.pe.rotate(query, key, pairs.query, pairs.key)
-        logits = (turned_query * self.scale) @ turned_key.transpose(-1, -2)  # not the products: there are more of them
-        weights = self.pe.weigh(query, key, logits, pairs, self.dropout)  # (R, H, Q, W)
-        weights, mixed = self.pe.mix(weights, value, pairs)
-        pooled: Tensor = weights.to(mixed.dtype) @ mixed
-        return pooled.transpose(1, 2)
-
-    def _split(self, x: Tensor) -> Tensor:
-        batch, slots, dim = x.shape
-        return x.view(batch, slots, self.num_heads, dim // self.num_heads).transpose(1, 2).contiguous()  # (B, H, L, d)
+        query, key, value = (x.view(*x.shape[:2], self.num_heads, -1) for x in (query, key, value))
+        return self.pe.attend(query, key, value, pairs, self.dropout)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -52,7 +53,7 @@ def outcome(call: Callable[[], Tensor], leaves: list[Tensor]) -> list[Tensor]:
 def compare(monkeypatch: pytest.MonkeyPatch, module: nn.Module, call: Callable[..., Tensor], *inputs: Tensor) -> None:
     """In float32, compiled, against float64, for which there is nothing but torch: values and all gradients."""
     asked = []
-    monkeypatch.setattr(fused, "place", lambda *given: asked.append(1) or PLACE(*given))
+    monkeypatch.setattr(fused, "_run", lambda *given: asked.append(1) or RUN(*given))
 
     def found(dtype: torch.dtype) -> list[Tensor]:
         module.to(dtype)
@@ -68,7 +69,7 @@ def compare(monkeypatch: pytest.MonkeyPatch, module: nn.Module, call: Callable[.
         assert (got - want).abs().max() <= 1e-5 * max(1.0, float(want.abs().max()))
 
 
-PLACE = fused.place
+RUN = fused._run
 
 
 @needs_code
@@ -82,6 +83,90 @@ def test_equals_torch_in_self_attention(
     unit = SelfAttention(40, 2, build_pe(name, 40, max_len, 2), causal, dropout)  # heads of 20, more than a vector
     drawn(unit)
     compare(monkeypatch, unit, lambda items: unit(items, positions), torch.randn(sum(LENGTHS), 40))
+
+
+@needs_code
+@pytest.mark.parametrize("rate", [0.0, 0.4])
+@pytest.mark.parametrize("seed", range(16))
+def test_attention_equals_torch_over_random_shapes_and_masks(
+    monkeypatch: pytest.MonkeyPatch, seed: int, rate: float
+) -> None:
+    torch.manual_seed(seed)
+    rows, heads, queries, keys, width, places = (int(torch.randint(1, top, ())) for top in (4, 4, 9, 60, 40, 70))
+    encoding, dropout, dim = Bare(places, width, 1 - 2 * (seed % 2)), Dropout(rate), width
+    allowed = torch.rand(rows, 1, queries + 1, keys) < (0.6, 0.1)[seed % 2]
+    allowed[0, :, 0] = False
+    pairs = replace(at(allowed), scale=0.7)
+    if seed % 3:
+        dim = int(torch.randint(1, 40, ()))
+        encoding.gate = PositionLinear(dim, width)
+    if seed % 4 > 1:
+        encoding.share = nn.Parameter(torch.rand(rows, heads, keys))
+
+    def call(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        pooled = encoding.attend(query.mT, key, value, pairs, dropout)
+        return pooled * allowed.any(-1).mT.unsqueeze(-1)  # nobody reads what is pooled of nothing
+
+    given = torch.randn(rows, queries + 1, dim, heads), *(torch.randn(rows, keys, heads, dim) for _ in "kv")
+    compare(monkeypatch, encoding, call, *given)
+
+
+@needs_code
+@pytest.mark.parametrize("name", NAMES)
+def test_self_attention_is_one_pass(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """No logits are laid out, nor weights."""
+    positions, items = batch(LENGTHS), torch.randn(sum(LENGTHS), 8)
+    asked = []
+    monkeypatch.setattr(fused, "attend", lambda *given, **named: asked.append(1) or ATTEND(*given, **named))
+    SelfAttention(8, 2, build_pe(name, 8, 40, 2), True, 0.2)(items, positions)
+    assert len(asked) == sum(len(block.mask[0]) > 1 for block in positions.blocks) > 1
+
+
+@needs_code
+@pytest.mark.parametrize("hook", ["rotate", "bias", "gates", "places", "weigh", "mix"])
+@pytest.mark.parametrize("of", ["cape", "cape_additive"])
+def test_an_overridden_hook_counts_in_self_attention(of: str, hook: str) -> None:
+    kind, asked = type(build_pe(of, 8, 9, 2)), []
+
+    def count(self: nn.Module, *given: object) -> object:
+        asked.append(1)
+        return getattr(kind, hook)(self, *given)
+
+    own = type("Own", (kind,), {hook: count})(8, 9, 2)
+    plain = build_pe(of, 8, 9, 2)
+    plain.load_state_dict(own.state_dict())
+    torch.manual_seed(0)
+    query, key, value = (torch.randn(2, 5, 2, 4) for _ in "qkv")
+    pairs = at(torch.ones(2, 1, 5, 5, dtype=torch.bool))
+    pooled = own.attend(query, key, value, pairs, Dropout(0.0))
+    assert asked
+    assert torch.allclose(pooled, plain.attend(query, key, value, pairs, Dropout(0.0)), atol=1e-5)
+
+
+ATTEND = fused.attend
+
+
+@needs_code
+@pytest.mark.parametrize("which", ["query", "key", "value"])
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, 1e30])
+def test_what_is_no_number_stays_in_its_row_and_head(which: str, wrong: float) -> None:
+    """And in what looks at it: item 4 of the first row's second head."""
+    torch.manual_seed(0)
+    encoding, pairs = Bare(9, 4, -1), at(torch.ones(2, 1, 20, 20, dtype=torch.bool).tril())
+    given = {name: torch.randn(2, 20, 3, 4) for name in ("query", "key", "value")}
+    before = encoding.attend(*given.values(), pairs, Dropout(0.0))
+    given[which][0, 4, 1] = wrong
+    leaves = [x.requires_grad_() for x in given.values()]
+    pooled = encoding.attend(*leaves, pairs, Dropout(0.0))
+    gradients = torch.autograd.grad(pooled.sum(), leaves)
+    same, own = torch.ones(2, 20, 3, dtype=torch.bool), slice(4, 5 if which == "query" else None)
+    same[0, own, 1] = False
+    assert torch.equal(pooled[same], before[same])
+    elsewhere = torch.ones(2, 20, 3, dtype=torch.bool)
+    elsewhere[0, :, 1] = False
+    assert all(gradient[elsewhere].isfinite().all() for gradient in gradients)
+    if math.isnan(wrong):
+        assert pooled[~same].isnan().all()
 
 
 @needs_code
@@ -194,6 +279,8 @@ def test_threads_share_the_work(monkeypatch: pytest.MonkeyPatch, rows: int, thre
     try:
         torch.set_num_threads(threads)
         compare(monkeypatch, encoding, lambda logits, query: placed(encoding, logits, query, pairs), *given)
+        given = torch.randn(rows, 3, 1, 5), torch.randn(rows, 12, 1, 5), torch.randn(rows, 12, 1, 5)
+        compare(monkeypatch, encoding, lambda *given: encoding.attend(*given, pairs, Dropout(0.3)), *given)
     finally:
         torch.set_num_threads(before)
 
@@ -298,30 +385,39 @@ def test_an_overridden_hook_counts(hook: str) -> None:
 
 @needs_code
 @pytest.mark.parametrize("at_end", [True, False])
-@pytest.mark.parametrize("softmax", [True, False])
+@pytest.mark.parametrize("what", ["logits", "shares", "pooled"])
 @pytest.mark.parametrize("keys", [1, 5, 16, 27])
-def test_no_memory_of_others_is_touched(keys: int, softmax: bool, at_end: bool) -> None:
+def test_no_memory_of_others_is_touched(keys: int, what: str, at_end: bool) -> None:
     """Whatever is given or wanted lies between closed pages; values are those that lie elsewhere gives."""
     torch.manual_seed(keys)
-    rule, fences = fused.Rule(-1, softmax=softmax, factor=1.25), []
+    rule, fences = fused.Rule(-1, softmax=what != "logits", factor=1.25, product=0.4), []
 
-    def fenced(given: Tensor) -> Tensor:
+    def fenced(given: Tensor | None) -> Tensor | None:
+        if given is None:
+            return None
         fences.append(Fenced(given, at_end))
         return fences[-1].held
 
+    def copied(given: Tensor | None) -> Tensor | None:
+        return None if given is None else given.clone()
+
     allowed = (torch.rand(2, 1, 3, keys) < 0.8).contiguous()
-    logits, query = torch.randn(2, 2, 3, keys), torch.randn(2, 2, 3, 5)
+    logits, query, key, value = torch.randn(2, 2, 3, keys), torch.randn(2, 2, 3, 5), None, None
+    if what == "pooled":
+        logits, query, key, value = None, torch.randn(2, 3, 2, 5), *torch.randn(2, 2, keys, 2, 5)
+    vectors = logits, query, key, value
     parameters = torch.randn(4, 5), torch.randn(4), torch.randn(9, 4), torch.rand(2, 2, keys)
     kept, norms = (torch.rand(2, 2, 3, keys) < 0.8).short(), torch.randn(2, 2, 3, 2)
     results = []
-    for hold in (torch.clone, fenced):
-        given = [hold(x) for x in (logits, query, *parameters, allowed, kept, norms)]
-        out, grad = hold(torch.empty_like(logits)), hold(torch.linspace(-1, 1, logits.numel()))
-        into = [hold(torch.empty_like(x)) for x in (logits, query, *parameters)]
+    for hold in (copied, fenced):
+        given = [hold(x) for x in (*vectors, *parameters, allowed, kept, norms)]
+        like = query if logits is None else logits
+        out, grad = hold(torch.empty_like(like)), hold(torch.linspace(-1, 1, like.numel()))
+        into = [hold(None if x is None else torch.empty_like(x)) for x in (*vectors, *parameters)]
         compiled.run("contextual_forward", fused._input(rule, given), out.data_ptr())
-        to = ctypes.byref(fused._Gradients(*(x.data_ptr() for x in into)))
+        to = ctypes.byref(fused._Gradients(*map(compiled.address, into)))
         compiled.run("contextual_backward", fused._input(rule, given), grad.data_ptr(), to, 9)
-        results.append([x.clone() for x in (out, *into)])
+        results.append([x.clone() for x in (out, *into) if x is not None])
     assert not any(x.isnan().any() for x in results[0])
     for got, want in zip(results[1], results[0], strict=True):
         assert torch.equal(got, want)
@@ -358,6 +454,16 @@ def test_shapes_that_do_not_match_are_refused(which: str) -> None:
             given["steps"],
             given["kept"].short(),
         )
+
+
+@needs_code
+@pytest.mark.parametrize("which", ["query", "key", "value"])
+def test_vectors_that_do_not_match_are_refused(which: str) -> None:
+    given = {"query": torch.ones(2, 5, 3, 4), "key": torch.ones(2, 8, 3, 4), "value": torch.ones(2, 8, 3, 4)}
+    given[which] = given[which][..., :1]
+    others = torch.ones(9, 6), torch.ones(2, 1, 5, 8).bool(), (torch.ones(6, 4), torch.ones(6))
+    with pytest.raises(ValueError, match=f"{'key' if which == 'query' else which} .* does not match"):
+        fused.attend(fused.Rule(1), *given.values(), *others)
 
 
 @needs_code
