@@ -21,7 +21,8 @@ COMPILED = Extension(
     "ctr_pe.compiled._code",
     [f"ctr_pe/compiled/{name}.c" for name in ("code", "avx2", "avx512")],
     depends=[
-        f"ctr_pe/compiled/{name}.h" for name in ("variant", "vectors", "contextual", "fading", "gate", "keep", "relative", "turn")
+        f"ctr_pe/compiled/{name}.h"
+        for name in ("variant", "vectors", "contextual", "fading", "gate", "keep", "relative", "turn")
     ],
     extra_compile_args=["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"],
     extra_link_args=["-fopenmp"],

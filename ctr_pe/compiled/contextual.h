@@ -67,6 +67,7 @@ typedef struct {
     Items keys, values;                    /* the keys times `product` */
     float *pooled, *of_product;            /* (LINES, D): what is pooled or its gradient, the query's from the products */
     int64_t first, n;                      /* keys that any of the lines looks at, in whole vectors before those */
+    int64_t origin, next, ahead;           /* where vectors of line 0 would lie; to those of the next line, and head */
 } Scratch;
 
 INLINE float *take(float **at, int64_t n) {
@@ -243,15 +244,22 @@ INLINE const uint8_t *allowed_of(const Input *in, const Line *to) {
     return in->allowed + (to->line / (in->H * in->Q) * in->Q + to->line % in->Q) * in->L;
 }
 
-/* Where the vectors of a line's query lie among all, and those of a head's item. */
-INLINE int64_t query_at(const Input *in, int64_t line) {
-    if (!in->keys) return line * in->D;
-    const int64_t head = line / in->Q;
-    return ((head / in->H * in->Q + line % in->Q) * in->H + head % in->H) * in->D;
+/* Where the first of a head's n vectors lies, beside keys. */
+INLINE int64_t head_at(const Input *in, int64_t head, int64_t n) {
+    return (head / in->H * n * in->H + head % in->H) * in->D;
 }
 
-INLINE int64_t item_at(const Input *in, int64_t head, int64_t item) {
-    return ((head / in->H * in->L + item) * in->H + head % in->H) * in->D;
+/* Where the vectors of a line's query lie. */
+INLINE int64_t query_at(const Scratch *s, int64_t line) { return s->origin + line * s->next; }
+
+/* Lines of one head, beside keys. */
+INLINE void locate(const Input *in, int64_t from, Scratch *s) {
+    s->next = in->D, s->origin = s->ahead = 0;
+    if (in->keys) {
+        const int64_t head = from / in->Q, at = head_at(in, head, in->Q);
+        s->next = in->H * in->D, s->origin = at - from * s->next;
+        s->ahead = head ? head_at(in, head - 1, in->Q) - at : 0;
+    }
 }
 
 /* Gates and places of a line. */
@@ -307,7 +315,8 @@ INLINE int64_t start(const Input *in, int64_t line, int64_t from, float *result,
             if (in->keys) clear(s->query + g * dim, in->D);
             continue;
         }
-        copy(in->query + query_at(in, of->line), in->D, s->query + g * dim);
+        copy(in->query + query_at(s, of->line), in->D, s->query + g * dim);
+        __builtin_prefetch(in->query + query_at(s, of->line) + s->ahead);
         trim(allowed_of(in, of), in->L, of);
         first = of->n && of->first < first ? of->first : first;
         last = of->n && of->first + of->n > last ? of->first + of->n : last;
@@ -387,14 +396,20 @@ INLINE Floats exponentials(const Line *of, float top) {
     return sum;
 }
 
-/* Lays out keys and values of a head. */
-INLINE void hold(const Input *in, int64_t head, Scratch *s) {
-    const int64_t dim = up(in->D), keys = up(in->L);
-    for (int64_t j = 0; j < in->L; j++) {
-        const float *key = in->keys + item_at(in, head, j), *value = in->values + item_at(in, head, j);
-        for (int64_t d = 0; d < in->D; d++) {
-            s->keys.rows[j * dim + d] = s->keys.columns[d * keys + j] = in->product * key[d];
-            s->values.rows[j * dim + d] = s->values.columns[d * keys + j] = value[d];
+/* Items of a head, times a factor, in rows and in columns; either may be null. */
+INLINE void lay(const Input *in, const float *items, int64_t ahead, float factor, float *rows, float *columns) {
+    const int64_t dim = up(in->D), keys = up(in->L), next = in->H * in->D;
+    for (int64_t j = 0; j < in->L; j += LANES) {
+        for (int64_t d = 0; d < in->D; d += LANES) {
+            Floats x[LANES] = {{0}};
+            for (int64_t k = 0; k < LANES && j + k < in->L; k++) {
+                x[k] = factor * some(items + (j + k) * next + d, in->D - d);
+                __builtin_prefetch(items + (j + k) * next + d + ahead);
+                if (rows) store(rows + (j + k) * dim + d, x[k]);
+            }
+            if (!columns) continue;
+            transpose(x);
+            for (int64_t k = 0; k < LANES && d + k < in->D; k++) store(columns + (d + k) * keys + j, x[k]);
         }
     }
 }
@@ -402,6 +417,7 @@ INLINE void hold(const Input *in, int64_t head, Scratch *s) {
 /* Several lines at a time, so that one need not wait for what another's numbers come to. */
 INLINE void forward_some(const Input *in, int64_t from, int64_t to, float *out, Scratch *s) {
     float *begin = in->keys ? 0 : out + from * in->L;
+    locate(in, from, s);
     for (int64_t line = to - LINES; line > from - LINES; line -= LINES) {
         start(in, line, from, out, 0, s);
         Floats found[LINES];
@@ -433,7 +449,7 @@ INLINE void forward_some(const Input *in, int64_t from, int64_t to, float *out, 
             const int64_t dim = up(in->D);
             combine(lines_of(s, result), s->n, s->values.rows + s->first * dim, dim, dim, s->pooled, dim);
             for (int g = line < from ? (int)(from - line) : 0; g < LINES; g++)
-                copy(s->pooled + g * dim, in->D, out + query_at(in, line + g));
+                copy(s->pooled + g * dim, in->D, out + query_at(s, line + g));
         }
     }
 }
@@ -445,7 +461,9 @@ static void forward_lines(const Input *in, int64_t from, int64_t to, float *out,
         return;
     }
     for (int64_t head = to / in->Q - 1; head >= from / in->Q; head--) {
-        hold(in, head, &s);
+        const int64_t at = head_at(in, head, in->L), ahead = head ? head_at(in, head - 1, in->L) - at : 0;
+        lay(in, in->keys + at, ahead, in->product, 0, s.keys.columns);
+        lay(in, in->values + at, ahead, 1.0f, s.values.rows, 0);
         forward_some(in, head * in->Q, (head + 1) * in->Q, out, &s);
     }
 }
@@ -550,13 +568,15 @@ INLINE void backward_some(const Input *in, const float *grads, int64_t from, int
                           Scratch *s) {
     const int64_t dim = up(in->D), width = up(in->P), of_score = s->lines[1].score - s->lines[0].score;
     float *begin = in->keys ? 0 : out->logits + from * in->L;
+    locate(in, from, s);
     for (int64_t line = to - LINES; line > from - LINES; line -= LINES) {
         const int64_t rows = start(in, line, from, out->logits, grads, s);
         for (int g = 0; in->keys && g < LINES; g++) {
             if (line + g < from)
                 clear(s->pooled + g * dim, in->D);
             else
-                copy(grads + query_at(in, line + g), in->D, s->pooled + g * dim);
+                copy(grads + query_at(s, line + g), in->D, s->pooled + g * dim);
+            __builtin_prefetch(grads + query_at(s, line + g) + s->ahead);
         }
         if (in->keys) multiply(in, s->pooled, &s->values, s, s->lines[0].room[2] + s->first,
                               s->lines[1].room[2] - s->lines[0].room[2]);
@@ -604,7 +624,7 @@ INLINE void backward_some(const Input *in, const float *grads, int64_t from, int
             for (int64_t p = 0; p < LINES * width; p += LANES) store(s->of_query + p, in->scale * load(s->of_moved + p));
         }
         for (int g = line < from ? (int)(from - line) : 0; g < LINES; g++) {
-            float *query = out->query + query_at(in, line + g);
+            float *query = out->query + query_at(s, line + g);
             for (int64_t d = 0; in->keys && d < dim; d += LANES) {
                 const Floats of_query = load(s->of_query + g * dim + d);
                 store(s->of_query + g * dim + d, of_query + load(s->of_product + g * dim + d));
@@ -624,15 +644,17 @@ static void backward_lines(const Input *in, const float *grads, int64_t from, in
     }
     const int64_t dim = up(in->D);
     for (int64_t head = to / in->Q - 1; head >= from / in->Q; head--) {
-        hold(in, head, &s);
+        const int64_t at = head_at(in, head, in->L), ahead = head ? head_at(in, head - 1, in->L) - at : 0;
+        lay(in, in->keys + at, ahead, in->product, s.keys.rows, s.keys.columns);
+        lay(in, in->values + at, ahead, 1.0f, s.values.rows, s.values.columns);
         memset(s.keys.grads, 0, sizeof(float) * in->L * dim);
         memset(s.values.grads, 0, sizeof(float) * in->L * dim);
         backward_some(in, grads, head * in->Q, (head + 1) * in->Q, out, &s);
         for (int64_t j = 0; j < in->L; j++) {
             float *key = s.keys.grads + j * dim;
             for (int64_t d = 0; d < dim; d += LANES) store(key + d, in->product * load(key + d));
-            copy(key, in->D, out->keys + item_at(in, head, j));
-            copy(s.values.grads + j * dim, in->D, out->values + item_at(in, head, j));
+            copy(key, in->D, out->keys + at + j * in->H * in->D);
+            copy(s.values.grads + j * dim, in->D, out->values + at + j * in->H * in->D);
         }
     }
 }

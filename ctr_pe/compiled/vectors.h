@@ -196,6 +196,26 @@ INLINE Floats phase_of(Floats x, Floats y) {
 #define SHUFFLE __builtin_shuffle
 #endif
 
+/* x[k][v] and x[v][k] change places. */
+INLINE void transpose(Floats *x) {
+    for (int32_t k = 1; k < LANES; k *= 2) {
+        for (int i = 0; i < LANES; i++) {
+            if (i & k) continue;
+            const Floats low = x[i], high = x[i + k];
+#ifdef SHUFFLE
+            const Ints odd = (LANE & k) != 0;
+            x[i] = SHUFFLE(low, high, LANE + (odd & (LANES - k)));
+            x[i + k] = SHUFFLE(low, high, LANE + (odd & LANES) + (~odd & k));
+#else
+            for (int v = 0; v < LANES; v++) {
+                x[i][v] = v & k ? high[v - k] : low[v];
+                x[i + k][v] = v & k ? high[v] : low[v + k];
+            }
+#endif
+        }
+    }
+}
+
 /* Sums of each lane and all after it. */
 INLINE Floats sums_from(Floats x) {
 #ifdef SHUFFLE
