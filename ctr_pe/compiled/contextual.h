@@ -310,7 +310,7 @@ INLINE int64_t start(const Input *in, int64_t line, int64_t from, float *result,
         of->logits = in->keys ? of->room[0] : (float *)in->logits + at;
         of->result = in->keys ? of->room[1] : result + at;
         of->grads = in->keys ? of->room[2] : grads + at;
-        of->kept = of->room[3];
+        of->kept = in->keys ? of->room[3] : 0;
         if (of->line < from) {
             if (in->keys) clear(s->query + g * dim, in->D);
             continue;
