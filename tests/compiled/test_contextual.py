@@ -149,24 +149,29 @@ ATTEND = fused.attend
 @needs_code
 @pytest.mark.parametrize("which", ["query", "key", "value"])
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 1e30])
-def test_what_is_no_number_stays_in_its_row_and_head(which: str, wrong: float) -> None:
-    """And in what looks at it: item 4 of the first row's second head."""
+@pytest.mark.parametrize(("items", "item", "row"), [(20, 4, 0), (3, 0, 1), (3, 2, 1)])
+def test_what_is_no_number_stays_in_its_row_and_head(which: str, wrong: float, items: int, item: int, row: int) -> None:
+    """And in what looks at it: an item of a row's second head."""
     torch.manual_seed(0)
-    encoding, pairs = Bare(9, 4, -1), at(torch.ones(2, 1, 20, 20, dtype=torch.bool).tril())
-    given = {name: torch.randn(2, 20, 3, 4) for name in ("query", "key", "value")}
+    encoding, pairs = Bare(9, 4, -1), at(torch.ones(2, 1, items, items, dtype=torch.bool).tril())
+    given = {name: torch.randn(2, items, 3, 4) for name in ("query", "key", "value")}
     before = encoding.attend(*given.values(), pairs, Dropout(0.0))
-    given[which][0, 4, 1] = wrong
+    given[which][row, item, 1] = wrong
     leaves = [x.requires_grad_() for x in given.values()]
     pooled = encoding.attend(*leaves, pairs, Dropout(0.0))
     gradients = torch.autograd.grad(pooled.sum(), leaves)
-    same, own = torch.ones(2, 20, 3, dtype=torch.bool), slice(4, 5 if which == "query" else None)
-    same[0, own, 1] = False
-    assert torch.equal(pooled[same], before[same])
-    elsewhere = torch.ones(2, 20, 3, dtype=torch.bool)
-    elsewhere[0, :, 1] = False
+    same, own = torch.ones(2, items, 3, dtype=torch.bool), slice(item, item + 1 if which == "query" else None)
+    same[row, own, 1] = False
+    elsewhere = torch.ones(2, items, 3, dtype=torch.bool)
+    elsewhere[row, :, 1] = False
+    assert torch.equal(pooled[elsewhere], before[elsewhere])
+    if item % 4 == 0 or which == "query":  # four lines share their keys, and nothing times no number is none
+        assert torch.equal(pooled[same], before[same])
     assert all(gradient[elsewhere].isfinite().all() for gradient in gradients)
     if math.isnan(wrong):
         assert pooled[~same].isnan().all()
+        if which != "value":  # what these queries see has no gradient that is one
+            assert all(gradient[row, item, 1].isnan().all() for gradient in gradients)
 
 
 @needs_code
