@@ -311,10 +311,7 @@ INLINE int64_t start(const Input *in, int64_t line, int64_t from, float *result,
         of->result = in->keys ? of->room[1] : result + at;
         of->grads = in->keys ? of->room[2] : grads + at;
         of->kept = in->keys ? of->room[3] : 0;
-        if (of->line < from) {
-            if (in->keys) clear(s->query + g * dim, in->D);
-            continue;
-        }
+        if (of->line < from) continue;
         copy(in->query + query_at(s, of->line), in->D, s->query + g * dim);
         __builtin_prefetch(in->query + query_at(s, of->line) + s->ahead);
         trim(allowed_of(in, of), in->L, of);
@@ -439,7 +436,7 @@ INLINE void forward_some(const Input *in, int64_t from, int64_t to, float *out, 
                 store_keys(of->result + of->first, j, begin, share);
             }
         }
-        for (int g = LINES - 1; g >= 0 && (in->keys || line + g >= from); g--) {
+        for (int g = LINES - 1; g >= 0 && line + g >= from; g--) {
             Line *of = s->lines + g;
             fill_rest(in, of->logits, of->result, of);
             if (in->softmax && !in->keys && !of->n) /* nobody reads it; as torch */
@@ -571,11 +568,8 @@ INLINE void backward_some(const Input *in, const float *grads, int64_t from, int
     locate(in, from, s);
     for (int64_t line = to - LINES; line > from - LINES; line -= LINES) {
         const int64_t rows = start(in, line, from, out->logits, grads, s);
-        for (int g = 0; in->keys && g < LINES; g++) {
-            if (line + g < from)
-                clear(s->pooled + g * dim, in->D);
-            else
-                copy(grads + query_at(s, line + g), in->D, s->pooled + g * dim);
+        for (int g = LINES - 1; in->keys && g >= 0 && line + g >= from; g--) {
+            copy(grads + query_at(s, line + g), in->D, s->pooled + g * dim);
             __builtin_prefetch(grads + query_at(s, line + g) + s->ahead);
         }
         if (in->keys) multiply(in, s->pooled, &s->values, s, s->lines[0].room[2] + s->first,
