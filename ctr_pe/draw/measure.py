@@ -178,6 +178,10 @@ class Watched(PositionEncoding):
         self.bias(query, keys, logits, pairs)  # to see what it adds
         return self.pe.weigh(query, keys, logits, pairs, dropout)
 
+    def attend(self, query: Tensor, keys: Tensor, values: Tensor, pairs: Pairs, dropout: Dropout) -> Tensor:
+        super().attend(query, keys, values, pairs, dropout)  # to see what the hooks do
+        return self.pe.attend(query, keys, values, pairs, dropout)
+
     def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
         self.items[pairs.block.rows] = pairs.allowed[:, 0, -1].sum(-1)
         self._keep(self.shares, weights, pairs)
