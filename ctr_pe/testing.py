@@ -228,23 +228,30 @@ def check_newest(factory: Factory, unit: str) -> None:
 
 
 def check_gradients(factory: Factory, unit: str) -> None:
-    """gradcheck in float64, with respect to target, history and the encoding's parameters; nothing is NaN."""
+    """gradcheck in float64, with respect to target, real items and the encoding's parameters; nothing is NaN.
+
+    Of two random weighted sums of all outputs, along three random directions of each input: an error in any entry of
+    the Jacobian shows in them, at a tenth of the time that entry by entry takes.
+    """
     batch = Batch.random([3, 0, 5, 1])
     harness = Harness(factory, unit).eval()
-    names = list(dict(harness.pe.named_parameters()))
-    leaves = [p.detach().clone().requires_grad_() for p in harness.pe.parameters()]
+    parameters = dict(harness.pe.named_parameters())
+    leaves = [x.detach() for x in (batch.target, batch.history[batch.mask], *parameters.values())]
+    draw = torch.Generator().manual_seed(2)
+    directions = [torch.randn(3, *x.shape, generator=draw, dtype=x.dtype) for x in leaves]
 
-    def run(target: Tensor, history: Tensor, *parameters: Tensor) -> tuple[Tensor, ...]:
-        values = {f"pe.{name}": value for name, value in zip(names, parameters, strict=True)}
-        values |= {f"unit.pe.{name}": value for name, value in zip(names, parameters, strict=True)}
-        out: tuple[Tensor, ...] = torch.func.functional_call(
-            harness, values, (Batch(target, history, batch.mask, batch.age),)
-        )
-        return out
+    def run(*steps: Tensor) -> Tensor:
+        moved = [x + torch.tensordot(step, along, 1) for x, step, along in zip(leaves, steps, directions, strict=True)]
+        history = torch.zeros_like(batch.history).index_put((batch.mask,), moved[1])
+        values = dict(zip(parameters, moved[2:], strict=True))
+        values = {f"{place}.{name}": value for place in ("pe", "unit.pe") for name, value in values.items()}
+        main, other = torch.func.functional_call(harness, values, (Batch(moved[0], history, batch.mask, batch.age),))
+        outputs = torch.cat([main.flatten(), other[batch.mask].flatten()])
+        return torch.randn(2, len(outputs), generator=draw.manual_seed(3), dtype=outputs.dtype) @ outputs
 
-    inputs = (batch.target.requires_grad_(), batch.history.requires_grad_(), *leaves)
+    steps = [torch.zeros(3, dtype=x.dtype, requires_grad=True) for x in leaves]
     try:
-        torch.autograd.gradcheck(run, inputs, eps=1e-6, atol=1e-5)
+        torch.autograd.gradcheck(run, steps, eps=1e-6, atol=1e-6, rtol=1e-5)
     except RuntimeError as error:
         raise AssertionError(f"gradients, {unit}: {str(error).splitlines()[0]}") from None
 

@@ -131,6 +131,20 @@ class WrongGradient(PositionEncoding):
         return logits + logits.detach() ** 2
 
 
+class WrongInOneEntry(PositionEncoding):
+    """One parameter of many teaches the wrong way."""
+
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
+        super().__init__(dim, max_len, num_heads)
+        self.table = nn.Parameter(torch.zeros(8, dim))
+
+    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        cut = torch.zeros_like(self.table, dtype=torch.bool).index_put(
+            (torch.tensor(5), torch.tensor(3)), torch.tensor(True)
+        )
+        return target, history * (1 + 0.1 * torch.where(cut, self.table.detach(), self.table).mean(0))
+
+
 class CeilNaN(PositionEncoding):
     """0 / 0 where a history is empty."""
 
@@ -150,6 +164,7 @@ class CeilNaN(PositionEncoding):
         (SeesLaterTimes, "causality"),
         (CountsQueries, "newest item alone"),
         (WrongGradient, "gradients"),
+        (WrongInOneEntry, "gradients"),
         (CeilNaN, "padding|empty"),
     ],
 )
