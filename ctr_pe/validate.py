@@ -108,6 +108,7 @@ def check_models(sections: Mapping[str, dict[str, Any]], folder: Path, root: Pat
 
 def check_params(params: Mapping[str, Any], root: Path) -> Iterator[str]:
     """Problems of one experiment's parameters."""
+    from ctr_pe.model_zoo.keys import unknown_keys
     from ctr_pe.training import model_class
 
     if legacy.is_legacy(params):
@@ -121,9 +122,9 @@ def check_params(params: Mapping[str, Any], root: Path) -> Iterator[str]:
         yield str(error)
         return
     good = dict(params)
-    types = known_types(cls)
+    types, unknown = known_types(cls), unknown_keys(cls, params)
     for key, value in params.items():
-        for problem in _check_key(cls, types, key, value):
+        for problem in [unknown[key]] if key in unknown else _check_value(types, key, value):
             yield problem
             good.pop(key)
     yield from _check_fit(cls, good, root)
@@ -149,12 +150,10 @@ def _annotations(cls: Any) -> dict[str, Any]:
     return {name: hints[name] for name in named if name in hints}
 
 
-def _check_key(cls: Any, types: Mapping[str, Any], key: str, value: Any) -> Iterator[str]:
-    from ctr_pe.model_zoo.keys import check_keys
+def _check_value(types: Mapping[str, Any], key: str, value: Any) -> Iterator[str]:
     from ctr_pe.training import check_encoding
 
     try:
-        check_keys(cls, [key])
         if key in types:
             TypeAdapter(types[key], config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
         if key == "position_encoding":

@@ -27,15 +27,20 @@ def check_keys(model: type[BaseModel], keys: Iterable[str]) -> None:
     Raises:
         UserError: the first unknown key with the nearest known one.
     """
+    for problem in unknown_keys(model, keys).values():
+        raise UserError(problem)
+
+
+def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> dict[str, str]:
+    """Those of the keys that nothing reads, each with one line that names the nearest known one."""
     prefix = model.__name__.lower()
     known = set(FUXICTR_KEYS) | set(pe_options())
     known |= {f"{prefix}_{key}" for key in ("target_field", "sequence_field", "neg_seq_field")}
     for cls in model.__mro__:
         if issubclass(cls, BaseModel):
             known |= {p.name for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD}
-    for key in keys:
-        if key not in known:
-            raise UserError(f"{model.__name__}: key '{key}' is unknown: {nearest(key, known - FUXICTR_KEYS)}")
+    near = known - FUXICTR_KEYS
+    return {key: f"{model.__name__}: key '{key}' is unknown: {nearest(key, near)}" for key in keys if key not in known}
 
 
 def own_position_switch(model: str, key: str, on: bool | None, params: dict[str, Any]) -> None:

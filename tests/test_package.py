@@ -65,6 +65,7 @@ def fuxictrs_modules() -> set[str]:
     return {name for name in names if name.startswith("model_zoo/") and name.endswith(".py")}
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, checkout: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     info = f"ctr_pe-{ctr_pe.__version__}.dist-info/"
@@ -75,6 +76,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, checkout: Pat
     assert zipfile.ZipFile(wheel).read(f"{info}top_level.txt").decode().split() == ["ctr_pe"]
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="compiled on Linux only")
 def test_a_compiler_is_used_and_not_needed(checkout: Path, tmp_path: Path) -> None:
     source = copy_checkout(checkout, tmp_path / "source")
@@ -91,11 +93,13 @@ def test_a_compiler_is_used_and_not_needed(checkout: Path, tmp_path: Path) -> No
         assert len(found("cc")) == 1
 
 
+@pytest.mark.slow
 def test_the_wheel_overwrites_no_file_of_fuxictr(wheel: Path) -> None:
     assert fuxictrs_modules()  # the trap is there
     assert not {str(file) for file in files("fuxictr") or []} & set(zipfile.ZipFile(wheel).namelist())
 
 
+@pytest.mark.slow
 def test_the_command_is_installed(wheel: Path) -> None:
     info = f"ctr_pe-{ctr_pe.__version__}.dist-info/"
     assert "ctr-pe = ctr_pe.cli:main" in zipfile.ZipFile(wheel).read(f"{info}entry_points.txt").decode()
