@@ -27,7 +27,7 @@ class DotScore(nn.Module):
 
     def forward(self, target: Tensor, items: Tensor, rows: Tensor) -> Tensor:
         """target (B, D), items (N, D), rows (N,) the row of each item -> logits (N,)."""
-        return (target[rows] * items).sum(-1) * self.scale
+        return _dot(target, items, rows) * self.scale
 
 
 class BilinearScore(nn.Module):
@@ -39,7 +39,7 @@ class BilinearScore(nn.Module):
 
     def forward(self, target: Tensor, items: Tensor, rows: Tensor) -> Tensor:
         """target (B, D), items (N, D), rows (N,) -> logits (N,)."""
-        return (self.project(target)[rows] * items).sum(-1)
+        return _dot(self.project(target), items, rows)
 
     def project(self, target: Tensor) -> Tensor:
         """(..., D) -> W t (..., D), which items are multiplied with."""
@@ -112,3 +112,8 @@ class DINScore(nn.Module):
 
 
 SCORES: dict[str, Callable[[int], nn.Module]] = {"dot": DotScore, "bilinear": BilinearScore, "din": DINScore}
+
+
+def _dot(target: Tensor, items: Tensor, rows: Tensor) -> Tensor:
+    # As a look-up: the gradient of target[rows] adds up one row after the other.
+    return (nn.functional.embedding(rows, target) * items).sum(-1)
