@@ -109,8 +109,17 @@ CASES = [
         for pe in available_pes()
         if pe != "none"
     ),
-    Case("tables.lazy_adam", "training_steps:lazy_tables", "≥", 4, {"table_optimizer": "lazy_adam"}),
-    Case("tables.rowwise_adagrad", "training_steps:lazy_tables", "≥", 4, {"table_optimizer": "rowwise_adagrad"}),
+    *(
+        Case(
+            f"tables.{optimizer}.{name}",
+            "training_steps:lazy_tables",
+            "≥",
+            4,
+            {"table_optimizer": optimizer, "items": items},
+        )
+        for optimizer in ("lazy_adam", "rowwise_adagrad")
+        for name, items in (("64k", 64_000), ("1m", 1_000_000), ("4m", 4_000_000))
+    ),
     Case("loader.rows", "loader:rows", "≥", 30),
     Case("loader.bytes.disk", "loader:disk", "≥", 10),
     Case("loader.bytes.resident", "loader:resident", "≥", 10),

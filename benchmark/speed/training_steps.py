@@ -62,9 +62,9 @@ def encodings(settings: Settings, each: Sequence[Mapping[str, Any]]) -> list[Fig
     return figures
 
 
-def lazy_tables(settings: Settings, table_optimizer: str) -> Figure:
+def lazy_tables(settings: Settings, table_optimizer: str, items: int) -> Figure:
     """A step of TIN with Adam over one in which the rows of embedding tables rest while no batch has them."""
-    size, items = _size(settings), settings.size(1_000_000, data.ITEMS)
+    size, items = _size(settings), settings.size(items, data.ITEMS)
     dataset = data.write(settings.folder / "amazon", data.draw(4 * size), items=items)
     lazy = models.ours("TIN", dataset, settings.gpu, table_optimizer=table_optimizer)
     dense = models.ours("TIN", dataset, settings.gpu)
