@@ -29,7 +29,7 @@ def rows(settings: Settings) -> Figure:
     say(f"ctr-pe data build, protocol din, {users:,} users")
     for number in range(-1, settings.repeats):
         start = time.perf_counter()
-        made, _ = _build(settings.folder, users)
+        made, _, _ = _build(settings.folder, users)
         taken = time.perf_counter() - start
         if number >= 0:
             rates.append(made / taken)
@@ -40,17 +40,18 @@ def rows(settings: Settings) -> Figure:
 
 
 def memory_(settings: Settings) -> Figure:
-    """Peak resident memory of the same command over that with half of the users."""
+    """Peak memory of the same command over that with half of the users. Its own: pages of the log, which is mapped, are
+    the system's to drop."""
     users = settings.size(1_600_000, 8_000)
     say(f"ctr-pe data build, protocol din, {users // 2:,} and {users:,} users")
-    _, few = _build(settings.folder, users // 2)
-    _, many = _build(settings.folder, users)
-    details = {"users": users}
+    _, few, _ = _build(settings.folder, users // 2)
+    _, many, mapped = _build(settings.folder, users)
+    details = {"users": users, "with_mapped_files": mapped / 1e9}
     return Figure([many / few], many / 1e9, few / 1e9, of="GB", against="half of the users", details=details)
 
 
-def _build(folder: Path, users: int) -> tuple[int, int]:
-    """Rows written and peak resident bytes."""
+def _build(folder: Path, users: int) -> tuple[int, int, int]:
+    """Rows written and peak bytes, its own and with mapped files."""
     log, items, out = (folder / name for name in (f"log-{users}.parquet", "items.parquet", "built"))
     if not log.exists():
         # Elsewhere: a command's peak counts the memory of the process that starts it.
@@ -59,10 +60,10 @@ def _build(folder: Path, users: int) -> tuple[int, int]:
     shutil.rmtree(out, ignore_errors=True)
     command = [sys.executable, "-m", "ctr_pe.cli", "data", "build", "--protocol", "din", "--attributes", "cate_id"]
     files = {"--interactions": log, "--items": items, "--out": out}
-    code, peak = memory.peak_of(command + [str(part) for pair in files.items() for part in pair])
+    code, own, resident = memory.peak_of(command + [str(part) for pair in files.items() for part in pair])
     if code:
         raise ValueError(f"ctr-pe data build ended with code {code}")
-    return sum(open_dataset(str(out)).rows.values()), peak
+    return sum(open_dataset(str(out)).rows.values()), own, resident
 
 
 def _write_log(users: int, log: Path, items: Path) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from speed import cases, data, growth, models, run, training_steps
+from speed import cases, data, growth, memory, models, run, training_steps
 from speed.cases import CASES, Case, Settings
 from speed.timing import Figure, alternate, alternate_all
 
@@ -123,6 +123,21 @@ def test_several_things_each_have_a_baseline_beside_them() -> None:
     assert order == ["a", "none", "b", "c", "none", "a", "none", "b", "none", "c"]
     assert [times.ours for times in timed] == [[1, 1], [2, 2], [3, 3]]
     assert all(times.baseline == [1, 2] for times in timed)
+
+
+def test_a_commands_own_memory_is_apart_from_the_files_that_it_maps(tmp_path: Path) -> None:
+    (tmp_path / "file").write_bytes(bytes(200_000_000))
+    lines = "import mmap, sys, time", "own = b'x' * 100_000_000", "file = open(sys.argv[1], 'rb')"
+    lines += (
+        "mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)",
+        "mapped.find(b'x')",
+        "time.sleep(0.3)",
+        "exit(3)",
+    )
+    code, own, resident = memory.peak_of([sys.executable, "-c", "\n".join(lines), str(tmp_path / "file")])
+    assert code == 3
+    assert 100e6 < own < 150e6
+    assert resident > own + 150e6
 
 
 def test_waiting_for_the_device_belongs_to_the_time() -> None:
