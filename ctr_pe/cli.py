@@ -359,7 +359,7 @@ def _count(text: str) -> int:
 
 
 def _benchmark(args: argparse.Namespace) -> int:
-    from ctr_pe.benchmark import main
+    from ctr_pe.study import main
 
     if args.suite is None:
         defaults = {"model": ["DIN"], "pe": ["none", "cape"], "dataset": "synthetic", "repeats": 5}

@@ -43,7 +43,7 @@ def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
         import optuna
     except ImportError:
         raise UserError("ctr-pe tune needs Optuna: pip install 'ctr_pe[tune]'") from None
-    from ctr_pe.benchmark import find_dataset
+    from ctr_pe.study import find_dataset
     from ctr_pe.training import train
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # what is to be said is said here
@@ -109,7 +109,7 @@ def search_space(args: argparse.Namespace, params: Mapping[str, Any], dataset: D
 
 
 def _params(args: argparse.Namespace) -> dict[str, Any]:
-    from ctr_pe.benchmark import OWN_KEYS
+    from ctr_pe.study import OWN_KEYS
     from ctr_pe.config import model_params, parse_overrides
     from ctr_pe.training import check_encoding, check_params
 
@@ -152,7 +152,7 @@ def _study(
 ) -> optuna.Study:
     import optuna
 
-    from ctr_pe.benchmark.store import hash_of
+    from ctr_pe.study.store import hash_of
 
     try:
         out.mkdir(parents=True, exist_ok=True)

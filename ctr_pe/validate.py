@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from ctr_pe import legacy
-from ctr_pe.benchmark.suite import Grid, Suite, cells
+from ctr_pe.study.suite import Grid, Suite, cells
 from ctr_pe.config import load_yaml, packaged_yaml
 from ctr_pe.data.built_in import BUILT_IN
 from ctr_pe.data.dataset import REPORT, data_root

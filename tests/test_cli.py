@@ -38,7 +38,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> dict[str, argparse.Namespace]:
     def stand_in(module: str) -> SimpleNamespace:
         return SimpleNamespace(main=lambda args: called.update({module: args}) or 0)
 
-    for module in ("ctr_pe.benchmark", "ctr_pe.data.build", "ctr_pe.data.fetch", "ctr_pe.draw"):
+    for module in ("ctr_pe.study", "ctr_pe.data.build", "ctr_pe.data.fetch", "ctr_pe.draw"):
         monkeypatch.setitem(sys.modules, module, stand_in(module))
     return called
 
@@ -47,7 +47,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(args: argparse.Namespace) -> int:
         raise error
 
-    monkeypatch.setitem(sys.modules, "ctr_pe.benchmark", SimpleNamespace(main=fail))
+    monkeypatch.setitem(sys.modules, "ctr_pe.study", SimpleNamespace(main=fail))
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_wrong_commands_and_options(argv: list[str], message: str, capsys: pytes
 
 def test_benchmark_defaults_are_the_main_job(commands: dict[str, argparse.Namespace]) -> None:
     assert main(["benchmark"]) == 0
-    args = commands["ctr_pe.benchmark"]
+    args = commands["ctr_pe.study"]
     given = (
         args.model,
         args.pe,
@@ -149,7 +149,7 @@ def test_benchmark_defaults_are_the_main_job(commands: dict[str, argparse.Namesp
 
 def test_benchmark_options(commands: dict[str, argparse.Namespace]) -> None:
     main("benchmark --model DIN --pe none,rope+cape,none --set a=1 --amp --set b=2 --jobs 2 --out r --gpu -1".split())
-    args = commands["ctr_pe.benchmark"]
+    args = commands["ctr_pe.study"]
     assert args.pe == ["none", "rope+cape"]
     assert args.set == ["a=1", "amp=true", "b=2"]
     assert (args.jobs, args.out, args.gpu) == (2, Path("r"), -1)

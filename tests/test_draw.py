@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.benchmark.store import Key, Result, Store, hash_of
+from ctr_pe.study.store import Key, Result, Store, hash_of
 from ctr_pe.config import model_params
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic import generate

@@ -14,7 +14,7 @@ import optuna
 import pytest
 import yaml
 
-from ctr_pe.benchmark import find_dataset
+from ctr_pe.study import find_dataset
 from ctr_pe.config import model_params
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError

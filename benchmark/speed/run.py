@@ -194,7 +194,7 @@ def machine(allocator: str, gpu: int) -> dict[str, Any]:
     import torch
 
     from ctr_pe import compiled
-    from ctr_pe.benchmark.runner import revision
+    from ctr_pe.study.runner import revision
 
     return {
         "cpu": _cpu(),

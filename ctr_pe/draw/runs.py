@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from ctr_pe.benchmark import OWN_KEYS, find_dataset
-from ctr_pe.benchmark.store import Result, Store
+from ctr_pe.study import OWN_KEYS, find_dataset
+from ctr_pe.study.store import Result, Store
 from ctr_pe.config import model_params, parse_overrides
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.errors import UserError, nearest

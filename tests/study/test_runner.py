@@ -18,8 +18,8 @@ from fake_training import jobs_of, run_in_background, scores_of, train
 from processes import alive, wait_for, workers_of
 
 import ctr_pe
-from ctr_pe.benchmark.runner import Job, revision, run_all, versions
-from ctr_pe.benchmark.store import Store
+from ctr_pe.study.runner import Job, revision, run_all, versions
+from ctr_pe.study.store import Store
 from ctr_pe.errors import UserError
 
 
@@ -126,8 +126,8 @@ CTRL_C = """
 import argparse, sys
 from pathlib import Path
 from fake_training import jobs_of, train
-from ctr_pe.benchmark.runner import run_all
-from ctr_pe.benchmark.store import Store
+from ctr_pe.study.runner import run_all
+from ctr_pe.study.store import Store
 if __name__ == "__main__":
     try:
         run_all(jobs_of(seeds=4, sleep=0.4), Store(Path(sys.argv[1])), train, 2)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ctr_pe.benchmark.rendering import markdown_table, text_table
-from ctr_pe.benchmark.store import Key, Result, Store
+from ctr_pe.study.rendering import markdown_table, text_table
+from ctr_pe.study.store import Key, Result, Store
 from ctr_pe.config import packaged_yaml, parse_yaml
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, compare, mean_sd, seeds_won

@@ -12,10 +12,10 @@ import pytest
 import yaml
 from fake_training import train_on_data_set as fast
 
-from ctr_pe.benchmark import main
-from ctr_pe.benchmark.store import Key, Result, Store
-from ctr_pe.benchmark.suite import Cell, Suite, cells, load_suite, parse_suite, suites
-from ctr_pe.benchmark.suite_tables import as_csv, as_markdown, as_text, make
+from ctr_pe.study import main
+from ctr_pe.study.store import Key, Result, Store
+from ctr_pe.study.suite import Cell, Suite, cells, load_suite, parse_suite, suites
+from ctr_pe.study.suite_tables import as_csv, as_markdown, as_text, make
 from ctr_pe.cli import main as command
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError

@@ -17,9 +17,9 @@ import pytest
 from fake_training import train_on_data_set as fast
 from processes import wait_for, workers_of
 
-from ctr_pe.benchmark import main
-from ctr_pe.benchmark.runner import Job
-from ctr_pe.benchmark.store import Store
+from ctr_pe.study import main
+from ctr_pe.study.runner import Job
+from ctr_pe.study.store import Store
 from ctr_pe.data.built_in import BUILT_IN
 from ctr_pe.data.dataset import open_dataset
 from ctr_pe.data.synthetic import generate
@@ -190,7 +190,7 @@ def test_weights_are_kept_where_asked_for_and_are_no_part_of_a_runs_key(
     assert main(arguments(root, tmp_path, pe=["none"], repeats=1), fast) == 0
     capsys.readouterr()
     jobs: list[Job] = []
-    monkeypatch.setattr("ctr_pe.benchmark.runner.run_all", lambda asked, *_: jobs.extend(asked) or 0)
+    monkeypatch.setattr("ctr_pe.study.runner.run_all", lambda asked, *_: jobs.extend(asked) or 0)
     assert main(arguments(root, tmp_path, repeats=1), fast) == 0
     assert [job.run.weights for job in jobs] == [None, None]
     assert "without weights" not in capsys.readouterr().err

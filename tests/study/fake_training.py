@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ctr_pe.benchmark.runner import Job, run_all
-from ctr_pe.benchmark.store import Key, Result, Store, hash_of
+from ctr_pe.study.runner import Job, run_all
+from ctr_pe.study.store import Key, Result, Store, hash_of
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
 

@@ -14,9 +14,9 @@ from ctr_pe.errors import UserError, nearest
 if TYPE_CHECKING:
     import argparse
 
-    from ctr_pe.benchmark.runner import Job, Train
-    from ctr_pe.benchmark.store import Store
-    from ctr_pe.benchmark.suite import Cell, Suite
+    from ctr_pe.study.runner import Job, Train
+    from ctr_pe.study.store import Store
+    from ctr_pe.study.suite import Cell, Suite
     from ctr_pe.data.dataset import Dataset
 
 # Keys that a benchmark sets itself, and what to say instead of --set.
@@ -65,8 +65,8 @@ def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
     store: Store | None = None
     jobs: list[Job] = []
     try:
-        from ctr_pe.benchmark.runner import run_all
-        from ctr_pe.benchmark.store import Store
+        from ctr_pe.study.runner import run_all
+        from ctr_pe.study.store import Store
         from ctr_pe.training import train
 
         plan = _plan(args)
@@ -99,7 +99,7 @@ def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
 
 def _plan(args: argparse.Namespace) -> Plan:
     """What was asked for, checked as far as it can be without a data set."""
-    from ctr_pe.benchmark.suite import Cell, cells, load_suite
+    from ctr_pe.study.suite import Cell, cells, load_suite
     from ctr_pe.config import parse_overrides
     from ctr_pe.training import PROTOCOLS, check_encoding, check_params
 
@@ -185,8 +185,8 @@ def _jobs(
     args: argparse.Namespace, plan: Plan, cell: Cell, params: Mapping[str, Any], dataset: Dataset, store: Store
 ) -> list[Job]:
     """The cell's runs, one per seed."""
-    from ctr_pe.benchmark.runner import Job
-    from ctr_pe.benchmark.store import Key, hash_of
+    from ctr_pe.study.runner import Job
+    from ctr_pe.study.store import Key, hash_of
     from ctr_pe.training import Run
 
     made, digest = [], hash_of(params)
@@ -224,8 +224,8 @@ def _keep_rows(store: Store, dataset: Dataset) -> None:
 
 def _write_tables(store: Store, jobs: Sequence[Job], plan: Plan, by_cell: Mapping[Cell, Sequence[Job]]) -> None:
     """table.md and table.csv of everything in the store, and the suite's own; what was asked for on the terminal."""
-    from ctr_pe.benchmark import suite_tables
-    from ctr_pe.benchmark.tables import as_csv, as_markdown, as_text, make_tables
+    from ctr_pe.study import suite_tables
+    from ctr_pe.study.tables import as_csv, as_markdown, as_text, make_tables
 
     tables = make_tables(store)
     files = {"table.md": as_markdown(tables), "table.csv": as_csv(tables)}
@@ -257,7 +257,7 @@ def _one(datasets: Mapping[str, Dataset]) -> Dataset:
 
 
 def _items(overrides: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    from ctr_pe.benchmark.suite import hashable
+    from ctr_pe.study.suite import hashable
 
     return tuple((key, hashable(value)) for key, value in overrides.items())
 

@@ -27,7 +27,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import ctr_pe
 from ctr_pe.allocator import keep_memory
-from ctr_pe.benchmark.store import Key, Result, Store
+from ctr_pe.study.store import Key, Result, Store
 from ctr_pe.errors import UserError
 
 if TYPE_CHECKING:

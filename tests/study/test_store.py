@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from fake_training import append_many, fill, jobs_of, result_of, rows_of_test, scores_of
 
-from ctr_pe.benchmark.store import Store, hash_of
+from ctr_pe.study.store import Store, hash_of
 from ctr_pe.errors import UserError
 
 
