@@ -370,7 +370,7 @@ def _benchmark(args: argparse.Namespace) -> int:
 
 
 def _build(args: argparse.Namespace) -> int:
-    from ctr_pe.data.build import main
+    from ctr_pe.data.sources.log import main
 
     return main(args)
 

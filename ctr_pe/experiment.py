@@ -153,7 +153,7 @@ def open_source(params: Mapping[str, Any]) -> Source:
         UserError: it is missing, half-built, or of another name than its feature map says.
     """
     if params.get("data_format") == "csv":
-        from ctr_pe.data.csv_input import build_csv
+        from ctr_pe.data.sources.fuxictr_csv import build_csv
 
         return _own(build_csv(params, field_groups(params)))
     root = Path(params.get("data_root") or data_root())

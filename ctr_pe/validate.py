@@ -220,7 +220,7 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
     Raises:
         UserError: ``feature_cols`` that mean nothing.
     """
-    from ctr_pe.data.csv_input import feature_specs
+    from ctr_pe.data.sources.fuxictr_csv import feature_specs
     from ctr_pe.data.published import SETS
     from ctr_pe.data.specs import history_spec, target_spec
 
@@ -309,7 +309,7 @@ def _feature_map(specs: Mapping[str, dict[str, Any]], params: Mapping[str, Any])
 
 def check_datasets(sections: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     """Problems of a dataset config."""
-    from ctr_pe.data.csv_input import column_problems
+    from ctr_pe.data.sources.fuxictr_csv import column_problems
     from ctr_pe.experiment import field_groups
 
     for name, section in sections.items():

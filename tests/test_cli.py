@@ -38,7 +38,7 @@ def commands(monkeypatch: pytest.MonkeyPatch) -> dict[str, argparse.Namespace]:
     def stand_in(module: str) -> SimpleNamespace:
         return SimpleNamespace(main=lambda args: called.update({module: args}) or 0)
 
-    for module in ("ctr_pe.study", "ctr_pe.data.build", "ctr_pe.data.fetch", "ctr_pe.draw"):
+    for module in ("ctr_pe.study", "ctr_pe.data.sources.log", "ctr_pe.data.fetch", "ctr_pe.draw"):
         monkeypatch.setitem(sys.modules, module, stand_in(module))
     return called
 
@@ -157,7 +157,7 @@ def test_benchmark_options(commands: dict[str, argparse.Namespace]) -> None:
 
 def test_build_passes_on_only_what_was_given(commands: dict[str, argparse.Namespace]) -> None:
     main("data build --recipe amazon_sports --out d --time none --attributes author,tag --max-len 50".split())
-    given = vars(commands["ctr_pe.data.build"])
+    given = vars(commands["ctr_pe.data.sources.log"])
     assert (given["recipe"], given["out"], given["overwrite"]) == ("amazon_sports", Path("d"), False)
     assert (given["time"], given["attributes"], given["max_len"]) == ("", ("author", "tag"), 50)
     assert not {"user", "item", "order", "label", "interactions", "protocol", "seed", "negatives"} & given.keys()

@@ -14,7 +14,7 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 
-from ctr_pe.data.csv_input import build_csv
+from ctr_pe.data.sources.fuxictr_csv import build_csv
 from ctr_pe.data.dataset import Group, open_dataset
 from ctr_pe.data.loader import BatchLoader
 from speed import data, memory

@@ -62,7 +62,7 @@ def fetch(
     DatasetWriter(out, published.name, overwrite)  # refuses an existing set before anything is downloaded
     directory = source or download(published, out.parent / "downloads" / published.name)
     check_files(published, directory)
-    from ctr_pe.data.reader import read_published
+    from ctr_pe.data.sources.published import read_published
 
     dataset = read_published(directory, published, out, overwrite, progress)
     rows = ", ".join(f"{split} {count:,}" for split, count in dataset.rows.items())

@@ -16,7 +16,7 @@ import pytest
 from ctr_pe.config import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.data import reader
 from ctr_pe.data.published import AMAZON, KUAI, Published
-from ctr_pe.data.reader import read_published
+from ctr_pe.data.sources.published import read_published
 from ctr_pe.errors import UserError
 
 Row = dict[str, Any]

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from ctr_pe.data.dataset import SPLITS, Dataset, DatasetWriter, Group
-from ctr_pe.data.log import BLOCK, Bools, Events, Ints, Log
+from ctr_pe.data.sources.events import BLOCK, Bools, Events, Ints, Log
 from ctr_pe.data.recipe import Recipe, load_recipe
 from ctr_pe.data.specs import age_spec, feature_vocab, history_spec, target_spec
 from ctr_pe.errors import UserError

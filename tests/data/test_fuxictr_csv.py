@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ctr_pe.data.csv_input import build_csv
+from ctr_pe.data.sources.fuxictr_csv import build_csv
 from ctr_pe.data.dataset import Group
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.errors import UserError

@@ -12,7 +12,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ctr_pe.data.build import build, main, summary
+from ctr_pe.data.sources.log import build, main, summary
 from ctr_pe.data.dataset import SPLITS, Dataset, open_dataset
 from ctr_pe.data.recipe import load_recipe, shipped_recipes
 from ctr_pe.errors import UserError
@@ -640,7 +640,7 @@ def test_users_with_fewer_than_four_items_do_not_train(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_build_leaves_nothing_that_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctr_pe.data.build import _Files
+    from ctr_pe.data.sources.log import _Files
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
