@@ -31,3 +31,8 @@ def explain(problem: Mapping[str, Any], *models: Any) -> str:
     message = problem["msg"].removeprefix("Value error, ")
     given = "" if isinstance(problem["input"], (dict, list)) else f" (given: {problem['input']!r})"
     return f"'{key}': {message[0].lower()}{message[1:]}{given}" if key else message
+
+
+def short(message: str) -> str:
+    """One of pydantic's messages, to follow a colon."""
+    return f"{message[0].lower()}{message[1:]}".removeprefix("input should be ")

@@ -22,8 +22,9 @@ from ctr_pe import legacy
 from ctr_pe.allocator import keep_memory
 from ctr_pe.config import load_yaml, parse_overrides
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
-from ctr_pe.data.dataset import CONFIG, REPORT, Dataset, Group, data_root, open_dataset
+from ctr_pe.data.dataset import CONFIG, REPORT, Dataset, data_root, open_dataset
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.fields import field_groups, group_params
 
 SPLITS = ("train", "valid", "test")
 
@@ -186,22 +187,6 @@ def _own(dataset: Dataset) -> Source:
     )
 
 
-def field_groups(params: Mapping[str, Any]) -> list[Group]:
-    """Field groups as the config has them; none if it leaves them to the data set."""
-    from ctr_pe.model_zoo.fields import nested_fields
-
-    prefix = str(params.get("model")).lower()
-    target = params.get(f"{prefix}_target_field") or params.get("target_field")
-    history = params.get(f"{prefix}_sequence_field") or params.get("sequence_field")
-    if not target or not history:
-        return []
-    targets, histories = nested_fields("target_field", target), nested_fields("sequence_field", history)
-    try:
-        return [Group(of, by) for of, by in zip(targets, histories, strict=True)]
-    except ValueError as error:
-        raise UserError(f"target_field and sequence_field: {error}") from None
-
-
 def load_feature_map(source: Source, params: Mapping[str, Any]) -> Any:
     """FuxiCTR's feature map with the group id, the features in use and the changes of the config.
 
@@ -236,11 +221,8 @@ def model_params(params: Mapping[str, Any], dataset: Dataset | None) -> dict[str
     """What the model's constructor gets: the data set's field groups where the config names none."""
     params = dict(params)
     if dataset is not None and not field_groups(params):
-        params |= {
-            "target_field": [group.target for group in dataset.groups],
-            "sequence_field": [group.history for group in dataset.groups],
-            "age_field": params.get("age_field") or [group.age for group in dataset.groups],
-        }
+        fields = group_params(dataset.groups)
+        params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
     return params
 
 

@@ -15,10 +15,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ctr_pe.checks import check_encoding, check_params, model_class
 from ctr_pe.data.dataset import Dataset, open_dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
+from ctr_pe.fields import group_params
 
 PROTOCOLS = {
     # what is trained on, what selects the epoch
@@ -115,10 +117,8 @@ def build_model(run: Run, dataset: Dataset, folder: str) -> Any:
         model_id=f"{run.model}-{run.pe}",
         gpu=run.gpu,
         model_root=folder,
-        target_field=[tuple(group.target) for group in dataset.groups],
-        sequence_field=[tuple(group.history) for group in dataset.groups],
-        age_field=[group.age for group in dataset.groups],
         position_encoding=run.pe,
+        **group_params(dataset.groups),
         **params,
     )
 
@@ -133,42 +133,6 @@ def _keep(model: Any, file: Path) -> None:
         partial.replace(file)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
-
-
-def model_class(name: str) -> Any:
-    """The class of a backbone.
-
-    Raises:
-        UserError: there is none of this name.
-    """
-    from ctr_pe import model_zoo
-
-    if name not in model_zoo.MODELS:
-        raise UserError(f"model '{name}' is unknown: {nearest(name, model_zoo.MODELS)}")
-    return getattr(model_zoo, name)
-
-
-def check_encoding(name: str) -> str:
-    """The name, if a model takes it: an encoding or chain of encodings, in which ``native`` is the model's own.
-
-    Raises:
-        UserError: it names none.
-    """
-    from ctr_pe.pe import check_pe_name
-
-    check_pe_name("+".join("none" if link == "native" else link for link in name.split("+")))
-    return name
-
-
-def check_params(model: str, params: Mapping[str, Any]) -> None:
-    """Check hyper-parameter names before anything runs.
-
-    Raises:
-        UserError: an unknown model or key.
-    """
-    from ctr_pe.model_zoo.keys import check_keys
-
-    check_keys(model_class(model), params)
 
 
 class _Reporting:

@@ -141,10 +141,10 @@ def _encoding_options(pe: str, cls: Any) -> set[str]:
 def _problems(
     args: argparse.Namespace, params: Mapping[str, Any], dataset: Dataset, changes: Mapping[str, Any]
 ) -> list[str]:
-    from ctr_pe.validate import check_params
+    from ctr_pe.checks import param_problems
 
     own = {"model": args.model, "dataset_id": dataset.path.name, "position_encoding": args.pe, "monitor": "AUC"}
-    return list(check_params({**params, **changes, **own}, dataset.path.parent))
+    return list(param_problems({**params, **changes, **own}, dataset.path.parent))
 
 
 def _study(

@@ -24,9 +24,10 @@ from fuxictr.pytorch.torch_utils import get_loss, get_optimizer
 from torch import Tensor, nn
 from tqdm import tqdm
 
+from ctr_pe.choices import FUSED, check_choices, choose
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
-from ctr_pe.model_zoo.fields import Group, field_dim, field_groups, take_encoders
+from ctr_pe.model_zoo.fields import SizedGroup, field_dim, sized_groups, take_encoders
 from ctr_pe.model_zoo.keys import check_keys, count, number, regularizer
 from ctr_pe.model_zoo.lazy import LazyTables
 from ctr_pe.model_zoo.tables import clip, look_up, regularization
@@ -107,6 +108,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             "optimizer": "adam",
             "loss": "binary_crossentropy",
         } | kwargs
+        check_choices(kwargs)
         super().__init__(
             feature_map,
             model_id=model_id,
@@ -124,7 +126,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self.encoding_options = options
         self.max_len = count("max_len", max_len)
         self.max_position = count("max_position", max_position)
-        self.groups = field_groups(
+        self.groups = sized_groups(
             feature_map, embedding_dim, target_field, sequence_field, neg_seq_field, age_field, position_encoding
         )
         if self.max_len is not None:
@@ -158,7 +160,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
 
     def build_encoding(
         self,
-        group: Group,
+        group: SizedGroup,
         dim: int,
         num_heads: int = 1,
         extra_slots: int = 0,
@@ -197,7 +199,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             raise UserError(f"position encoding '{group.encoding}' needs event times: the data have none (age_field)")
         return pe
 
-    def build_stack(self, group: Group, layers: Any, num_heads: int = 1) -> list[PositionEncoding]:
+    def build_stack(self, group: SizedGroup, layers: Any, num_heads: int = 1) -> list[PositionEncoding]:
         """The group's encodings for ``layers`` self-attentions over [history; target], one above the other.
 
         Raises:
@@ -233,9 +235,10 @@ class RankModel(BaseModel):  # type: ignore[misc]
             lazy = [layer for layer in layers_of_fields if type(layer) is nn.Embedding and layer.weight.requires_grad]
         weights = {table.weight for table in lazy}
         self.loss_fn = get_loss(loss)
+        optimizer = choose("optimizer", optimizer)
         self.optimizer = get_optimizer(optimizer, [p for p in self.parameters() if p not in weights], lr)
-        for group in self.optimizer.param_groups:  # the same update in one pass, a third of the time or less
-            if "fused" in group:
+        if self.device.type in FUSED.get(optimizer, ()):
+            for group in self.optimizer.param_groups:  # the same update in one pass, a third of the time or less
                 group["fused"] = True
         if lazy:
             self.optimizer = LazyTables(self._table_optimizer, lazy, self.optimizer, lr, self._embedding_regularizer)
@@ -429,7 +432,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         return evaluate(y_true, y_pred, group_id, tuple(metrics))
 
 
-def _check_heads(model: str, group: Group, width: int, num_heads: Any) -> None:
+def _check_heads(model: str, group: SizedGroup, width: int, num_heads: Any) -> None:
     if not isinstance(num_heads, int) or num_heads < 1 or width % num_heads:
         choices = ", ".join(str(heads) for heads in range(1, min(width, 16) + 1) if width % heads == 0)
         raise UserError(
@@ -440,8 +443,9 @@ def _check_heads(model: str, group: Group, width: int, num_heads: Any) -> None:
 
 def dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
     """Arguments of MLP_Block, with our Dice, one for each layer, where Dice is asked for by name."""
-    if str(tower["hidden_activations"]).lower() != "dice":
-        return dict(tower)
+    activation = choose("activation", tower["hidden_activations"])
+    if activation != "Dice":
+        return {**tower, "hidden_activations": activation}
     return {**tower, "hidden_activations": [Dice(units) for units in tower["hidden_units"]]}
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ctr_pe.model_zoo.base import RankModel
-from ctr_pe.model_zoo.fields import Group
+from ctr_pe.model_zoo.fields import SizedGroup
 from ctr_pe.positions import Positions
 from ctr_pe.units import DINScore, TargetAttention
 
@@ -38,7 +38,7 @@ class DIN(RankModel):
     ) -> None:
         super().__init__(feature_map, model_id, **kwargs)
 
-        def attention(group: Group) -> TargetAttention:
+        def attention(group: SizedGroup) -> TargetAttention:
             pe = self.build_encoding(group, group.dim)
             score = DINScore(
                 group.dim + pe.added_dim,

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.model_zoo.auxiliary import NextItemModel
-from ctr_pe.model_zoo.fields import Group
+from ctr_pe.model_zoo.fields import SizedGroup
 from ctr_pe.model_zoo.keys import own_position_switch
 from ctr_pe.pe.base import PositionEncoding, PositionLinear
 from ctr_pe.positions import Places, Positions
@@ -159,7 +159,7 @@ class DMIN(NextItemModel):
         self.native_options = {"position_dim": pos_emb_dim}
         self.enable_sum_pooling = enable_sum_pooling
 
-        def interests(group: Group) -> Interests:
+        def interests(group: SizedGroup) -> Interests:
             first = self.build_encoding(group, group.dim, num_heads)
             dim = group.dim + first.added_dim
 

@@ -1,4 +1,4 @@
-"""Field groups: which fields of a data set make the target, and which a history."""
+"""What a model takes from its feature map: the sizes of its field groups, and feature encoders."""
 
 from __future__ import annotations
 
@@ -12,24 +12,22 @@ from fuxictr.pytorch import layers
 from torch import nn
 
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.fields import Group, nested_fields, paired, per_group
 
 
 @dataclass(frozen=True)
-class Group:
-    """Target fields and the history fields they are compared with, and the encoding of their attention.
+class SizedGroup(Group):
+    """A field group as a model sees it, with the encoding of its attention.
 
     ``dims``: width of each field's embedding; an item's has them side by side.
     ``sizes``: ids of each field, 0 for a field of vectors.
     ``negative``: fields that hold, slot by slot of the history, an item that was not chosen; () without.
     """
 
-    target: tuple[str, ...]
-    history: tuple[str, ...]
-    age: str | None
-    encoding: str
-    dims: tuple[int, ...]
-    sizes: tuple[int, ...]
-    max_len: int
+    encoding: str = "none"
+    dims: tuple[int, ...] = ()
+    sizes: tuple[int, ...] = ()
+    max_len: int = 0
     negative: tuple[str, ...] = ()
 
     @property
@@ -38,7 +36,7 @@ class Group:
         return sum(self.dims)
 
 
-def field_groups(
+def sized_groups(
     feature_map: Any,
     embedding_dim: int,
     target_field: Any,
@@ -46,65 +44,40 @@ def field_groups(
     neg_seq_field: Any,
     age_field: Any,
     encoding: Any,
-) -> list[Group]:
-    """The groups that the keys of a model name.
+) -> list[SizedGroup]:
+    """The groups that the keys of a model name, with what its feature map says about their fields.
 
     Raises:
         UserError: a key that is missing or ambiguous, a field that the data lack, groups that do not fit together.
     """
-    targets, histories = nested_fields("target_field", target_field), nested_fields("sequence_field", sequence_field)
-    if len(targets) != len(histories):
-        raise UserError(f"target_field has {len(targets)} groups, sequence_field has {len(histories)}")
-    negatives = nested_fields("neg_seq_field", neg_seq_field) if neg_seq_field else [()] * len(targets)
-    if len(negatives) != len(targets):
-        raise UserError(f"target_field has {len(targets)} groups, neg_seq_field has {len(negatives)}")
-    ages = _per_group("age_field", age_field, len(targets))
-    encodings = _per_group("position_encoding", encoding, len(targets))
-    groups = []
-    for target, history, negative, age, name in zip(targets, histories, negatives, ages, encodings, strict=True):
-        for field in (*target, *history, *negative, *([age] if age else [])):
-            if field not in feature_map.features:
-                raise UserError(f"feature_map: no field '{field}': {nearest(field, feature_map.features)}")
-        dims, of_history, of_negative = (
-            [field_dim(feature_map.features[field], embedding_dim) for field in fields]
-            for fields in (target, history, negative)
-        )
-        if dims != of_history:
-            raise UserError(f"fields {list(target)} have dims {dims}, their history {list(history)} has {of_history}")
-        if negative and dims != of_negative:
-            raise UserError(f"fields {list(target)} have dims {dims}, neg_seq_field {list(negative)} has {of_negative}")
-        for field in (*history, *negative):
-            spec = feature_map.features[field]
-            if spec["type"] != "sequence":
-                raise UserError(f"feature_map: history field '{field}' is of type {spec['type']}, not sequence")
-        max_len = max(feature_map.features[field]["max_len"] for field in history)
-        sizes = tuple(_size(feature_map.features[field]) for field in target)
-        groups.append(Group(target, history, age, name, tuple(dims), sizes, max_len, negative))
-    return groups
+    groups = paired(target_field, sequence_field, age_field)
+    negatives = nested_fields("neg_seq_field", neg_seq_field) if neg_seq_field else [()] * len(groups)
+    if len(negatives) != len(groups):
+        raise UserError(f"target_field has {len(groups)} groups, neg_seq_field has {len(negatives)}")
+    encodings = per_group("position_encoding", encoding, len(groups))
+    return [_sized(feature_map.features, embedding_dim, *of) for of in zip(groups, negatives, encodings, strict=True)]
 
 
-def nested_fields(key: str, value: Any) -> list[tuple[str, ...]]:
-    """Groups of fields from what a config may hold: a name, one tuple, or a list of names, tuples and lists."""
-    if not value:
-        raise UserError(f"{key} is missing: write {key}: [[item_id, cate_id]] with the fields of your data")
-    if isinstance(value, str):
-        return [(value,)]
-    if isinstance(value, tuple) and all(isinstance(field, str) for field in value):
-        return [value]
-    if isinstance(value, list) and len(value) > 1 and all(isinstance(field, str) for field in value):
-        raise UserError(
-            f"{key}: [{', '.join(value)}] can mean two things: write [[{', '.join(value)}]] for one attention over all "
-            f"fields, [{', '.join(f'[{field}]' for field in value)}] for one attention each"
-        )
-    return [(group,) if isinstance(group, str) else tuple(group) for group in value]
-
-
-def _per_group(key: str, value: Any, groups: int) -> list[Any]:
-    if value is None or isinstance(value, str):
-        return [value] * groups
-    if len(value) != groups:
-        raise UserError(f"{key} has {len(value)} entries for {groups} field groups")
-    return list(value)
+def _sized(
+    features: Mapping[str, Any], embedding_dim: int, group: Group, negative: tuple[str, ...], encoding: str
+) -> SizedGroup:
+    target, history, age = group.target, group.history, group.age
+    for field in (*target, *history, *negative, *([age] if age else [])):
+        if field not in features:
+            raise UserError(f"feature_map: no field '{field}': {nearest(field, features)}")
+    dims, of_history, of_negative = (
+        [field_dim(features[field], embedding_dim) for field in fields] for fields in (target, history, negative)
+    )
+    if dims != of_history:
+        raise UserError(f"fields {list(target)} have dims {dims}, their history {list(history)} has {of_history}")
+    if negative and dims != of_negative:
+        raise UserError(f"fields {list(target)} have dims {dims}, neg_seq_field {list(negative)} has {of_negative}")
+    for field in (*history, *negative):
+        if features[field]["type"] != "sequence":
+            raise UserError(f"feature_map: history field '{field}' is of type {features[field]['type']}, not sequence")
+    max_len = max(features[field]["max_len"] for field in history)
+    sizes = tuple(_size(features[field]) for field in target)
+    return SizedGroup(target, history, age, encoding, tuple(dims), sizes, max_len, negative)
 
 
 def field_dim(spec: Mapping[str, Any], embedding_dim: int) -> int:

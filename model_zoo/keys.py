@@ -81,6 +81,7 @@ def regularizer(key: str, value: Any) -> float | str | None:
     """FuxiCTR ignores an integer and refuses text such as 5e-3: numbers become floats."""
     if not value:
         return None
-    if isinstance(value, str) and re.fullmatch(r"l1_l2\([^,]+,[^,]+\)|l[12]\([^,]+\)", value):
+    a_number = r" *(\d+\.?\d*|\.\d+)([eE][-+]?\d+)? *"
+    if isinstance(value, str) and re.fullmatch(rf"l1_l2\({a_number},{a_number}\)|l[12]\({a_number}\)", value):
         return value
     return number(key, value)

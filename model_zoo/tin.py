@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 from torch import Tensor, nn
 
 from ctr_pe.model_zoo.base import RankModel
-from ctr_pe.model_zoo.fields import Group
+from ctr_pe.model_zoo.fields import SizedGroup
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units import TargetAttention
@@ -31,7 +31,7 @@ class TIN(RankModel):
     def __init__(self, feature_map: Any, model_id: str = "TIN", **kwargs: Any) -> None:
         super().__init__(feature_map, model_id, **kwargs)
 
-        def attention(group: Group) -> TargetAttention:
+        def attention(group: SizedGroup) -> TargetAttention:
             pe = self.build_encoding(group, group.dim)
             return TargetAttention(group.dim + pe.added_dim, "dot", pe)
 

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from ctr_pe import __version__
 from ctr_pe.cli import main
+from ctr_pe.draw import Wanted
 from ctr_pe.errors import UserError
+from ctr_pe.study import Request, _plan
 
 HEAVY = "torch fuxictr polars pandas ray sklearn pyarrow pydantic huggingface_hub h5py matplotlib".split()
 
@@ -31,23 +32,24 @@ print(json.dumps([code, imported]), file=sys.stderr)
 
 
 @pytest.fixture
-def commands(monkeypatch: pytest.MonkeyPatch) -> dict[str, argparse.Namespace]:
-    """Stands in for the modules behind the commands; holds the arguments each was called with."""
-    called: dict[str, argparse.Namespace] = {}
+def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
+    """Stands in for the functions behind the commands; holds the values each was called with."""
+    calls: list[tuple[Any, ...]] = []
 
-    def stand_in(module: str) -> SimpleNamespace:
-        return SimpleNamespace(main=lambda args: called.update({module: args}) or 0)
+    def stand_in(*values: Any, **named: Any) -> int:
+        calls.append((*values, named) if named else values)
+        return 0
 
-    for module in ("ctr_pe.study", "ctr_pe.data.sources.log", "ctr_pe.data.fetch", "ctr_pe.draw"):
-        monkeypatch.setitem(sys.modules, module, stand_in(module))
-    return called
+    for function in ("study.run", "data.recipe.load_recipe", "data.fetch.fetch", "draw.picture"):
+        monkeypatch.setattr(f"ctr_pe.{function}", stand_in)
+    return calls
 
 
 def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
-    def fail(args: argparse.Namespace) -> int:
+    def fail(request: Request) -> int:
         raise error
 
-    monkeypatch.setitem(sys.modules, "ctr_pe.study", SimpleNamespace(main=fail))
+    monkeypatch.setattr("ctr_pe.study.run", fail)
 
 
 @pytest.mark.parametrize(
@@ -55,6 +57,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     [
         ["--help"],
         ["list"],
+        ["info", "--help"],
         ["benchmark", "--help"],
         ["validate", "--help"],
         ["tune", "--help"],
@@ -130,37 +133,34 @@ def test_wrong_commands_and_options(argv: list[str], message: str, capsys: pytes
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_benchmark_defaults_are_the_main_job(commands: dict[str, argparse.Namespace]) -> None:
+def test_benchmark_defaults_are_the_main_job(called: list[tuple[Any, ...]]) -> None:
     assert main(["benchmark"]) == 0
-    args = commands["ctr_pe.study"]
-    given = (
-        args.model,
-        args.pe,
-        args.dataset,
-        args.repeats,
-        args.protocol,
-        args.seed,
-        args.threads,
-        args.gpu,
-        args.set,
-    )
-    assert given == (["DIN"], ["none", "cape"], "synthetic", 5, "heldout", 0, 1, -1, [])
+    ((request,),) = called
+    assert request == Request()
+    plan = _plan(request)
+    assert [(cell.model, cell.dataset, cell.pe) for cell in plan.cells] == [
+        ("DIN", "synthetic", "none"),
+        ("DIN", "synthetic", "cape"),
+    ]
+    assert (plan.seeds, plan.protocol) == ((0, 1, 2, 3, 4), "heldout")
+    assert (request.threads, request.gpu, request.params) == (1, -1, {})
 
 
-def test_benchmark_options(commands: dict[str, argparse.Namespace]) -> None:
+def test_benchmark_options(called: list[tuple[Any, ...]]) -> None:
     main("benchmark --model DIN --pe none,rope+cape,none --set a=1 --amp --set b=2 --jobs 2 --out r --gpu -1".split())
-    args = commands["ctr_pe.study"]
-    assert args.pe == ["none", "rope+cape"]
-    assert args.set == ["a=1", "amp=true", "b=2"]
-    assert (args.jobs, args.out, args.gpu) == (2, Path("r"), -1)
+    ((request,),) = called
+    assert request.encodings == ["none", "rope+cape"]
+    assert request.params == {"a": 1, "amp": True, "b": 2}
+    assert (request.jobs, request.out, request.gpu) == (2, Path("r"), -1)
 
 
-def test_build_passes_on_only_what_was_given(commands: dict[str, argparse.Namespace]) -> None:
+def test_build_passes_on_only_what_was_given(called: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[Any] = []
+    monkeypatch.setattr("ctr_pe.data.sources.log.build", lambda recipe, out, **named: built.append((out, named)))
+    monkeypatch.setattr("ctr_pe.data.sources.log.summary", str)
     main("data build --recipe amazon_sports --out d --time none --attributes author,tag --max-len 50".split())
-    given = vars(commands["ctr_pe.data.sources.log"])
-    assert (given["recipe"], given["out"], given["overwrite"]) == ("amazon_sports", Path("d"), False)
-    assert (given["time"], given["attributes"], given["max_len"]) == ("", ("author", "tag"), 50)
-    assert not {"user", "item", "order", "label", "interactions", "protocol", "seed", "negatives"} & given.keys()
+    assert called == [("amazon_sports", {"time": None, "attributes": ("author", "tag"), "max_len": 50})]
+    assert built == [(Path("d"), {"overwrite": False, "progress": True})]
 
 
 def test_build_has_an_option_for_every_simple_key_of_a_recipe() -> None:
@@ -171,17 +171,26 @@ def test_build_has_an_option_for_every_simple_key_of_a_recipe() -> None:
         assert f"--{key.replace('_', '-')} " in helped
 
 
-def test_fetch_options(commands: dict[str, argparse.Namespace]) -> None:
+def test_fetch_options(called: list[tuple[Any, ...]]) -> None:
     main("data fetch kuaivideo_x1 --from here".split())
-    args = commands["ctr_pe.data.fetch"]
-    assert (args.name, args.source, args.data_root) == ("kuaivideo_x1", Path("here"), None)
+    assert called == [("kuaivideo_x1", None, Path("here"), False, {"progress": True})]
 
 
-def test_draw_options(commands: dict[str, argparse.Namespace]) -> None:
+def test_draw_options(called: list[tuple[Any, ...]]) -> None:
     main("draw none,rope+cape --run results --seed 2 --set a=1 --out x.png".split())
-    args = commands["ctr_pe.draw"]
-    assert (args.pe, args.store, args.seed, args.set) == (["none", "rope+cape"], Path("results"), 2, ["a=1"])
-    assert (args.out, args.model, args.dataset, args.data_root) == (Path("x.png"), None, None, None)
+    wanted = Wanted(["none", "rope+cape"], Path("results"), None, None, 2, {"a": 1}, None)
+    assert called == [(Path("x.png"), wanted)]
+
+
+def test_info_says_what_times_depend_on(capsys: pytest.CaptureFixture[str]) -> None:
+    import torch
+
+    assert main(["info"]) == 0
+    found = dict(line.split(":", 1) for line in capsys.readouterr().out.splitlines())
+    assert found["ctr_pe"].strip() == __version__
+    assert found["torch"].strip() == torch.__version__
+    assert int(found["torch threads"]) == torch.get_num_threads()
+    assert found.keys() >= {"python", "fuxictr", "numpy", "polars", "cores", "C compiler", "kernels"}
 
 
 def test_a_users_mistake_is_one_line_and_code_2(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import math
 import sys
 from collections.abc import Callable
@@ -16,11 +15,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.study.store import Key, Result, Store, hash_of
-from ctr_pe.config import model_params
+from ctr_pe.config import model_params, parse_overrides
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic import generate
-from ctr_pe.draw import main
+from ctr_pe.draw import Wanted, picture
 from ctr_pe.draw.figure import _packed, _scales
 from ctr_pe.draw.measure import Attention, Deeds, measure, planes
 from ctr_pe.draw.panels import Heat, Lines, attention, of_links
@@ -30,6 +28,7 @@ from ctr_pe.errors import UserError
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Pairs, Places
+from ctr_pe.study.store import Key, Result, Store, hash_of
 from ctr_pe.training import Run, train
 
 LONGEST = 12
@@ -44,24 +43,15 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def arguments(root: Path, pe: str, **changes: Any) -> argparse.Namespace:
-    given: dict[str, Any] = {
-        "pe": pe.split(","),
-        "out": Path("picture.png"),
-        "store": None,
-        "model": None,
-        "dataset": None,
-        "seed": None,
-        "set": SMALL,
-        "data_root": root,
-    }
-    return argparse.Namespace(**(given | changes))
+def wanted(root: Path, pe: str, **changes: Any) -> Wanted:
+    params = parse_overrides(changes.pop("set", SMALL))
+    return Wanted(pe.split(","), params=params, data_root=root, **changes)
 
 
 def fresh(root: Path, pe: str, model: str = "DIN", options: list[str] | None = None) -> tuple[Any, dict[str, Tensor]]:
     """A model whose encoding does something, and requests."""
     small = {"DIN": SMALL, "SASRec": SMALL_SASREC}.get(model, [])
-    dataset, (found,) = drawn(arguments(root, pe, model=model, set=[*small, *(options or [])]))
+    dataset, (found,) = drawn(wanted(root, pe, model=model, set=[*small, *(options or [])]))
     torch.manual_seed(0)
     for parameter in found.before.parameters():
         nn.init.normal_(parameter, std=0.5)
@@ -280,7 +270,7 @@ def store(root: Path, tmp_path_factory: pytest.TempPathFactory) -> Store:
 
 
 def test_before_is_the_first_step_and_after_gives_the_stored_scores(root: Path, store: Store) -> None:
-    dataset, found = drawn(arguments(root, "none,cape", store=store.path, set=[]))
+    dataset, found = drawn(wanted(root, "none,cape", store=store.path, set=[]))
     assert [one.run.pe for one in found] == ["none", "cape"]
     for one in found:
         assert one.result is not None
@@ -299,7 +289,7 @@ def weights_of(one: Drawn) -> dict[str, Tensor]:
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("PDF", b"%PDF")])
 def test_a_picture_of_each_kind(root: Path, store: Store, tmp_path: Path, suffix: str, start: bytes) -> None:
     out = tmp_path / "new" / f"picture.{suffix}"
-    assert main(arguments(root, "none,cape", store=store.path, set=[], out=out)) == 0
+    picture(out, wanted(root, "none,cape", store=store.path, set=[]))
     assert out.read_bytes().startswith(start)
 
 
@@ -307,14 +297,14 @@ def test_the_picture_says_what_has_no_effect_yet(root: Path, tmp_path: Path, mon
     monkeypatch.setattr("ctr_pe.draw.LONGEST", 5)
     out = tmp_path / "fresh.svg"
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # text stays text
-    assert main(arguments(root, "alibi,t5,kernel", out=out)) == 0
+    picture(out, wanted(root, "alibi,t5,kernel"))
     assert "No effect as initialised, they start as none: t5, kernel." in out.read_text()
 
 
 def test_the_picture_says_what_it_leaves_out(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
     out = tmp_path / "dmin.svg"
-    assert main(arguments(root, "none", model="DMIN", set=[], out=out)) == 0
+    picture(out, wanted(root, "none", model="DMIN", set=[]))
     assert "Shown: the lowest 3 of 6 attentions." in out.read_text()
 
 
@@ -337,9 +327,9 @@ def test_mistakes_are_one_line(
     root: Path, store: Store, tmp_path: Path, pe: str, changes: dict[str, Any], message: str
 ) -> None:
     changes = {name: store.path if value is ... else value for name, value in changes.items()}
-    given = {"set": [] if "store" in changes else SMALL, "out": tmp_path / "x.png"} | changes
+    given = {"set": [] if "store" in changes else SMALL} | changes
     with pytest.raises(UserError) as error:
-        main(arguments(root, pe, **given))
+        picture(given.pop("out", tmp_path / "x.png"), wanted(root, pe, **given))
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
@@ -347,7 +337,7 @@ def test_mistakes_are_one_line(
 
 def test_a_run_without_weights_names_the_command_that_makes_them(root: Path, store: Store) -> None:
     with pytest.raises(UserError) as error:
-        drawn(arguments(root, "none,cope", store=store.path, set=[]))
+        drawn(wanted(root, "none,cope", store=store.path, set=[]))
     message = str(error.value)
     assert "DIN cope seed 0" in message
     assert "ctr-pe benchmark --model DIN --pe none,cope --dataset synthetic --protocol heldout --seed 0" in message
@@ -362,17 +352,17 @@ def test_weights_that_are_none_are_one_line(root: Path, tmp_path: Path) -> None:
     for content in (b"", b"x" * 100):
         file.write_bytes(content)
         with pytest.raises(UserError, match="not the weights of this model") as error:
-            drawn(arguments(root, "none", store=tmp_path, set=[]))
+            drawn(wanted(root, "none", store=tmp_path, set=[]))
         assert "\n" not in str(error.value)
     torch.save({"nothing": torch.zeros(1)}, file)
     with pytest.raises(UserError, match="not the weights of this model"):
-        drawn(arguments(root, "none", store=tmp_path, set=[]))
+        drawn(wanted(root, "none", store=tmp_path, set=[]))
 
 
 def test_runs_on_other_data_are_not_drawn(store: Store, tmp_path: Path) -> None:
     generate(tmp_path / "synthetic", users=20, valid_users=10, test_users=10, items=50, categories=5)
     with pytest.raises(UserError, match="not the data that the runs"):
-        drawn(arguments(tmp_path, "none", store=store.path, set=[]))
+        drawn(wanted(tmp_path, "none", store=store.path, set=[]))
 
 
 @pytest.fixture
@@ -405,17 +395,17 @@ def test_runs_that_cannot_be_told_apart(
 ) -> None:
     made = copies(*changes)
     with pytest.raises(UserError) as error:
-        drawn(arguments(root, "none,cape" if "pe" in changes[0] else "cape", store=made.path, set=[]))
+        drawn(wanted(root, "none,cape" if "pe" in changes[0] else "cape", store=made.path, set=[]))
     assert message in str(error.value)
 
 
 def test_the_first_seed_that_all_have(root: Path, copies: Callable[..., Store]) -> None:
     made = copies({"seed": 1}, {"seed": 2}, {"seed": 3, "pe": "none"}, {"seed": 2, "pe": "none"})
     with pytest.raises(UserError, match="cape seed 2 was stored without weights"):
-        drawn(arguments(root, "cape,none", store=made.path, set=[]))
+        drawn(wanted(root, "cape,none", store=made.path, set=[]))
 
 
 def test_without_matplotlib_the_extra_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'ctr_pe\[draw\]'"):
-        main(arguments(root, "cape"))
+        picture(Path("x.png"), wanted(root, "cape"))

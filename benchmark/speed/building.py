@@ -15,7 +15,8 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from ctr_pe.data.sources.fuxictr_csv import build_csv
-from ctr_pe.data.dataset import Group, open_dataset
+from ctr_pe.data.dataset import open_dataset
+from ctr_pe.fields import Group
 from ctr_pe.data.loader import BatchLoader
 from speed import data, memory
 from speed.cases import Settings

@@ -18,9 +18,11 @@ import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
-from ctr_pe.data.dataset import Dataset, DatasetWriter, Group
+from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.specs import age_spec, history_spec, target_spec
+from ctr_pe.data.writer import Content, DatasetWriter
+from ctr_pe.fields import Group
 
 ITEMS, CATEGORIES, MAX_LEN = 63_000, 800, 100  # and an id each for padding and the unseen
 TARGET, HISTORY, AGE = ("item_id", "cate_id"), ("item_history", "cate_history"), "age_history"
@@ -89,14 +91,7 @@ def write(folder: Path, rows: Rows, ages: bool = False, times: int = 1, items: i
             for _ in range(times):
                 train.write_table(whole)
         pq.write_table(whole[:2], writer.path / "test.parquet")
-        return writer.finish(
-            label="label",
-            group_id="user_id",
-            features=features,
-            groups=[Group(TARGET, HISTORY, AGE if ages else None)],
-            vocabs={},
-            report={},
-        )
+        return writer.finish(Content("label", "user_id", features, [Group(TARGET, HISTORY, AGE if ages else None)], {}, {}))
 
 
 def table(rows: Rows, ages: bool = False) -> pa.Table:

@@ -1,4 +1,4 @@
-"""`ctr-pe data fetch`: a published set, downloaded or from a directory, is checked by md5 and converted."""
+"""A published set, downloaded or from a directory, is checked by md5 and converted."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ import hashlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ctr_pe.data.dataset import DatasetWriter, data_root
+from ctr_pe.data.dataset import check_out, data_root
 from ctr_pe.data.published import SETS, Published
 from ctr_pe.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Callable
 
 PUBLISHED = {name: published.title for name, published in SETS.items()}
@@ -56,26 +55,27 @@ def check_files(published: Published, directory: Path) -> None:
 
 
 def fetch(
-    published: Published, out: Path, source: Path | None = None, overwrite: bool = False, progress: bool = False
+    name: str, root: Path | None = None, source: Path | None = None, overwrite: bool = False, progress: bool = False
 ) -> str:
-    """Make the set in ``out`` from the files in ``source``, or from the hub. Returns the report in a few lines."""
-    DatasetWriter(out, published.name, overwrite)  # refuses an existing set before anything is downloaded
-    directory = source or download(published, out.parent / "downloads" / published.name)
+    """Make a published set below the data root, from the files in ``source`` or from the hub.
+
+    Returns:
+        The report in a few lines.
+
+    Raises:
+        UserError: no set of this name, one that is there already, or files that cannot be had or used.
+    """
+    if name not in SETS:
+        raise UserError(f"no published data set '{name}'; {nearest(name, SETS)}")
+    published, out = SETS[name], data_root(root) / name
+    check_out(out, overwrite)  # before anything is downloaded
+    directory = source or download(published, out.parent / "downloads" / name)
     check_files(published, directory)
     from ctr_pe.data.sources.published import read_published
 
     dataset = read_published(directory, published, out, overwrite, progress)
     rows = ", ".join(f"{split} {count:,}" for split, count in dataset.rows.items())
     return "\n".join([f"{dataset.path}: {rows} rows", *(f"note: {note}" for note in published.notes)])
-
-
-def main(args: argparse.Namespace) -> int:
-    """`ctr-pe data fetch NAME [--from DIR]`."""
-    if args.name not in SETS:
-        raise UserError(f"no published data set '{args.name}'; {nearest(args.name, SETS)}")
-    out = data_root(args.data_root) / args.name
-    print(fetch(SETS[args.name], out, args.source, args.overwrite, progress=True))
-    return 0
 
 
 def _md5(file: Path) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from ctr_pe.data.dataset import Group
+from ctr_pe.fields import Group
 
 MAX_LEN = 100
 

@@ -26,11 +26,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 
-from ctr_pe.data.dataset import Dataset, DatasetWriter, Group
-from ctr_pe.data.specs import age_spec, feature_vocab, history_spec, target_spec
+from ctr_pe.data.dataset import Dataset
+from ctr_pe.data.specs import age_spec, feature_vocab
+from ctr_pe.data.vocabulary import Vocabulary
+from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError
+from ctr_pe.fields import Group
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -112,44 +114,44 @@ def generate(
         clicks = _shuffle(np.random.default_rng(seed), clicks)
 
     seen = slice(clicks.starts[users])  # the train users' clicks; each stands in all their rows
-    item_ids = _ids(items, asked.item[:users], clicks.item[seen], requests)
-    cate_ids = _ids(categories, asked.category[:users], clicks.category[seen], requests)
-    known_items, known_categories = int(np.max(item_ids)) - 1, int(np.max(cate_ids)) - 1
-    with DatasetWriter(out, "synthetic_time" if timed else "synthetic", overwrite) as writer:
+    known_items = _known(items, asked.item[:users], clicks.item[seen], requests)
+    known_categories = _known(categories, asked.category[:users], clicks.category[seen], requests)
+    report = {
+        "generator": {
+            "seed": seed,
+            "users": splits,
+            "items": items,
+            "categories": categories,
+            "requests": requests,
+            "history_mean": history_mean,
+            "favourites": favourites,
+            "switch": switch,
+            "from_favourites": from_favourites,
+            **{name: True for name, on in (("timed", timed), ("shuffled", shuffled)) if on},
+        },
+        "positive_share": round(float(asked.label.mean()), 4),
+        "mean_history": round(float(lengths.mean()), 2),
+    }
+
+    def source(writer: DatasetWriter) -> Content:
+        item_ids, cate_ids = known_items.table(items), known_categories.table(categories)
         ends = np.cumsum(list(splits.values()))
         for (split, size), end in zip(splits.items(), ends.tolist(), strict=True):
-            table = _table(slice(end - size, end), clicks, asked, item_ids, cate_ids)
-            pq.write_table(table, writer.path / f"{split}.parquet", compression="zstd")
-        return writer.finish(
-            label="label",
-            group_id="user_id",
-            features={
-                "user_id": {"type": "meta"},
-                "item_id": target_spec(known_items),
-                "cate_id": target_spec(known_categories),
-                "item_history": history_spec("item_id", known_items, max_len),
-                "cate_history": history_spec("cate_id", known_categories, max_len),
-                "age_history": age_spec(max_len),
-            },
-            groups=[Group(("item_id", "cate_id"), ("item_history", "cate_history"), "age_history")],
-            vocabs={"item_id": _vocab(item_ids), "cate_id": _vocab(cate_ids)},
-            report={
-                "generator": {
-                    "seed": seed,
-                    "users": splits,
-                    "items": items,
-                    "categories": categories,
-                    "requests": requests,
-                    "history_mean": history_mean,
-                    "favourites": favourites,
-                    "switch": switch,
-                    "from_favourites": from_favourites,
-                    **{name: True for name, on in (("timed", timed), ("shuffled", shuffled)) if on},
-                },
-                "positive_share": round(float(asked.label.mean()), 4),
-                "mean_history": round(float(lengths.mean()), 2),
-            },
-        )
+            writer.add(split, _table(slice(end - size, end), clicks, asked, item_ids, cate_ids))
+        features = {
+            "user_id": {"type": "meta"},
+            "item_id": known_items.spec(),
+            "cate_id": known_categories.spec(),
+            "item_history": known_items.history_spec("item_id", max_len),
+            "cate_history": known_categories.history_spec("cate_id", max_len),
+            "age_history": age_spec(max_len),
+        }
+        groups = [Group(("item_id", "cate_id"), ("item_history", "cate_history"), "age_history")]
+        known = {"item_id": known_items, "cate_id": known_categories}
+        vocabs = {name: feature_vocab(map(str, vocabulary.originals)) for name, vocabulary in known.items()}
+        return Content("label", "user_id", features, groups, vocabs, report)
+
+    return make_dataset(source, out, "synthetic_time" if timed else "synthetic", overwrite)
 
 
 def click_probability(target_category: Integers, clicks: Clicks, at: Integers | None = None) -> npt.NDArray[np.float64]:
@@ -237,18 +239,10 @@ def _requests(
     return Requests(category, _item_of(rng, category, categories, items), at, label)
 
 
-def _ids(size: int, targets: Integers, clicked: Integers, requests: int) -> Integers:
-    """Id of each original number: 1 … n by falling frequency in the train rows, n + 1 for what they lack."""
+def _known(size: int, targets: Integers, clicked: Integers, requests: int) -> Vocabulary:
+    """What the train rows hold, by falling frequency."""
     counts = np.bincount(targets.reshape(-1), minlength=size) + requests * np.bincount(clicked, minlength=size)
-    known = int(np.count_nonzero(counts))
-    ids = np.full(size + 1, known + 1)  # one more, so that the largest id is always known + 1
-    ids[np.argsort(-counts, kind="stable")[:known]] = np.arange(1, known + 1)
-    return ids
-
-
-def _vocab(ids: Integers) -> dict[str, int]:
-    known = int(ids[-1]) - 1
-    return feature_vocab(str(original) for original in np.argsort(ids[:-1], kind="stable")[:known])
+    return Vocabulary.by_frequency(counts)
 
 
 def _table(users: slice, clicks: Clicks, asked: Requests, item_ids: Integers, cate_ids: Integers) -> pa.Table:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    import argparse
-    from collections.abc import Mapping, Sequence
-
     from ctr_pe.draw.measure import Attention, Deeds
     from ctr_pe.draw.runs import Drawn
 
@@ -20,11 +19,22 @@ REQUESTS = 1000
 LONGEST = 100
 
 
-def main(args: argparse.Namespace) -> int:
-    """``ctr-pe draw``.
+@dataclass(frozen=True)
+class Wanted:
+    """Which models are drawn: with ``store``, the runs of a benchmark that these values choose, before and after their
+    training; else fresh ones. ``params``: hyper-parameters under FuxiCTR's names."""
 
-    Args:
-        args: pe: list of names; out, store (--run), model, dataset, seed, set, data_root.
+    encodings: Sequence[str]
+    store: Path | None = None
+    model: str | None = None
+    dataset: str | None = None
+    seed: int | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    data_root: Path | None = None
+
+
+def picture(out: Path, wanted: Wanted) -> None:
+    """Draw what encodings do into the file ``out``.
 
     Raises:
         UserError: Matplotlib is not installed, a picture of an unknown kind, a name that is unknown, runs or weights
@@ -34,14 +44,14 @@ def main(args: argparse.Namespace) -> int:
         import matplotlib  # noqa: F401
     except ImportError:
         raise UserError("ctr-pe draw needs Matplotlib: pip install 'ctr_pe[draw]'") from None
-    suffix = Path(args.out).suffix.lower()
+    suffix = Path(out).suffix.lower()
     if suffix not in SUFFIXES:
-        raise UserError(f"--out {args.out}: its end says what kind of picture it is: {nearest(suffix, SUFFIXES)}")
+        raise UserError(f"--out {out}: its end says what kind of picture it is: {nearest(suffix, SUFFIXES)}")
     from ctr_pe.draw.figure import Section, draw
     from ctr_pe.draw.panels import attention, notes, of_links
     from ctr_pe.draw.runs import drawn, some_requests
 
-    dataset, found = drawn(args)
+    dataset, found = drawn(wanted)
     batch = some_requests(dataset, found[0].before, REQUESTS)
     longest = _longest(found[0], batch)
     measured = {one.run.pe: _measured(one, batch, longest) for one in found}
@@ -55,9 +65,8 @@ def main(args: argparse.Namespace) -> int:
         sections += [Section(pe, panels) for pe, panels in own.items() if panels]
     title = f"{found[0].run.model} on {dataset.dataset_id}, seed {found[0].run.seed}"
     panels = [panel for section in sections for panel in section.panels]
-    draw(args.out, title, [*_about(found, measured, len(batch[dataset.label])), *notes(panels)], sections)
-    print(f"{args.out}: {title}", file=sys.stderr)
-    return 0
+    draw(out, title, [*_about(found, measured, len(batch[dataset.label])), *notes(panels)], sections)
+    print(f"{out}: {title}", file=sys.stderr)
 
 
 def _longest(one: Drawn, batch: Any) -> int:
@@ -103,4 +112,4 @@ def _deeds(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Deeds]:
     return [deeds for unit in moments[0][1] for deeds in unit.deeds if deeds is not None]
 
 
-__all__ = ["main"]
+__all__ = ["Wanted", "picture"]

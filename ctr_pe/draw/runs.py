@@ -12,16 +12,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from ctr_pe.checks import check_encoding, check_params, model_class
+from ctr_pe.config import model_params
+from ctr_pe.data.loader import BatchLoader
+from ctr_pe.draw import Wanted
+from ctr_pe.errors import UserError, nearest
 from ctr_pe.study import OWN_KEYS, find_dataset
 from ctr_pe.study.store import Result, Store
-from ctr_pe.config import model_params, parse_overrides
-from ctr_pe.data.loader import BatchLoader
-from ctr_pe.errors import UserError, nearest
-from ctr_pe.training import Run, build_model, check_encoding, check_params, model_class
+from ctr_pe.training import Run, build_model
 
 if TYPE_CHECKING:
-    import argparse
-
     from ctr_pe.data.dataset import Dataset
 
 OPTIONS = ("model", "dataset", "protocol", "data_hash")
@@ -38,31 +38,31 @@ class Drawn:
     result: Result | None = None
 
 
-def drawn(args: argparse.Namespace) -> tuple[Dataset, list[Drawn]]:
+def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
     """The models asked for, in their order, and the data set they are made for.
 
     Raises:
         UserError: a name that is unknown, a store that lacks the run or its weights, data that are gone or others.
     """
-    for pe in args.pe:
+    for pe in wanted.encodings:
         check_encoding(pe)
-    if args.model is not None:
-        model_class(args.model)
-    if args.store is None:
-        return _fresh(args)
-    store = Store(args.store)
-    by_pe = [_choose(args, store, pe) for pe in args.pe]
+    if wanted.model is not None:
+        model_class(wanted.model)
+    if wanted.store is None:
+        return _fresh(wanted)
+    store = Store(wanted.store)
+    by_pe = [_choose(wanted, store, pe) for pe in wanted.encodings]
     if differing := _differing([result for results in by_pe for result in results], OPTIONS):
-        raise UserError(f"{args.store}: the runs {_ask(differing)}")
+        raise UserError(f"{wanted.store}: the runs {_ask(differing)}")
     common = set.intersection(*({result.seed for result in results} for results in by_pe))
     if not common:
-        raise UserError(f"{args.store}: no seed at which {', '.join(args.pe)} were all run")
+        raise UserError(f"{wanted.store}: no seed at which {', '.join(wanted.encodings)} were all run")
     results = [next(result for result in results if result.seed == min(common)) for results in by_pe]
-    files = [_weights(args, store, result) for result in results]
+    files = [_weights(wanted, store, result) for result in results]
     first = results[0]
-    dataset = find_dataset(args.dataset or first.dataset, args.data_root, first.protocol)
+    dataset = find_dataset(wanted.dataset or first.dataset, wanted.data_root, first.protocol)
     if dataset.data_hash != first.data_hash:
-        raise UserError(f"{dataset.path}: not the data that the runs in {args.store} were trained on")
+        raise UserError(f"{dataset.path}: not the data that the runs in {wanted.store} were trained on")
     found = []
     for result, file in zip(results, files, strict=True):
         run = Run(result.model, dataset.path, result.pe, result.seed, result.protocol, result.params)
@@ -79,43 +79,43 @@ def some_requests(dataset: Dataset, model: Any, rows: int) -> dict[str, torch.Te
     return batch
 
 
-def _fresh(args: argparse.Namespace) -> tuple[Dataset, list[Drawn]]:
-    model, overrides = args.model or "DIN", parse_overrides(args.set)
+def _fresh(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
+    model, overrides = wanted.model or "DIN", wanted.params
     for key in overrides.keys() & OWN_KEYS.keys():
         raise UserError(f"--set {key}: {OWN_KEYS[key]}")
     check_params(model, overrides)
-    dataset = find_dataset(args.dataset or "synthetic", args.data_root, "heldout")
+    dataset = find_dataset(wanted.dataset or "synthetic", wanted.data_root, "heldout")
     given = model_params(model, dataset.dataset_id, overrides)
     params = {key: value for key, value in given.items() if key not in OWN_KEYS}
-    runs = [Run(model, dataset.path, pe, args.seed or 0, params=params) for pe in args.pe]
+    runs = [Run(model, dataset.path, pe, wanted.seed or 0, params=params) for pe in wanted.encodings]
     return dataset, [Drawn(run, _build(run, dataset)) for run in runs]
 
 
-def _choose(args: argparse.Namespace, store: Store, pe: str) -> list[Result]:
+def _choose(wanted: Wanted, store: Store, pe: str) -> list[Result]:
     """The runs of one encoding that the filters leave; they differ in their seeds alone."""
     every = list(store.read().values())
     if not every:
-        command = ["ctr-pe", "benchmark", "--pe", ",".join(args.pe)]
+        command = ["ctr-pe", "benchmark", "--pe", ",".join(wanted.encodings)]
         for option in ("model", "dataset"):
-            if getattr(args, option) is not None:
-                command += [f"--{option}", getattr(args, option)]
-        command += ["--repeats", "1", "--keep-weights", "--out", str(args.store)]
-        raise UserError(f"{args.store}: no results of a benchmark: `{shlex.join(command)}` makes them")
+            if getattr(wanted, option) is not None:
+                command += [f"--{option}", getattr(wanted, option)]
+        command += ["--repeats", "1", "--keep-weights", "--out", str(wanted.store)]
+        raise UserError(f"{wanted.store}: no results of a benchmark: `{shlex.join(command)}` makes them")
     left = every
-    dataset = None if args.dataset is None else Path(args.dataset).name
-    for option, value in (("model", args.model), ("dataset", dataset), ("pe", pe), ("seed", args.seed)):
+    dataset = None if wanted.dataset is None else Path(wanted.dataset).name
+    for option, value in (("model", wanted.model), ("dataset", dataset), ("pe", pe), ("seed", wanted.seed)):
         there = {getattr(result, option) for result in left}
         if value is not None and value not in there:
             what = f"--{option} {value}" if option != "pe" else f"encoding '{value}'"
-            raise UserError(f"{args.store}: no run with {what}: {nearest(value, there)}")
+            raise UserError(f"{wanted.store}: no run with {what}: {nearest(value, there)}")
         left = [result for result in left if value in (None, getattr(result, option))]
-    for key, value in parse_overrides(args.set).items():
+    for key, value in wanted.params.items():
         there = {_text(result.params.get(key)) for result in left}
         if _text(value) not in there:
-            raise UserError(f"{args.store}: no run of '{pe}' with --set {key}={_text(value)}: {nearest(value, there)}")
+            raise UserError(f"{wanted.store}: no run of '{pe}' with --set {key}={_text(value)}: {nearest(value, there)}")
         left = [result for result in left if _text(result.params.get(key)) == _text(value)]
     if differing := _differing(left, OPTIONS) or _differing_params(left):
-        raise UserError(f"{args.store}: the runs of '{pe}' {_ask(differing)}")
+        raise UserError(f"{wanted.store}: the runs of '{pe}' {_ask(differing)}")
     return left
 
 
@@ -140,27 +140,27 @@ def _ask(differing: Mapping[str, set[str]]) -> str:
     return f"differ in {option.removeprefix('set ')} ({choices}): choose with --{option}{equals}…"
 
 
-def _weights(args: argparse.Namespace, store: Store, result: Result) -> Path:
+def _weights(wanted: Wanted, store: Store, result: Result) -> Path:
     file = store.weights(result.key)
     if not file.exists():
         of = f"{result.model} {result.pe} seed {result.seed}"
-        again = _command(args, result)
-        raise UserError(f"{args.store}: the run of {of} was stored without weights: `{again}` makes them")
+        again = _command(wanted, result)
+        raise UserError(f"{wanted.store}: the run of {of} was stored without weights: `{again}` makes them")
     return file
 
 
-def _command(args: argparse.Namespace, result: Result) -> str:
+def _command(wanted: Wanted, result: Result) -> str:
     """A benchmark that runs it once more, and keeps its weights."""
-    command = ["ctr-pe", "benchmark", "--model", result.model, "--pe", ",".join(args.pe)]
-    command += ["--dataset", args.dataset or result.dataset, "--protocol", result.protocol]
+    command = ["ctr-pe", "benchmark", "--model", result.model, "--pe", ",".join(wanted.encodings)]
+    command += ["--dataset", wanted.dataset or result.dataset, "--protocol", result.protocol]
     command += ["--seed", str(result.seed), "--repeats", "1"]
     usual = model_params(result.model, result.dataset)
     for key, value in result.params.items():
         if key not in usual or _text(usual[key]) != _text(value):
             command += ["--set", f"{key}={_text(value)}"]
-    if args.data_root is not None:
-        command += ["--data-root", str(args.data_root)]
-    return shlex.join([*command, "--keep-weights", "--out", f"{args.store}-weights"])
+    if wanted.data_root is not None:
+        command += ["--data-root", str(wanted.data_root)]
+    return shlex.join([*command, "--keep-weights", "--out", f"{wanted.store}-weights"])
 
 
 def _text(value: Any) -> str:

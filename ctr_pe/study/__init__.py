@@ -5,19 +5,17 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    import argparse
-
+    from ctr_pe.data.dataset import Dataset
     from ctr_pe.study.runner import Job, Train
     from ctr_pe.study.store import Store
     from ctr_pe.study.suite import Cell, Suite
-    from ctr_pe.data.dataset import Dataset
 
 # Keys that a benchmark sets itself, and what to say instead of --set.
 OWN_KEYS = {
@@ -36,6 +34,31 @@ OWN_KEYS = {
 
 
 @dataclass(frozen=True)
+class Request:
+    """What is to be run: every model with every encoding, or a suite, which ``models`` and ``encodings`` then narrow and
+    ``dataset``, ``repeats``, ``protocol`` and ``params`` change; None is what the suite says, or what most want.
+
+    ``params``: hyper-parameters under FuxiCTR's names. ``out``: results and tables. ``jobs``: runs side by side, None
+    for one per core. ``threads``: of one run. ``gpu``: -1 for the CPU. ``data_root``: where data sets live.
+    """
+
+    suite: str | None = None
+    models: Sequence[str] | None = None
+    encodings: Sequence[str] | None = None
+    dataset: str | None = None
+    repeats: int | None = None
+    protocol: str | None = None
+    seed: int = 0
+    params: Mapping[str, Any] = field(default_factory=dict)
+    out: Path | None = None
+    jobs: int | None = None
+    threads: int = 1
+    gpu: int = -1
+    data_root: Path | None = None
+    keep_weights: bool = False
+
+
+@dataclass(frozen=True)
 class Plan:
     """What is run: every cell at every seed. ``title`` says it in a line, ``folder`` is where results go below
     results/ if nothing else is said."""
@@ -48,12 +71,11 @@ class Plan:
     suite: Suite | None = None
 
 
-def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
-    """``ctr-pe benchmark``. Prints the tables and writes them beside the store.
+def run(request: Request, stand_in: Train | None = None) -> int:
+    """Train what the store does not have yet; print the tables and write them beside the store.
 
     Args:
-        args: model, pe: lists of names; dataset, repeats, seed, protocol, out, jobs, threads, gpu, set, data_root;
-            suite: what of the first six is not None then narrows or changes the suite; and keep_weights.
+        request: what to run.
         stand_in: used in place of ``ctr_pe.training.train``; importable in another process.
 
     Returns:
@@ -69,15 +91,16 @@ def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
         from ctr_pe.study.store import Store
         from ctr_pe.training import train
 
-        plan = _plan(args)
-        datasets = {name: find_dataset(name, args.data_root, plan.protocol) for name in _datasets(plan)}
+        plan = _plan(request)
+        names = _unique([cell.dataset for cell in plan.cells])
+        datasets = {name: find_dataset(name, request.data_root, plan.protocol) for name in names}
         configs = _configs(plan, datasets)
-        out = Path(args.out or Path("results") / (plan.folder or f"{_one(datasets).dataset_id}-{plan.protocol}"))
+        out = Path(request.out or Path("results") / (plan.folder or f"{_one(datasets).dataset_id}-{plan.protocol}"))
         store = Store(out)
-        by_cell = {cell: _jobs(args, plan, cell, configs[cell], datasets[cell.dataset], store) for cell in plan.cells}
+        by_cell = {cell: _jobs(request, plan, cell, configs[cell], datasets[cell.dataset], store) for cell in plan.cells}
         # Seed by seed, so that a benchmark that was stopped holds complete comparisons.
         jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
-        workers = _workers(args, len(jobs))
+        workers = _workers(request, len(jobs))
         for dataset in datasets.values():
             _keep_rows(store, dataset)
         for notice in store.notices:
@@ -97,57 +120,59 @@ def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
     return 1 if failed else 0
 
 
-def _plan(args: argparse.Namespace) -> Plan:
+def _plan(request: Request) -> Plan:
     """What was asked for, checked as far as it can be without a data set."""
-    from ctr_pe.study.suite import Cell, cells, load_suite
-    from ctr_pe.config import parse_overrides
-    from ctr_pe.training import PROTOCOLS, check_encoding, check_params
+    from ctr_pe.checks import check_encoding, check_params
+    from ctr_pe.study.suite import Cell, cells, hashable, load_suite
+    from ctr_pe.training import PROTOCOLS
 
-    name = getattr(args, "suite", None)
+    name, params = request.suite, request.params
     for option, least in {"repeats": 1, "threads": 1, "jobs": 1, "seed": 0}.items():
-        value = getattr(args, option)
+        value = getattr(request, option)
         if value is not None and value < least:
             raise UserError(f"--{option} {value}: at least {least}")
-    overrides = parse_overrides(args.set)
-    for key in overrides:
+    for key in params:
         if key in OWN_KEYS:
             raise UserError(f"--set {key}: {OWN_KEYS[key]}")
     suite = None
     if name is None:
-        if not args.pe or not args.model:
+        models = _unique(["DIN"] if request.models is None else request.models)
+        encodings = _unique(["none", "cape"] if request.encodings is None else request.encodings)
+        dataset, repeats, protocol = request.dataset or "synthetic", request.repeats or 5, request.protocol or "heldout"
+        if not models or not encodings:
             raise UserError("--pe and --model need at least one name each")
-        for pe in args.pe:
+        for pe in encodings:
             check_encoding(pe)
-        for model in args.model:
-            check_params(model, overrides)
-        pairs = [(model, pe) for model in _unique(args.model) for pe in _unique(args.pe)]
-        found = [Cell(model, args.dataset, pe, fixed=_items(overrides)) for model, pe in pairs]
-        repeats, protocol = args.repeats, args.protocol
-        title = f"{', '.join(_unique(args.model))} × {', '.join(_unique(args.pe))} × {_seeds(repeats)}"
+        for model in models:
+            check_params(model, params)
+        fixed = tuple((key, hashable(value)) for key, value in params.items())
+        found = [Cell(model, dataset, pe, fixed=fixed) for model in models for pe in encodings]
+        title = f"{', '.join(models)} × {', '.join(encodings)} × {_seeds(repeats)}"
     else:
         suite = load_suite(name)
-        found = cells(suite, args.dataset, overrides)
-        for option, known in (("model", [cell.model for cell in found]), ("pe", [cell.pe for cell in found])):
-            for asked in getattr(args, option) or []:
+        found = cells(suite, request.dataset, params)
+        narrowed = {"model": request.models, "pe": request.encodings}
+        for option, names in narrowed.items():
+            known = {getattr(cell, option) for cell in found}
+            for asked in names or []:
                 if asked not in known:
-                    raise UserError(f"--{option} {asked}: not in suite '{name}': {nearest(asked, set(known))}")
-        found = [cell for cell in found if cell.model in (args.model or [cell.model])]
-        found = [cell for cell in found if cell.pe in (args.pe or [cell.pe])]
-        repeats, protocol = args.repeats or suite.seeds, args.protocol or suite.protocol
+                    raise UserError(f"--{option} {asked}: not in suite '{name}': {nearest(asked, known)}")
+        for option, names in narrowed.items():
+            found = [cell for cell in found if not names or getattr(cell, option) in names]
+        repeats, protocol = request.repeats or suite.seeds, request.protocol or suite.protocol
         title = f"{suite.title}: {len(found)} cells × {_seeds(repeats)}"
     if protocol not in PROTOCOLS:
         raise UserError(f"protocol '{protocol}' is unknown: {nearest(protocol, PROTOCOLS)}")
     if "none" not in [cell.pe for cell in found]:
         _say("'none' is not in --pe: without it there is nothing to compare with, and the table has no differences")
-    first = args.seed or 0
-    return Plan(tuple(found), protocol, tuple(range(first, first + repeats)), title, name and Path(name).stem, suite)
+    seeds = tuple(range(request.seed, request.seed + repeats))
+    return Plan(tuple(found), protocol, seeds, title, name and Path(name).stem, suite)
 
 
 def _configs(plan: Plan, datasets: Mapping[str, Dataset]) -> dict[Cell, dict[str, Any]]:
     """Hyper-parameters of each cell."""
+    from ctr_pe.checks import check_params, param_problems
     from ctr_pe.config import model_params
-    from ctr_pe.training import check_params
-    from ctr_pe.validate import check_params as problems_of
 
     configs = {}
     for cell in plan.cells:
@@ -158,7 +183,7 @@ def _configs(plan: Plan, datasets: Mapping[str, Dataset]) -> dict[Cell, dict[str
         if plan.suite is not None:  # hundreds of runs: what a model cannot be built with is better known now
             own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
             given = {**configs[cell], **own, "train_data": str(dataset.split("train"))}
-            for problem in problems_of(given, dataset.path.parent):
+            for problem in param_problems(given, dataset.path.parent):
                 raise UserError(f"{plan.suite.title}: {cell}: {problem}")
     return configs
 
@@ -182,7 +207,7 @@ def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
 
 
 def _jobs(
-    args: argparse.Namespace, plan: Plan, cell: Cell, params: Mapping[str, Any], dataset: Dataset, store: Store
+    request: Request, plan: Plan, cell: Cell, params: Mapping[str, Any], dataset: Dataset, store: Store
 ) -> list[Job]:
     """The cell's runs, one per seed."""
     from ctr_pe.study.runner import Job
@@ -193,9 +218,9 @@ def _jobs(
     varied = " ".join(f"{key}={value}" for key, value in cell.varied)
     for seed in plan.seeds:
         key = Key(cell.model, dataset.dataset_id, plan.protocol, digest, dataset.data_hash, cell.pe, seed)
-        weights = store.weights(key) if getattr(args, "keep_weights", False) else None
-        run = Run(cell.model, dataset.path, cell.pe, seed, plan.protocol, params, args.gpu, args.threads, weights)
-        made.append(Job(run, key, varied))
+        weights = store.weights(key) if request.keep_weights else None
+        how = (plan.protocol, params, request.gpu, request.threads, weights)
+        made.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how), key, varied))
     return made
 
 
@@ -205,11 +230,11 @@ def _without_weights(store: Store, jobs: Sequence[Job]) -> int:
     return sum(job.key in done for job in jobs if job.run.weights is not None and not job.run.weights.exists())
 
 
-def _workers(args: argparse.Namespace, runs: int) -> int:
+def _workers(request: Request, runs: int) -> int:
     """Processes at once: as asked, else the cores shared out, and one on a GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    default = 1 if args.gpu >= 0 else max(1, cores // args.threads)
-    return min(args.jobs or default, runs)
+    default = 1 if request.gpu >= 0 else max(1, cores // request.threads)
+    return min(request.jobs or default, runs)
 
 
 def _keep_rows(store: Store, dataset: Dataset) -> None:
@@ -248,18 +273,8 @@ def _write_tables(store: Store, jobs: Sequence[Job], plan: Plan, by_cell: Mappin
         print(f"\n{store.path}: {', '.join(files)}, results.jsonl (one line per run)", flush=True)
 
 
-def _datasets(plan: Plan) -> list[str]:
-    return _unique([cell.dataset for cell in plan.cells])
-
-
 def _one(datasets: Mapping[str, Dataset]) -> Dataset:
     return next(iter(datasets.values()))
-
-
-def _items(overrides: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    from ctr_pe.study.suite import hashable
-
-    return tuple((key, hashable(value)) for key, value in overrides.items())
 
 
 def _seeds(number: int) -> str:
@@ -274,4 +289,4 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-__all__ = ["main"]
+__all__ = ["OWN_KEYS", "Plan", "Request", "find_dataset", "run"]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe import compiled
-from ctr_pe.errors import UserError
+from ctr_pe.choices import choose
 from ctr_pe.units.gate import gated
 
 
@@ -69,7 +69,7 @@ def make_activation(name: str, units: int) -> nn.Module:
     """An activation by name.
 
     Raises:
-        UserError: torch.nn has none of this name.
+        UserError: none of :data:`ctr_pe.choices.ACTIVATIONS`.
     """
     known: dict[str, Callable[[], nn.Module]] = {
         "dice": lambda: Dice(units),
@@ -80,8 +80,5 @@ def make_activation(name: str, units: int) -> nn.Module:
     }
     if str(name).lower() in known:
         return known[str(name).lower()]()
-    cls = getattr(nn.modules.activation, str(name), None)
-    if not (isinstance(cls, type) and issubclass(cls, nn.Module)):
-        raise UserError(f"activation {name!r} is unknown: {', '.join(sorted(known))} or a torch.nn activation")
-    made: nn.Module = cls()
+    made: nn.Module = getattr(nn, choose("activation", name))()
     return made

@@ -8,8 +8,10 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from ctr_pe.data.dataset import Dataset, DatasetWriter, Group, data_root, list_datasets, open_dataset
+from ctr_pe.data.dataset import Dataset, data_root, list_datasets, open_dataset
+from ctr_pe.data.writer import Content, DatasetWriter
 from ctr_pe.errors import UserError
+from ctr_pe.fields import Group
 
 GROUPS = (Group(("item_id",), ("item_history",), "age_history"),)
 ITEM = {"type": "categorical", "source": "item", "padding_idx": 0, "oov_idx": 5, "vocab_size": 6}
@@ -47,14 +49,8 @@ def interrupted(out: Path, **options: bool) -> None:
 
 
 def finish(writer: DatasetWriter) -> Dataset:
-    return writer.finish(
-        label="label",
-        group_id="user_id",
-        features=FEATURES,
-        groups=GROUPS,
-        vocabs={"item_id": {"a": 1}},
-        report={"truncated": 4, "rows": "never replaces the writer's own"},
-    )
+    report = {"truncated": 4, "rows": "never replaces the writer's own"}
+    return writer.finish(Content("label", "user_id", FEATURES, GROUPS, {"item_id": {"a": 1}}, report))
 
 
 def test_a_finished_set_opens_again_by_name_and_by_path(tmp_path: Path) -> None:
@@ -99,19 +95,30 @@ def test_a_half_built_set_does_not_open(tmp_path: Path) -> None:
         open_dataset("shop", tmp_path)
 
 
-def test_what_a_killed_build_left_is_cleared_away(tmp_path: Path) -> None:
-    (tmp_path / "shop.partial" / "columns").mkdir(parents=True)
-    (tmp_path / "shop.partial" / "junk").write_text("x")
-    dataset = write(tmp_path / "shop")
-    assert not (dataset.path / "junk").exists()
+def test_folders_of_others_beside_it_are_left_alone(tmp_path: Path) -> None:
+    for name in ("shop.partial", "shop.old"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "thesis.txt").write_text("mine")
+    (tmp_path / "mall.old").mkdir()
+    for out in ("shop", "mall"):
+        write(tmp_path / out)
+        write(tmp_path / out, overwrite=True)
+        with pytest.raises(KeyboardInterrupt):
+            interrupted(tmp_path / out, overwrite=True)
+    for name in ("shop.partial", "shop.old"):
+        assert [file.read_text() for file in (tmp_path / name).iterdir()] == ["mine"]
+    assert {path.name for path in tmp_path.iterdir()} == {"shop", "mall", "shop.partial", "shop.old", "mall.old"}
 
 
 def test_two_builds_of_one_set_do_not_mix(tmp_path: Path) -> None:
-    with DatasetWriter(tmp_path / "shop") as writer:
-        with pytest.raises(UserError, match="another process"), DatasetWriter(tmp_path / "shop"):
-            pass
-        put_splits(writer.path)
-        finish(writer)
+    with DatasetWriter(tmp_path / "shop") as first, DatasetWriter(tmp_path / "shop") as second:
+        put_splits(first.path, rows=3)
+        put_splits(second.path, rows=4)
+        assert finish(first).rows["train"] == 3
+        with pytest.raises(UserError, match="exists already"):
+            finish(second)
+    assert open_dataset("shop", tmp_path).rows["train"] == 3
+    assert [path.name for path in tmp_path.iterdir()] == ["shop"]
 
 
 @pytest.mark.parametrize("file", ["train.parquet", "feature_map.json", "feature_vocab.json"])

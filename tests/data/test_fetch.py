@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 
-from ctr_pe.data import fetch
+from ctr_pe.cli import main
 from ctr_pe.data.dataset import open_dataset
+from ctr_pe.data.fetch import PUBLISHED, fetch
 from ctr_pe.data.published import AMAZON, KUAI, SETS
 from ctr_pe.errors import UserError
 
@@ -61,24 +61,19 @@ def hub(monkeypatch: pytest.MonkeyPatch) -> Hub:
     return hub
 
 
-def command(tmp_path: Path, **changes: Any) -> argparse.Namespace:
-    given = {"name": AMAZON.name, "source": None, "overwrite": False, "data_root": tmp_path}
-    return argparse.Namespace(**given | changes)
-
-
 def test_a_set_is_downloaded_checked_and_converted(
     tmp_path: Path, hub: Hub, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert fetch.main(command(tmp_path)) == 0
+    assert main(["data", "fetch", AMAZON.name, "--data-root", str(tmp_path)]) == 0
     assert hub.calls == [("reczoo/AmazonElectronics_x1", name, "dataset") for name in FILES]
     assert open_dataset(AMAZON.name, tmp_path).rows == {"train": 2, "valid": 2, "test": 2}
     out = capsys.readouterr().out
     assert "train 2, valid 2, test 2 rows" in out
     assert "note: valid" in out
     with pytest.raises(UserError, match="exists already"):
-        fetch.main(command(tmp_path))
+        fetch(AMAZON.name, tmp_path)
     assert len(hub.calls) == 2  # nothing was downloaded for a set that is there
-    assert fetch.main(command(tmp_path, overwrite=True)) == 0
+    fetch(AMAZON.name, tmp_path, overwrite=True)
 
 
 def test_an_interrupted_download_goes_on(tmp_path: Path, hub: Hub) -> None:
@@ -87,12 +82,12 @@ def test_an_interrupted_download_goes_on(tmp_path: Path, hub: Hub) -> None:
     assert stops >= 3
     for _ in range(stops):
         with pytest.raises(UserError) as caught:
-            fetch.main(command(tmp_path))
+            fetch(AMAZON.name, tmp_path)
         assert "line dropped" in str(caught.value)
         assert "run the command again to go on" in str(caught.value)
         assert "\n" not in str(caught.value)
         assert not (tmp_path / AMAZON.name).exists()
-    assert fetch.main(command(tmp_path)) == 0
+    fetch(AMAZON.name, tmp_path)
     assert open_dataset(AMAZON.name, tmp_path).rows["test"] == 2
     assert hub.sent == sum(map(len, FILES.values()))  # no byte twice
 
@@ -106,7 +101,7 @@ def write(directory: Path, **changes: str | None) -> Path:
 
 
 def test_files_that_are_here_need_no_hub(tmp_path: Path, hub: Hub) -> None:
-    assert fetch.main(command(tmp_path, source=write(tmp_path / "mine"))) == 0
+    fetch(AMAZON.name, tmp_path, source=write(tmp_path / "mine"))
     assert not hub.calls
     assert open_dataset(AMAZON.name, tmp_path).rows["train"] == 2
 
@@ -114,7 +109,7 @@ def test_files_that_are_here_need_no_hub(tmp_path: Path, hub: Hub) -> None:
 def test_a_wrong_sum_is_refused_with_both_sums(tmp_path: Path, hub: Hub) -> None:
     wrong = FILES["test.csv"].replace("1,7,5", "1,7,4")
     with pytest.raises(UserError) as caught:
-        fetch.main(command(tmp_path, source=write(tmp_path / "mine", test=wrong)))
+        fetch(AMAZON.name, tmp_path, source=write(tmp_path / "mine", test=wrong))
     message = str(caught.value)
     assert str(tmp_path / "mine" / "test.csv") in message
     assert md5(wrong) in message
@@ -128,18 +123,18 @@ def test_a_wrong_sum_is_refused_with_both_sums(tmp_path: Path, hub: Hub) -> None
 def test_a_damaged_download_is_refused(tmp_path: Path, hub: Hub) -> None:
     write(tmp_path / "downloads" / AMAZON.name, train="x")
     with pytest.raises(UserError, match=f"train.csv: md5 {md5('x')}, published {md5(FILES['train.csv'])}"):
-        fetch.main(command(tmp_path))
+        fetch(AMAZON.name, tmp_path)
     (tmp_path / "downloads" / AMAZON.name / "train.csv").unlink()
-    assert fetch.main(command(tmp_path)) == 0
+    fetch(AMAZON.name, tmp_path)
 
 
 def test_missing_files_and_unknown_names_are_one_line(tmp_path: Path, hub: Hub) -> None:
     with pytest.raises(UserError, match=r"mine: no file 'test\.csv'; amazonelectronics_x1 needs train\.csv, test\.csv"):
-        fetch.main(command(tmp_path, source=write(tmp_path / "mine", test=None)))
+        fetch(AMAZON.name, tmp_path, source=write(tmp_path / "mine", test=None))
     with pytest.raises(UserError, match="nothing is there"):
-        fetch.main(command(tmp_path, source=tmp_path / "nowhere"))
+        fetch(AMAZON.name, tmp_path, source=tmp_path / "nowhere")
     with pytest.raises(UserError, match="no published data set 'amazon_x1'; did you mean 'amazonelectronics_x1'"):
-        fetch.main(command(tmp_path, name="amazon_x1"))
+        fetch("amazon_x1", tmp_path)
 
 
 def test_names_and_sums_are_the_published_ones() -> None:
@@ -154,4 +149,4 @@ def test_names_and_sums_are_the_published_ones() -> None:
         "test.csv": "ba26c01caaf6c65c272af11aa451fc7a",
         "item_visual_emb_dim64.h5": None,
     }
-    assert set(fetch.PUBLISHED) == {"amazonelectronics_x1", "kuaivideo_x1"}
+    assert set(PUBLISHED) == {"amazonelectronics_x1", "kuaivideo_x1"}

@@ -14,7 +14,7 @@ import polars as pl
 import pytest
 
 from ctr_pe.data.sources.fuxictr_csv import build_csv
-from ctr_pe.data.dataset import Group
+from ctr_pe.fields import Group
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.errors import UserError
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections import defaultdict
 from pathlib import Path
@@ -12,9 +11,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ctr_pe.data.sources.log import build, main, summary
+from ctr_pe.cli import main
 from ctr_pe.data.dataset import SPLITS, Dataset, open_dataset
 from ctr_pe.data.recipe import load_recipe, shipped_recipes
+from ctr_pe.data.sources.log import build, summary
 from ctr_pe.errors import UserError
 
 Log = dict[str, list[Any]]
@@ -640,12 +640,12 @@ def test_users_with_fewer_than_four_items_do_not_train(tmp_path: Path) -> None:
 
 
 def test_an_interrupted_build_leaves_nothing_that_opens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from ctr_pe.data.sources.log import _Files
+    from ctr_pe.data.sources.log import _Rows
 
     def interrupt(*_: Any) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(_Files, "write", interrupt)
+    monkeypatch.setattr(_Rows, "write", interrupt)
     with pytest.raises(KeyboardInterrupt):
         din(tmp_path, random_log(14), block_size=60)
     assert {path.name for path in tmp_path.iterdir()} == {"log.parquet", "items.parquet"}
@@ -686,16 +686,8 @@ def test_an_unknown_recipe_names_the_nearest() -> None:
 def test_the_command_takes_flags_over_the_recipe(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     given = options(tmp_path, random_log(15))
     (tmp_path / "mine.yaml").write_text("protocol: din\nmax_len: 7\nlabel: null\ninteractions: log.parquet\n")
-    args = argparse.Namespace(
-        recipe=str(tmp_path / "mine.yaml"),
-        items=given["items"],
-        out=tmp_path / "set",
-        overwrite=False,
-        max_len=3,
-        time="",
-        attributes=("cate_id",),
-    )
-    assert main(args) == 0
+    asked = f"--recipe {tmp_path}/mine.yaml --items {given['items']} --out {tmp_path}/set --max-len 3 --time none"
+    assert main(["data", "build", *asked.split(), "--attributes", "cate_id"]) == 0
     output = capsys.readouterr()
     assert "rows/s" in output.out
     assert "writing" in output.err

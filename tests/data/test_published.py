@@ -14,8 +14,8 @@ import polars as pl
 import pytest
 
 from ctr_pe.config import load_yaml, packaged_yaml, parse_yaml
-from ctr_pe.data import reader
 from ctr_pe.data.published import AMAZON, KUAI, Published
+from ctr_pe.data.sources import published as source
 from ctr_pe.data.sources.published import read_published
 from ctr_pe.errors import UserError
 
@@ -151,7 +151,7 @@ def files(published: Published, tmp_path: Path) -> Path:
 def test_it_equals_a_parse_in_loops(
     published: Published, files: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reader, "BLOCK_ROWS", 64)
+    monkeypatch.setattr(source, "BLOCK_ROWS", 64)
     data = read_published(files, published, tmp_path / published.name)
     rows, vocabs = expected(published, files)
     specs = {

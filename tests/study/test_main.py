@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import signal
@@ -17,14 +16,15 @@ import pytest
 from fake_training import train_on_data_set as fast
 from processes import wait_for, workers_of
 
-from ctr_pe.study import main
-from ctr_pe.study.runner import Job
-from ctr_pe.study.store import Store
+from ctr_pe.config import parse_overrides
 from ctr_pe.data.built_in import BUILT_IN
 from ctr_pe.data.dataset import open_dataset
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
+from ctr_pe.study import Request, run
+from ctr_pe.study.runner import Job
+from ctr_pe.study.store import Store
 
 
 @pytest.fixture(scope="module")
@@ -35,23 +35,12 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def arguments(root: Path, out: Path | None, **changes: Any) -> argparse.Namespace:
-    """As the command line gives them."""
-    given: dict[str, Any] = {
-        "model": ["DIN"],
-        "pe": ["none", "cape"],
-        "dataset": "synthetic",
-        "repeats": 2,
-        "seed": 0,
-        "protocol": "heldout",
-        "out": out,
-        "jobs": 1,
-        "threads": 1,
-        "gpu": -1,
-        "set": [],
-        "data_root": root,
-    }
-    return argparse.Namespace(**(given | changes))
+def arguments(root: Path, out: Path | None, **changes: Any) -> Request:
+    """A small benchmark; ``pe``, ``model`` and ``set`` as the command line has them."""
+    names = {"pe": "encodings", "model": "models"}
+    given = {names.get(key, key): value for key, value in changes.items()}
+    given["params"] = parse_overrides(given.pop("set", []))
+    return Request(**{"repeats": 2, "out": out, "jobs": 1, "data_root": root} | given)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +63,7 @@ def test_mistakes_are_refused_before_anything_starts(
     root: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        main(arguments(root, tmp_path / "out", **changes), fast)
+        run(arguments(root, tmp_path / "out", **changes), fast)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
@@ -85,9 +74,9 @@ def test_tables_and_store_grow_with_each_call(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     log = tmp_path / "log"
-    monkeypatch.setattr("ctr_pe.training.check_params", lambda *_: None)  # the stand-in's key is no hyper-parameter
+    monkeypatch.setattr("ctr_pe.checks.check_params", lambda *_: None)  # the stand-in's key is no hyper-parameter
     setting = {"set": [f"log={log}"]}
-    assert main(arguments(root, None, pe=["none", "cape", "none"], **setting), fast) == 0
+    assert run(arguments(root, None, pe=["none", "cape", "none"], **setting), fast) == 0
     shown = capsys.readouterr()
     out = Path("results/synthetic-heldout")
     assert (
@@ -97,7 +86,7 @@ def test_tables_and_store_grow_with_each_call(
     assert shown.out.rstrip().endswith(f"{out}: table.md, table.csv, results.jsonl (one line per run)")
     assert log.read_text().split("\n")[:-1] == ["none 0", "cape 0", "none 1", "cape 1"]
 
-    assert main(arguments(root, None, pe=["rope"], repeats=3, **setting), fast) == 0
+    assert run(arguments(root, None, pe=["rope"], repeats=3, **setting), fast) == 0
     shown = capsys.readouterr()
     assert "'none' is not in --pe" in shown.err
     assert log.read_text().split("\n")[4:-1] == ["rope 0", "rope 1", "rope 2"]
@@ -107,7 +96,7 @@ def test_tables_and_store_grow_with_each_call(
     assert {record["pe"] for record in records} == {"none", "cape", "rope"}
     assert len({record["config_hash"] for record in records}) == 1
 
-    assert main(arguments(root, None, pe=["none"], **setting), fast) == 0
+    assert run(arguments(root, None, pe=["none"], **setting), fast) == 0
     assert "all 2 runs are there already" in capsys.readouterr().err
     assert len(log.read_text().splitlines()) == 7
 
@@ -115,9 +104,9 @@ def test_tables_and_store_grow_with_each_call(
 def test_failed_runs_make_the_exit_code_1(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctr_pe.training.check_params", lambda *_: None)
+    monkeypatch.setattr("ctr_pe.checks.check_params", lambda *_: None)
     changes = {"set": ["fail={cape: user}"], "repeats": 1}
-    assert main(arguments(root, tmp_path, **changes), fast) == 1
+    assert run(arguments(root, tmp_path, **changes), fast) == 1
     shown = capsys.readouterr()
     assert "DIN cape seed 0 failed: no such column" in shown.err
     assert "1 of 2 runs failed" in shown.err
@@ -129,10 +118,10 @@ def test_a_built_in_set_is_generated_once(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ctr_pe.data.synthetic.generate.__kwdefaults__", small())
-    assert main(arguments(tmp_path / "data", tmp_path / "out", dataset=name, repeats=1), fast) == 0
+    assert run(arguments(tmp_path / "data", tmp_path / "out", dataset=name, repeats=1), fast) == 0
     assert "generating the built-in data set" in capsys.readouterr().err
     assert open_dataset(name, tmp_path / "data").dataset_id == name
-    assert main(arguments(tmp_path / "data", tmp_path / "out", dataset=name, repeats=1), fast) == 0
+    assert run(arguments(tmp_path / "data", tmp_path / "out", dataset=name, repeats=1), fast) == 0
     assert "generating" not in capsys.readouterr().err
 
 
@@ -144,7 +133,7 @@ def test_training_side_by_side_gives_identical_results(root: Path, tmp_path: Pat
     stores = []
     for jobs in (1, 2):
         setting = {"set": ["epochs=1", "batch_size=64"], "repeats": 1, "jobs": jobs}
-        assert main(arguments(root, tmp_path / str(jobs), **setting)) == 0
+        assert run(arguments(root, tmp_path / str(jobs), **setting)) == 0
         stores.append(Store(tmp_path / str(jobs)))
     one, two = (store.read() for store in stores)
     assert one.keys() == two.keys()
@@ -187,16 +176,16 @@ def test_ctrl_c_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
 def test_weights_are_kept_where_asked_for_and_are_no_part_of_a_runs_key(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(arguments(root, tmp_path, pe=["none"], repeats=1), fast) == 0
+    assert run(arguments(root, tmp_path, pe=["none"], repeats=1), fast) == 0
     capsys.readouterr()
     jobs: list[Job] = []
     monkeypatch.setattr("ctr_pe.study.runner.run_all", lambda asked, *_: jobs.extend(asked) or 0)
-    assert main(arguments(root, tmp_path, repeats=1), fast) == 0
+    assert run(arguments(root, tmp_path, repeats=1), fast) == 0
     assert [job.run.weights for job in jobs] == [None, None]
     assert "without weights" not in capsys.readouterr().err
     keys = [job.key for job in jobs]
     jobs.clear()
-    assert main(arguments(root, tmp_path, repeats=1, keep_weights=True), fast) == 0
+    assert run(arguments(root, tmp_path, repeats=1, keep_weights=True), fast) == 0
     assert [job.key for job in jobs] == keys
     assert [job.run.weights for job in jobs] == [tmp_path / "weights" / f"{key.name}.pt" for key in keys]
     assert "1 there already, without weights" in capsys.readouterr().err

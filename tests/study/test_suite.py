@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import json
 from pathlib import Path
@@ -12,14 +11,15 @@ import pytest
 import yaml
 from fake_training import train_on_data_set as fast
 
-from ctr_pe.study import main
-from ctr_pe.study.store import Key, Result, Store
-from ctr_pe.study.suite import Cell, Suite, cells, load_suite, parse_suite, suites
-from ctr_pe.study.suite_tables import as_csv, as_markdown, as_text, make
 from ctr_pe.cli import main as command
+from ctr_pe.config import parse_overrides
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.pe import available_pes
+from ctr_pe.study import Request, run
+from ctr_pe.study.store import Key, Result, Store
+from ctr_pe.study.suite import Cell, Suite, cells, load_suite, parse_suite, suites
+from ctr_pe.study.suite_tables import as_csv, as_markdown, as_text, make
 
 SUITE: dict[str, Any] = {
     "title": "Lengths",
@@ -44,15 +44,16 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def arguments(root: Path, out: Path, suite: Any = SUITE, **changes: Any) -> argparse.Namespace:
-    """As the command line gives them."""
+def arguments(root: Path, out: Path, suite: Any = SUITE, **changes: Any) -> Request:
+    """As a request; ``pe``, ``model`` and ``set`` as the command line has them."""
     if not isinstance(suite, str):
         file = out.with_name("mine.yaml")
         file.write_text(yaml.dump(suite))
         suite = str(file)
-    unset = dict.fromkeys(("model", "pe", "dataset", "repeats", "protocol"))
-    given = {**unset, "suite": suite, "seed": 0, "out": out, "jobs": 1, "threads": 1, "gpu": -1, "set": []}
-    return argparse.Namespace(**(given | {"data_root": root} | changes))
+    names = {"pe": "encodings", "model": "models"}
+    given = {names.get(key, key): value for key, value in changes.items()}
+    given["params"] = parse_overrides(given.pop("set", []))
+    return Request(**{"suite": suite, "out": out, "jobs": 1, "data_root": root} | given)
 
 
 def table(out: Path) -> list[dict[str, str]]:
@@ -97,14 +98,14 @@ def test_overrides_replace_what_varies() -> None:
 
 def test_runs_resumes_and_prints_every_cell(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    assert main(arguments(root, out, pe=["none", "cape"], repeats=1), fast) == 0
+    assert run(arguments(root, out, pe=["none", "cape"], repeats=1), fast) == 0
     said = capsys.readouterr().err
     assert "Lengths: 6 cells × 1 seed = 6 runs" in said
     finished = [line.split("] ")[1].split(":")[0] for line in said.splitlines() if line.startswith("[")]
     assert len(set(finished)) == 6  # each line says which cell it is
     assert len(table(out)) == 6
 
-    assert main(arguments(root, out), fast) == 0
+    assert run(arguments(root, out), fast) == 0
     shown = capsys.readouterr()
     assert "Lengths: 8 cells × 2 seeds = 16 runs" in shown.err
     assert "6 of 16 runs are there already" in shown.err
@@ -126,16 +127,16 @@ def test_runs_resumes_and_prints_every_cell(root: Path, tmp_path: Path, capsys: 
     assert {record["params"]["max_len"] for record in records} == {2, 5}
     assert {record["params"]["epochs"] for record in records if record["pe"] == "cape"} == {1}
 
-    assert main(arguments(root, out), fast) == 0
+    assert run(arguments(root, out), fast) == 0
     assert "all 16 runs are there already" in capsys.readouterr().err
 
 
 def test_runs_that_fail_leave_their_cell_in_the_table(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ctr_pe.training.check_params", lambda *_: None)  # the stand-in's key is no hyper-parameter
-    monkeypatch.setattr("ctr_pe.validate.check_params", lambda *_: [])
-    assert main(arguments(root, tmp_path / "out", set=["fail={cape: user}"]), fast) == 1
+    monkeypatch.setattr("ctr_pe.checks.check_params", lambda *_: None)  # the stand-in's key is no hyper-parameter
+    monkeypatch.setattr("ctr_pe.checks.param_problems", lambda *_: [])
+    assert run(arguments(root, tmp_path / "out", set=["fail={cape: user}"]), fast) == 1
     shown = capsys.readouterr().out
     assert "4 cells lack runs" in shown
     assert len(table(tmp_path / "out")) == 8
@@ -196,7 +197,7 @@ def test_mistakes_are_refused_before_anything_starts(
     root: Path, tmp_path: Path, changes: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(UserError) as error:
-        main(arguments(root, tmp_path / "out", **changes), fast)
+        run(arguments(root, tmp_path / "out", **changes), fast)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
@@ -207,7 +208,7 @@ def test_mistakes_are_refused_before_anything_starts(
 def test_every_cell_of_the_papers_grids_trains(name: str, root: Path, tmp_path: Path) -> None:
     """The small form of a suite has the same cells."""
     changes = {"dataset": "synthetic", "repeats": 1, "set": ["epochs=1"], "jobs": 2}
-    assert main(arguments(root, tmp_path / "out", suite=name, **changes)) == 0
+    assert run(arguments(root, tmp_path / "out", suite=name, **changes)) == 0
     rows = table(tmp_path / "out")
     assert len(rows) == len(cells(load_suite(name), "synthetic"))
     assert all(row["seeds"] == "1" and row["gAUC_mean"] and row["logloss_mean"] for row in rows)

@@ -14,18 +14,20 @@ import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import h5py
 import polars as pl
-import pyarrow.parquet as pq
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from ctr_pe.data.dataset import REPORT, SPLITS, Dataset, DatasetWriter, Group, open_dataset
-from ctr_pe.data.specs import feature_vocab, target_spec
+from ctr_pe.data.dataset import REPORT, SPLITS, Dataset, open_dataset
+from ctr_pe.data.specs import feature_vocab
+from ctr_pe.data.vocabulary import Vocabulary
+from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError, explain, nearest
+from ctr_pe.fields import Group
 
 BLOCK_ROWS = 65_536
 FOLDER = "ctr_pe"  # below <data_root>/<dataset_id>, where a user's files and FuxiCTR's own cache may lie
@@ -67,19 +69,6 @@ class Column(BaseModel):
         return copied[1] if copied else self.name
 
 
-@dataclass
-class Vocabulary:
-    """Ids 1, 2, … of the original values of one table, in order; ``counts`` are those of the train rows."""
-
-    values: list[str] = field(default_factory=list)
-    dtype: pl.DataType = field(default_factory=pl.String)
-    vectors: Path | None = None
-
-    def ids(self, values: pl.Expr) -> pl.Expr:
-        """Text -> id, n + 1 for what is unknown."""
-        return values.cast(self.dtype, strict=False).to_physical().cast(pl.Int64).fill_null(len(self.values)) + 1
-
-
 def build_csv(params: Mapping[str, Any], groups: Sequence[Group] = ()) -> Dataset:
     """The data set of a FuxiCTR config with ``data_format: csv``, in ``<data_root>/<dataset_id>/ctr_pe``.
 
@@ -107,7 +96,9 @@ def build_csv(params: Mapping[str, Any], groups: Sequence[Group] = ()) -> Datase
         if "source" not in report:
             raise UserError(f"{out}: a data set that was not made from CSV files: remove it or change dataset_id")
         log.warning("%s: the files or feature_cols have changed: building again", out)
-    return _build(columns, label, files, out, params, groups, source)
+    name = str(params["dataset_id"])
+    given = Given(columns, label, files, params, groups, source)
+    return make_dataset(lambda writer: _read(given, writer), out, name, overwrite=True)
 
 
 def feature_specs(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -117,7 +108,7 @@ def feature_specs(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         UserError: as :func:`build_csv`.
     """
     columns = _columns(params)
-    return _specs(columns, {_root(column, columns): Vocabulary() for column in columns if _has_ids(column)}, {})
+    return _specs(columns, {_root(column, columns): Vocabulary([]) for column in columns if _has_ids(column)}, {}, {})
 
 
 def _columns(params: Mapping[str, Any]) -> list[Column]:
@@ -205,42 +196,44 @@ def _has_ids(column: Column) -> bool:
     return column.type in ("categorical", "sequence")
 
 
-def _build(
-    columns: list[Column],
-    label: str,
-    files: Mapping[str, Path],
-    out: Path,
-    params: Mapping[str, Any],
-    groups: Sequence[Group],
-    source: str,
-) -> Dataset:
+@dataclass(frozen=True)
+class Given:
+    """What a config says about its CSV files."""
+
+    columns: list[Column]
+    label: str
+    files: Mapping[str, Path]
+    params: Mapping[str, Any]
+    groups: Sequence[Group]
+    fingerprint: str
+
+
+def _read(given: Given, writer: DatasetWriter) -> Content:
+    columns, label, files, params = given.columns, given.label, given.files, given.params
     frames = {split: _scan(file, columns, label, str(params.get("sep") or ",")) for split, file in files.items()}
     try:
-        vocabularies = _vocabularies(columns, frames["train"], int(params.get("min_categr_count") or 1))
+        vectors = {
+            column.name: Path(column.pretrained_emb)
+            for column in columns
+            if column.pretrained_emb is not None and _has_ids(column) and column.name == _root(column, columns)
+        }
+        vocabularies = _vocabularies(columns, frames["train"], int(params.get("min_categr_count") or 1), vectors)
         lengths = _max_lens(columns, frames["train"])
         metas = _metas(columns, frames)
-        report: dict[str, Any] = {"source": source, "splits": {}}
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with DatasetWriter(out, str(params["dataset_id"]), overwrite=True) as writer:
-            for split, frame in frames.items():
-                log.info("Reading %s", files[split])
-                rows = _encoded(frame, columns, label, vocabularies, lengths, metas)
-                parquet = writer.path / f"{split}.parquet"
-                report["splits"][split] = _write(parquet, rows, files[split], columns, label, vocabularies)
-            for name, vocabulary in vocabularies.items():
-                if vocabulary.vectors is not None:
-                    shutil.copyfile(vocabulary.vectors, writer.path / f"pretrained_{name}.h5")
-            _say(report["splits"], columns)
-            return writer.finish(
-                label=label,
-                group_id=params.get("group_id"),
-                features=_specs(columns, vocabularies, lengths),
-                groups=groups,
-                vocabs={name: feature_vocab(vocabulary.values) for name, vocabulary in vocabularies.items()},
-                report=report,
-            )
+        splits = {}
+        for split, frame in frames.items():
+            log.info("Reading %s", files[split])
+            rows = _encoded(frame, columns, label, vocabularies, lengths, metas)
+            splits[split] = _write(writer, split, rows, files[split], columns, label, vocabularies)
+        for name, file in vectors.items():
+            shutil.copyfile(file, writer.path / f"pretrained_{name}.h5")
     except pl.exceptions.PolarsError as error:
         raise UserError(f"{files['train'].parent}: {str(error).splitlines()[0]}") from None
+    _say(splits, columns)
+    features = _specs(columns, vocabularies, lengths, vectors)
+    vocabs = {name: feature_vocab(vocabulary.originals) for name, vocabulary in vocabularies.items()}
+    report = {"source": given.fingerprint, "splits": splits}
+    return Content(label, params.get("group_id"), features, given.groups, vocabs, report)
 
 
 def _scan(file: Path, columns: Sequence[Column], label: str, separator: str) -> pl.LazyFrame:
@@ -271,7 +264,9 @@ def _parsed(column: Column) -> pl.Expr:
     return raw.cast(pl.Int64).cast(pl.String) if column.dtype == "int" else raw.replace("", None)
 
 
-def _vocabularies(columns: Sequence[Column], train: pl.LazyFrame, least: int) -> dict[str, Vocabulary]:
+def _vocabularies(
+    columns: Sequence[Column], train: pl.LazyFrame, least: int, vectors: Mapping[str, Path]
+) -> dict[str, Vocabulary]:
     tables: dict[str, list[pl.DataFrame]] = {}
     with_ids = [column for column in columns if _has_ids(column)]
     counted = pl.collect_all([_counts(train, column) for column in with_ids], engine="streaming")
@@ -282,15 +277,10 @@ def _vocabularies(columns: Sequence[Column], train: pl.LazyFrame, least: int) ->
     for name, parts in tables.items():
         total = pl.concat(parts).group_by("value").agg(pl.col("count").sum(), pl.col("known").any())
         total = total.filter("known").sort(["count", "value"], descending=[True, False])
-        vocabularies[name] = Vocabulary(total["value"].to_list())
-    for column in with_ids:
-        vocabulary = vocabularies[_root(column, columns)]
-        if column.pretrained_emb is not None and column.name == _root(column, columns):
-            vocabulary.vectors = Path(column.pretrained_emb)
-            known_values = set(vocabulary.values)
-            vocabulary.values += [key for key in _keys(vocabulary.vectors) if key not in known_values]
-    for vocabulary in vocabularies.values():
-        vocabulary.dtype = pl.Enum(vocabulary.values)
+        values = total["value"].to_list()
+        known_values = set(values)
+        more = _keys(vectors[name]) if name in vectors else []
+        vocabularies[name] = Vocabulary([*values, *(key for key in more if key not in known_values)])
     return vocabularies
 
 
@@ -356,7 +346,8 @@ def _encoded(
 
 
 def _write(
-    parquet: Path,
+    writer: DatasetWriter,
+    split: str,
     rows: pl.LazyFrame,
     file: Path,
     columns: Sequence[Column],
@@ -365,39 +356,27 @@ def _write(
 ) -> dict[str, Any]:
     """Write a split, block by block; returns its counts."""
     counts: Counter[str] = Counter()
-    writer: pq.ParquetWriter | None = None
-    try:
-        for frame in _blocks(rows, file):
-            wrong = frame.filter(~pl.col(label).is_in([0.0, 1.0]).fill_null(False))
-            if len(wrong):
-                raise UserError(f"{file}: label '{label}' has value {wrong[label][0]}: labels are 0 or 1")
-            for column in columns:
-                if frame[column.name].null_count():
-                    raise UserError(f"{file}: column '{column.name}' has rows without a value: give it a fill_na")
-            counts["rows"] += len(frame)
-            counts["positives"] += int(frame[label].sum())
-            for column in columns:
-                if _has_ids(column):
-                    ids = (
-                        frame[column.name].explode(empty_as_null=False)
-                        if column.type == "sequence"
-                        else frame[column.name]
-                    )
-                    unseen = len(vocabularies[_root(column, columns)].values) + 1
-                    counts[f"{column.name}_unseen"] += int((ids == unseen).sum())
-                if column.type == "sequence":
-                    length = frame[f"{column.name} length"]
-                    kept = frame[column.name].list.len()
-                    counts[f"{column.name}_empty"] += int((length == 0).sum())
-                    counts[f"{column.name}_truncated"] += int((length > kept).sum())
-            kept_columns = [pl.col(label).cast(pl.UInt8), *[column.name for column in columns]]
-            table = frame.select(kept_columns).to_arrow()
-            writer = writer or pq.ParquetWriter(parquet, table.schema, compression="zstd")
-            writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
-    if writer is None:
+    for frame in _blocks(rows, file):
+        wrong = frame.filter(~pl.col(label).is_in([0.0, 1.0]).fill_null(False))
+        if len(wrong):
+            raise UserError(f"{file}: label '{label}' has value {wrong[label][0]}: labels are 0 or 1")
+        counts["rows"] += len(frame)
+        counts["positives"] += int(frame[label].sum())
+        for column in columns:
+            values = frame[column.name]
+            if values.null_count():
+                raise UserError(f"{file}: column '{column.name}' has rows without a value: give it a fill_na")
+            if _has_ids(column):
+                ids = values.explode(empty_as_null=False) if column.type == "sequence" else values
+                unseen = vocabularies[_root(column, columns)].unseen
+                counts[f"{column.name}_unseen"] += int((ids == unseen).sum())
+            if column.type == "sequence":
+                length = frame[f"{column.name} length"]
+                counts[f"{column.name}_empty"] += int((length == 0).sum())
+                counts[f"{column.name}_truncated"] += int((length > values.list.len()).sum())
+        kept_columns = [pl.col(label).cast(pl.UInt8), *[column.name for column in columns]]
+        writer.add(split, frame.select(kept_columns).to_arrow())
+    if not counts["rows"]:
         raise UserError(f"{file}: no rows")
     return dict(counts)
 
@@ -410,7 +389,10 @@ def _blocks(rows: pl.LazyFrame, file: Path) -> Iterator[pl.DataFrame]:
 
 
 def _specs(
-    columns: Sequence[Column], vocabularies: Mapping[str, Vocabulary], lengths: Mapping[str, int]
+    columns: Sequence[Column],
+    vocabularies: Mapping[str, Vocabulary],
+    lengths: Mapping[str, int],
+    vectors: Mapping[str, Path],
 ) -> dict[str, dict[str, Any]]:
     """FuxiCTR's specifications."""
     specs: dict[str, dict[str, Any]] = {}
@@ -420,10 +402,10 @@ def _specs(
             spec["source"] = column.source
         if _has_ids(column):
             root = _root(column, columns)
-            spec |= target_spec(len(vocabularies[root].values), column.source) | {"type": column.type}
+            spec |= vocabularies[root].spec(column.source) | {"type": column.type}
             if column.name != root:
                 spec["share_embedding"] = root
-            if vocabularies[root].vectors is not None and column.name == root:
+            if column.name in vectors:
                 spec |= {
                     "pretrained_emb": f"pretrained_{root}.h5",
                     "pretrain_usage": column.pretrain_usage,

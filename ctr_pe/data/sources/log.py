@@ -1,4 +1,4 @@
-"""`ctr-pe data build`: any log of interactions becomes a data set, by one of two protocols.
+"""Any log of interactions becomes a data set, by one of two protocols.
 
 din           what users chose; every item from a user's second on is a target, beside a sampled item he never chose
 impressions   what users were shown, with real labels
@@ -12,7 +12,6 @@ Legend: N items of the catalogue, E events, H events of a history list, T target
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections import Counter
 from dataclasses import dataclass
@@ -23,17 +22,18 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from ctr_pe.data.dataset import SPLITS, Dataset, DatasetWriter, Group
+from ctr_pe.data.dataset import SPLITS, Dataset
+from ctr_pe.data.recipe import Recipe
 from ctr_pe.data.sources.events import BLOCK, Bools, Events, Ints, Log
-from ctr_pe.data.recipe import Recipe, load_recipe
-from ctr_pe.data.specs import age_spec, feature_vocab, history_spec, target_spec
+from ctr_pe.data.specs import age_spec, feature_vocab
+from ctr_pe.data.vocabulary import Vocabulary
+from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError
+from ctr_pe.fields import Group
 
 if TYPE_CHECKING:
-    import argparse
     from collections.abc import Iterator
 
 LABEL, USER = "label", "user_id"  # with item_id the columns of every data set
@@ -143,10 +143,8 @@ def _never_chosen(events: Events, target: Ints, items: int, generator: np.random
 
 
 class _Columns:
-    """The features of an item: which columns they make, and the id of every value.
-
-    Ids: 0 padding, 1..n the values of the training rows by descending frequency (ties by value), n + 1 all others.
-    """
+    """The features of an item: which columns they make, and the id of every value, which goes by its frequency in the
+    training rows (ties by value)."""
 
     def __init__(self, log: Log) -> None:
         self.values = log.catalogue
@@ -167,22 +165,19 @@ class _Columns:
         self.ids: dict[str, npt.NDArray[Any]] = {}
         self.vocabs: dict[str, dict[str, int]] = {}
         self.features: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
+        known: dict[str, Vocabulary] = {}
         for feature in self.names:
             column = self.values[feature]
             values = column.unique().sort()
             code = column.rank("dense").to_numpy().astype(np.int64) - 1
             count = np.bincount(code, items, len(values))
-            order = np.argsort(-count, kind="stable")[: np.count_nonzero(count)]
-            known = len(order)
-            ids = np.full(len(values), known + 1)
-            ids[order] = np.arange(1, known + 1)
-            self.ids[feature] = ids[code].astype(np.min_scalar_type(known + 1))
-            self.vocabs[feature] = feature_vocab(str(value) for value in values.gather(order))
-            self.features[feature] = target_spec(known)
+            known[feature] = Vocabulary.by_frequency(count)
+            self.ids[feature] = known[feature].table(len(values))[code]
+            self.vocabs[feature] = feature_vocab(str(value) for value in values.gather(known[feature].originals))
+            self.features[feature] = known[feature].spec()
         for group in self.groups:
             for feature, name in zip(group.target, group.history, strict=True):
-                known = self.features[feature]["oov_idx"] - 1
-                self.features[name] = history_spec(feature, known, self.max_len)
+                self.features[name] = known[feature].history_spec(feature, self.max_len)
         self.features |= {age: age_spec(self.max_len) for age in self.ages}
 
 
@@ -269,11 +264,11 @@ def _distinct(ordered: Ints) -> int:
     return int(np.count_nonzero(np.diff(ordered))) + bool(len(ordered))
 
 
-class _Files:
-    """The parquet files of the three splits, written a row group at a time."""
+class _Rows:
+    """Adds the rows of the three splits, a row group at a time."""
 
-    def __init__(self, folder: Path, columns: _Columns, recipe: Recipe, users: int) -> None:
-        self.columns = columns
+    def __init__(self, writer: DatasetWriter, columns: _Columns, recipe: Recipe, users: int) -> None:
+        self.writer, self.columns = writer, columns
         self.seconds = SECONDS[recipe.time_unit]
         self.group_rows = max(1, min(65_536, LIST_ITEMS // recipe.max_len))
         self.user = np.min_scalar_type(users)
@@ -285,18 +280,9 @@ class _Files:
             fields |= {name: pa.list_(fields[of]) for of, name in zip(group.target, group.history, strict=True)}
         fields |= {age: pa.list_(pa.int64()) for age in columns.ages}
         self.schema = pa.schema(fields)
-        # without dictionaries: the ids are small integers already, and half the size and time are saved
-        options: dict[str, Any] = {"compression": "zstd", "use_dictionary": False}
-        self.writers = {
-            split: pq.ParquetWriter(folder / f"{split}.parquet", self.schema, **options) for split in SPLITS
-        }
-
-    def __enter__(self) -> _Files:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for writer in self.writers.values():
-            writer.close()
+        for split in SPLITS:
+            # without dictionaries: the ids are small integers already, and half the size and time are saved
+            writer.open(split, self.schema, use_dictionary=False)
 
     def write(self, rows: Targets) -> None:
         """The rows of one block, whose users follow those of the blocks before."""
@@ -304,7 +290,7 @@ class _Files:
             index = np.flatnonzero(rows.split == number)
             for start in range(0, len(index), self.group_rows):
                 part = rows.rows(index[start : start + self.group_rows])
-                self.writers[split].write_table(self._table(part, self.unseen[split]))
+                self.writer.add(split, self._table(part, self.unseen[split]))
 
     def _table(self, rows: Targets, unseen: Counter[str]) -> pa.Table:
         columns = self.columns
@@ -354,46 +340,40 @@ def build(
 
     ``block_size``: events in memory at once. Raises UserError, one line with counts, for bad input.
     """
+    return make_dataset(lambda writer: _read(recipe, writer, progress, block_size), out, dataset_id, overwrite)
+
+
+def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int) -> Content:
     began = time.perf_counter()
-    with DatasetWriter(out, dataset_id, overwrite) as writer:
-        log = Log(recipe)
-        columns, counter = _Columns(log), _Counter(log)
-        blocks = log.blocks(writer.path / "blocks", block_size)
+    log = Log(recipe)
+    columns, counter = _Columns(log), _Counter(log)
+    blocks = log.blocks(writer.scratch, block_size)
 
-        def rows() -> Iterator[tuple[Events, Targets]]:
-            for number, block in enumerate(blocks):
-                events = log.events(block)
-                yield events, _targets(events, recipe, len(counter.items), number)
+    def targets() -> Iterator[tuple[Events, Targets]]:
+        for number, block in enumerate(blocks):
+            events = log.events(block)
+            yield events, _targets(events, recipe, len(counter.items), number)
 
-        with tqdm(total=log.kept, unit=" events", desc="counting", disable=not progress, unit_scale=True) as bar:
-            for events, targets in rows():
-                counter.add(events, targets)
-                bar.update(len(events.user))
-        counter.check()
-        columns.give_ids(counter.items)
-        with (
-            _Files(writer.path, columns, recipe, counter.users) as files,
-            tqdm(total=counter.total, unit=" rows", desc="writing", disable=not progress, unit_scale=True) as bar,
-        ):
-            for events, targets in rows():
-                files.write(targets)
-                files.first_user += int(events.user[-1]) + 1
-                bar.update(len(targets.label))
-        shutil.rmtree(writer.path / "blocks", ignore_errors=True)
-        seconds = time.perf_counter() - began
-        return writer.finish(
-            label=LABEL,
-            group_id=USER,
-            features=columns.features,
-            groups=columns.groups,
-            vocabs=columns.vocabs,
-            report={
-                "recipe": recipe.model_dump(mode="json"),
-                **counter.report(files.unseen),
-                "seconds": round(seconds, 3),
-                "rows_per_second": round(counter.total / seconds),
-            },
-        )
+    with tqdm(total=log.kept, unit=" events", desc="counting", disable=not progress, unit_scale=True) as bar:
+        for events, rows in targets():
+            counter.add(events, rows)
+            bar.update(len(events.user))
+    counter.check()
+    columns.give_ids(counter.items)
+    written = _Rows(writer, columns, recipe, counter.users)
+    with tqdm(total=counter.total, unit=" rows", desc="writing", disable=not progress, unit_scale=True) as bar:
+        for events, rows in targets():
+            written.write(rows)
+            written.first_user += int(events.user[-1]) + 1
+            bar.update(len(rows.label))
+    seconds = time.perf_counter() - began
+    report = {
+        "recipe": recipe.model_dump(mode="json"),
+        **counter.report(written.unseen),
+        "seconds": round(seconds, 3),
+        "rows_per_second": round(counter.total / seconds),
+    }
+    return Content(LABEL, USER, columns.features, columns.groups, columns.vocabs, report)
 
 
 def summary(dataset: Dataset) -> str:
@@ -421,12 +401,3 @@ def summary(dataset: Dataset) -> str:
             f"{unseen or 'none'}"
         )
     return "\n".join(lines)
-
-
-def main(args: argparse.Namespace) -> int:
-    """`ctr-pe data build`. Options that were not given are absent; an empty column name means "not used"."""
-    options = {key: value for key, value in vars(args).items() if key in Recipe.model_fields}
-    given = {key: None if value == "" else value for key, value in options.items()}
-    dataset = build(load_recipe(args.recipe, given), args.out, overwrite=args.overwrite, progress=True)
-    print(summary(dataset))
-    return 0

@@ -20,9 +20,11 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from ctr_pe.data.columns import batches
-from ctr_pe.data.dataset import SPLITS, Dataset, DatasetWriter
+from ctr_pe.data.dataset import SPLITS, Dataset
 from ctr_pe.data.published import MAX_LEN, Field, Published
-from ctr_pe.data.specs import feature_vocab, history_spec, target_spec
+from ctr_pe.data.specs import feature_vocab
+from ctr_pe.data.vocabulary import Vocabulary
+from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -46,24 +48,19 @@ class Vectors:
 
 
 @dataclass(frozen=True)
-class Vocabulary:
-    """``ids[original]`` is the id of an original number; ``originals`` those of the ids 1, 2, …"""
+class Table:
+    """The embedding table of a field; ``ids[original]`` is the id of an original number."""
 
     field: Field
+    vocabulary: Vocabulary
     ids: Array
-    originals: Array
     vectors: Vectors | None
-
-    @property
-    def unseen(self) -> int:
-        """The id of everything that is not known."""
-        return len(self.originals) + 1
 
     def specs(self) -> dict[str, dict[str, Any]]:
         """FuxiCTR's specifications of the feature and its histories; pretrained vectors are frozen and projected."""
-        known, name = len(self.originals), self.field.name
-        specs = {name: target_spec(known, self.field.source)}
-        specs |= {history: history_spec(name, known, MAX_LEN) for history, _ in self.field.histories}
+        name = self.field.name
+        specs = {name: self.vocabulary.spec(self.field.source)}
+        specs |= {history: self.vocabulary.history_spec(name, MAX_LEN) for history, _ in self.field.histories}
         if self.vectors is not None:
             dim = self.vectors.dim
             for spec in specs.values():
@@ -94,40 +91,40 @@ def read_published(
         UserError: a missing file or column, a value that is not of the published form, no rows for train or valid.
     """
     vectors = {field.name: _vectors(directory / field.vectors) for field in published.fields if field.vectors}
-    with DatasetWriter(out, published.name, overwrite) as writer:
-        raw = {name: writer.path / f"{name}.raw" for name in ("train", "test")}
-        for name, file in raw.items():
-            _parse(directory / f"{name}.csv", published, file, progress)
-        is_valid = _valid_rows(directory / "train.csv", raw["train"], published)
-        counts = _counts(raw["train"], ~is_valid, published, progress)
-        users = np.unique(np.concatenate([_column(file, published.user) for file in raw.values()]))
-        vocabularies = [_vocabulary(field, counts, vectors.get(field.name)) for field in published.fields]
-        report: dict[str, Any] = {}
-        for split in SPLITS:
-            chosen = {"train": ~is_valid, "valid": is_valid, "test": None}[split]
-            blocks = _blocks(raw["test" if split == "test" else "train"], chosen, f"writing {split}", progress)
-            report[split] = _write(writer.path / f"{split}.parquet", blocks, published, vocabularies, users)
-        for file in raw.values():
-            file.unlink()
-        without = {v.field.name: _without_vector(v) for v in vocabularies if v.vectors is not None}
-        for vocabulary in vocabularies:
-            if vocabulary.vectors is not None:
-                shutil.copyfile(vocabulary.vectors.file, writer.path / vocabulary.pretrained)
-        features = {name: spec for vocabulary in vocabularies for name, spec in vocabulary.specs().items()}
-        return writer.finish(
-            label=LABEL,
-            group_id=published.group_id,
-            features={published.group_id: {"type": "meta"}, **features},
-            groups=published.groups,
-            vocabs={v.field.name: feature_vocab(str(original) for original in v.originals) for v in vocabularies},
-            report={
-                "published": published.repository,
-                "users": len(users),
-                "splits": report,
-                "known_without_vector": without,
-                "notes": list(published.notes),
-            },
-        )
+    return make_dataset(
+        lambda writer: _read(directory, published, vectors, writer, progress), out, published.name, overwrite
+    )
+
+
+def _read(
+    directory: Path, published: Published, vectors: dict[str, Vectors], writer: DatasetWriter, progress: bool
+) -> Content:
+    raw = {name: writer.scratch / name for name in ("train", "test")}
+    for name, file in raw.items():
+        _parse(directory / f"{name}.csv", published, file, progress)
+    is_valid = _valid_rows(directory / "train.csv", raw["train"], published)
+    counts = _counts(raw["train"], ~is_valid, published, progress)
+    users = np.unique(np.concatenate([_column(file, published.user) for file in raw.values()]))
+    tables = [_table(field, counts, vectors.get(field.name)) for field in published.fields]
+    splits: dict[str, Any] = {}
+    for split in SPLITS:
+        chosen = {"train": ~is_valid, "valid": is_valid, "test": None}[split]
+        blocks = _blocks(raw["test" if split == "test" else "train"], chosen, f"writing {split}", progress)
+        splits[split] = _write(writer, split, blocks, published, tables, users)
+    for table in tables:
+        if table.vectors is not None:
+            shutil.copyfile(table.vectors.file, writer.path / table.pretrained)
+    features = {name: spec for table in tables for name, spec in table.specs().items()}
+    vocabs = {table.field.name: feature_vocab(map(str, table.vocabulary.originals)) for table in tables}
+    report = {
+        "published": published.repository,
+        "users": len(users),
+        "splits": splits,
+        "known_without_vector": {t.field.name: _without_vector(t) for t in tables if t.vectors is not None},
+        "notes": list(published.notes),
+    }
+    features = {published.group_id: {"type": "meta"}, **features}
+    return Content(LABEL, published.group_id, features, published.groups, vocabs, report)
 
 
 def _csv_columns(published: Published) -> tuple[list[str], list[str]]:
@@ -257,58 +254,52 @@ def _counts(raw: Path, train: npt.NDArray[np.bool_], published: Published, progr
     return counts
 
 
-def _vocabulary(field: Field, counts: dict[str, Array], vectors: Vectors | None) -> Vocabulary:
+def _table(field: Field, counts: dict[str, Array], vectors: Vectors | None) -> Table:
     """Known are the ids that one column has ``min_count`` times, by falling total; then what else has a vector."""
     columns = [counts[name] for name in dict.fromkeys([field.column, *(column for _, column in field.histories)])]
     size = max(len(column) for column in columns)
     padded = np.stack([np.pad(column, (0, size - len(column))) for column in columns])
     total = np.where(padded.max(axis=0) >= field.min_count, padded.sum(axis=0), 0)
-    originals = np.argsort(-total, kind="stable")[: np.count_nonzero(total)]
-    if vectors is not None:
-        originals = np.concatenate([originals, np.setdiff1d(vectors.keys, originals)])
-    ids = np.full(int(originals.max(initial=0)) + 1, len(originals) + 1, np.min_scalar_type(len(originals) + 1))
-    ids[originals] = np.arange(1, len(originals) + 1)
-    return Vocabulary(field, ids, originals, vectors)
+    vocabulary = Vocabulary.by_frequency(total, () if vectors is None else vectors.keys)
+    largest = int(np.max(vocabulary.originals, initial=0))
+    return Table(field, vocabulary, vocabulary.table(largest + 1), vectors)
 
 
 def _write(
-    file: Path, blocks: Iterator[pa.RecordBatch], published: Published, vocabularies: list[Vocabulary], users: Array
+    writer: DatasetWriter,
+    split: str,
+    blocks: Iterator[pa.RecordBatch],
+    published: Published,
+    tables: list[Table],
+    users: Array,
 ) -> dict[str, Any]:
     """Write a split; returns its counts."""
     counts: Counter[str] = Counter()
     unseen: Counter[str] = Counter()
     user_type = np.min_scalar_type(len(users))
-    writer: pq.ParquetWriter | None = None
-    try:
-        for block in blocks:
-            label = _flat(block.column(published.label)).astype(np.uint8)
-            user = np.searchsorted(users, _flat(block.column(published.user))).astype(user_type)
-            columns: dict[str, Any] = {LABEL: label, published.group_id: user}
-            counts["rows"] += len(block)
-            counts["positives"] += int(label.sum())
-            for vocabulary in vocabularies:
-                field = vocabulary.field
-                for name, source in ((field.name, field.column), *field.histories):
-                    array = block.column(source)
-                    ids = _encode(vocabulary, _flat(array))
-                    unseen[name] += int(np.count_nonzero(ids == vocabulary.unseen))
-                    columns[name] = ids
-                    if name != field.name:
-                        offsets = array.offsets.to_numpy()
-                        columns[name] = pa.ListArray.from_arrays((offsets - offsets[0]).astype(np.int32), ids)
-                        _count_lengths(counts, name, _flat(block.column(_length(source))))
-            table = pa.table(columns)
-            writer = writer or pq.ParquetWriter(file, table.schema, compression="zstd")
-            writer.write_table(table)
-    finally:
-        if writer is not None:
-            writer.close()
+    for block in blocks:
+        label = _flat(block.column(published.label)).astype(np.uint8)
+        user = np.searchsorted(users, _flat(block.column(published.user))).astype(user_type)
+        columns: dict[str, Any] = {LABEL: label, published.group_id: user}
+        counts["rows"] += len(block)
+        counts["positives"] += int(label.sum())
+        for table in tables:
+            for name, source in ((table.field.name, table.field.column), *table.field.histories):
+                array = block.column(source)
+                ids = _encode(table, _flat(array))
+                unseen[name] += int(np.count_nonzero(ids == table.vocabulary.unseen))
+                columns[name] = ids
+                if name != table.field.name:
+                    offsets = array.offsets.to_numpy()
+                    columns[name] = pa.ListArray.from_arrays((offsets - offsets[0]).astype(np.int32), ids)
+                    _count_lengths(counts, name, _flat(block.column(_length(source))))
+        writer.add(split, pa.table(columns))
     return {**counts, "unseen": dict(unseen)}
 
 
-def _encode(vocabulary: Vocabulary, originals: Array) -> Array:
-    inside = np.minimum(originals, len(vocabulary.ids) - 1)
-    return np.where(originals == inside, vocabulary.ids[inside], vocabulary.ids.dtype.type(vocabulary.unseen))
+def _encode(table: Table, originals: Array) -> Array:
+    inside = np.minimum(originals, len(table.ids) - 1)
+    return np.where(originals == inside, table.ids[inside], table.ids.dtype.type(table.vocabulary.unseen))
 
 
 def _count_lengths(counts: Counter[str], name: str, length: Array) -> None:
@@ -336,6 +327,6 @@ def _vectors(file: Path) -> Vectors:
     return Vectors(file, keys, int(shape[1]))
 
 
-def _without_vector(vocabulary: Vocabulary) -> int:
-    keys = np.empty(0) if vocabulary.vectors is None else vocabulary.vectors.keys
-    return int(np.count_nonzero(~np.isin(vocabulary.originals, keys)))
+def _without_vector(table: Table) -> int:
+    keys = np.empty(0) if table.vectors is None else table.vectors.keys
+    return int(np.count_nonzero(~np.isin(table.vocabulary.originals, keys)))

@@ -1,0 +1,277 @@
+"""Everything that is wrong with the parameters of one experiment, one line each, before anything runs.
+
+Keys and values are held against the signatures that will get them, and the model is built once, with tables of a few
+rows, on the fields of its data set.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_type_hints
+
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
+
+from ctr_pe import legacy
+from ctr_pe.choices import check_choices, choose
+from ctr_pe.data.built_in import BUILT_IN
+from ctr_pe.data.dataset import REPORT, stored_groups
+from ctr_pe.errors import UserError, nearest, short
+from ctr_pe.fields import Group, field_groups, group_params
+
+Rate = Annotated[float, Field(ge=0, lt=1)]
+# What FuxiCTR's own parameters hold; its signatures say nothing.
+FUXICTR: dict[str, Any] = {
+    "batch_size": PositiveInt,
+    "data_format": Literal["csv", "parquet", "npz"],
+    "debug_mode": bool,
+    "early_stop_patience": NonNegativeInt,
+    "epochs": PositiveInt,
+    "eval_steps": PositiveInt | None,
+    "gpu": int,
+    "group_id": str | None,
+    "label_col": dict[str, Any] | list[dict[str, Any]],
+    "loss": str,
+    "max_gradient_norm": float,
+    "metrics": list[str],
+    "min_categr_count": PositiveInt,
+    "model_root": str,
+    "monitor": str | dict[str, float],
+    "monitor_mode": Literal["max", "min"],
+    "num_workers": NonNegativeInt,
+    "optimizer": str,
+    "reduce_lr_on_plateau": bool,
+    "save_best_only": bool,
+    "seed": NonNegativeInt,
+    "shuffle": bool,
+    "task": Literal["binary_classification"],
+    "use_features": list[str] | None,
+    "verbose": int,
+}
+
+
+def model_class(name: str) -> Any:
+    """The class of a backbone.
+
+    Raises:
+        UserError: there is none of this name.
+    """
+    from ctr_pe import model_zoo
+
+    if name not in model_zoo.MODELS:
+        raise UserError(f"model '{name}' is unknown: {nearest(name, model_zoo.MODELS)}")
+    return getattr(model_zoo, name)
+
+
+def check_encoding(name: str) -> str:
+    """The name, if a model takes it: an encoding or chain of encodings, in which ``native`` is the model's own.
+
+    Raises:
+        UserError: it names none.
+    """
+    from ctr_pe.pe import check_pe_name
+
+    check_pe_name("+".join("none" if link == "native" else link for link in name.split("+")))
+    return name
+
+
+def check_params(model: str, params: Mapping[str, Any]) -> None:
+    """Check hyper-parameters as far as it takes no data set and no moment: their names, and those among their values.
+
+    Raises:
+        UserError: an unknown model, key or value.
+    """
+    from ctr_pe.model_zoo.keys import check_keys
+
+    check_keys(model_class(model), params)
+    check_choices(params)
+
+
+def param_problems(params: Mapping[str, Any], root: Path) -> Iterator[str]:
+    """All problems of one experiment's parameters, a line each; ``root``: where data sets live."""
+    from ctr_pe.model_zoo.keys import unknown_keys
+
+    if legacy.is_legacy(params):
+        params, _ = legacy.translate(params)
+    if "model" not in params:
+        yield "'model' is missing"
+        return
+    try:
+        cls = model_class(str(params["model"]))
+    except UserError as error:
+        yield str(error)
+        return
+    good = dict(params)
+    types, unknown = known_types(cls), unknown_keys(cls, params)
+    for key, value in params.items():
+        for problem in [unknown[key]] if key in unknown else _check_value(types, key, value):
+            yield problem
+            good.pop(key)
+    yield from _check_fit(cls, good, root)
+
+
+def known_types(cls: Any) -> dict[str, Any]:
+    """Type of every key that a model, its base classes and the encodings take."""
+    from ctr_pe.pe import REGISTRY
+
+    types = dict(FUXICTR)
+    for place in REGISTRY.values():
+        module, _, name = place.partition(":")
+        types |= _annotations(getattr(importlib.import_module(module), name))
+    for base in reversed(cls.__mro__):
+        if "__init__" in vars(base) and base.__module__.startswith("ctr_pe"):
+            types |= _annotations(base)
+    return {key: Rate if key.endswith("dropout") and kind is float else kind for key, kind in types.items()}
+
+
+def _annotations(cls: Any) -> dict[str, Any]:
+    hints = get_type_hints(cls.__init__)
+    named = [p.name for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD]
+    return {name: hints[name] for name in named if name in hints}
+
+
+def _check_value(types: Mapping[str, Any], key: str, value: Any) -> Iterator[str]:
+    try:
+        if key in types:
+            TypeAdapter(types[key], config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
+        choose(key, value)
+        if key == "position_encoding":
+            for name in [value] if isinstance(value, str) else value:
+                check_encoding(name)
+    except UserError as error:
+        yield str(error)
+    except ValidationError as error:
+        message = " or ".join(dict.fromkeys(short(problem["msg"]) for problem in error.errors()))
+        yield f"'{key}': {message} (given: {value!r})"
+
+
+def _check_fit(cls: Any, params: dict[str, Any], root: Path) -> Iterator[str]:
+    """What only shows on the data set's fields: those that are missing, and what the model refuses to be built with."""
+    import torch
+
+    try:
+        specs, defaults = data_specs(params, root)
+        known = bool(specs)
+        groups = field_groups(params)
+    except UserError as error:
+        yield str(error)
+        return
+    if not groups:
+        fields = group_params(defaults.groups or (STAND_IN,))
+        params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
+        params["group_id"] = params.get("group_id") or defaults.group_id
+        groups = field_groups(params)
+    there = list(specs)
+    specs, missing = _stand_ins(specs, groups, params)
+    for name in missing:
+        yield f"no feature '{name}' in data set '{params.get('dataset_id')}': {nearest(name, there)}"
+    specs |= {name: {"type": "meta"} for name in missing if name not in specs}
+    monitor = params.get("monitor", "AUC")
+    group_id = params.get("group_id") or defaults.group_id
+    if known and "gAUC" in (monitor if isinstance(monitor, dict) else [monitor]) and not group_id:
+        yield "monitor gAUC needs a group_id: the column whose rows are compared with each other"
+    try:
+        with torch.random.fork_rng(devices=[]):
+            cls(_feature_map(specs, params), **params)
+    except (UserError, ValueError) as error:
+        yield str(error)
+
+
+STAND_IN = Group(("item_id", "cate_id"), ("item_history", "cate_history"))
+
+
+@dataclass(frozen=True)
+class Defaults:
+    """The field groups and the group id that a data set comes with."""
+
+    groups: Sequence[Group] = ()
+    group_id: str | None = None
+
+
+def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[str, Any]], Defaults]:
+    """Features of an experiment's data set, and the field groups it comes with.
+
+    From its ``feature_cols``, from the data set if it is built, or from what is published about it; empty if nothing
+    is known.
+
+    Raises:
+        UserError: ``feature_cols`` that mean nothing.
+    """
+    from ctr_pe.data.sources.fuxictr_csv import feature_specs
+    from ctr_pe.data.published import SETS
+    from ctr_pe.data.specs import history_spec, target_spec
+
+    name = str(params.get("dataset_id"))
+    if params.get("feature_cols"):
+        return feature_specs(params), Defaults()
+    places = [Path(str(params["train_data"])).parent] if params.get("train_data") else []
+    for folder in (*places, root / name, Path(str(params.get("data_root") or root)) / name):
+        if (folder / "feature_map.json").is_file():
+            features = json.loads((folder / "feature_map.json").read_text(encoding="utf-8"))["features"]
+            specs = {field: dict(spec) for feature in features for field, spec in feature.items()}
+            report = json.loads((folder / REPORT).read_text()) if (folder / REPORT).is_file() else {}
+            return specs, Defaults(stored_groups(report.get("groups", [])), report.get("group_id"))
+    if name in SETS:
+        published = SETS[name]
+        specs = {published.group_id: {"type": "meta"}}
+        for field in published.fields:
+            width = {"embedding_dim": 64, "feature_encoder": "nn.Linear(64, 64, bias=False)"} if field.vectors else {}
+            specs[field.name] = target_spec(1, field.source) | width
+            specs |= {history: history_spec(field.name, 1, 100) | width for history, _ in field.histories}
+        return specs, Defaults(published.groups, published.group_id)
+    if name in BUILT_IN:
+        return {}, Defaults([replace(STAND_IN, age="age_history")], "user_id")
+    return {}, Defaults()
+
+
+def _stand_ins(
+    specs: dict[str, dict[str, Any]], groups: list[Any], params: Mapping[str, Any]
+) -> tuple[dict[str, dict[str, Any]], list[str]]:
+    """The specs with every field in use, and those that had to be added although the data set is known."""
+    from ctr_pe.data.specs import age_spec, history_spec, target_spec
+
+    specs, known, missing = {name: dict(spec) for name, spec in specs.items()}, bool(specs), []
+    ages = params.get("age_field")
+    used: dict[str, dict[str, Any]] = {}
+    for group in groups:
+        used |= {name: target_spec(1) for name in group.target}
+        used |= {by: history_spec(of, 1, 100) for of, by in zip(group.target, group.history, strict=True)}
+    for age in [ages] if isinstance(ages, str) else ages or []:
+        used |= {age: age_spec(100)} if age else {}
+    for name, spec in used.items():
+        if name not in specs:
+            specs[name] = spec
+            missing += [name] if known else []
+    if group_id := params.get("group_id"):
+        if group_id not in specs and known:
+            missing.append(group_id)
+        specs.setdefault(group_id, {"type": "meta"})
+    for change in params.get("feature_specs") or []:
+        names = change["name"] if isinstance(change["name"], list) else [change["name"]]
+        for name in names:
+            if name not in specs:
+                missing += [name] if known else []
+                continue
+            specs[name] |= {key: value for key, value in change.items() if key != "name"}
+    return specs, list(dict.fromkeys(missing))
+
+
+def _feature_map(specs: Mapping[str, dict[str, Any]], params: Mapping[str, Any]) -> Any:
+    """Tables of three rows and no vectors: the same model in everything that can be refused."""
+    from fuxictr.features import FeatureMap
+
+    feature_map = FeatureMap(str(params.get("dataset_id")), "")
+    for name, spec in specs.items():
+        kept = {key: value for key, value in spec.items() if not key.startswith(("pretrain", "freeze"))}
+        feature_map.features[name] = kept | ({"vocab_size": 3} if "vocab_size" in spec else {})
+    feature_map.labels = ["label"]
+    feature_map.group_id = params.get("group_id")
+    feature_map.default_emb_dim = params.get("embedding_dim")
+    return feature_map
+
+
+__all__ = ["FUXICTR", "check_encoding", "check_params", "model_class", "param_problems"]

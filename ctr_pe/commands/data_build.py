@@ -1,0 +1,82 @@
+"""``ctr-pe data build``: make a data set from a log."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ctr_pe.commands.options import Commands, comma_list, count, number
+
+
+def add_parser(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "build",
+        help="make a data set from a log",
+        argument_default=argparse.SUPPRESS,  # what is not given stays as the recipe has it
+        description="""Make a data set from a log of interactions (parquet or CSV), with a report of what was counted.
+
+protocol din: the log holds chosen items only. Every item of a user from the second on is a target, with one
+sampled item that the user never chose; the last target is test, the one before it validation.
+protocol impressions: the log holds shown items with a 0/1 label. A row's history is the user's earlier
+positives; rows are split by time, or by a column that the recipe names.""",
+        epilog="""examples:
+  ctr-pe data build --recipe amazon_sports --interactions interactions.parquet --items items.parquet \\
+      --out data/amazon_sports
+  ctr-pe data build --protocol impressions --interactions log.csv --user uid --item video --time ts --label click \\
+      --attributes author,tag --out data/videos
+`ctr-pe list` names the recipes. A column that is there but must not be used: --time none.
+""",
+    )
+    files = parser.add_argument_group("files").add_argument
+    files("--interactions", type=Path, metavar="FILE", help="one row per event: user, item, time or order, label")
+    files("--items", type=Path, metavar="FILE", help="one row per item: item and its attributes")
+    files("--out", type=Path, required=True, metavar="DIR", help="the data set; its name is the directory's")
+    files("--overwrite", action="store_true", default=False, help="replace a data set that is already there")
+    rules = parser.add_argument_group("rules").add_argument
+    rules(
+        "--recipe",
+        default=None,
+        metavar="NAME|FILE",
+        help="a recipe of `ctr-pe list`, or a YAML file with these options",
+    )
+    rules("--protocol", choices=["din", "impressions"], help="how rows, labels and splits are made")
+    rules("--max-len", type=count, metavar="N", help="most recent items kept of a history (default: 100)")
+    rules("--seed", type=number, metavar="N", help="of the sampled items of protocol din (default: 0)")
+    rules("--negatives", action="store_true", help="impressions: also a history of the user's earlier negatives")
+    rules("--valid-fraction", type=float, metavar="F", help="impressions: rows before the test rows (default: 0.1)")
+    rules("--test-fraction", type=float, metavar="F", help="impressions: the newest rows (default: 0.1)")
+    columns = parser.add_argument_group("columns").add_argument
+    columns("--user", metavar="COLUMN", help="default: user_id")
+    columns("--item", metavar="COLUMN", help="default: item_id")
+    columns("--time", type=_column, metavar="COLUMN", help="when it happened; default: timestamp, if there")
+    columns("--time-unit", choices=["s", "ms"], help="of a whole-number time column (default: s)")
+    columns(
+        "--order", type=_column, metavar="COLUMN", help="what comes first when times tie; default: position, if there"
+    )
+    columns("--label", type=_column, metavar="COLUMN", help="0 or 1; default: label, if there")
+    columns(
+        "--attributes",
+        type=_columns,
+        metavar="COLUMN,…",
+        help="of the items, beside their id; default: cate_id, if there",
+    )
+    parser.set_defaults(run=run)
+
+
+def _column(text: str) -> str:
+    return "" if text == "none" else text  # empty: no such column
+
+
+def _columns(text: str) -> tuple[str, ...] | str:
+    return "" if text == "none" else tuple(comma_list(text))
+
+
+def run(args: argparse.Namespace) -> int:
+    from ctr_pe.data.recipe import Recipe, load_recipe
+    from ctr_pe.data.sources.log import build, summary
+
+    options = {key: value for key, value in vars(args).items() if key in Recipe.model_fields}
+    given = {key: None if value == "" else value for key, value in options.items()}
+    dataset = build(load_recipe(args.recipe, given), args.out, overwrite=args.overwrite, progress=True)
+    print(summary(dataset))
+    return 0

@@ -1,0 +1,49 @@
+"""``ctr-pe draw``: a picture of what encodings do to attention."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ctr_pe.commands.options import Commands, comma_list, data_root_option, number
+
+
+def add_parser(commands: Commands) -> None:
+    parser = commands.add_parser(
+        "draw",
+        help="a picture of what encodings do to attention",
+        description="""Draw what encodings do to attention (pip install 'ctr_pe[draw]'): attention by position side by
+side, and of each encoding what there is to see: its bias by distance or age, its rotation, its position vectors, the
+positions it gives to the items of real users, its matrices, its phases. With --run before and after the training of a
+benchmark, else as initialised.""",
+        epilog="""examples:
+  ctr-pe draw alibi,kerple_log --out bias.png
+  ctr-pe benchmark --pe none,rope,cape --repeats 1 --keep-weights --out results/drawn
+  ctr-pe draw none,rope,cape --run results/drawn --out attention.png
+""",
+    )
+    add = parser.add_argument
+    add("pe", type=comma_list, metavar="PE[,PE…]", help="encodings; a+b chains two")
+    add("--out", type=Path, required=True, metavar="FILE", help="the picture; its suffix says its kind: png, svg, pdf")
+    add("--run", dest="store", type=Path, metavar="DIR", help="OUT of a benchmark with --keep-weights")
+    add("--model", metavar="NAME", help="a model (default: that of the runs, else DIN)")
+    add("--dataset", metavar="NAME", help="as for benchmark (default: that of the runs, else synthetic)")
+    add("--seed", type=number, metavar="N", help="of the weights (default: the first of the runs, else 0)")
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a hyper-parameter, with --run one that tells runs apart; may be given several times",
+    )
+    data_root_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ctr_pe.config import parse_overrides
+    from ctr_pe.draw import Wanted, picture
+
+    params = parse_overrides(args.set)
+    picture(args.out, Wanted(args.pe, args.store, args.model, args.dataset, args.seed, params, args.data_root))
+    return 0

@@ -1,0 +1,68 @@
+"""``ctr-pe list``: models, encodings, data sets."""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import re
+from collections.abc import Iterable
+from importlib.util import find_spec
+from pathlib import Path
+
+from ctr_pe.commands.options import Commands, data_root_option
+
+
+def add_parser(commands: Commands) -> None:
+    text = "List models, encodings and data sets."
+    parser = commands.add_parser("list", help="models, encodings, data sets", description=text)
+    data_root_option(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ctr_pe.config import packaged_yaml
+    from ctr_pe.data.built_in import BUILT_IN
+    from ctr_pe.data.dataset import data_root, list_datasets
+    from ctr_pe.data.fetch import PUBLISHED
+    from ctr_pe.model_zoo import MODELS
+    from ctr_pe.pe import REGISTRY
+
+    root = data_root(args.data_root)
+    built = [(name, _rows(rows)) for name, rows in list_datasets(root)]
+    built += [(name, "built in; generated at first use") for name in BUILT_IN if name not in dict(built)]
+    _section("models", [(name, _docstring(place)) for name, place in MODELS.items()])
+    _section("encodings", [(name, _docstring(place)) for name, place in REGISTRY.items()])
+    _section(f"data sets in {root}", built)
+    _section("published data sets (ctr-pe data fetch NAME)", PUBLISHED.items())
+    suites = packaged_yaml("benchmark").items()
+    _section("suites (ctr-pe benchmark --suite NAME)", [(name, _first_comment(text)) for name, text in suites])
+    recipes = packaged_yaml("recipe").items()
+    _section("recipes (ctr-pe data build --recipe NAME)", [(name, _first_comment(text)) for name, text in recipes])
+    return 0
+
+
+def _section(title: str, entries: Iterable[tuple[str, str]]) -> None:
+    print(f"{title}:")
+    for name, text in entries:
+        print(f"  {name:<23} {text}".rstrip())
+    print()
+
+
+def _rows(rows: dict[str, int]) -> str:
+    return " · ".join(f"{split} {count:,}" for split, count in rows.items()) + " rows"
+
+
+def _docstring(place: str) -> str:
+    """First line of a module's docstring, without importing the module: that takes seconds of torch and FuxiCTR."""
+    spec = find_spec(place.partition(":")[0])
+    if spec is None or spec.origin is None:
+        return ""
+    text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""
+    return text.partition("\n")[0]
+
+
+def _first_comment(text: str) -> str:
+    """A recipe's leading comment up to its first full stop, colon or semicolon."""
+    lines = text.splitlines()
+    first = next((n for n, line in enumerate(lines) if not line.startswith("#")), len(lines))
+    return re.split(r"[.:;](?:\s|$)", " ".join(line.removeprefix("#").strip() for line in lines[:first]))[0]

@@ -1,0 +1,94 @@
+"""What the parsers of the commands share."""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn, TypeAlias
+
+from ctr_pe.errors import nearest
+
+
+class _Formatter(argparse.RawDescriptionHelpFormatter):
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=26)
+        self._action_max_length = 14  # argparse leaves the indent of commands out of its count
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse that names the nearest valid choice."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **settings)
+        self.set_defaults(parser=self)
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            raise argparse.ArgumentError(action, f"'{value}' is unknown: {nearest(value, action.choices)}")
+
+    def refuse(self, unknown: Sequence[str]) -> NoReturn:
+        """End with an error about arguments that nothing has read."""
+        option = next((given for given in unknown if given.startswith("-")), None)
+        if option is None:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
+        self.error(f"unknown option '{option}': {nearest(option.partition('=')[0], options)}")
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
+"""What ``add_parser`` of a command gets."""
+
+
+def data_root_option(parser: Parser) -> None:
+    text = "where data sets live (default: $CTR_PE_DATA, else ./data)"
+    parser.add_argument("--data-root", type=Path, metavar="DIR", help=text)
+
+
+def training_options(parser: Parser) -> None:
+    """Of the commands that train."""
+    add = parser.add_argument
+    add(
+        "--threads",
+        type=count,
+        default=1,
+        metavar="N",
+        help="threads of one run; another number may change the last digits (default: 1)",
+    )
+    add("--gpu", type=int, default=-1, metavar="N", help="GPU to train on, -1 for the CPU (default: -1)")
+    add(
+        "--amp",
+        action="append_const",
+        dest="set",
+        const="amp=true",
+        default=[],
+        help="mixed precision: attention in bfloat16",
+    )
+    add(
+        "--set",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="a hyper-parameter under FuxiCTR's name, such as learning_rate=1e-3; may be given several times",
+    )
+    data_root_option(parser)
+
+
+def comma_list(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a comma-separated list of names")
+    return list(dict.fromkeys(names))
+
+
+def number(text: str) -> int:
+    if not re.fullmatch("[0-9]+", text):
+        raise argparse.ArgumentTypeError(f"'{text}' is not a whole number from 0")
+    return int(text)
+
+
+def count(text: str) -> int:
+    if number(text) < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return int(text)

@@ -1,0 +1,189 @@
+"""Makes a data set from any source: all or nothing, under its name only when it is complete."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow.parquet as pq
+
+from ctr_pe.data.dataset import (
+    CONFIG,
+    FORMAT,
+    REPORT,
+    SPLITS,
+    Dataset,
+    check_out,
+    combined_hash,
+    hash_of_file,
+    open_dataset,
+)
+from ctr_pe.errors import UserError
+from ctr_pe.fields import Group, group_params
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    import pyarrow as pa
+
+
+@dataclass(frozen=True)
+class Content:
+    """What a source says about the rows it has added.
+
+    ``features``: FuxiCTR's specification per column; ``vocabs``: per table, the id of each original value; ``report``:
+    the source's counts.
+    """
+
+    label: str
+    group_id: str | None
+    features: Mapping[str, Mapping[str, Any]]
+    groups: Sequence[Group]
+    vocabs: Mapping[str, Mapping[str, int]]
+    report: Mapping[str, Any]
+
+
+class DatasetWriter:
+    """Writes a data set into a temporary folder beside ``out``; ``finish`` gives it its name.
+
+    Leaving the context without ``finish`` removes everything. Raises UserError when ``out`` exists; a complete set is
+    replaced with ``overwrite``, anything else never is.
+
+    Attributes:
+        path: the data set in the making.
+        scratch: a folder for what the source needs meanwhile.
+    """
+
+    def __init__(self, out: Path, dataset_id: str | None = None, overwrite: bool = False) -> None:
+        self.out = Path(out)
+        self.dataset_id = dataset_id or self.out.resolve().name
+        self.overwrite = overwrite
+        self._parquets: dict[str, pq.ParquetWriter] = {}
+        check_out(self.out, overwrite)
+
+    def __enter__(self) -> DatasetWriter:
+        self.out.parent.mkdir(parents=True, exist_ok=True)
+        self._folder = Path(tempfile.mkdtemp(prefix=f"{self.out.name}.", suffix=".partial", dir=self.out.parent))
+        self.path, self.scratch = self._folder / "new", self._folder / "scratch"
+        self.path.mkdir()
+        self.scratch.mkdir()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for parquet in self._parquets.values():
+            parquet.close()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def open(self, split: str, schema: pa.Schema, **options: Any) -> None:
+        """Begin a split, which may stay empty; ``options`` of its ParquetWriter."""
+        options = {"compression": "zstd", **options}
+        self._parquets[split] = pq.ParquetWriter(self.path / f"{split}.parquet", schema, **options)
+
+    def add(self, split: str, rows: pa.Table) -> None:
+        """Rows that follow those added to the split before."""
+        if split not in self._parquets:
+            self.open(split, rows.schema)
+        self._parquets[split].write_table(rows)
+
+    def finish(self, content: Content) -> Dataset:
+        """Write everything but the rows, then make the set visible.
+
+        Raises ValueError when the rows lack a column or have other columns than ``features`` and ``label``.
+        """
+        for parquet in self._parquets.values():
+            parquet.close()
+        expected = {content.label, *content.features}
+        rows = {split: self._rows(split, expected) for split in SPLITS if (self.path / f"{split}.parquet").exists()}
+        if not {"train", "test"} <= rows.keys():
+            raise ValueError(f"{self.path}: a data set needs train.parquet and test.parquet")
+        _write_json(self.path / "feature_map.json", _feature_map(self.dataset_id, content.label, content.features))
+        _write_json(self.path / "feature_vocab.json", content.vocabs)
+        files = {
+            str(file.relative_to(self.path)): {"bytes": file.stat().st_size, "blake2b": hash_of_file(file)}
+            for file in sorted(self.path.rglob("*"))
+            if file.is_file()
+        }
+        lengths = [int(spec["max_len"]) for spec in content.features.values() if "max_len" in spec]
+        own: dict[str, Any] = {
+            "format": FORMAT,
+            "dataset_id": self.dataset_id,
+            "data_hash": combined_hash(files),
+            "files": files,
+            "rows": rows,
+            "label": content.label,
+            "group_id": content.group_id,
+            "groups": [asdict(group) for group in content.groups],
+            "max_len": max(lengths, default=0),
+        }
+        self._write_config(rows, content)
+        _write_json(self.path / REPORT, {**own, **content.report, **own})
+        check_out(self.out, self.overwrite)  # it may have appeared meanwhile
+        if self.out.exists():
+            self.out.rename(self._folder / "old")
+        try:
+            self.path.rename(self.out)
+        except OSError as error:  # another build was faster
+            raise UserError(f"{self.out}: {error.strerror}") from None
+        return open_dataset(str(self.out.resolve()))
+
+    def _rows(self, split: str, expected: set[str]) -> int:
+        file = pq.read_metadata(self.path / f"{split}.parquet")
+        if different := expected ^ set(file.schema.to_arrow_schema().names):
+            raise ValueError(f"{split}.parquet: columns differ from the features in {sorted(different)}")
+        return int(file.num_rows)
+
+    def _write_config(self, rows: Mapping[str, int], content: Content) -> None:
+        import yaml
+
+        config = {
+            "data_root": str(self.out.parent),
+            "data_format": "parquet",
+            **{f"{split}_data": str(self.out / f"{split}.parquet") for split in rows},
+            "group_id": content.group_id,
+            **group_params(content.groups),
+        }
+        with open(self.path / CONFIG, "w", encoding="utf-8") as file:
+            yaml.dump({self.dataset_id: config}, file, sort_keys=False, allow_unicode=True)
+
+
+Source = Callable[[DatasetWriter], Content]
+"""What a data set is made from: it adds its rows, split by split or block by block, and says what they mean."""
+
+
+def make_dataset(source: Source, out: Path, dataset_id: str | None = None, overwrite: bool = False) -> Dataset:
+    """The data set ``out`` from a source; nothing is left there if that fails.
+
+    Raises:
+        UserError: ``out`` exists, or what the source raises.
+    """
+    with DatasetWriter(out, dataset_id, overwrite) as writer:
+        return writer.finish(source(writer))
+
+
+def _feature_map(dataset_id: str, label: str, features: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """FuxiCTR's feature_map.json: shared tables count once in total_features, a history fills max_len input columns."""
+    own_table = [spec for spec in features.values() if "share_embedding" not in spec]
+    return {
+        "dataset_id": dataset_id,
+        "num_fields": sum(spec["type"] != "meta" for spec in features.values()),
+        "total_features": sum(int(spec.get("vocab_size", 0)) for spec in own_table),
+        "input_length": sum(_width(spec) for spec in features.values()),
+        "labels": [label],
+        "features": [{name: dict(spec)} for name, spec in features.items()],
+    }
+
+
+def _width(spec: Mapping[str, Any]) -> int:
+    widths = {"sequence": "max_len", "embedding": "pretrain_dim"}
+    return int(spec[widths[spec["type"]]]) if spec["type"] in widths else 1
+
+
+def _write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
