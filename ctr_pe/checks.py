@@ -85,10 +85,12 @@ def check_params(model: str, params: Mapping[str, Any]) -> None:
     Raises:
         UserError: an unknown model, key or value.
     """
-    from ctr_pe.model_zoo.keys import check_keys
+    from ctr_pe.model_zoo.keys import check_keys, regularizer
 
     check_keys(model_class(model), params)
     check_choices(params)
+    for key in params.keys() & {"embedding_regularizer", "net_regularizer"}:
+        regularizer(key, params[key])
 
 
 def param_problems(params: Mapping[str, Any], root: Path) -> Iterator[str]:

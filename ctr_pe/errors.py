@@ -14,8 +14,9 @@ class UserError(ValueError):
 def nearest(name: object, choices: Iterable[object]) -> str:
     """The end of an error line: the closest of ``choices`` to ``name``, and all of them when they are few."""
     names = sorted(str(choice) for choice in choices)
-    close = difflib.get_close_matches(str(name), names, n=1, cutoff=0.5)
-    hint = f"did you mean '{close[0]}'? " if close else ""
+    written = {choice.lower(): choice for choice in names}
+    close = difflib.get_close_matches(str(name).lower(), written, n=1, cutoff=0.5)
+    hint = f"did you mean '{written[close[0]]}'? " if close else ""
     return f"{hint}({', '.join(names)})" if len(names) <= 30 else hint.rstrip() or f"({len(names)} choices)"
 
 
