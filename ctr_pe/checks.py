@@ -203,8 +203,8 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
     Raises:
         UserError: ``feature_cols`` that mean nothing.
     """
-    from ctr_pe.data.sources.fuxictr_csv import feature_specs
     from ctr_pe.data.published import SETS
+    from ctr_pe.data.sources.fuxictr_csv import feature_specs
     from ctr_pe.data.specs import history_spec, target_spec
 
     name = str(params.get("dataset_id"))

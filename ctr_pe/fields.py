@@ -22,7 +22,7 @@ class Group:
 
     def __post_init__(self) -> None:
         if len(self.target) != len(self.history) or not self.target:
-            raise UserError(f"target fields {self.target} and history fields {self.history} must pair up")
+            raise UserError(f"target fields {list(self.target)} and history fields {list(self.history)} must pair up")
 
 
 def field_groups(params: Mapping[str, Any]) -> list[Group]:
@@ -33,9 +33,7 @@ def field_groups(params: Mapping[str, Any]) -> list[Group]:
         UserError: fields that are ambiguous or do not pair up.
     """
     prefix = str(params.get("model")).lower()
-    target, history = (
-        params.get(f"{prefix}_{key}") or params.get(key) for key in ("target_field", "sequence_field")
-    )
+    target, history = (params.get(f"{prefix}_{key}") or params.get(key) for key in ("target_field", "sequence_field"))
     return paired(target, history, params.get("age_field")) if target and history else []
 
 

@@ -109,8 +109,8 @@ def search_space(args: argparse.Namespace, params: Mapping[str, Any], dataset: D
 
 
 def _params(args: argparse.Namespace) -> dict[str, Any]:
-    from ctr_pe.study import OWN_KEYS
     from ctr_pe.config import model_params, parse_overrides
+    from ctr_pe.study import OWN_KEYS
     from ctr_pe.training import check_encoding, check_params
 
     overrides = parse_overrides(args.set)

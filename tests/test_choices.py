@@ -98,7 +98,8 @@ def test_every_way_to_train_refuses_them(
     for command in ("benchmark --jobs 1 --repeats 1 --out b", "tune --trials 1 --out t"):
         assert main([*command.split(), "--dataset", "mine", *given]) != 0
     (tmp_path / "config").mkdir()
-    (tmp_path / "config" / "model_config.yaml").write_text(yaml.dump({"X": {**SECTION, "data_root": str(data.path.parent)}}))
+    section = {**SECTION, "data_root": str(data.path.parent)}
+    (tmp_path / "config" / "model_config.yaml").write_text(yaml.dump({"X": section}))
     assert run_expid(["--expid", "X", "--set", f'{key}="{text}"']) == 2
     assert "Traceback" not in capsys.readouterr().err
     assert not (tmp_path / "canary").exists()

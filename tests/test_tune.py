@@ -14,10 +14,10 @@ import optuna
 import pytest
 import yaml
 
-from ctr_pe.study import find_dataset
 from ctr_pe.config import model_params
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
+from ctr_pe.study import find_dataset
 from ctr_pe.training import Outcome, Run
 from ctr_pe.tune import main, search_space
 

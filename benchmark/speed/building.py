@@ -14,10 +14,10 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 
-from ctr_pe.data.sources.fuxictr_csv import build_csv
 from ctr_pe.data.dataset import open_dataset
-from ctr_pe.fields import Group
 from ctr_pe.data.loader import BatchLoader
+from ctr_pe.data.sources.fuxictr_csv import build_csv
+from ctr_pe.fields import Group
 from speed import data, memory
 from speed.cases import Settings
 from speed.timing import Figure, alternate, say

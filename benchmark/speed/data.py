@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.parquet as pq
 import torch
 from torch import Tensor
 
@@ -87,11 +86,11 @@ def write(folder: Path, rows: Rows, ages: bool = False, times: int = 1, items: i
     } | ({AGE: age_spec(MAX_LEN)} if ages else {})
     whole = table(rows, ages)
     with DatasetWriter(folder) as writer:
-        with pq.ParquetWriter(writer.path / "train.parquet", whole.schema, compression="zstd") as train:
-            for _ in range(times):
-                train.write_table(whole)
-        pq.write_table(whole[:2], writer.path / "test.parquet")
-        return writer.finish(Content("label", "user_id", features, [Group(TARGET, HISTORY, AGE if ages else None)], {}, {}))
+        for _ in range(times):
+            writer.add("train", whole)
+        writer.add("test", whole[:2])
+        groups = [Group(TARGET, HISTORY, AGE if ages else None)]
+        return writer.finish(Content("label", "user_id", features, groups, vocabs={}, report={}))
 
 
 def table(rows: Rows, ages: bool = False) -> pa.Table:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import shutil
+from importlib.util import find_spec
 
 from ctr_pe.commands.options import Commands
 
@@ -45,11 +47,8 @@ def _found(program: str | None) -> str | None:
 
 def _kernels() -> str:
     """Which operators run compiled code, and which run in torch."""
-    try:
-        from ctr_pe.ops import kernels
-    except ImportError:
-        from ctr_pe import compiled
-
-        return "none: all in torch" if compiled.library() is None else "compiled (CPU)"
-    used = kernels()
-    return ", ".join(f"{name}: {kernel}" for name, kernel in used.items()) if isinstance(used, dict) else str(used)
+    if find_spec("ctr_pe.ops") is None:
+        compiled = importlib.import_module("ctr_pe.compiled")
+        return "torch" if compiled.library() is None else "compiled"
+    used: dict[str, str] = importlib.import_module("ctr_pe.ops").kernels()
+    return ", ".join(f"{name}: {kernel}" for name, kernel in used.items())

@@ -112,7 +112,9 @@ def _choose(wanted: Wanted, store: Store, pe: str) -> list[Result]:
     for key, value in wanted.params.items():
         there = {_text(result.params.get(key)) for result in left}
         if _text(value) not in there:
-            raise UserError(f"{wanted.store}: no run of '{pe}' with --set {key}={_text(value)}: {nearest(value, there)}")
+            raise UserError(
+                f"{wanted.store}: no run of '{pe}' with --set {key}={_text(value)}: {nearest(value, there)}"
+            )
         left = [result for result in left if _text(result.params.get(key)) == _text(value)]
     if differing := _differing(left, OPTIONS) or _differing_params(left):
         raise UserError(f"{wanted.store}: the runs of '{pe}' {_ask(differing)}")

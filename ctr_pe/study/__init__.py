@@ -35,8 +35,10 @@ OWN_KEYS = {
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be run: every model with every encoding, or a suite, which ``models`` and ``encodings`` then narrow and
-    ``dataset``, ``repeats``, ``protocol`` and ``params`` change; None is what the suite says, or what most want.
+    """What is to be run: every model with every encoding, or a suite.
+
+    ``models`` and ``encodings`` narrow a suite; ``dataset``, ``repeats``, ``protocol`` and ``params`` change it. None
+    is what the suite says; without a suite, DIN with none and cape on the built-in data, five seeds, heldout.
 
     ``params``: hyper-parameters under FuxiCTR's names. ``out``: results and tables. ``jobs``: runs side by side, None
     for one per core. ``threads``: of one run. ``gpu``: -1 for the CPU. ``data_root``: where data sets live.
@@ -97,7 +99,9 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         configs = _configs(plan, datasets)
         out = Path(request.out or Path("results") / (plan.folder or f"{_one(datasets).dataset_id}-{plan.protocol}"))
         store = Store(out)
-        by_cell = {cell: _jobs(request, plan, cell, configs[cell], datasets[cell.dataset], store) for cell in plan.cells}
+        by_cell = {
+            cell: _jobs(request, plan, cell, configs[cell], datasets[cell.dataset], store) for cell in plan.cells
+        }
         # Seed by seed, so that a benchmark that was stopped holds complete comparisons.
         jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
         workers = _workers(request, len(jobs))

@@ -27,8 +27,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 import ctr_pe
 from ctr_pe.allocator import keep_memory
-from ctr_pe.study.store import Key, Result, Store
 from ctr_pe.errors import UserError
+from ctr_pe.study.store import Key, Result, Store
 
 if TYPE_CHECKING:
     from multiprocessing.process import BaseProcess

@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
+from ctr_pe.config import packaged_yaml, parse_yaml
+from ctr_pe.evaluation.metrics import METRICS
+from ctr_pe.evaluation.paired import mean_sd
 from ctr_pe.study.rendering import markdown_table, text_table
 from ctr_pe.study.store import Key, Result, Store
 from ctr_pe.study.suite import Cell, Suite
 from ctr_pe.study.tables import BASELINE, DATASET_NOTES, PAPER, PUBLISHED
-from ctr_pe.config import packaged_yaml, parse_yaml
-from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.evaluation.paired import mean_sd
 
 DASH = "–"
 

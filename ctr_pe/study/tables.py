@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from ctr_pe.study.rendering import markdown_table, text_table
-from ctr_pe.study.store import Key, Result, Store
 from ctr_pe.config import packaged_yaml, parse_yaml
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, compare, mean_sd, seeds_won
 from ctr_pe.pe import available_pes
+from ctr_pe.study.rendering import markdown_table, text_table
+from ctr_pe.study.store import Key, Result, Store
 
 BASELINE = "none"
 RESAMPLES = 1000

@@ -13,10 +13,10 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ctr_pe.data.sources.fuxictr_csv import build_csv
-from ctr_pe.fields import Group
 from ctr_pe.data.loader import BatchLoader
+from ctr_pe.data.sources.fuxictr_csv import build_csv
 from ctr_pe.errors import UserError
+from ctr_pe.fields import Group
 
 TRAIN = """label,user_id,item_id,cate_id,item_history,cate_history,price
 1,u1,5,a,,,1.5

@@ -133,7 +133,7 @@ class TestFieldGroups:
             ({"target_field": ["item_id", "cate_id"]}, r"can mean two things: write \[\[item_id, cate_id\]\]"),
             ({"target_field": None}, "target_field is missing"),
             ({"target_field": [["item_id", "cat_id"]]}, "no field 'cat_id': did you mean 'cate_id'"),
-            ({"sequence_field": [["item_history"]]}, "have dims"),
+            ({"sequence_field": [["item_history"]]}, "must pair up"),
             ({"sequence_field": [["item_history", "cate_id"]]}, "'cate_id' is of type categorical, not sequence"),
             ({"sequence_field": [["item_history"], ["cate_history"]]}, "target_field has 1 groups"),
             ({"position_encoding": ["cape", "none"]}, "position_encoding has 2 entries for 1 field groups"),
@@ -257,9 +257,9 @@ class TestTraining:
         assert model.best_epoch == 1
 
     def test_a_missing_monitor_metric_is_an_error(self, tmp_path: Path) -> None:
-        model = build(tmp_path, monitor={"AUCC": 1})
+        model = build(tmp_path, monitor={"gAUC": 1})
         model._best_metric = -math.inf
-        with pytest.raises(UserError, match="monitor 'AUCC' is not among the metrics: did you mean 'AUC'"):
+        with pytest.raises(UserError, match="monitor 'gAUC' is not among the metrics: did you mean 'AUC'"):
             model.checkpoint_and_earlystop({"AUC": 0.5})
 
     def test_no_validation_data(self, tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from ctr_pe.study.runner import Job, run_all
-from ctr_pe.study.store import Key, Result, Store, hash_of
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
+from ctr_pe.study.runner import Job, run_all
+from ctr_pe.study.store import Key, Result, Store, hash_of
 
 ROWS, USERS = 300, 40
 STRENGTH = {"none": 0.3, "naive": 0.3, "rope": 0.5, "cope": 0.5, "cape": 3.0}

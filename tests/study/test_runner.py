@@ -18,9 +18,9 @@ from fake_training import jobs_of, run_in_background, scores_of, train
 from processes import alive, wait_for, workers_of
 
 import ctr_pe
+from ctr_pe.errors import UserError
 from ctr_pe.study.runner import Job, revision, run_all, versions
 from ctr_pe.study.store import Store
-from ctr_pe.errors import UserError
 
 
 def run(jobs: list[Job], folder: Path, workers: int = 1, stream: io.StringIO | None = None) -> tuple[int, Store]:

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from fake_training import append_many, fill, jobs_of, result_of, rows_of_test, scores_of
 
-from ctr_pe.study.store import Store, hash_of
 from ctr_pe.errors import UserError
+from ctr_pe.study.store import Store, hash_of
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:

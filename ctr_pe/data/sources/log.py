@@ -173,7 +173,9 @@ class _Columns:
             count = np.bincount(code, items, len(values))
             known[feature] = Vocabulary.by_frequency(count)
             self.ids[feature] = known[feature].table(len(values))[code]
-            self.vocabs[feature] = feature_vocab(str(value) for value in values.gather(known[feature].originals))
+            self.vocabs[feature] = feature_vocab(
+                str(value) for value in values.gather(np.asarray(known[feature].originals))
+            )
             self.features[feature] = known[feature].spec()
         for group in self.groups:
             for feature, name in zip(group.target, group.history, strict=True):
