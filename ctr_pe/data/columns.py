@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 import os
+import re
 import shutil
 import struct
 import tempfile
@@ -149,7 +150,7 @@ def _open_or_make(parquet: Path, wants: Mapping[str, Want]) -> Path:
     finally:
         shutil.rmtree(partial, ignore_errors=True)
     for other in home.iterdir():
-        if not other.name.startswith((".partial-", fingerprint)):
+        if re.fullmatch("[0-9a-f]{16}-[0-9a-f]{16}", other.name) and not other.name.startswith(fingerprint):
             shutil.rmtree(other, ignore_errors=True)
     return folder
 

@@ -28,7 +28,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.data.specs import age_spec, feature_vocab
+from ctr_pe.data.specs import age_spec, feature_vocab, history_spec, target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError
@@ -140,10 +140,10 @@ def generate(
             writer.add(split, _table(slice(end - size, end), clicks, asked, item_ids, cate_ids))
         features = {
             "user_id": {"type": "meta"},
-            "item_id": known_items.spec(),
-            "cate_id": known_categories.spec(),
-            "item_history": known_items.history_spec("item_id", max_len),
-            "cate_history": known_categories.history_spec("cate_id", max_len),
+            "item_id": target_spec(len(known_items)),
+            "cate_id": target_spec(len(known_categories)),
+            "item_history": history_spec("item_id", len(known_items), max_len),
+            "cate_history": history_spec("cate_id", len(known_categories), max_len),
             "age_history": age_spec(max_len),
         }
         groups = [Group(("item_id", "cate_id"), ("item_history", "cate_history"), "age_history")]

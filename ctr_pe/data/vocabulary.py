@@ -5,15 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from ctr_pe.data.specs import history_spec, target_spec
-
-if TYPE_CHECKING:
-    import polars as pl
+import polars as pl
 
 Array = npt.NDArray[Any]
 
@@ -46,20 +42,8 @@ class Vocabulary:
 
     @cached_property
     def _enum(self) -> pl.DataType:
-        import polars as pl
-
         return pl.Enum(self.originals)
 
     def ids(self, texts: pl.Expr) -> pl.Expr:
         """Text -> id."""
-        import polars as pl
-
         return texts.cast(self._enum, strict=False).to_physical().cast(pl.Int64).fill_null(len(self)) + 1
-
-    def spec(self, source: str = "item") -> dict[str, Any]:
-        """FuxiCTR's specification of a column with one id a row."""
-        return target_spec(len(self), source)
-
-    def history_spec(self, feature: str, max_len: int) -> dict[str, Any]:
-        """FuxiCTR's specification of a column with lists of ids, which shares the table of the column ``feature``."""
-        return history_spec(feature, len(self), max_len)

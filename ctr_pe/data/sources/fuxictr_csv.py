@@ -23,7 +23,7 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ctr_pe.data.dataset import REPORT, SPLITS, Dataset, open_dataset
-from ctr_pe.data.specs import feature_vocab
+from ctr_pe.data.specs import feature_vocab, target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError, explain, nearest
@@ -402,7 +402,7 @@ def _specs(
             spec["source"] = column.source
         if _has_ids(column):
             root = _root(column, columns)
-            spec |= vocabularies[root].spec(column.source) | {"type": column.type}
+            spec |= target_spec(len(vocabularies[root]), column.source) | {"type": column.type}
             if column.name != root:
                 spec["share_embedding"] = root
             if column.name in vectors:

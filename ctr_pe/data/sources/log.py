@@ -27,7 +27,7 @@ from tqdm import tqdm
 from ctr_pe.data.dataset import SPLITS, Dataset
 from ctr_pe.data.recipe import Recipe
 from ctr_pe.data.sources.events import BLOCK, Bools, Events, Ints, Log
-from ctr_pe.data.specs import age_spec, feature_vocab
+from ctr_pe.data.specs import age_spec, feature_vocab, history_spec, target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError
@@ -173,13 +173,12 @@ class _Columns:
             count = np.bincount(code, items, len(values))
             known[feature] = Vocabulary.by_frequency(count)
             self.ids[feature] = known[feature].table(len(values))[code]
-            self.vocabs[feature] = feature_vocab(
-                str(value) for value in values.gather(np.asarray(known[feature].originals))
-            )
-            self.features[feature] = known[feature].spec()
+            in_order = values.gather(np.asarray(known[feature].originals))
+            self.vocabs[feature] = feature_vocab(map(str, in_order))
+            self.features[feature] = target_spec(len(known[feature]))
         for group in self.groups:
             for feature, name in zip(group.target, group.history, strict=True):
-                self.features[name] = known[feature].history_spec(feature, self.max_len)
+                self.features[name] = history_spec(feature, len(known[feature]), self.max_len)
         self.features |= {age: age_spec(self.max_len) for age in self.ages}
 
 

@@ -22,7 +22,7 @@ from tqdm import tqdm
 from ctr_pe.data.columns import batches
 from ctr_pe.data.dataset import SPLITS, Dataset
 from ctr_pe.data.published import MAX_LEN, Field, Published
-from ctr_pe.data.specs import feature_vocab
+from ctr_pe.data.specs import feature_vocab, history_spec, target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError, nearest
@@ -58,9 +58,9 @@ class Table:
 
     def specs(self) -> dict[str, dict[str, Any]]:
         """FuxiCTR's specifications of the feature and its histories; pretrained vectors are frozen and projected."""
-        name = self.field.name
-        specs = {name: self.vocabulary.spec(self.field.source)}
-        specs |= {history: self.vocabulary.history_spec(name, MAX_LEN) for history, _ in self.field.histories}
+        name, known = self.field.name, len(self.vocabulary)
+        specs = {name: target_spec(known, self.field.source)}
+        specs |= {history: history_spec(name, known, MAX_LEN) for history, _ in self.field.histories}
         if self.vectors is not None:
             dim = self.vectors.dim
             for spec in specs.values():
