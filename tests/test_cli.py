@@ -13,7 +13,7 @@ import pytest
 
 from ctr_pe import __version__
 from ctr_pe.cli import main
-from ctr_pe.draw import Wanted
+from ctr_pe.draw.runs import Wanted
 from ctr_pe.errors import UserError
 from ctr_pe.study import Request, _plan
 

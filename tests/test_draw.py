@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from ctr_pe.config import model_params, parse_overrides
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic import generate
-from ctr_pe.draw import Wanted, picture
+from ctr_pe.draw import picture
 from ctr_pe.draw.figure import _packed, _scales
 from ctr_pe.draw.measure import Attention, Deeds, measure, planes
 from ctr_pe.draw.panels import Heat, Lines, attention, of_links
-from ctr_pe.draw.runs import Drawn, drawn, some_requests
+from ctr_pe.draw.runs import Drawn, Wanted, drawn, some_requests
 from ctr_pe.draw.trial import AGES
 from ctr_pe.errors import UserError
 from ctr_pe.pe import available_pes, build_pe

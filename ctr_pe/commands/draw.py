@@ -42,7 +42,8 @@ benchmark, else as initialised.""",
 
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.config import parse_overrides
-    from ctr_pe.draw import Wanted, picture
+    from ctr_pe.draw import picture
+    from ctr_pe.draw.runs import Wanted
 
     params = parse_overrides(args.set)
     picture(args.out, Wanted(args.pe, args.store, args.model, args.dataset, args.seed, params, args.data_root))

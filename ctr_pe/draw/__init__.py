@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,25 +11,11 @@ from ctr_pe.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from ctr_pe.draw.measure import Attention, Deeds
-    from ctr_pe.draw.runs import Drawn
+    from ctr_pe.draw.runs import Drawn, Wanted
 
 SUFFIXES = (".png", ".svg", ".pdf")
 REQUESTS = 1000
 LONGEST = 100
-
-
-@dataclass(frozen=True)
-class Wanted:
-    """Which models are drawn: with ``store``, the runs of a benchmark that these values choose, before and after their
-    training; else fresh ones. ``params``: hyper-parameters under FuxiCTR's names."""
-
-    encodings: Sequence[str]
-    store: Path | None = None
-    model: str | None = None
-    dataset: str | None = None
-    seed: int | None = None
-    params: Mapping[str, Any] = field(default_factory=dict)
-    data_root: Path | None = None
 
 
 def picture(out: Path, wanted: Wanted) -> None:
@@ -112,4 +97,4 @@ def _deeds(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Deeds]:
     return [deeds for unit in moments[0][1] for deeds in unit.deeds if deeds is not None]
 
 
-__all__ = ["Wanted", "picture"]
+__all__ = ["picture"]

@@ -6,7 +6,7 @@ import json
 import shlex
 import tempfile
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +15,6 @@ import torch
 from ctr_pe.checks import check_encoding, check_params, model_class
 from ctr_pe.config import model_params
 from ctr_pe.data.loader import BatchLoader
-from ctr_pe.draw import Wanted
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.study import OWN_KEYS, find_dataset
 from ctr_pe.study.store import Result, Store
@@ -26,6 +25,20 @@ if TYPE_CHECKING:
 
 OPTIONS = ("model", "dataset", "protocol", "data_hash")
 """What the runs of one picture have in common."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which models are drawn: with ``store``, the runs of a benchmark that these values choose, before and after their
+    training; else fresh ones. ``params``: hyper-parameters under FuxiCTR's names."""
+
+    encodings: Sequence[str]
+    store: Path | None = None
+    model: str | None = None
+    dataset: str | None = None
+    seed: int | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    data_root: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -184,4 +197,4 @@ def _trained(run: Run, dataset: Dataset, file: Path) -> Any:
     return model
 
 
-__all__ = ["Drawn", "drawn", "some_requests"]
+__all__ = ["Drawn", "Wanted", "drawn", "some_requests"]
