@@ -16,6 +16,7 @@ from ctr_pe.checks import FUXICTR, known_types
 from ctr_pe.choices import ACTIVATIONS, CHOICES, FUSED, LOSSES, METRICS, OPTIMIZERS, choose
 from ctr_pe.cli import main
 from ctr_pe.data.dataset import Dataset
+from ctr_pe.data.sources.fuxictr_csv import Column
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.experiment import main as run_expid
@@ -76,6 +77,14 @@ def test_no_text_of_a_config_is_run(key: str, data: Dataset, tmp_path: Path) -> 
         with suppress(UserError, ValueError, TypeError, KeyError, AttributeError):
             new(data, model, **{key: value})
         assert not file.exists(), (key, value)
+
+
+def test_no_text_of_feature_cols_is_run(data: Dataset, tmp_path: Path) -> None:
+    entry = {"name": "item_id", "dtype": "str", "type": "categorical"}
+    for key in Column.model_fields:
+        for text in canaries(tmp_path / "canary"):
+            problems(data, tmp_path, data_format="csv", feature_cols=[{**entry, key: text}], target_field="item_id")
+            assert not (tmp_path / "canary").exists(), (key, text)
 
 
 def test_the_canaries_sing_in_fuxictr(tmp_path: Path) -> None:

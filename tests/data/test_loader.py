@@ -226,6 +226,11 @@ def test_the_cache_is_used_and_a_changed_file_is_read_anew(small: tuple[Path, di
     os.utime(path, ns=(0, 0))  # nothing but the time tells of a change: rather once too often
     BatchLoader(feature_map(), path)
     assert list(home.iterdir()) != before
+    (home / "mine").mkdir()  # what a cache has not made it leaves alone
+    path.touch()
+    BatchLoader(feature_map(), path)
+    (home / "mine").rmdir()
+    assert len(list(home.iterdir())) == 1
     # another max_len is another cache of the same file, not a wrong one
     short = feature_map(item_history=SPECS["item_history"] | {"max_len": 3})
     assert all(batch["item_history"].shape[1] <= 3 for batch in BatchLoader(short, path))

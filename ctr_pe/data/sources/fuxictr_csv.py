@@ -143,6 +143,8 @@ def _read_columns(params: Mapping[str, Any]) -> tuple[list[Column], list[str]]:
                 problems.append(str(error))
     columns = [column for column in columns if column.active]
     names = [column.name for column in columns]
+    dotted = [column.name for column in columns if "." in column.name and column.type != "meta"]
+    problems += [f"feature_cols: '{name}': an input's name has no dot (torch takes it for a path)" for name in dotted]
     problems += [f"feature_cols: '{name}' is given twice" for name, count in Counter(names).items() if count > 1]
     for column in columns:
         if column.share_embedding is not None and column.share_embedding not in names:
