@@ -89,7 +89,7 @@ class Harness(nn.Module):
             pe = factory(DIM, MAX_LEN if self.of_target else MAX_LEN + 1, heads)
             if not isinstance(pe, PositionEncoding):
                 raise AssertionError(f"the factory gave {type(pe).__name__}, not a PositionEncoding")
-            width = DIM + pe.added_dim
+            width = pe.out_dim
             self.unit = (
                 TargetAttention(width, unit, pe)
                 if self.of_target

@@ -28,26 +28,26 @@ class ConcatenatedPositions(PositionEncoding):
     Args:
         dim: item dim D, of which heads need not be divisors: they split D + P.
         max_len: slots of [history; target].
-        added_dim: P.
+        position_dim: P.
 
     Parameters: ``table (max_len, P)``, row 0 for the target; starts as sines and cosines of the distance.
     """
 
-    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, added_dim: int) -> None:
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: int) -> None:
         super().__init__(dim, max_len)
-        self.num_heads, self.added_dim = num_heads, added_dim
-        column = torch.arange(added_dim)
-        angle = torch.arange(max_len).unsqueeze(1) * 10000.0 ** (-(column - column % 2) / added_dim)
+        self.num_heads, self.out_dim = num_heads, dim + position_dim
+        column = torch.arange(position_dim)
+        angle = torch.arange(max_len).unsqueeze(1) * 10000.0 ** (-(column - column % 2) / position_dim)
         self.table = nn.Parameter(torch.where(column % 2 == 0, angle.sin(), angle.cos()))
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
-        index = positions.of(history, positions.distance).clamp(max=self.max_len - 1)
+        index = positions.like(history, positions.distance).clamp(max=self.max_len - 1)
         if target is not None:
             target = torch.cat([target, self.table[0].expand(len(target), -1)], -1)
         return target, torch.cat([history, nn.functional.embedding(index, self.table)], -1)
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
-        return PositionEncoding(self.dim + self.added_dim, self.max_len, self.num_heads)  # it is in the items already
+        return PositionEncoding(self.out_dim, self.max_len, self.num_heads)  # it is in the items already
 
 
 class BST(RankModel):
@@ -95,7 +95,7 @@ class BST(RankModel):
             raise UserError(
                 f"BST: seq_pooling_type '{seq_pooling_type}' is unknown: {nearest(seq_pooling_type, POOLINGS)}"
             )
-        self.native_options = {"added_dim": self.embedding_dim}
+        self.native_options = {"position_dim": self.embedding_dim}
         self.pool = POOLINGS[seq_pooling_type]
         self.transformers = nn.ModuleList(
             Transformer(

@@ -69,11 +69,10 @@ class DIEN(NextItemModel):
             raise UserError(f"attention_type '{attention_type}' is unknown: {nearest(attention_type, names)}")
 
         def attention(pe: PositionEncoding) -> TargetAttention:
-            width = pe.dim + pe.added_dim
-            return TargetAttention(width, scores[score](width), pe, use_attention_softmax)
+            return TargetAttention(pe.out_dim, scores[score](pe.out_dim), pe, use_attention_softmax)
 
         encodings = [self.build_encoding(group, group.dim) for group in self.groups]
-        widths = [pe.dim + pe.added_dim for pe in encodings]
+        widths = [pe.out_dim for pe in encodings]
         self.extractors = nn.ModuleList(GRU(width, width) for width in widths)
         self.attentions = nn.ModuleList(attention(pe) for pe in encodings)
         self.evolutions = nn.ModuleList(AttentionGRU(width, width, gru_type) for width in widths)

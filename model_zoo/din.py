@@ -41,16 +41,16 @@ class DIN(RankModel):
         def attention(group: Group) -> TargetAttention:
             pe = self.build_encoding(group, group.dim)
             score = DINScore(
-                group.dim + pe.added_dim,
+                pe.out_dim,
                 attention_hidden_units,
                 attention_hidden_activations,
                 attention_dropout,
                 attention_output_activation,
             )
-            return TargetAttention(group.dim + pe.added_dim, score, pe, din_use_softmax)
+            return TargetAttention(pe.out_dim, score, pe, din_use_softmax)
 
         self.attentions = nn.ModuleList(attention(group) for group in self.groups)
-        self.build_tower([unit.pe.dim + unit.pe.added_dim for unit in self.attentions])
+        self.build_tower([unit.pe.out_dim for unit in self.attentions])
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         unit = self.attentions[index]

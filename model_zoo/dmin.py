@@ -16,7 +16,7 @@ from ctr_pe.model_zoo.auxiliary import NextItemModel
 from ctr_pe.model_zoo.fields import Group
 from ctr_pe.model_zoo.keys import own_position_switch
 from ctr_pe.pe.base import PositionEncoding, PositionLinear
-from ctr_pe.positions import Places, Positions
+from ctr_pe.positions import Positions, Where
 from ctr_pe.units import DINScore, SelfAttention, TargetAttention
 from ctr_pe.units.dropout import Dropout
 
@@ -38,7 +38,7 @@ class QueryPositions(PositionEncoding):
         self.table = nn.Parameter(torch.zeros(max_len, position_dim))
         self.project = PositionLinear(dim + position_dim, dim)
 
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         of_target, of_position = self.project.weight.tensor_split([self.dim], dim=1)
         index = (keys_at.distance - 1).clamp(0, self.max_len - 1)
         shift = nn.functional.embedding(index, self.table @ of_position.T)
@@ -96,6 +96,7 @@ class Interests(nn.Module):
 
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """target (B, D), packed history (N, D) -> interests (B, H D), refined history (N, D)."""
+        positions.embedded.update(unit.pe for unit in (self.extractor, *self.units))  # what enters them has it already
         target, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
         if self.refiner is not None:
             items = self.after_refiner(self.refiner(items, positions), items)
@@ -161,7 +162,7 @@ class DMIN(NextItemModel):
 
         def interests(group: Group) -> Interests:
             first = self.build_encoding(group, group.dim, num_heads)
-            dim = group.dim + first.added_dim
+            dim = first.out_dim
 
             def attention(pe: PositionEncoding) -> SelfAttention:
                 return SelfAttention(dim, num_heads, pe, causal=True, dropout=attention_dropout)
@@ -178,7 +179,7 @@ class DMIN(NextItemModel):
             return Interests(refiner, attention(second), [unit() for _ in range(num_heads)], make_after)
 
         self.interests = nn.ModuleList(interests(group) for group in self.groups)
-        dims = [unit.units[0].pe.dim + unit.units[0].pe.added_dim for unit in self.interests]
+        dims = [unit.units[0].pe.out_dim for unit in self.interests]
         self.build_next_item_losses(
             aux_loss_lambda,
             dims,

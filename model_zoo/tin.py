@@ -33,10 +33,10 @@ class TIN(RankModel):
 
         def attention(group: Group) -> TargetAttention:
             pe = self.build_encoding(group, group.dim)
-            return TargetAttention(group.dim + pe.added_dim, "dot", pe)
+            return TargetAttention(pe.out_dim, "dot", pe)
 
         self.attentions = nn.ModuleList(attention(group) for group in self.groups)
-        self.build_tower(unit.pe.dim + unit.pe.added_dim for unit in self.attentions)
+        self.build_tower(unit.pe.out_dim for unit in self.attentions)
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         unit = self.attentions[index]

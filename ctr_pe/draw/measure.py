@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from ctr_pe.draw.trial import Trial, Unit, flat, identity, mixed_weights
 from ctr_pe.pe.base import Chain, PositionEncoding
-from ctr_pe.positions import Pairs, Places, Positions
+from ctr_pe.pe.contextual import ContextualEncoding
+from ctr_pe.pe.vectors import Vectors
+from ctr_pe.positions import Pairs, Positions, Where
 from ctr_pe.units import SelfAttention, TargetAttention
-from ctr_pe.units.dropout import Dropout
 
 UNITS = 3
 """Attention units of a model that are shown: the lowest."""
@@ -35,7 +36,7 @@ class Deeds:
     gets, from the target to the oldest; ``upper``, ``lower`` (H, n, n): what logits and weights are multiplied with
     from the right, the oldest item first.
 
-    Watched, on real requests: ``added (B, H, K)`` to logits, if that depends on the items, ``places (B, H, K)``:
+    Watched, on real requests: ``added (B, H, K)`` to logits, if that depends on the items, ``positions (B, H, K)``:
     contextual positions; NaN where there is no item; ``phases (C, K, A)``: keys by angle.
     """
 
@@ -50,7 +51,7 @@ class Deeds:
     upper: Tensor | None = None
     lower: Tensor | None = None
     added: Tensor | None = None
-    places: Tensor | None = None
+    positions: Tensor | None = None
     phases: Tensor | None = None
 
     @property
@@ -87,8 +88,8 @@ def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Atten
     before = {label: unit.pe for label, unit in units.items()}
     try:
         for label, unit in units.items():
-            links = list(unit.pe.encodings) if isinstance(unit.pe, Chain) else [unit.pe]
-            watched[label] = [Watched(link, rows, longest) for link in links]  # type: ignore[arg-type]
+            links = unit.pe.links if isinstance(unit.pe, Chain) else [unit.pe]
+            watched[label] = [Watched(link, rows, longest) for link in links]
             unit.pe = Chain(watched[label]) if len(links) > 1 else watched[label][0]
         model(batch)
     finally:
@@ -97,7 +98,7 @@ def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Atten
     found, tried = [], set()
     for label, unit in units.items():
         last = watched[label][-1]
-        weights = last.weights if pools(model, unit, batch) else last.shares
+        weights = last.weights if pools(model, unit, batch) else last.softmaxed
         seen = Attention(label, weights.mean(1), last.items, getattr(unit, "softmax", True))
         for link in watched[label]:
             seen.deeds.append(None if link.pe in tried else _deeds(unit, link, longest))
@@ -145,9 +146,9 @@ class Watched(PositionEncoding):
     def __init__(self, pe: PositionEncoding, rows: int, longest: int) -> None:
         super().__init__(pe.dim, pe.max_len)
         self.pe, self.num_heads, self.head_dim = pe, pe.num_heads, pe.head_dim
-        self.added_dim, self.needs_vectors, self.needs_age = pe.added_dim, pe.needs_vectors, pe.needs_age
+        self.out_dim, self.about = pe.out_dim, pe.about
         nothing = torch.full((rows, pe.num_heads, longest + 1), math.nan)
-        self.added, self.places, self.shares, self.weights = (nothing.clone() for _ in range(4))
+        self.added, self.positions, self.softmaxed, self.weights = (nothing.clone() for _ in range(4))
         self.items = torch.zeros(rows, dtype=torch.int64)
         self.phases = torch.zeros(0)
         self.longest = longest
@@ -155,38 +156,24 @@ class Watched(PositionEncoding):
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         return self.pe.embed(target, history, positions)
 
-    def side(self, items: Tensor) -> dict[PositionEncoding, Tensor]:
-        return self.pe.side(items)
-
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         query, turned = self.pe.rotate(query, keys, query_at, keys_at)
         if turned.shape == keys.shape and not torch.equal(turned, keys):
             self._keep_phases(turned, keys_at.distance)
         return query, turned
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        out = self.pe.bias(query, keys, logits, pairs)
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+        out = self.pe.bias(logits, vectors, pairs)
         self._keep(self.added, out - logits, pairs)
-        places = getattr(self.pe, "places", None)
-        if callable(places):
-            self._keep(self.places, places(logits, pairs), pairs)
+        if isinstance(self.pe, ContextualEncoding):
+            self._keep(self.positions, self.pe.fractional_positions(logits, pairs), pairs)
         return out
 
-    def weigh(
-        self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs, dropout: Dropout | None = None
-    ) -> Tensor:
-        self.bias(query, keys, logits, pairs)  # to see what it adds
-        return self.pe.weigh(query, keys, logits, pairs, dropout)
-
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, pairs: Pairs, dropout: Dropout) -> Tensor:
-        super().attend(query, keys, values, pairs, dropout)  # to see what the hooks do
-        return self.pe.attend(query, keys, values, pairs, dropout)
-
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
         self.items[pairs.block.rows] = pairs.allowed[:, 0, -1].sum(-1)
-        self._keep(self.shares, weights, pairs)
-        self._keep(self.weights, mixed_weights(self.pe, weights, pairs), pairs)
-        return self.pe.mix(weights, values, pairs)
+        self._keep(self.softmaxed, weights, pairs)
+        self._keep(self.weights, mixed_weights(self.pe, weights, vectors, pairs), pairs)
+        return self.pe.mix(weights, vectors, pairs)
 
     def _keep(self, table: Tensor, values: Tensor, pairs: Pairs) -> None:
         """Of values (R, H, Q, L), those of the last query."""
@@ -226,14 +213,14 @@ def _deeds(unit: Unit, watched: Watched, longest: int) -> Deeds:
         deeds.similar = trial.similar()
     if trial.overrides("rotate"):
         deeds.turned = trial.turned(trial.by_order)
-        deeds.turned_by_age = trial.turned(trial.by_age) if watched.needs_age else None
+        deeds.turned_by_age = trial.turned(trial.by_age) if watched.about.needs_age else None
         deeds.phases = watched.phases if len(watched.phases) else None
     if trial.overrides("bias"):
         deeds.upper = trial.matrix(trial.added)
         deeds.bias = trial.of_newest(trial.added(trial.by_order))
-        deeds.bias_by_age = trial.of_newest(trial.added(trial.by_age)) if watched.needs_age else None
+        deeds.bias_by_age = trial.of_newest(trial.added(trial.by_age)) if watched.about.needs_age else None
         deeds.added = watched.added if trial.reads_items() else None
-        deeds.places = watched.places if not watched.places.isnan().all() else None
+        deeds.positions = watched.positions if not watched.positions.isnan().all() else None
     if trial.overrides("mix"):
         deeds.lower = trial.matrix(trial.mixed)
         pooled = trial.of_newest(trial.mixed(trial.by_order))

@@ -187,20 +187,20 @@ def _vectors(moments: Moments) -> Iterator[Panel]:
             )
 
 
-def _places(moments: Moments) -> Iterator[Panel]:
+def _contextual_positions(moments: Moments) -> Iterator[Panel]:
     """A line per user; the same users in all pictures of the data set."""
     for when, deeds in moments:
-        if deeds.places is not None:
-            places = deeds.places.mean(1)
-            x = np.arange(places.shape[1])
-            curves = [Curve(x, places[row].numpy(), "", index) for index, row in enumerate(_users(places))]
+        if deeds.positions is not None:
+            positions = deeds.positions.mean(1)
+            x = np.arange(positions.shape[1])
+            curves = [Curve(x, positions[row].numpy(), "", index) for index, row in enumerate(_users(positions))]
             yield Lines(
                 title=f"Positions of {len(curves)} users",
                 when=when,
                 y="contextual position",
                 curves=tuple(curves),
                 diagonal=True,
-                share="places",
+                share="positions",
             )
 
 
@@ -241,7 +241,7 @@ KINDS: tuple[Callable[[Moments], Iterator[Panel]], ...] = (
     partial(_by_distance, "turned_by_age", "Rotation by age", "product with itself", 1.0, ages=True),
     partial(_by_distance, "pooled", "Added weights by distance", "added to the weight", None),
     _vectors,
-    _places,
+    _contextual_positions,
     partial(_matrices, "upper", "U: logits"),
     partial(_matrices, "lower", "L: values"),
     _phases,

@@ -6,7 +6,7 @@ slots, P planes: pairs of coordinates, each a complex number λ e^(iθ) with mod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.turning import halves, in_halves, turn, turned, turned_rows
-from ctr_pe.positions import Pairs, Places, Positions
+from ctr_pe.pe.vectors import Attended, TargetVectors
+from ctr_pe.positions import Positions, Where
 
 CHOICES = {
     "position_index": ("distance", "rank"),
@@ -117,7 +118,7 @@ class Euler(PositionEncoding):
             nn.Parameter(self._fixed_frequencies(torch.get_default_dtype(), torch.device("cpu"))) if learned else None
         )
         if euler_contrast > 0:
-            self.needs_vectors, self.auxiliary = True, "phase contrast"
+            self.loss_names = ("phase contrast",)
             self.phase_weight = nn.Parameter(torch.ones(planes if self.full else num_heads * planes))
             self._seed = int(torch.randint(2**62, ()))
 
@@ -125,7 +126,7 @@ class Euler(PositionEncoding):
         if self.table is None:
             return target, history
         moved = self._placed(
-            history, positions.of(history, positions.rank - 1 if self.from_oldest else positions.distance)
+            history, positions.like(history, positions.rank - 1 if self.from_oldest else positions.distance)
         )
         if history.dim() == 3:  # padding keeps what it holds
             moved = torch.where(positions.mask.unsqueeze(-1), moved, history)
@@ -133,7 +134,7 @@ class Euler(PositionEncoding):
             target = self._placed(target, positions.count if self.from_oldest else positions.count.new_zeros(1))
         return target, moved
 
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         if self.scale is None and not self.rotates:
             return query, keys
         of_keys = self._angle(keys_at.distance, keys)
@@ -142,11 +143,22 @@ class Euler(PositionEncoding):
             of_query = of_query + self.shift
         return self._turned(query, of_query), self._turned(keys, of_keys)
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        if self.training and self.contrast > 0:
-            with torch.autocast(logits.device.type, enabled=False):
-                self.learn(self.contrast * self._contrasted(query, keys, pairs))
-        return logits
+    def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
+        if not self.contrast or not attended:
+            return {}
+        losses = []
+        for one in attended:
+            query, block = one.vectors.query, one.pairs.block
+            with torch.autocast(query.device.type, enabled=False):
+                if isinstance(one.vectors, TargetVectors):  # rows of like length together: the cost is length squared
+                    parts = one.pairs.positions.blocks
+                    losses += [self._phase_loss(part.pad(one.vectors.packed).unsqueeze(1), None, part.mask) for part in parts]
+                else:
+                    losses.append(self._phase_loss(query, self.shift, block.mask))
+                    losses.append(self._phase_loss(one.vectors.keys, None, block.mask))
+        rows = len(attended[0].pairs.positions.mask)
+        total = torch.stack(losses).sum() if losses else self.phase_weight.new_zeros(())
+        return {"phase contrast": self.contrast * total / max(rows, 1)}
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()
@@ -189,16 +201,6 @@ class Euler(PositionEncoding):
     def _fixed_frequencies(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         plane = torch.arange(self.width // 2, device=device, dtype=dtype)
         return 10000.0 ** (plane * (-2.0 / self.width))
-
-    def _contrasted(self, query: Tensor, keys: Tensor, pairs: Pairs) -> Tensor:
-        block = pairs.block
-        if pairs.rescore is None:
-            losses = [self._phase_loss(query, self.shift, block.mask), self._phase_loss(keys, None, block.mask)]
-        else:  # target attention; rows of like length together, as the cost is the square of the longest
-            packed, losses = block.take(keys.transpose(1, 2)), [query.new_zeros(())]
-            for part in block.of.blocks:
-                losses.append(self._phase_loss(part.lay(packed).transpose(1, 2), None, part.mask))
-        return torch.stack(losses).sum() / max(len(block.of.mask), 1)
 
     def _phase_loss(self, vectors: Tensor, shift: Tensor | None, real: Tensor) -> Tensor:
         """Phase contrast of vectors (R, H, W, d), summed over the real ones (R, W)."""

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.turning import turned
-from ctr_pe.positions import Places
+from ctr_pe.positions import Where
 
 
 class RoPE(PositionEncoding):
@@ -46,12 +46,12 @@ class RoPE(PositionEncoding):
         self.interleaved = rope_layout == "interleaved"
         self.base = float(rope_base)
 
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         of_keys = self._by_order(keys, keys_at, self.head_dim)
         of_query = of_keys if query_at is keys_at else self._by_order(query, query_at, self.head_dim)
         return self._turn(query, of_query), self._turn(keys, of_keys)
 
-    def _by_order(self, vectors: Tensor, at: Places, width: int) -> Tensor:
+    def _by_order(self, vectors: Tensor, at: Where, width: int) -> Tensor:
         """Angles (..., width / 2) of the planes of vectors that are ``width`` wide."""
         # Angles in float32 at least: in half precision the fastest planes would be off after a few positions.
         plane = torch.arange(width // 2, device=vectors.device, dtype=torch.promote_types(vectors.dtype, torch.float32))

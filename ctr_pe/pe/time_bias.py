@@ -17,7 +17,8 @@ from torch.autograd.function import once_differentiable
 from ctr_pe import compiled
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
-from ctr_pe.positions import Pairs, Places
+from ctr_pe.pe.vectors import Vectors
+from ctr_pe.positions import Pairs, Where
 
 BUCKETS = 32
 """Each spans twice the time of the one before, from one second on: the last begins at 34 years."""
@@ -44,8 +45,8 @@ class TimeBias(PositionEncoding):
         equation="s_j + a (1 + age_j / u)^(-b) + B[bucket(age_j)]",
         cost="3 L",
         extrapolates="yes, by time",
+        needs_age=True,
     )
-    needs_age = True
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, time_unit: float = 3600.0) -> None:
         super().__init__(dim, max_len, num_heads)
@@ -54,7 +55,7 @@ class TimeBias(PositionEncoding):
         self.decay = nn.Parameter(torch.full((num_heads,), math.log(math.e - 1)))
         self.table = nn.Parameter(torch.zeros(BUCKETS, num_heads))
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         wide = widen(logits)
         of_keys = ages(pairs.key, "time_bias")
         of_query = ages(pairs.query, "time_bias").expand(len(of_keys), 1, -1)
@@ -121,15 +122,15 @@ def _room(logits: Tensor) -> Tensor:
     return logits.new_zeros(torch.get_num_threads(), 2, -(-logits.shape[-1] // 16) * 16)
 
 
-def ages(places: Places, encoding: str) -> Tensor:
+def ages(at: Where, encoding: str) -> Tensor:
     """Seconds from the events to the request, int64.
 
     Raises:
         ValueError: positions without ages.
     """
-    if places.age is None:
+    if at.age is None:
         raise ValueError(f"{encoding} needs the ages of the items: Positions.from_mask(mask, age)")
-    return places.age
+    return at.age
 
 
 def check_seconds(option: str, value: float) -> float:

@@ -10,7 +10,7 @@ from torch import Tensor
 from ctr_pe.pe.base import About
 from ctr_pe.pe.rope import RoPE
 from ctr_pe.pe.time_bias import ages, check_seconds
-from ctr_pe.positions import Places
+from ctr_pe.positions import Where
 
 
 class TimeRoPE(RoPE):
@@ -36,8 +36,8 @@ class TimeRoPE(RoPE):
         equation="score(t, R(-D_j, -age_j) h_j)",
         cost="2 L d",
         extrapolates="yes",
+        needs_age=True,
     )
-    needs_age = True
 
     def __init__(
         self,
@@ -63,7 +63,7 @@ class TimeRoPE(RoPE):
         self.width_by_order = self.head_dim if self.summed else 2 * (planes // 2)
         self.planes_by_time = planes if self.summed else planes - planes // 2
 
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         of_query, of_keys = ages(query_at, "time_rope"), ages(keys_at, "time_rope")
         if of_query.dim() > 1:  # self-attention counts from its newest item: only times between items matter
             newest = of_query[..., -1:]
@@ -72,7 +72,7 @@ class TimeRoPE(RoPE):
         of_its = angle if query_at is keys_at else self._angle(query, query_at, of_query)
         return self._turn(query, of_its), self._turn(keys, angle)
 
-    def _angle(self, vectors: Tensor, at: Places, age: Tensor) -> Tensor:
+    def _angle(self, vectors: Tensor, at: Where, age: Tensor) -> Tensor:
         """(..., d/2)"""
         by_order = self._by_order(vectors, at, self.width_by_order)
         by_time = self._by_time(age).to(by_order.dtype)

@@ -94,7 +94,7 @@ class Transformer(nn.Module):
         super().__init__()
         if not encodings:
             raise ValueError("a transformer needs at least one block")
-        self.dim = encodings[0].dim + encodings[0].added_dim
+        self.dim = encodings[0].out_dim
         self.dropout = Dropout(input_dropout)
         self.blocks = nn.ModuleList(TransformerBlock(self.dim, pe.num_heads, pe, **block) for pe in encodings)
         self.layer_norm = nn.LayerNorm(self.dim) if block.get("norm") == "pre" else nn.Identity()
@@ -116,14 +116,14 @@ class Transformer(nn.Module):
     def of_target(self, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         """target (B, D), packed history (N, D) -> the states (B, D) at the targets.
 
-        The last block computes no other, unless its encoding has an auxiliary loss to learn from all of them.
+        The last block computes no other, unless its encoding has losses, which want all of them.
         """
         states, whole = self._embedded(target, history, positions)
         *lower, last = self.blocks
         assert isinstance(last, TransformerBlock)
         for block in lower:
             states = block(states, whole)
-        if self.training and last.attention.pe.auxiliary:
+        if self.training and last.attention.pe.loss_names:
             states = last(states, whole).index_select(0, whole.newest)
         else:
             states = last.newest(states, whole)
@@ -132,6 +132,7 @@ class Transformer(nn.Module):
 
     def _embedded(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         """packed (M, D) of [history; target] and its positions."""
+        positions.embedded.update(block.attention.pe for block in self.blocks)  # what enters upper blocks has it already
         embedded, history = self.pe.embed(target, history, positions)
         assert embedded is not None
         states, whole = append_target(embedded, history, positions)
