@@ -182,7 +182,7 @@ class Positions(Ragged):
         return self._pairs(self.whole, 0, at_target, causal=True, self_attention=False)
 
     def item_pairs(self, causal: bool, blocks: Blocks | None = None) -> list[Pairs]:
-        """Self-attention in each of the blocks, by default :attr:`blocks`: every item is a query over all items, or with
+        """Self-attention in each block, by default of :attr:`blocks`: every item is a query over all items, or with
         ``causal`` over itself and the items before it."""
         if blocks is not None:
             return [self._pairs(blocks, index, None, causal, True) for index in range(len(blocks))]

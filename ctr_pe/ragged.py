@@ -82,10 +82,14 @@ class Blocks(list[Block]):
         whole = torch.cat(parts)
         return torch.empty_like(whole).index_copy(0, self._rows, whole)
 
+    def pad(self, packed: Tensor) -> list[Tensor]:
+        """Packed items of the batch (N, ...) -> (R, W, ...) of each block, zero at padding."""
+        return [block.scatter(own) for block, own in zip(self, self.split(packed), strict=True)]
+
     def pad_once(self, key: Hashable, packed: Callable[[], Tensor]) -> list[Tensor]:
-        """Packed items of the batch (N, ...) -> (R, W, ...) of each block. Computed at the first call with a key."""
+        """:meth:`pad`, computed at the first call with a key."""
         if key not in self._padded:
-            self._padded[key] = [block.scatter(own) for block, own in zip(self, self.split(packed()), strict=True)]
+            self._padded[key] = self.pad(packed())
         return self._padded[key]
 
     @cached_property
@@ -140,7 +144,7 @@ class Ragged:
         return per_slot if history.dim() == 3 else self.pack(per_slot)
 
     def append(self, packed: Tensor, last: Tensor) -> Tensor:
-        """(N, ...) of the items and (B, ...) of the targets -> packed (N + B, ...): each row's items, then its target."""
+        """(N, ...) of items and (B, ...) of targets -> packed (N + B, ...): each row's items, then its target."""
         return torch.cat([packed, last]).index_select(0, self._with_last)
 
     @cached_property

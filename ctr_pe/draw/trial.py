@@ -153,7 +153,7 @@ __all__ = ["AGES", "Trial", "Unit", "flat", "identity"]
 
 
 def mixed_weights(pe: PositionEncoding, weights: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
-    """The weights with which the items are pooled in the end, (B, H, Q, L), whether ``mix`` changes weights or values."""
+    """The weights (B, H, Q, L) with which items are pooled in the end, whether ``mix`` changes weights or values."""
     if not isinstance(vectors, ItemVectors):
         return pe.mix(weights, vectors, pairs)[0]
     every_item = torch.eye(weights.shape[-1]).expand(*weights.shape[:2], -1, -1)

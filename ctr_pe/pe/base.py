@@ -107,13 +107,13 @@ class PositionEncoding(nn.Module):
         return query, keys
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
-        """After the score: logits (B, H, Q, L) of the unit's own score -> logits with position in them. Entries that are
+        """After the score: logits (B, H, Q, L) of the unit's own score -> logits with position in them. Pairs that are
         not allowed are masked afterwards."""
         return logits
 
     def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
-        """Before pooling: attention weights (B, H, Q, L) and vectors -> the weights and values that are pooled. In target
-        attention the weights alone count."""
+        """Before pooling: attention weights (B, H, Q, L) and vectors -> the weights, and the values that they pool. In
+        target attention the weights alone count."""
         return weights, vectors
 
     def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:

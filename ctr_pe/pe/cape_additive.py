@@ -36,7 +36,9 @@ class AdditiveCAPE(ContextualEncoding):
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         if not isinstance(vectors, TargetVectors):
             return super().bias(logits, vectors, pairs)
-        position = self.fractional_positions(logits, pairs)[pairs.allowed].clamp(max=self.max_len).unsqueeze(1)  # (N, 1)
+        position = (
+            self.fractional_positions(logits, pairs)[pairs.allowed].clamp(max=self.max_len).unsqueeze(1)
+        )  # (N, 1)
         low = position.detach().floor().long().squeeze(1)
         high = (low + 1).clamp(max=self.max_len)
         table = widen(self.table)

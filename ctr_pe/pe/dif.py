@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -66,7 +65,7 @@ class DIF(PositionEncoding):
             that are no multiple of the heads, a negative dif_predict.
     """
 
-    about: ClassVar[About] = About(
+    about = About(
         paper="Xie 2022",
         equation="s_j + (sum over fields f of (Q_f t_f) · (K_f h_j,f) + (Q p_0) · (K p_{D_j})) / sqrt(d)",
         cost="L per dim of the fields' projections; P² + L P for positions, once for all rows",

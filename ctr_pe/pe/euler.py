@@ -151,8 +151,9 @@ class Euler(PositionEncoding):
             query, block = one.vectors.query, one.pairs.block
             with torch.autocast(query.device.type, enabled=False):
                 if isinstance(one.vectors, TargetVectors):  # rows of like length together: the cost is length squared
-                    parts = one.pairs.positions.blocks
-                    losses += [self._phase_loss(part.pad(one.vectors.packed).unsqueeze(1), None, part.mask) for part in parts]
+                    for part in one.pairs.positions.blocks:
+                        keys = part.pad(one.vectors.packed).unsqueeze(1)
+                        losses.append(self._phase_loss(keys, None, part.mask))
                 else:
                     losses.append(self._phase_loss(query, self.shift, block.mask))
                     losses.append(self._phase_loss(one.vectors.keys, None, block.mask))

@@ -1,4 +1,4 @@
-"""What an attention compares: the vectors of its queries and keys, given to hooks beside :class:`~ctr_pe.positions.Pairs`.
+"""The vectors of an attention, which hooks get beside :class:`~ctr_pe.positions.Pairs`: queries, keys and values.
 
 B batch, N real items of the batch, Q queries, L keys, H heads, D item dim, d = D / H head dim.
 """

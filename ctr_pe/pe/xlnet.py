@@ -54,7 +54,7 @@ class XLNet(PositionEncoding):
         return added
 
     def of_offsets(self, pairs: Pairs, more: int) -> Tensor:
-        """W R(o) by head, (H, d, L + more): of the offsets at which the last query sees the keys, oldest first, and ``more``
+        """W R(o) by head, (H, d, L + more): at the offsets of the keys from the last query, oldest first, and ``more``
         later ones."""
         keys = pairs.key.distance.shape[-1]
         offset = keys - pairs.query.distance[0, 0, -1] - torch.arange(keys + more, device=pairs.query.distance.device)

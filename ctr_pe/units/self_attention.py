@@ -70,8 +70,8 @@ class SelfAttention(nn.Module):
         blocks = positions.blocks
         if not blocks:
             return projected[2].view(0, self.num_heads, packed.shape[-1] // self.num_heads)
-        parts = [[block.scatter(own) for block, own in zip(blocks, blocks.split(x), strict=True)] for x in projected]
-        pooled = self._attend(positions.item_pairs(self.causal), *parts)
+        query, key, value = map(blocks.pad, projected)
+        pooled = self._attend(positions.item_pairs(self.causal), query, key, value)
         return blocks.join([block.gather(own) for block, own in zip(blocks, pooled, strict=True)])
 
     def newest(self, packed: Tensor, positions: Positions) -> Tensor:
@@ -84,13 +84,9 @@ class SelfAttention(nn.Module):
         blocks = positions.newest_blocks
         if not blocks:
             return query
-        keys, values = (
-            [block.scatter(own) for block, own in zip(blocks, blocks.split(project(packed)), strict=True)]
-            for project in (self.key, self.value)
-        )
-        pooled = self._attend(
-            positions.newest_pairs(self.causal), blocks.split_rows(query.unsqueeze(1)), keys, values, losses=False
-        )
+        queries, pairs = blocks.split_rows(query.unsqueeze(1)), positions.newest_pairs(self.causal)
+        keys, values = blocks.pad(self.key(packed)), blocks.pad(self.value(packed))
+        pooled = self._attend(pairs, queries, keys, values, losses=False)
         states: Tensor = self.output(blocks.join_rows(pooled).flatten(1))
         return states
 

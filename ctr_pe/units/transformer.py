@@ -100,11 +100,9 @@ class Transformer(nn.Module):
         self.layer_norm = nn.LayerNorm(self.dim) if block.get("norm") == "pre" else nn.Identity()
 
     @property
-    def pe(self) -> PositionEncoding:
-        """The encoding of the lowest block."""
-        lowest = self.blocks[0]
-        assert isinstance(lowest, TransformerBlock)
-        return lowest.attention.pe
+    def encodings(self) -> list[PositionEncoding]:
+        """Of the blocks, the lowest first."""
+        return [block.attention.pe for block in self.blocks if isinstance(block, TransformerBlock)]
 
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         """target (B, D), packed history (N, D) -> packed states (M, D) of [history; target], their positions."""
@@ -132,8 +130,9 @@ class Transformer(nn.Module):
 
     def _embedded(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         """packed (M, D) of [history; target] and its positions."""
-        positions.embedded.update(block.attention.pe for block in self.blocks)  # what enters upper blocks has it already
-        embedded, history = self.pe.embed(target, history, positions)
+        lowest, *upper = self.encodings
+        embedded, history = lowest.embed(target, history, positions)
+        positions.embedded.update(upper)  # positions are in what they get
         assert embedded is not None
         states, whole = append_target(embedded, history, positions)
         return self.dropout(states), whole

@@ -1,4 +1,5 @@
 from __future__ import annotations
+
 """TEMPORARY shim until the ops branch is merged."""
 from types import SimpleNamespace
 import torch
@@ -8,36 +9,51 @@ from typing import Any
 from ctr_pe import compiled
 from ctr_pe.pe import fused
 
-def widen(x): return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
-def _suits(*t): return compiled.suits(*t)
+def widen(x):
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
-def contextual_bias(logits, query, table, allowed, gate=None, steps=None, *, sign, scale=1.0, among_items=False, between=False):
+
+def _suits(*t):
+    return compiled.suits(*t)
+
+
+def contextual_bias(
+    logits, query, table, allowed, gate=None, steps=None, *, sign, scale=1.0, among_items=False, between=False
+):
     logits = widen(logits)
     if not between and _suits(logits, table, *(gate or ())) and query.dtype != torch.float64:
         rule = fused.Rule(sign, among_items, scale)
         return fused.place(rule, logits, query.float(), table, allowed.expand(len(logits), -1, -1, -1), gate, steps)
     Q, L = logits.shape[-2:]
-    off = (torch.arange(Q).unsqueeze(1) + (L - Q if among_items else L) - torch.arange(L)).view(1,1,Q,L)
+    off = (torch.arange(Q).unsqueeze(1) + (L - Q if among_items else L) - torch.arange(L)).view(1, 1, Q, L)
     pairs = SimpleNamespace(offset=off, allowed=allowed)
     barrier = (allowed.view(torch.int8).to(torch.float32) - 1) * torch.finfo(torch.float32).max
     gates = torch.sigmoid(barrier - logits if sign < 0 else barrier + logits)
-    if steps is not None: gates = gates * towards_query(steps.unsqueeze(2), pairs, between)
+    if steps is not None:
+        gates = gates * towards_query(steps.unsqueeze(2), pairs, between)
     p = contextual_positions(gates, pairs, between)
     q = query * scale if gate is None else nn.functional.silu(nn.functional.linear(query, *gate))
     return logits + place_scores(q, table, p)
 
-def contextual_attention(query, key, value, table, allowed, gate=None, steps=None, *, sign, scale=1.0, product, dropout=None):
+
+def contextual_attention(
+    query, key, value, table, allowed, gate=None, steps=None, *, sign, scale=1.0, product, dropout=None
+):
     kept, factor = dropout or (None, 1.0)
     if query.shape[1] > 1 and _suits(query, key, value, table, *(gate or ())):
         rule = fused.Rule(sign, True, scale, factor=factor, product=product)
         return fused.attend(rule, query, key, value, table, allowed.expand(len(query), -1, -1, -1), gate, steps, kept)
     q, k, v = (x.transpose(1, 2).contiguous() for x in (query, key, value))
-    logits = contextual_bias(q * product @ k.transpose(-1, -2), q, table, allowed, gate, steps, sign=sign, scale=scale, among_items=True)
+    logits = contextual_bias(
+        q * product @ k.transpose(-1, -2), q, table, allowed, gate, steps, sign=sign, scale=scale, among_items=True
+    )
     barrier = (allowed.view(torch.int8).to(torch.float32) - 1) * torch.finfo(torch.float32).max
     w = (logits + barrier).softmax(-1)
-    if kept is not None: w = w * kept.to(w.dtype).mul_(factor)
+    if kept is not None:
+        w = w * kept.to(w.dtype).mul_(factor)
     return (w.to(v.dtype) @ v).transpose(1, 2)
+
 
 def contextual_positions(gates: Tensor, pairs: Pairs, between: bool) -> Tensor:
     """Sum gates over keys: p_ij = sum of g_ik for k from j to the newest allowed key (CAPE paper, equation 2).
@@ -143,5 +159,3 @@ class _Interpolation(torch.autograd.Function):
         table.scatter_add_(-1, low, grad - upper)
         table[..., 1:].scatter_add_(-1, low, upper)
         return table, grad * step, None
-
-
