@@ -29,7 +29,8 @@ from ctr_pe.draw.trial import AGES
 from ctr_pe.errors import UserError
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Pairs, Places
+from ctr_pe.pe.vectors import Vectors
+from ctr_pe.positions import Pairs, Where
 from ctr_pe.training import Run, train
 
 LONGEST = 12
@@ -97,7 +98,7 @@ def test_every_encoding_is_drawn_and_watching_changes_nothing(root: Path, pe: st
 class Recency(PositionEncoding):
     """Nobody has heard of it."""
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         return logits + 3.0 / (1 + pairs.offset)
 
 
@@ -179,12 +180,12 @@ def test_contextual_positions_are_sums_of_gates(root: Path, pe: str, sign: int) 
     score.register_forward_hook(lambda _, __, out: logits.append(out))
     deeds = measure(built, batch, LONGEST)[0].deeds[0]
     assert deeds is not None
-    assert deeds.places is not None
+    assert deeds.positions is not None
     count = int((batch["item_history"][0] != 0).sum())
     gates = torch.sigmoid(sign * logits[0][:count])  # packed, the oldest item first
     expected = gates.flip(0).cumsum(0)[:LONGEST]
-    torch.testing.assert_close(deeds.places[0, 0, 1 : 1 + len(expected)], expected, rtol=1e-4, atol=1e-4)
-    assert deeds.places[0, 0, 1 + count :].isnan().all()
+    torch.testing.assert_close(deeds.positions[0, 0, 1 : 1 + len(expected)], expected, rtol=1e-4, atol=1e-4)
+    assert deeds.positions[0, 0, 1 + count :].isnan().all()
 
 
 @pytest.mark.parametrize("model", ["DIN", "SASRec"])
@@ -200,7 +201,7 @@ def test_a_rotation_is_found_by_distance(root: Path, model: str) -> None:
 @pytest.mark.parametrize("options", [{}, {"rope_layout": "interleaved"}])
 def test_phases_are_those_of_coordinates_that_turn_together(options: dict[str, str]) -> None:
     pe, x = build_pe("rope", 8, 10, **options), torch.randn(1, 8)
-    here, there = Places(torch.zeros(1, dtype=torch.int64)), Places(torch.tensor([3]))
+    here, there = Where(torch.zeros(1, dtype=torch.int64)), Where(torch.tensor([3]))
     before, after = planes(pe, x), planes(pe, pe.rotate(x, x, here, there)[1])
     by = torch.atan2(after[1], after[0]) - torch.atan2(before[1], before[0])
     expected = -3 * 10000.0 ** (-2 * torch.arange(4) / 8)

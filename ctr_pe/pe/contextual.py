@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-import torch
 from torch import Tensor, nn
 
-from ctr_pe.ops.contextual import contextual_bias, contextual_positions, towards_query
+from ctr_pe.ops.contextual import contextual_bias
+from ctr_pe.ops.contextual.reference import contextual_positions, open_gates, towards_query, widen
 from ctr_pe.pe.base import Contextual, PositionEncoding, PositionLinear
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Pairs
@@ -64,12 +64,10 @@ class ContextualEncoding(PositionEncoding):
 
     def fractional_positions(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """logits -> p (B, H, Q, L), which ``ctr-pe draw`` shows."""
-        logits = widen(logits)
-        gates = torch.sigmoid(pairs.barrier + self.sign * logits)
-        steps = self.steps(pairs)
+        gates, steps = open_gates(widen(logits), pairs.allowed, self.sign), self.steps(pairs)
         if steps is not None:
-            gates = gates * towards_query(steps.unsqueeze(2), pairs, self.between)
-        return contextual_positions(gates, pairs, self.between)
+            gates = gates * towards_query(steps.unsqueeze(2), pairs.allowed, pairs.self_attention, self.between)
+        return contextual_positions(gates, self.between and pairs.self_attention)
 
     def operands(self, pairs: Pairs) -> Contextual:
         """What the operators of :mod:`ctr_pe.ops.contextual` take of this encoding."""
@@ -77,13 +75,11 @@ class ContextualEncoding(PositionEncoding):
         return Contextual(self.table, gate, self.steps(pairs), self.sign, self.scale)
 
 
-def widen(x: Tensor) -> Tensor:
-    """Position arithmetic needs float32: a sum of 100 gates is off by 0.15 positions in bfloat16."""
-    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
-
-
 def check_span(position_span: str) -> bool:
     """True for ``between``, False for ``end``; anything else is a ValueError."""
     if position_span not in ("end", "between"):
         raise ValueError(f"position_span must be 'end' or 'between', got {position_span!r}")
     return position_span == "between"
+
+
+__all__ = ["ContextualEncoding", "check_span", "widen"]

@@ -11,9 +11,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.ops.rotation import halves, in_halves, rotate_planes, rotate_rows
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
-from ctr_pe.pe.turning import halves, in_halves, turn, turned, turned_rows
 from ctr_pe.pe.vectors import Attended, TargetVectors
 from ctr_pe.positions import Positions, Where
 
@@ -173,11 +173,11 @@ class Euler(PositionEncoding):
         assert self.table is not None
         if self.psi is None:
             return items + nn.functional.embedding(rows, self.table)
-        return turned_rows(items, rows, self.table, self.psi, self.interleaved)
+        return rotate_rows(items, rows, self.table, self.psi, interleaved=self.interleaved)
 
     def _turned(self, vectors: Tensor, angle: Tensor) -> Tensor:
         """vectors (..., d) with phases scaled, and turned by angle (..., P)."""
-        moved = turned(self._merged(vectors), angle, self.interleaved, self.scale)
+        moved = rotate_planes(self._merged(vectors), angle, self.scale, interleaved=self.interleaved)
         if self._merges:
             moved = moved.squeeze(-3).view(*moved.shape[:-3], -1, self.num_heads, self.head_dim).transpose(-3, -2)
         return moved
@@ -242,7 +242,7 @@ def phase_contrast(phase: Tensor, kept: Tensor, real: Tensor, weight: Tensor) ->
         weight: w (P,), over the temperature.
     """
     one = torch.cat([torch.ones_like(weight), torch.zeros_like(weight)])
-    phasors = turn(one.expand(*phase.shape[:-1], -1), phase)  # cosines, then sines
+    phasors = rotate_planes(one.expand(*phase.shape[:-1], -1), phase)  # cosines, then sines
     masked = torch.lerp(one, phasors, torch.cat([kept, kept], -1).to(phase.dtype))
     logits = weight.repeat(2) * phasors @ masked.transpose(-1, -2)  # cos(a - b) = cos a cos b + sin a sin b
     logits = logits.masked_fill(~real.unsqueeze(1), torch.finfo(logits.dtype).min)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ctr_pe.ops.rotation import rotate_planes
 from ctr_pe.pe.base import About, PositionEncoding
-from ctr_pe.pe.turning import turned
 from ctr_pe.positions import Where
 
 
@@ -59,4 +59,4 @@ class RoPE(PositionEncoding):
 
     def _turn(self, vectors: Tensor, angle: Tensor) -> Tensor:
         """vectors (..., d) with their planes turned by angles (..., d/2)."""
-        return turned(vectors, angle, self.interleaved)
+        return rotate_planes(vectors, angle, interleaved=self.interleaved)

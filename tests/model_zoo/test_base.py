@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +16,11 @@ from models import PARAMS, SMALL, batch, feature_map
 from models import build as build_model
 from torch import Tensor, nn
 
+from ctr_pe import Chain, build_pe
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import DIN
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Pairs
+from ctr_pe.pe.vectors import Attended
 
 build = partial(build_model, "DIN")
 
@@ -35,6 +36,15 @@ class Rows:
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         return iter(self.batches)
+
+
+class Small(PositionEncoding):
+    """An encoding that is to be small, and is off by 2."""
+
+    loss_names = ("smallness",)
+
+    def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
+        return {"smallness": sum(0.0 * one.logits.sum() for one in attended) + torch.tensor(2.0)}
 
 
 class TestFieldGroups:
@@ -301,24 +311,19 @@ class TestTraining:
     def test_learning_rate_as_text(self, tmp_path: Path) -> None:
         assert build(tmp_path, learning_rate="1e-3").optimizer.param_groups[0]["lr"] == 0.001
 
-    @pytest.mark.parametrize("encoding", ["none", "rope+cape"])
-    def test_auxiliary_losses_reach_the_training_loss_once(self, encoding: str, tmp_path: Path) -> None:
-        model, rows = build(tmp_path, position_encoding=encoding), batch([3, 1])
+    @pytest.mark.parametrize("before", [[], ["rope", "cape"]])
+    def test_auxiliary_losses_reach_the_training_loss_once(self, before: list[str], tmp_path: Path) -> None:
+        model, rows = build(tmp_path), batch([3, 1])
+        sizes = (model.attentions[0].pe.dim, 6)
+        links = [*(build_pe(name, *sizes) for name in before), Small(*sizes)]
+        model.attentions[0].pe = Chain(links) if before else links[0]
         output, labels = model(rows), model.get_labels(rows)
-        plain, pe = model.add_loss(output, labels), model.attentions[0].pe
-        last = pe.encodings[-1] if encoding == "rope+cape" else pe
-        last.auxiliary_loss = lambda: torch.tensor(2.5)
-        assert torch.allclose(model.add_loss(output, labels), plain + 2.5)
+        assert output["losses"] == {"smallness": 2.0}
+        plain = model.add_loss({"y_pred": output["y_pred"]}, labels)
+        assert torch.allclose(model.add_loss(output, labels), plain + 2.0)
+        assert model(rows)["losses"] == {"smallness": 2.0}  # of this batch alone
 
     def test_auxiliary_losses_are_logged_apart(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        class Small(PositionEncoding):
-            auxiliary = "smallness"
-
-            def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-                if self.training:
-                    self.learn(0.0 * logits.sum() + 2.0)
-                return logits
-
         model = build(tmp_path)
         model.attentions[0].pe = Small(model.attentions[0].pe.dim, 6)
         with caplog.at_level(logging.INFO):

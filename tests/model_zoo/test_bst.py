@@ -25,11 +25,11 @@ def randomised(model: Any) -> Any:
 
 class TestConcatenatedPositions:
     def test_passes_the_battery(self) -> None:
-        check_pe(lambda dim, max_len, num_heads: ConcatenatedPositions(dim, max_len, num_heads, added_dim=4))
+        check_pe(lambda dim, max_len, num_heads: ConcatenatedPositions(dim, max_len, num_heads, position_dim=4))
 
     @pytest.mark.parametrize("width", [4, 5, 1])
     def test_starts_as_sines_and_cosines(self, width: int) -> None:
-        table = ConcatenatedPositions(8, 7, added_dim=width).table.double()
+        table = ConcatenatedPositions(8, 7, position_dim=width).table.double()
         distance = torch.arange(7).double()
         for column in range(width):
             angle = distance * 10000.0 ** (-(column // 2) * 2 / width)

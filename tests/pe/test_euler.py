@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from ctr_pe import Chain, PositionEncoding, Positions
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import MODELS
+from ctr_pe.ops.rotation import rotate_planes as turn
 from ctr_pe.pe import build_pe
 from ctr_pe.pe.euler import Euler, phase_contrast, phases
 from ctr_pe.pe.naive import Naive
 from ctr_pe.pe.rope import RoPE
-from ctr_pe.pe.turning import turn
 from ctr_pe.positions import Where
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention

@@ -84,13 +84,28 @@ def test_the_last_block_computes_the_target_alone() -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), [("pdm", {"pdm_contrast": 0.1}), ("euler", {"euler_contrast": 0.1})])
-def test_an_auxiliary_loss_sees_all_queries(name: str, options: dict[str, object]) -> None:
+def test_an_auxiliary_loss_sees_all_queries(
+    name: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     unit, (target, items, positions) = stack(name, **options).train(), rows(COUNTS)
     losses = []
     for alone in (True, False):
         for layer, block in enumerate(unit.blocks):
             block.attention.pe._seed = layer  # type: ignore[union-attr]
+        positions.losses.clear()
+        found: list[Tensor] = []
+        for block in unit.blocks:
+            pe = block.attention.pe  # type: ignore[union-attr]
+            monkeypatch.setattr(pe, "losses", lambda given, plain=type(pe).losses, pe=pe: noted(found, plain(pe, given)))
         unit.of_target(target, items, positions) if alone else unit(target, items, positions)
-        losses.append([block.attention.pe.auxiliary_loss().item() for block in unit.blocks])  # type: ignore[union-attr,operator]
+        assert len(found) == len(unit.blocks)
+        losses.append([loss.item() for loss in found])
+        (total,) = positions.losses.values()
+        assert total.item() == pytest.approx(sum(losses[-1]))
     assert losses[0] == pytest.approx(losses[1])
     assert min(losses[0]) > 0
+
+
+def noted(found: list[Tensor], losses: dict[str, Tensor]) -> dict[str, Tensor]:
+    found.extend(losses.values())
+    return losses

@@ -1,59 +1,59 @@
-/* logits + t' . e[p], p the sum of gates from the key to the newest one, and their softmax: contextual.py says it in
-   torch. With keys and values the whole attention: the logits are products, and what comes out is pooled.
+/* logits + t' . e[p], p the sum of gates from the key to the newest allowed one; ops/contextual/reference.py says it in
+   torch. With keys and values it is the whole attention: logits are their products with the queries, and what comes out
+   is pooled by the softmax.
 
-   All that is done for a few queries stays in the first cache. On the way back it is done again, so that nothing is
-   kept. Keys are taken a vector at a time, from the newest on, so that what does not fill one lies before the oldest.
-   Lines are taken from the last on, so that what is written before a line's oldest key is written again.
+   All that a few queries need stays in the L1 cache. The backward computes it again, so that nothing but the norms of the
+   softmax is kept. Keys are taken a vector at a time, from the newest on, so that a vector that is not full reaches
+   before the oldest key. Lines are taken from the last on, so that what is written there is overwritten by its line.
 
-   B rows, H heads, Q queries, L keys, D width of queries, P that of the table, T its rows that places can reach; a line
-   is one (b, h, q). Arrays are dense float32. */
+   B batch, H heads, Q queries, L keys, D width of queries, P that of the table, T its rows that positions can reach; a
+   line is the keys of one query, (b, h, q). Arrays are dense. */
 
 typedef struct {
     int64_t B, H, Q, L, D, P, T;
-    int64_t whole;          /* whether the newest gate counts in full, whatever its step */
-    int64_t softmax;        /* whether what comes out is the softmax over the allowed keys */
+    int64_t newest_whole;   /* whether the newest gate counts in full, whatever its step */
     float sign, scale;      /* gates are sigmoid(sign * logit) * steps; t' = SiLU(W t + b), or scale * t */
-    float factor;           /* of the shares that are kept */
-    float product;          /* logits are so many times query . key */
-    const float *logits;    /* (B, H, Q, L), or null */
-    const float *query;     /* t (B, H, Q, D); (B, Q, H, D) beside keys */
-    const float *keys;      /* (B, L, H, D) and values of the same shape, or null; only for the softmax */
+    float product;          /* of attention: logits are so many times query . key */
+    float factor;           /* of the attention weights that dropout keeps */
+    const float *logits;    /* (B, H, Q, L), or null for attention */
+    const float *query;     /* t (B, H, Q, D); (B, Q, H, D) for attention */
+    const float *keys;      /* (B, L, H, D) and values of the same shape for attention, or null */
     const float *values;
     const float *weight;    /* W (P, D) and b (P), or null: D is P then */
     const float *bias;
     const float *table;     /* (T, P) */
     const float *steps;     /* (B, H, L), or null for ones */
     const uint8_t *allowed; /* (B, 1, Q, L) */
-    const int16_t *kept;    /* (B, H, Q, L), 0 for shares that dropout leaves out, else 1; or null */
-    float *norms;           /* (B, H, Q, 2), of each softmax: what it takes from the logits, and the factor of exp */
-} Input;
+    const int16_t *kept;    /* of attention (B, H, Q, L), 0 for weights that dropout drops, else 1; or null */
+    float *norms;           /* of attention (B, H, Q, 2): the largest logit, and 1 over the sum of exponentials */
+} Contextual;
 
 typedef struct {
     float *logits, *query, *keys, *values;
     float *weight, *bias, *table, *steps; /* these are added to */
-} Gradients;
+} ContextualGradients;
 
-enum { LINES = 4, PARTS = 2 }; /* taken together; see `part` */
+enum { LINES = 4, PARTS = 2 }; /* lines computed together; see `part` */
 typedef float Pair __attribute__((vector_size(8)));
 
-typedef struct { /* what is known of a line */
+typedef struct { /* the scratch of a line */
     int64_t line, first, n; /* keys from the first that is allowed to the last */
-    float top;              /* the oldest one's place */
-    int64_t rows;           /* of the table, which places reach */
-    int64_t pad;            /* what lies before the first, so that vectors are aligned */
-    float *own, *place;     /* of each key: its gate without the step, its place */
-    float *weight, *grad;   /* its share, and the gradient of that */
-    float *score;           /* of each row, the last one twice, LANES more; then their gradients */
-    int32_t *row;           /* of each key, and its part in the gradients of this row's score and the next one's */
-    Pair *share;
-    Pair *part[PARTS];      /* sums of those parts, in turn, so that none waits for the one before */
-    float *room[4];         /* for the four that follow, LANES before the first and up(L); only beside keys */
-    float *logits, *result; /* of all keys, placed or not: what is there, what comes out or its gradient goes to */
-    const float *grads;     /* of the results */
-    float *kept;            /* shares that are pooled */
+    float top;              /* the position of the oldest one */
+    int64_t rows;           /* of the table, which positions reach */
+    int64_t pad;            /* floats before the first key, so that vectors are aligned */
+    float *gate, *position; /* of each key: its gate without the step, its position */
+    float *weight, *grad;   /* its attention weight, and the gradient of that */
+    float *score;           /* of each row of the table, the last one twice, LANES more; then their gradients */
+    int32_t *row;           /* of each key, and its parts of the gradients of this row's score and the next one's */
+    Pair *parts;
+    Pair *part[PARTS];      /* sums of those parts, alternating, so that no addition waits for the one before */
+    float *room[4];         /* for the four that follow, LANES before the first and up(L); only for attention */
+    float *logits, *result; /* of all keys: the input; the output, or where the gradient of the input goes */
+    const float *grads;     /* of the output */
+    float *kept;            /* attention weights that are pooled, after dropout */
 } Line;
 
-typedef struct { /* keys or values of a head: in rows (L, D) and columns (D, L), and sums of gradients (L, D) */
+typedef struct { /* keys or values of a head: as rows (L, D) and columns (D, L), and sums of gradients (L, D) */
     float *rows, *columns, *grads;
 } Items;
 
@@ -65,9 +65,9 @@ typedef struct {
     float *table, *scores;                 /* (T, P), and (P, T + 1) with the last row twice */
     float *of_weight, *of_bias, *of_table; /* sums */
     Items keys, values;                    /* the keys times `product` */
-    float *pooled, *of_product;            /* (LINES, D): what is pooled or its gradient, the query's from the products */
-    int64_t first, n;                      /* keys that any of the lines looks at, in whole vectors before those */
-    int64_t origin, next, ahead;           /* where vectors of line 0 would lie; to those of the next line, and head */
+    float *pooled, *of_product;            /* (LINES, D): the pooled values or their gradients; those of queries by products */
+    int64_t first, n;                      /* keys that any of the lines is allowed, from a whole vector on */
+    int64_t origin, next, ahead;           /* where the query of line 0 would lie; to that of the next line, and head */
 } Scratch;
 
 INLINE float *take(float **at, int64_t n) {
@@ -76,18 +76,18 @@ INLINE float *take(float **at, int64_t n) {
     return taken;
 }
 
-/* Lays out the scratch; returns its end. */
-INLINE float *lay_out(const Input *in, float *at, Scratch *s) {
+/* Assigns the scratch; returns its end. */
+INLINE float *assign(const Contextual *in, float *at, Scratch *s) {
     const int64_t L = in->L, D = in->D, P = in->P, T = in->T;
     const int64_t keys = up(L), rows = up(T + 1) + 2 * LANES, dim = up(D), width = up(P);
     for (int g = 0; g < LINES; g++) {
-        s->lines[g].own = take(&at, keys);
-        s->lines[g].place = take(&at, keys);
+        s->lines[g].gate = take(&at, keys);
+        s->lines[g].position = take(&at, keys);
         s->lines[g].weight = take(&at, keys);
         s->lines[g].grad = take(&at, keys);
         s->lines[g].score = take(&at, rows);
         s->lines[g].row = (int32_t *)take(&at, keys);
-        s->lines[g].share = (Pair *)take(&at, 2 * keys);
+        s->lines[g].parts = (Pair *)take(&at, 2 * keys);
         for (int k = 0; k < PARTS; k++)
             s->lines[g].part[k] = (Pair *)(take(&at, 2 * rows + LANES) + LANES); /* zeros before the first */
         for (int k = 0; in->keys && k < 4; k++) s->lines[g].room[k] = take(&at, keys + LANES) + LANES;
@@ -106,16 +106,16 @@ INLINE float *lay_out(const Input *in, float *at, Scratch *s) {
     return at;
 }
 
-static int64_t scratch_of(const Input *in) {
+static int64_t scratch_of(const Contextual *in) {
     Scratch s;
     float none;
-    return lay_out(in, &none, &s) - &none;
+    return assign(in, &none, &s) - &none;
 }
 
-INLINE Scratch prepare(const Input *in, float *at) {
+INLINE Scratch prepare(const Contextual *in, float *at) {
     const int64_t dim = up(in->D), width = up(in->P), rows = up(in->T + 1) + 2 * LANES;
     Scratch s;
-    memset(at, 0, sizeof(float) * (lay_out(in, at, &s) - at));
+    memset(at, 0, sizeof(float) * (assign(in, at, &s) - at));
     for (int64_t p = 0; p < in->P; p++) {
         for (int64_t t = 0; t <= in->T; t++) s.scores[p * rows + t] = in->table[(t < in->T ? t : t - 1) * in->P + p];
         for (int64_t d = 0; in->weight && d < in->D; d++)
@@ -126,7 +126,7 @@ INLINE Scratch prepare(const Input *in, float *at) {
     return s;
 }
 
-/* Of keys j and on. Those before the oldest hold anything; before `start` there is nothing to be read. */
+/* The vector of keys j and on. Before the oldest key it holds anything; memory before `start` must not be read. */
 INLINE Floats load_keys(const float *keys, int64_t j, const float *start) {
     float some[LANES] = {0};
     const float *at = keys + j;
@@ -134,7 +134,7 @@ INLINE Floats load_keys(const float *keys, int64_t j, const float *start) {
     return load(at);
 }
 
-/* Before `start` nothing must be written. */
+/* Memory before `start` must not be written. */
 INLINE void store_keys(float *keys, int64_t j, float *start, Floats x) {
     if (UNLIKELY(keys + j < start)) {
         float some[LANES];
@@ -145,9 +145,9 @@ INLINE void store_keys(float *keys, int64_t j, float *start, Floats x) {
     }
 }
 
-/* Asks for the same of lines to come, which has left the caches since it was used. There need be nothing. */
+/* Prefetches the same of the next lines, which has left the caches since it was used. The address need not be valid. */
 enum { READ, WRITE };
-#define soon(keys, L, how) \
+#define prefetch_next(keys, L, how) \
     __builtin_prefetch((const void *)((uintptr_t)(keys) - 4 * LINES * sizeof *(keys) * (L)), how)
 
 INLINE Ints are_keys(int64_t j) { return LANE + (int32_t)j >= 0; }
@@ -159,7 +159,7 @@ INLINE Ints are_allowed(const uint8_t *keys, int64_t j, const uint8_t *start) {
     return (of_bytes(at) != 0) & are_keys(j);
 }
 
-/* 1 where a share is kept, else 0. */
+/* 1 where dropout keeps a weight, else 0. */
 INLINE Floats are_kept(const int16_t *keys, int64_t j, const int16_t *start) {
     int16_t some[LANES] = {0};
     const int16_t *at = keys + j;
@@ -167,8 +167,8 @@ INLINE Floats are_kept(const int16_t *keys, int64_t j, const int16_t *start) {
     return __builtin_convertvector(of_shorts(at), Floats);
 }
 
-/* Scores of rows, and their steps to the next row. A gate is at most one, so that the rows of neighbours are few that
-   follow each other: two vectors hold their scores. */
+/* Scores of rows, and their differences to the next row. A gate is at most one, so that neighbouring keys reach rows
+   close to each other: two vectors hold their scores. */
 INLINE void look_up(const float *score, Ints row, Floats *value, Floats *slope) {
     Floats next;
 #ifdef SHUFFLE
@@ -193,8 +193,8 @@ INLINE void interleave(float *to, Floats x, Floats y) {
 #endif
 }
 
-/* out[g] = sum of factor[g][i] * row i, for each line g. */
-INLINE void combine(const float *factor, int64_t of_line, int64_t n, const float *row, int64_t stride, int64_t width,
+/* A product of matrices: out[g] = sum over i of factor[g][i] * row i, for each line g. */
+INLINE void multiply_rows(const float *factor, int64_t of_line, int64_t n, const float *row, int64_t stride, int64_t width,
                     float *out, int64_t out_line) {
     for (int64_t j = 0; j < width; j += LANES) {
         Floats sum[LINES] = {{0}};
@@ -206,8 +206,8 @@ INLINE void combine(const float *factor, int64_t of_line, int64_t n, const float
     }
 }
 
-/* Row i of out gets the sum of factor[g][i] * x[g] over lines g more. */
-INLINE void spread(const float *factor, int64_t of_line, int64_t n, const float *x, int64_t width, float *out) {
+/* Its gradient: to row i of out is added the sum over lines g of factor[g][i] * x[g]. */
+INLINE void add_outer(const float *factor, int64_t of_line, int64_t n, const float *x, int64_t width, float *out) {
     for (int64_t j = 0; j < width; j += LANES) {
         Floats own[LINES];
         for (int g = 0; g < LINES; g++) own[g] = load(x + g * width + j);
@@ -236,24 +236,24 @@ INLINE void trim(const uint8_t *bytes, int64_t n, Line *to) {
     to->first = first, to->n = n - first, to->pad = up(to->n) - to->n;
 }
 
-INLINE const float *steps_of(const Input *in, const Line *to) {
+INLINE const float *steps_of(const Contextual *in, const Line *to) {
     return in->steps ? in->steps + to->line / in->Q * in->L + to->first : 0;
 }
 
-INLINE const uint8_t *allowed_of(const Input *in, const Line *to) {
+INLINE const uint8_t *allowed_of(const Contextual *in, const Line *to) {
     return in->allowed + (to->line / (in->H * in->Q) * in->Q + to->line % in->Q) * in->L;
 }
 
-/* Where the first of a head's n vectors lies, beside keys. */
-INLINE int64_t head_at(const Input *in, int64_t head, int64_t n) {
+/* Of attention: where the first of a head's n vectors lies. */
+INLINE int64_t head_at(const Contextual *in, int64_t head, int64_t n) {
     return (head / in->H * n * in->H + head % in->H) * in->D;
 }
 
-/* Where the vectors of a line's query lie. */
+/* Where the vector of a line's query lies. */
 INLINE int64_t query_at(const Scratch *s, int64_t line) { return s->origin + line * s->next; }
 
-/* Lines of one head, beside keys. */
-INLINE void locate(const Input *in, int64_t from, Scratch *s) {
+/* Where the queries lie; those of one head for attention. */
+INLINE void locate(const Contextual *in, int64_t from, Scratch *s) {
     s->next = in->D, s->origin = s->ahead = 0;
     if (in->keys) {
         const int64_t head = from / in->Q, at = head_at(in, head, in->Q);
@@ -262,43 +262,44 @@ INLINE void locate(const Input *in, int64_t from, Scratch *s) {
     }
 }
 
-/* Gates and places of a line. */
-INLINE void walk(const Input *in, Line *to) {
+/* Gates and positions of a line. */
+INLINE void sum_gates(const Contextual *in, Line *to) {
     const float *logits = to->logits + to->first, *steps = steps_of(in, to);
     const uint8_t *allowed = allowed_of(in, to) + to->first;
     const float sign = in->sign, end = (float)(in->T - 1);
-    double sum = 0.0; /* to more than float's digits, because histories may be long */
+    double sum = 0.0; /* in float64, because histories may be long */
     for (int64_t j = to->n - LANES; j > -LANES; j -= LANES) {
         const Floats x = load_keys(logits, j, in->logits);
-        if (!in->keys) soon(logits + j, in->L, READ);
+        if (!in->keys) prefetch_next(logits + j, in->L, READ);
         Floats gate = where(are_allowed(allowed, j, in->allowed), sigmoid(sign * x), all(0.0f));
-        store(to->own + to->pad + j, gate);
+        store(to->gate + to->pad + j, gate);
         if (steps) {
             Floats step = load_keys(steps, j, in->steps);
-            if (in->whole && j == to->n - LANES) step[LANES - 1] = 1.0f;
-            gate = where(gate == 0.0f, gate, gate * step); /* what lies before the keys may be no number */
-            gate = where(gate < 0.0f, all(0.0f), gate); /* no place lies before the table */
+            if (in->newest_whole && j == to->n - LANES) step[LANES - 1] = 1.0f;
+            gate = where(gate == 0.0f, gate, gate * step); /* what lies before the keys may be NaN */
+            gate = where(gate < 0.0f, all(0.0f), gate); /* no position lies before the table */
         }
         gate = sums_from(gate);
-        const Floats place = (float)sum + gate;
-        store(to->place + to->pad + j, lesser(place, all(end)));
+        const Floats position = (float)sum + gate;
+        store(to->position + to->pad + j, lesser(position, all(end)));
         sum += gate[0];
     }
     to->top = (float)sum;
     to->rows = !to->n ? 0 : to->top < end ? (int64_t)to->top + 2 : in->T;
 }
 
-/* Factors of keys for several lines: those of the first, and how far from it the next one's are. */
+/* Numbers of keys for several lines: those of the first line, and the distance to the next one's. */
 #define lines_of(s, x) (s)->lines[0].x + (s)->first, (s)->lines[1].x - (s)->lines[0].x
 
-/* A number for each key that a line looks at: the products of vectors (LINES, D) with items. */
-INLINE void multiply(const Input *in, const float *vectors, const Items *items, const Scratch *s, float *out,
+/* A number for each key of a line: the products of vectors (LINES, D) with items. */
+INLINE void multiply_items(const Contextual *in, const float *vectors, const Items *items, const Scratch *s, float *out,
                      int64_t out_line) {
-    combine(vectors, up(in->D), in->D, items->columns + s->first, up(in->L), s->n, out, out_line);
+    multiply_rows(vectors, up(in->D), in->D, items->columns + s->first, up(in->L), s->n, out, out_line);
 }
 
-/* Walks lines, and scores their queries against the table. Those before the first are like lines without keys. */
-INLINE int64_t start(const Input *in, int64_t line, int64_t from, float *result, const float *grads, Scratch *s) {
+/* Sums the gates of lines, and scores their queries against the table; returns how many rows of it are reached. Lines
+   before the first count as lines without keys. */
+INLINE int64_t start(const Contextual *in, int64_t line, int64_t from, float *result, const float *grads, Scratch *s) {
     const int64_t dim = up(in->D), width = up(in->P), row = up(in->T + 1) + 2 * LANES;
     int64_t rows = 0, first = in->L, last = 0;
     for (int g = LINES - 1; g >= 0; g--) {
@@ -319,13 +320,13 @@ INLINE int64_t start(const Input *in, int64_t line, int64_t from, float *result,
         last = of->n && of->first + of->n > last ? of->first + of->n : last;
     }
     s->first = first / LANES * LANES, s->n = last > s->first ? last - s->first : 0;
-    if (in->keys) multiply(in, s->query, &s->keys, s, lines_of(s, logits));
+    if (in->keys) multiply_items(in, s->query, &s->keys, s, lines_of(s, logits));
     for (int g = LINES - 1; g >= 0; g--) {
-        if (s->lines[g].n) walk(in, s->lines + g);
+        if (s->lines[g].n) sum_gates(in, s->lines + g);
         rows = s->lines[g].rows > rows ? s->lines[g].rows : rows;
     }
     if (in->weight) {
-        combine(s->query, dim, in->D, s->columns, width, width, s->z, width);
+        multiply_rows(s->query, dim, in->D, s->columns, width, width, s->z, width);
         for (int g = 0; g < LINES; g++) {
             for (int64_t p = 0; p < width; p += LANES) {
                 const Floats z = load(s->z + g * width + p) + load(s->bias + p);
@@ -336,15 +337,15 @@ INLINE int64_t start(const Input *in, int64_t line, int64_t from, float *result,
     } else {
         for (int64_t p = 0; p < LINES * width; p += LANES) store(s->moved + p, in->scale * load(s->query + p));
     }
-    combine(s->moved, width, in->P, s->scores, row, up(rows + 1), s->lines[0].score,
+    multiply_rows(s->moved, width, in->P, s->scores, row, up(rows + 1), s->lines[0].score,
             s->lines[1].score - s->lines[0].score);
     return rows;
 }
 
-/* What lies outside of the keys of a line: as before, or no share. */
-INLINE void fill_rest(const Input *in, const float *from, float *to, const Line *of) {
+/* Outside of the keys of a line: the logits as they are, or for attention a weight of zero. */
+INLINE void fill_rest(const Contextual *in, const float *from, float *to, const Line *of) {
     const int64_t last = of->first + of->n;
-    if (in->softmax) {
+    if (in->keys) {
         clear(to, of->first);
         clear(to + last, in->L - last);
     } else {
@@ -353,27 +354,28 @@ INLINE void fill_rest(const Input *in, const float *from, float *to, const Line 
     }
 }
 
-/* Placed logits of a line, into the result, or for the softmax in place of the places; the largest of each lane. */
-INLINE Floats place_logits(const Input *in, const Line *of, float *start) {
+/* The logits of a line with the bias: into the result, or for attention in place of the positions; the largest of each
+   lane. */
+INLINE Floats biased_logits(const Contextual *in, const Line *of, float *start) {
     const float *logits = of->logits + of->first;
     float *result = of->result + of->first;
     Floats most = all(-INFINITY);
     for (int64_t j = of->n - LANES; j > -LANES; j -= LANES) {
-        const Floats place = load(of->place + of->pad + j);
-        const Ints row = __builtin_convertvector(place, Ints);
+        const Floats position = load(of->position + of->pad + j);
+        const Ints row = __builtin_convertvector(position, Ints);
         Floats value, slope;
         if (isnan(of->top)) {
             value = all(of->top);
         } else {
             look_up(of->score, row, &value, &slope);
-            value += (place - __builtin_convertvector(row, Floats)) * slope;
+            value += (position - __builtin_convertvector(row, Floats)) * slope;
         }
         value += load_keys(logits, j, in->logits);
-        if (!in->keys) soon(result + j, in->L, WRITE);
-        if (in->softmax) {
-            value = where(load(of->own + of->pad + j) == 0.0f, all(-INFINITY), value);
+        if (!in->keys) prefetch_next(result + j, in->L, WRITE);
+        if (in->keys) {
+            value = where(load(of->gate + of->pad + j) == 0.0f, all(-INFINITY), value);
             most = greater(value, most);
-            store(of->place + of->pad + j, value);
+            store(of->position + of->pad + j, value);
         } else {
             store_keys(result, j, start, value);
         }
@@ -381,20 +383,20 @@ INLINE Floats place_logits(const Input *in, const Line *of, float *start) {
     return most;
 }
 
-/* exp(x - top) of what stands where the places stood; their sum in each lane. */
+/* exp(x - top) of the biased logits, which stand in place of the positions; their sum in each lane. */
 INLINE Floats exponentials(const Line *of, float top) {
     Floats sum = {0};
     for (int64_t j = of->n - LANES; j > -LANES; j -= LANES) {
-        const Floats x = load(of->place + of->pad + j) - top;
-        const Floats share = where(x < -87.0f, all(0.0f), exponential(x));
-        sum += share;
-        store(of->place + of->pad + j, share);
+        const Floats x = load(of->position + of->pad + j) - top;
+        const Floats weight = where(x < -87.0f, all(0.0f), exponential(x));
+        sum += weight;
+        store(of->position + of->pad + j, weight);
     }
     return sum;
 }
 
-/* Items of a head, times a factor, in rows and in columns; either may be null. */
-INLINE void lay(const Input *in, const float *items, int64_t ahead, float factor, float *rows, float *columns) {
+/* Copies items of a head, times a factor, as rows and as columns; either may be null. */
+INLINE void copy_items(const Contextual *in, const float *items, int64_t ahead, float factor, float *rows, float *columns) {
     const int64_t dim = up(in->D), keys = up(in->L), next = in->H * in->D;
     for (int64_t j = 0; j < in->L; j += LANES) {
         for (int64_t d = 0; d < in->D; d += LANES) {
@@ -411,68 +413,66 @@ INLINE void lay(const Input *in, const float *items, int64_t ahead, float factor
     }
 }
 
-/* Several lines at a time, so that one need not wait for what another's numbers come to. */
-INLINE void forward_some(const Input *in, int64_t from, int64_t to, float *out, Scratch *s) {
+/* Several lines at a time, so that the processor need not wait for the results of one. */
+INLINE void forward_lines(const Contextual *in, int64_t from, int64_t to, float *out, Scratch *s) {
     float *begin = in->keys ? 0 : out + from * in->L;
     locate(in, from, s);
     for (int64_t line = to - LINES; line > from - LINES; line -= LINES) {
         start(in, line, from, out, 0, s);
         Floats found[LINES];
-        for (int g = LINES - 1; g >= 0; g--) found[g] = place_logits(in, s->lines + g, begin);
+        for (int g = LINES - 1; g >= 0; g--) found[g] = biased_logits(in, s->lines + g, begin);
         float top[LINES];
-        for (int g = 0; in->softmax && g < LINES; g++) top[g] = largest_of(found[g]);
-        for (int g = 0; in->softmax && g < LINES; g++) found[g] = exponentials(s->lines + g, top[g]);
-        for (int g = LINES - 1; in->softmax && g >= 0 && line + g >= from; g--) {
+        for (int g = 0; in->keys && g < LINES; g++) top[g] = largest_of(found[g]);
+        for (int g = 0; in->keys && g < LINES; g++) found[g] = exponentials(s->lines + g, top[g]);
+        for (int g = LINES - 1; in->keys && g >= 0 && line + g >= from; g--) {
             const Line *of = s->lines + g;
             float *norms = in->norms + 2 * (line + g);
             norms[0] = top[g], norms[1] = 1.0f / sum_of(found[g]);
             const int16_t *kept = in->kept ? in->kept + (line + g) * in->L + of->first : 0;
             for (int64_t j = of->n - LANES; j > -LANES; j -= LANES) {
-                Floats share = load(of->place + of->pad + j) * norms[1];
+                Floats weight = load(of->position + of->pad + j) * norms[1];
                 if (kept) {
-                    share *= in->factor * are_kept(kept, j, in->kept);
-                    soon(kept + j, in->L, READ);
+                    weight *= in->factor * are_kept(kept, j, in->kept);
+                    prefetch_next(kept + j, in->L, READ);
                 }
-                store_keys(of->result + of->first, j, begin, share);
+                store_keys(of->result + of->first, j, begin, weight);
             }
         }
         for (int g = LINES - 1; g >= 0 && line + g >= from; g--) {
             Line *of = s->lines + g;
             fill_rest(in, of->logits, of->result, of);
-            if (in->softmax && !in->keys && !of->n) /* nobody reads it; as torch */
-                for (int64_t j = 0; j < in->L; j++) of->result[j] = 1.0f / (float)in->L;
         }
         if (in->keys) {
             const int64_t dim = up(in->D);
-            combine(lines_of(s, result), s->n, s->values.rows + s->first * dim, dim, dim, s->pooled, dim);
+            multiply_rows(lines_of(s, result), s->n, s->values.rows + s->first * dim, dim, dim, s->pooled, dim);
             for (int g = line < from ? (int)(from - line) : 0; g < LINES; g++)
                 copy(s->pooled + g * dim, in->D, out + query_at(s, line + g));
         }
     }
 }
 
-static void forward_lines(const Input *in, int64_t from, int64_t to, float *out, float *scratch) {
+static void contextual_lines(const Contextual *in, int64_t from, int64_t to, float *out, float *scratch) {
     Scratch s = prepare(in, scratch);
     if (!in->keys) {
-        forward_some(in, from, to, out, &s);
+        forward_lines(in, from, to, out, &s);
         return;
     }
     for (int64_t head = to / in->Q - 1; head >= from / in->Q; head--) {
         const int64_t at = head_at(in, head, in->L), ahead = head ? head_at(in, head - 1, in->L) - at : 0;
-        lay(in, in->keys + at, ahead, in->product, 0, s.keys.columns);
-        lay(in, in->values + at, ahead, 1.0f, s.values.rows, 0);
-        forward_some(in, head * in->Q, (head + 1) * in->Q, out, &s);
+        copy_items(in, in->keys + at, ahead, in->product, 0, s.keys.columns);
+        copy_items(in, in->values + at, ahead, 1.0f, s.values.rows, 0);
+        forward_lines(in, head * in->Q, (head + 1) * in->Q, out, &s);
     }
 }
 
-/* Sums over keys: to the gradient of a row's score goes what is its own, and what of the row before is the next one's. */
-INLINE void to_rows(Line *of) {
+/* Sums the gradients of scores over keys, as parts: a row's own, and the next one's. */
+INLINE void scatter_parts(Line *of) {
     int64_t j = 0;
-    Pair *share = of->share + of->pad;
+    Pair *parts = of->parts + of->pad;
     const int32_t *row = of->row + of->pad;
     for (; j < of->n - 1; j += PARTS)
-        for (int k = 0; k < PARTS; k++) of->part[k][row[j + k]] += share[j + k];
-    if (j < of->n) of->part[0][row[j]] += share[j];
+        for (int k = 0; k < PARTS; k++) of->part[k][row[j + k]] += parts[j + k];
+    if (j < of->n) of->part[0][row[j]] += parts[j];
 }
 
 INLINE void add_parts(Line *of) {
@@ -492,76 +492,76 @@ INLINE void add_parts(Line *of) {
         for (int part = 0; part < PARTS; part++) store((float *)of->part[part] + 2 * k, all(0.0f));
 }
 
-/* Shares and their gradients before dropout; returns the mean of these, by those. */
-INLINE float to_shares(const Input *in, const float *start, Line *of) {
+/* Attention weights and their gradients before dropout; returns the sum of their products, which the backward of the
+   softmax takes off. */
+INLINE float weights_again(const Contextual *in, const float *start, Line *of) {
     const float *norms = in->norms + 2 * of->line, *logits = of->logits + of->first, *grads = of->grads + of->first;
     const int16_t *kept = in->kept ? in->kept + of->line * in->L + of->first : 0;
     Floats products = {0};
     for (int64_t j = of->n - LANES; j > -LANES; j -= LANES) {
         Floats value, slope;
-        const Floats place = load(of->place + of->pad + j);
-        const Ints row = __builtin_convertvector(place, Ints);
+        const Floats position = load(of->position + of->pad + j);
+        const Ints row = __builtin_convertvector(position, Ints);
         look_up(of->score, row, &value, &slope);
-        value += (place - __builtin_convertvector(row, Floats)) * slope + load_keys(logits, j, in->logits);
+        value += (position - __builtin_convertvector(row, Floats)) * slope + load_keys(logits, j, in->logits);
         value -= norms[0];
-        const Ints none = (load(of->own + of->pad + j) == 0.0f) | (value < -87.0f);
-        const Floats share = where(none, all(0.0f), exponential(value)) * norms[1];
+        const Ints none = (load(of->gate + of->pad + j) == 0.0f) | (value < -87.0f);
+        const Floats weight = where(none, all(0.0f), exponential(value)) * norms[1];
         Floats grad = load_keys(grads, j, start), factor = all(1.0f);
-        if (!in->keys) soon(grads + j, in->L, READ);
         if (kept) {
             factor = in->factor * are_kept(kept, j, in->kept);
             grad *= factor;
-            soon(kept + j, in->L, READ);
+            prefetch_next(kept + j, in->L, READ);
         }
-        if (in->keys) store(of->kept + of->first + j, share * factor);
+        store(of->kept + of->first + j, weight * factor);
         grad = where(are_keys(j), grad, all(0.0f));
-        store(of->weight + of->pad + j, share);
+        store(of->weight + of->pad + j, weight);
         store(of->grad + of->pad + j, grad);
-        products += share * grad;
+        products += weight * grad;
     }
     return sum_of(products);
 }
 
-/* From the gradients of a line's results to those of its logits, steps and scores. A gate is in the places of its key
+/* From the gradients of a line's output to those of its logits, steps and scores. A gate is in the positions of its key
    and of all older ones. */
-INLINE void to_gates(const Input *in, const float *start, const Gradients *out, float *out_start, Line *of) {
+INLINE void line_backward(const Contextual *in, const float *start, const ContextualGradients *out, float *out_start, Line *of) {
     const int64_t n = of->n;
     const float *steps = steps_of(in, of), *grads = of->grads + of->first;
     float *of_steps = steps ? out->steps + (steps - in->steps) : 0, *result = of->result + of->first;
-    const float mean = in->softmax ? to_shares(in, start, of) : 0.0f;
+    const float mean = in->keys ? weights_again(in, start, of) : 0.0f;
     double sum = 0.0;
     for (int64_t j = -of->pad; j < n; j += LANES) {
-        const Floats own = load(of->own + of->pad + j), place = load(of->place + of->pad + j);
-        if (!in->keys) soon(result + j, in->L, WRITE);
+        const Floats gate = load(of->gate + of->pad + j), position = load(of->position + of->pad + j);
+        if (!in->keys) prefetch_next(result + j, in->L, WRITE);
         Floats x;
-        if (in->softmax) {
+        if (in->keys) {
             x = load(of->weight + of->pad + j) * (load(of->grad + of->pad + j) - mean);
         } else {
-            soon(grads + j, in->L, READ);
+            prefetch_next(grads + j, in->L, READ);
             x = where(are_keys(j), load_keys(grads, j, start), all(0.0f));
         }
-        const Ints row = __builtin_convertvector(place, Ints);
-        const Floats upper = x * (place - __builtin_convertvector(row, Floats)), lower = x - upper;
+        const Ints row = __builtin_convertvector(position, Ints);
+        const Floats upper = x * (position - __builtin_convertvector(row, Floats)), lower = x - upper;
         Floats value, slope;
         memcpy(of->row + of->pad + j, &row, sizeof row);
-        interleave((float *)(of->share + of->pad + j), lower, upper);
+        interleave((float *)(of->parts + of->pad + j), lower, upper);
         look_up(of->score, row, &value, &slope);
         Floats of_gate = sums_to(x * slope);
         const double before = sum;
         sum += of_gate[LANES - 1];
         of_gate += (float)before;
         if (steps) {
-            Floats step = load_keys(steps, j, in->steps), of_step = of_gate * own;
-            if (in->whole && j == n - LANES) step[LANES - 1] = 1.0f, of_step[LANES - 1] = 0.0f;
+            Floats step = load_keys(steps, j, in->steps), of_step = of_gate * gate;
+            if (in->newest_whole && j == n - LANES) step[LANES - 1] = 1.0f, of_step[LANES - 1] = 0.0f;
             for (int v = j < 0 ? -j : 0; v < LANES; v++) of_steps[j + v] += of_step[v];
             of_gate *= step;
         }
-        store_keys(result, j, out_start, x + in->sign * of_gate * own * (1.0f - own));
+        store_keys(result, j, out_start, x + in->sign * of_gate * gate * (1.0f - gate));
     }
 }
 
-/* grads: of the results, or of what is pooled. */
-INLINE void backward_some(const Input *in, const float *grads, int64_t from, int64_t to, const Gradients *out,
+/* grads: of the output. */
+INLINE void backward_lines(const Contextual *in, const float *grads, int64_t from, int64_t to, const ContextualGradients *out,
                           Scratch *s) {
     const int64_t dim = up(in->D), width = up(in->P), of_score = s->lines[1].score - s->lines[0].score;
     float *begin = in->keys ? 0 : out->logits + from * in->L;
@@ -572,9 +572,9 @@ INLINE void backward_some(const Input *in, const float *grads, int64_t from, int
             copy(grads + query_at(s, line + g), in->D, s->pooled + g * dim);
             __builtin_prefetch(grads + query_at(s, line + g) + s->ahead);
         }
-        if (in->keys) multiply(in, s->pooled, &s->values, s, s->lines[0].room[2] + s->first,
+        if (in->keys) multiply_items(in, s->pooled, &s->values, s, s->lines[0].room[2] + s->first,
                               s->lines[1].room[2] - s->lines[0].room[2]);
-        float wrong[LINES] = {0};
+        float invalid[LINES] = {0};
         for (int g = LINES - 1; g >= 0; g--) {
             Line *of = s->lines + g;
             if (isnan(of->top)) {
@@ -582,38 +582,38 @@ INLINE void backward_some(const Input *in, const float *grads, int64_t from, int
                     of->result[j] = of->top;
                     if (in->keys) of->kept[j] = of->top;
                 }
-                wrong[g] = of->top;
+                invalid[g] = of->top;
                 of->rows = 0;
             } else if (of->n) {
-                to_gates(in, in->keys ? 0 : grads, out, begin, of);
+                line_backward(in, in->keys ? 0 : grads, out, begin, of);
             }
             if (in->keys || of->line >= from) fill_rest(in, of->grads, of->result, of);
             if (in->keys) fill_rest(in, 0, of->kept, of);
         }
         if (in->keys) {
-            combine(lines_of(s, result), s->n, s->keys.rows + s->first * dim, dim, dim, s->of_product, dim);
-            spread(lines_of(s, result), s->n, s->query, dim, s->keys.grads + s->first * dim);
-            spread(lines_of(s, kept), s->n, s->pooled, dim, s->values.grads + s->first * dim);
+            multiply_rows(lines_of(s, result), s->n, s->keys.rows + s->first * dim, dim, dim, s->of_product, dim);
+            add_outer(lines_of(s, result), s->n, s->query, dim, s->keys.grads + s->first * dim);
+            add_outer(lines_of(s, kept), s->n, s->pooled, dim, s->values.grads + s->first * dim);
         }
-        /* One after the other, so that nothing is read that was just written. */
+        /* In turn, so that nothing is read that was just written. */
         for (int g = 0; g < LINES; g++)
-            if (s->lines[g].rows) to_rows(s->lines + g);
+            if (s->lines[g].rows) scatter_parts(s->lines + g);
         for (int g = 0; g < LINES; g++) {
             add_parts(s->lines + g);
             memset(s->lines[g].score + s->lines[g].rows, 0, sizeof(float) * (rows - s->lines[g].rows));
         }
-        combine(s->lines[0].score, of_score, rows, s->table, width, width, s->of_moved, width);
-        spread(s->lines[0].score, of_score, rows, s->moved, width, s->of_table);
+        multiply_rows(s->lines[0].score, of_score, rows, s->table, width, width, s->of_moved, width);
+        add_outer(s->lines[0].score, of_score, rows, s->moved, width, s->of_table);
         if (in->weight) {
             for (int64_t p = 0; p < LINES * width; p += LANES) {
-                const Floats z = load(s->z + p), share = sigmoid(z);
-                store(s->of_moved + p, load(s->of_moved + p) * (share + z * share * (1.0f - share)));
+                const Floats z = load(s->z + p), p_z = sigmoid(z);
+                store(s->of_moved + p, load(s->of_moved + p) * (p_z + z * p_z * (1.0f - p_z)));
             }
             for (int64_t p = 0; p < width; p += LANES)
                 for (int g = 0; g < LINES; g++)
                     store(s->of_bias + p, load(s->of_bias + p) + load(s->of_moved + g * width + p));
-            spread(s->of_moved, width, in->P, s->query, dim, s->of_weight);
-            combine(s->of_moved, width, in->P, s->weight, dim, dim, s->of_query, dim);
+            add_outer(s->of_moved, width, in->P, s->query, dim, s->of_weight);
+            multiply_rows(s->of_moved, width, in->P, s->weight, dim, dim, s->of_query, dim);
         } else {
             for (int64_t p = 0; p < LINES * width; p += LANES) store(s->of_query + p, in->scale * load(s->of_moved + p));
         }
@@ -624,26 +624,26 @@ INLINE void backward_some(const Input *in, const float *grads, int64_t from, int
                 store(s->of_query + g * dim + d, of_query + load(s->of_product + g * dim + d));
             }
             copy(s->of_query + g * dim, in->D, query);
-            for (int64_t d = 0; isnan(wrong[g]) && d < in->D; d++) query[d] = wrong[g];
+            for (int64_t d = 0; isnan(invalid[g]) && d < in->D; d++) query[d] = invalid[g];
         }
     }
 }
 
-static void backward_lines(const Input *in, const float *grads, int64_t from, int64_t to, const Gradients *out,
+static void contextual_lines_back(const Contextual *in, const float *grads, int64_t from, int64_t to, const ContextualGradients *out,
                            float *scratch) {
     Scratch s = prepare(in, scratch);
     if (!in->keys) {
-        backward_some(in, grads, from, to, out, &s);
+        backward_lines(in, grads, from, to, out, &s);
         return;
     }
     const int64_t dim = up(in->D);
     for (int64_t head = to / in->Q - 1; head >= from / in->Q; head--) {
         const int64_t at = head_at(in, head, in->L), ahead = head ? head_at(in, head - 1, in->L) - at : 0;
-        lay(in, in->keys + at, ahead, in->product, s.keys.rows, s.keys.columns);
-        lay(in, in->values + at, ahead, 1.0f, s.values.rows, s.values.columns);
+        copy_items(in, in->keys + at, ahead, in->product, s.keys.rows, s.keys.columns);
+        copy_items(in, in->values + at, ahead, 1.0f, s.values.rows, s.values.columns);
         memset(s.keys.grads, 0, sizeof(float) * in->L * dim);
         memset(s.values.grads, 0, sizeof(float) * in->L * dim);
-        backward_some(in, grads, head * in->Q, (head + 1) * in->Q, out, &s);
+        backward_lines(in, grads, head * in->Q, (head + 1) * in->Q, out, &s);
         for (int64_t j = 0; j < in->L; j++) {
             float *key = s.keys.grads + j * dim;
             for (int64_t d = 0; d < dim; d += LANES) store(key + d, in->product * load(key + d));
@@ -653,10 +653,10 @@ static void backward_lines(const Input *in, const float *grads, int64_t from, in
     }
 }
 
-static void collect(const Input *in, float *scratch, const Gradients *out) {
+static void collect(const Contextual *in, float *scratch, const ContextualGradients *out) {
     const int64_t dim = up(in->D), width = up(in->P);
     Scratch s;
-    lay_out(in, scratch, &s);
+    assign(in, scratch, &s);
     for (int64_t t = 0; t < in->T; t++)
         for (int64_t p = 0; p < in->P; p++) out->table[t * in->P + p] += s.of_table[t * width + p];
     for (int64_t p = 0; in->weight && p < in->P; p++) {

@@ -1,10 +1,10 @@
-/* What dropout keeps: units/dropout.py says it in torch. Four numbers of 16 bits from each of 64, which is a hash of the
-   seed and its place (Steele et al. 2014, "Fast splittable pseudorandom number generators"). */
+/* Which entries dropout keeps: ops/dropout/reference.py says it in torch. Four numbers of 16 bits from each of 64, which
+   is a hash of the seed and its index (Steele et al. 2014, "Fast splittable pseudorandom number generators"). */
 
 typedef uint64_t Longs __attribute__((vector_size(4 * LANES)));
 typedef int16_t Shorts __attribute__((vector_size(4 * LANES)));
 
-/* Numbers 4 from, ..., 4 to - 1 of so many: 1 where they reach `least`, else 0. */
+/* Entries 4 from, ..., 4 to - 1 of so many: 1 where the number reaches `least`, else 0. */
 static void keep_numbers(uint64_t seed, int64_t from, int64_t to, int64_t count, int16_t least, int16_t *kept) {
     for (int64_t i = from; i < to; i += LANES / 2) {
         Longs x;

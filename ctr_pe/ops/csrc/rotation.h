@@ -1,54 +1,38 @@
-/* Planes of coordinates turned by angles, their phases scaled before: pe/turning.py says it in torch.
+/* Rotation of planes: pairs of coordinates, each a complex number. ops/rotation/reference.py says it in torch. Either
+   the phases are scaled before (EulerFormer), or rows of tables say what is added to a vector and how far it then turns.
 
-   A vector has P = width / 2 real parts, as many imaginary parts, and the coordinate left over from an odd width. Those
-   of the middle axis share their angles. */
-
-typedef struct {
-    int64_t n1, n2, n3, width;
-    const float *x;       /* (n1, n2, n3, width) */
-    const float *angle;   /* (n1, n3, P), or with an index (rows, P) */
-    const float *scale;   /* (P), or null for ones */
-    const float *added;   /* to the vectors, before they are turned: (rows, width), or null; with an index only */
-    const int64_t *index; /* (n1, n3) of rows, or null */
-} Turn;
+   A vector has P = width / 2 real parts, as many imaginary parts, and the coordinate left over from an odd width. */
 
 typedef struct {
-    float *x;                      /* (n1, n2, n3, width) */
-    float *angle, *scale, *added;  /* as given, and `padded` P for the scale; added to, or null */
-} Turned;
+    int64_t n1, n2, n3, width; /* vectors along the axis of n2 share their angles */
+    const float *x;            /* (n1, n2, n3, width) */
+    const float *angle;        /* (n1, n3, P), or with an index (rows, P) */
+    const float *scale;        /* (P), or null: phases stay as they are */
+    const float *added;        /* (rows, width), added before the rotation; or null */
+    const int64_t *index;      /* (n1, n3) of rows, or null */
+} Rotation;
 
-INLINE int64_t padded(int64_t planes) { return (planes + 15) / 16 * 16; }
+typedef struct {
+    float *x;                     /* (n1, n2, n3, width) */
+    float *angle, *scale, *added; /* as given, and `padded` P for the scale; added to; angle and added may be null */
+} RotationGradients;
 
-INLINE int64_t angle_of(const Turn *in, int64_t line, int64_t i) {
+/* The row of angles of a line's vector i. */
+INLINE int64_t angle_of(const Rotation *in, int64_t line, int64_t i) {
     const int64_t at = line / in->n2 * in->n3 + i;
     return in->index ? in->index[at] : at;
 }
 
-/* Where vectors that share their angles follow each other, sines and cosines are computed once: (2, n3, padded P). */
-INLINE void look_around(const Turn *in, int64_t line, int64_t from, float *waves) {
-    const int64_t P = in->width / 2, stride = padded(P);
-    if (in->scale || (line > from && line % in->n2)) return;
-    for (int64_t i = 0; i < in->n3; i++) {
-        const float *angle = in->angle + angle_of(in, line, i) * P;
-        for (int64_t p = 0; p < P; p += LANES) {
-            Floats sine, cosine;
-            sine_cosine(some(angle + p, P - p), &sine, &cosine);
-            store(waves + i * stride + p, sine);
-            store(waves + (in->n3 + i) * stride + p, cosine);
-        }
-    }
-}
-
-/* Planes from p on of a vector and what turns them. */
+/* Planes from p on of a vector and their angle. */
 typedef struct {
     Floats real, imaginary, phase, more, sine, cosine; /* more: the scale - 1 */
 } Planes;
 
-INLINE Planes planes(const Turn *in, int64_t line, int64_t i, int64_t p, const float *waves) {
+INLINE Planes planes(const Rotation *in, int64_t line, int64_t i, int64_t p) {
     const int64_t P = in->width / 2, n = P - p, row = angle_of(in, line, i);
     const float *x = in->x + (line * in->n3 + i) * in->width + p;
-    Planes of;
-    of.real = some(x, n), of.imaginary = some(x + P, n);
+    Floats angle = some(in->angle + row * P + p, n);
+    Planes of = {.real = some(x, n), .imaginary = some(x + P, n)};
     if (in->added) {
         of.real += some(in->added + row * in->width + p, n);
         of.imaginary += some(in->added + row * in->width + P + p, n);
@@ -56,23 +40,20 @@ INLINE Planes planes(const Turn *in, int64_t line, int64_t i, int64_t p, const f
     if (in->scale) {
         of.phase = phase_of(of.real, of.imaginary);
         of.more = some(in->scale + p, n) - 1.0f;
-        sine_cosine(some(in->angle + row * P + p, n) + of.more * of.phase, &of.sine, &of.cosine);
-    } else {
-        of.sine = load(waves + i * padded(P) + p);
-        of.cosine = load(waves + (in->n3 + i) * padded(P) + p);
+        angle += of.more * of.phase;
     }
+    sine_cosine(angle, &of.sine, &of.cosine);
     return of;
 }
 
-/* Lines from, ..., to - 1 of n1 n2, each of n3 vectors. */
-static void turn_lines(const Turn *in, int64_t from, int64_t to, float *y, float *waves) {
+/* A line is n3 vectors. */
+static void rotate_lines(const Rotation *in, int64_t from, int64_t to, float *y) {
     const int64_t P = in->width / 2;
     for (int64_t line = from; line < to; line++) {
-        look_around(in, line, from, waves);
         for (int64_t i = 0; i < in->n3; i++) {
             const int64_t at = (line * in->n3 + i) * in->width;
             for (int64_t p = 0; p < P; p += LANES) {
-                const Planes of = planes(in, line, i, p, waves);
+                const Planes of = planes(in, line, i, p);
                 put(y + at + p, P - p, of.real * of.cosine - of.imaginary * of.sine);
                 put(y + at + P + p, P - p, of.real * of.sine + of.imaginary * of.cosine);
             }
@@ -84,18 +65,16 @@ static void turn_lines(const Turn *in, int64_t from, int64_t to, float *y, float
     }
 }
 
-static void turn_lines_back(const Turn *in, const float *grads, int64_t from, int64_t to, const Turned *out,
-                            float *waves) {
+static void rotate_lines_back(const Rotation *in, const float *grads, int64_t from, int64_t to, const RotationGradients *out) {
     const int64_t P = in->width / 2;
     for (int64_t line = from; line < to; line++) {
-        look_around(in, line, from, waves);
         for (int64_t i = 0; i < in->n3; i++) {
             const int64_t at = (line * in->n3 + i) * in->width, row = angle_of(in, line, i);
             float *added = out->added ? out->added + row * in->width : 0;
             for (int64_t p = 0; p < P; p += LANES) {
-                const Planes of = planes(in, line, i, p, waves);
+                const Planes of = planes(in, line, i, p);
                 const Floats real = some(grads + at + p, P - p), imaginary = some(grads + at + P + p, P - p);
-                Floats of_real = real * of.cosine + imaginary * of.sine; /* turned back */
+                Floats of_real = real * of.cosine + imaginary * of.sine; /* rotated back */
                 Floats of_imaginary = imaginary * of.cosine - real * of.sine;
                 Floats around = of_imaginary * of.real - of_real * of.imaginary;
                 if (out->angle) add_some(out->angle + row * P + p, P - p, around);

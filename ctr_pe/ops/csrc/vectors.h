@@ -25,6 +25,9 @@ typedef double Doubles __attribute__((vector_size(8 * LANES)));
 
 INLINE int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
+/* Rounded up for vectors of any variant. */
+INLINE int64_t padded(int64_t n) { return (n + 15) / 16 * 16; }
+
 INLINE Floats load(const float *from) {
     Floats x;
     memcpy(&x, from, sizeof x);
@@ -162,8 +165,8 @@ INLINE Floats sigmoid(Floats x) {
     return inverse(1.0f + exponential(lesser(all(87.0f), greater(all(-87.0f), -x))));
 }
 
-/* Sine and cosine, of a quarter turn by polynomials: to 1e-7. Turns are taken off in float64, so that large angles stay
-   as they are. */
+/* Sine and cosine, by polynomials over a quarter turn: to 1e-7. Whole turns are taken off in float64, so that large
+   angles keep their digits. */
 INLINE void sine_cosine(Floats x, Floats *sine, Floats *cosine) {
     const Doubles wide = __builtin_convertvector(x, Doubles);
     const Doubles whole = (wide * 0.63661977236758134 + 6755399441055744.0) - 6755399441055744.0;
