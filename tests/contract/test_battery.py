@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.ops.contextual import interpolate
+from ctr_pe.ops.contextual.reference import interpolate
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pe.cape import CAPE

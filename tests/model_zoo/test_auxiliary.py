@@ -94,9 +94,7 @@ def test_padding_and_truncation_change_nothing(tmp_path: Path) -> None:
         losses = []
         for layout in ({}, {"slots": 11}, {"left": True, "slots": 9}):
             rows = batch(counts, **layout)  # type: ignore[arg-type]
-            losses.append(
-                loss_of(build(tmp_path, negatives).double()(with_negatives(rows) if negatives else rows))
-            )
+            losses.append(loss_of(build(tmp_path, negatives).double()(with_negatives(rows) if negatives else rows)))
         assert torch.allclose(torch.stack(losses), losses[0], atol=1e-12)
 
 

@@ -37,7 +37,7 @@ class TestConcatenatedPositions:
 
     def test_is_of_the_embedding_s_width_beside_every_item(self, tmp_path: Path) -> None:
         model = build("BST", tmp_path, position_encoding="native")
-        encoding = model.transformers[0].pe
+        encoding = model.transformers[0].encodings[0]
         assert tuple(encoding.table.shape) == (SLOTS + 1, 4)  # as FuxiCTR's: history and target
         assert model.transformers[0].dim == 12
         assert sum(isinstance(module, ConcatenatedPositions) for module in model.modules()) == 1

@@ -355,8 +355,8 @@ class TestTraining:
         losses = []
         for _ in range(2):
             module = self.module(unit, pdm_contrast=0.1, pdm_ratio=0.7)
-            for _ in range(2):
-                losses.append(loss_of(self.run(module, torch.ones(5, L, D).cumsum(1))).item())
+            items = torch.ones(5, L, D).cumsum(1)
+            losses += [loss_of(self.run(module, items)).item() for _ in range(2)]
         assert losses[:2] == losses[2:]
         assert losses[0] != losses[1]  # each batch has views of its own
 

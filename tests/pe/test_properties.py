@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe import Positions
-from ctr_pe.ops.contextual import contextual_positions, interpolate
+from ctr_pe.ops.contextual.reference import contextual_positions, interpolate
 from ctr_pe.pe import build_pe
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.cope import CoPE
@@ -184,11 +184,10 @@ class TestContextual:
         assert torch.allclose(steps, torch.sigmoid(-logits[:, :-1]))  # p_j - p_{j+1} = g_j, so p falls with j
 
     def test_swapping_neighbours_moves_only_the_newer_of_the_two(self) -> None:
-        pairs = full(1).target_pairs()
         gates = torch.rand(1, 1, 1, L, dtype=torch.float64)
-        p = contextual_positions(gates, pairs, False)[0, 0, 0]
+        p = contextual_positions(gates)[0, 0, 0]
         order = [0, 1, 3, 2, 4, 5]
-        swapped = contextual_positions(gates[..., order], pairs, False)[0, 0, 0]
+        swapped = contextual_positions(gates[..., order])[0, 0, 0]
         assert torch.allclose(swapped[[0, 1, 2, 4, 5]], p[[0, 1, 2, 4, 5]])
         assert (swapped[3] - p[3]).abs() > 1e-3
 
@@ -253,7 +252,7 @@ class TestContextual:
 
     def test_between_sums_towards_the_query_on_both_sides(self) -> None:
         gates = torch.rand(1, 1, 4, 4, dtype=torch.float64)
-        p = contextual_positions(gates, hooks.item_pairs(full(1, 4), False), True)[0, 0]
+        p = contextual_positions(gates, between=True)[0, 0]
         g = gates[0, 0]
         for i in range(4):
             for j in range(4):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -96,7 +98,7 @@ def test_an_auxiliary_loss_sees_all_queries(
         found: list[Tensor] = []
         for block in unit.blocks:
             pe = block.attention.pe  # type: ignore[union-attr]
-            monkeypatch.setattr(pe, "losses", lambda given, plain=type(pe).losses, pe=pe: noted(found, plain(pe, given)))
+            monkeypatch.setattr(pe, "losses", partial(noted, found, partial(type(pe).losses, pe)))
         unit.of_target(target, items, positions) if alone else unit(target, items, positions)
         assert len(found) == len(unit.blocks)
         losses.append([loss.item() for loss in found])
@@ -106,6 +108,7 @@ def test_an_auxiliary_loss_sees_all_queries(
     assert min(losses[0]) > 0
 
 
-def noted(found: list[Tensor], losses: dict[str, Tensor]) -> dict[str, Tensor]:
-    found.extend(losses.values())
-    return losses
+def noted(found: list[Tensor], losses: Callable[[Any], dict[str, Tensor]], attended: Any) -> dict[str, Tensor]:
+    given = losses(attended)
+    found.extend(given.values())
+    return given

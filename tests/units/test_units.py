@@ -168,7 +168,7 @@ def test_encoding_that_widens_items() -> None:
     unit = TargetAttention(11, "din", pe).double()
     interest, _ = unit(*pe.embed(batch.target, batch.history, positions), positions)
     assert interest.shape == (2, 11)
-    with pytest.raises(ValueError, match="needs an encoding with out_dim=8.*got out_dim=11"):
+    with pytest.raises(ValueError, match=r"needs an encoding with out_dim=8.*got out_dim=11"):
         TargetAttention(8, "din", pe)
 
 
@@ -194,7 +194,7 @@ def test_self_attention_equals_torch_s(causal: bool) -> None:
     ("build", "message"),
     [
         (lambda: TargetAttention(8, "dott"), "did you mean 'dot'"),
-        (lambda: TargetAttention(8, pe=build_pe("cape", 16, 5)), "needs an encoding with out_dim=8.*got out_dim=16"),
+        (lambda: TargetAttention(8, pe=build_pe("cape", 16, 5)), r"needs an encoding with out_dim=8.*got out_dim=16"),
         (lambda: TargetAttention(8, pe=build_pe("cape", 8, 5, num_heads=2)), "num_heads=1"),
         (lambda: SelfAttention(8, 3), "not divisible by num_heads=3"),
         (lambda: SelfAttention(8, 2, build_pe("cape", 8, 5)), "num_heads=2"),
