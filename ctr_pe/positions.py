@@ -83,7 +83,7 @@ class Pairs:
         key = (columns.start, columns.stop)
         return self.blocks.pad_once(key, lambda: items.embedding[:, columns])[self.index]
 
-    # Floats, because torch takes many times as long where a bool meets a float.
+    # Floats, because torch takes many times as long where it combines a bool with a float.
 
     @cached_property
     def admitted(self) -> Tensor:

@@ -244,7 +244,7 @@ def check_gradients(factory: Factory, unit: str) -> None:
         moved = [x + torch.tensordot(step, along, 1) for x, step, along in zip(leaves, steps, directions, strict=True)]
         history = torch.zeros_like(batch.history).index_put((batch.mask,), moved[1])
         values = dict(zip(parameters, moved[2:], strict=True))
-        values = {f"{place}.{name}": value for place in ("pe", "unit.pe") for name, value in values.items()}
+        values = {f"{prefix}.{name}": value for prefix in ("pe", "unit.pe") for name, value in values.items()}
         main, other = torch.func.functional_call(harness, values, (Batch(moved[0], history, batch.mask, batch.age),))
         outputs = torch.cat([main.flatten(), other[batch.mask].flatten()])
         return torch.randn(2, len(outputs), generator=draw.manual_seed(3), dtype=outputs.dtype) @ outputs

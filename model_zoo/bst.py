@@ -62,7 +62,7 @@ class BST(RankModel):
         net_dropout: rate after attention and feed-forward network, and in the tower.
         layer_norm, use_residual: of each block; norms come after the sums.
         seq_pooling_type: ``mean`` or ``sum`` over history and target, the state at the ``target``, or ``concat``: all
-            states, oldest first, each in the place that its distance from the target gives it.
+            states, oldest first, each in the slot of its distance from the target.
         use_causal_mask: each item sees itself and the items before it.
         use_position_emb: FuxiCTR's switch of its position vectors, which are ``position_encoding: native`` here. True
             or False without position_encoding means native or none.

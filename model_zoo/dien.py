@@ -20,7 +20,7 @@ class DIEN(NextItemModel):
     """Per field group a GRU makes an interest state of each item, target attention weighs the states, and a second GRU,
     whose steps the weights gate, ends in the interest; then the tower.
 
-    Encodings act on the weights: what an encoding does to pooled values has no place here. Keys are FuxiCTR's; those of
+    Encodings act on the attention weights alone, which are all that the second GRU takes. Keys are FuxiCTR's; those of
     every model are in :class:`~ctr_pe.model_zoo.base.RankModel`.
 
     Args:

@@ -22,9 +22,9 @@ from ctr_pe.units.dropout import Dropout
 
 
 class QueryPositions(PositionEncoding):
-    """DMIN's own: the query that meets item j is W [t; p_j] + c, with a vector p_j per distance.
+    """DMIN's own: the query of item j is W [t; p_j] + c, with a vector p_j per distance.
 
-    W acts on t and p_j apart: ``rotate`` turns the query into W_t t + c and puts W_p p_j beside the key, where
+    W acts on t and p_j apart: ``rotate`` makes the query W_t t + c and puts W_p p_j beside the key, where
     :class:`QueryScore` finds it.
 
     Args:

@@ -17,7 +17,7 @@ class TIN(RankModel):
     """interest = sum of a_j (h̃_j ⊙ t̃) with a = softmax over the history of t̃ · h̃_j / sqrt(D), then the tower.
 
     ``native`` is the paper's target-aware temporal encoding: h̃_j = h_j + P[D_j] and t̃ = t + P[0], a learned vector per
-    distance from the target, added to query, key and value, which is ``naive``. Other encodings take its place; the
+    distance from the target, added to query, key and value, which is ``naive``. Other encodings replace it; the
     product with the target stays, the paper's target-aware representation.
 
     The tower gets the other fields and this interest, as in the paper. The official code pools u = sum of a_j h̃_j

@@ -1,6 +1,6 @@
 """What encodings do inside a model: hooks watched on real requests, and tried on made-up items.
 
-B requests, H heads, d head dim, n items, K = longest + 1 offsets, C planes, A angles. An offset is how many places an
+B requests, H heads, d head dim, n items, K = longest + 1 offsets, C planes, A angles. An offset is how many items an
 item lies before the query, which is the newest of its sequence: the target, where the target takes part.
 """
 
@@ -27,7 +27,7 @@ ANGLES = 24
 
 
 @dataclass
-class Deeds:
+class Effects:
     """What one encoding (or link of a chain) does in one unit. None or empty: nothing of this kind.
 
     Tried, without items, over offsets (``first`` is the nearest): ``bias (H, n)`` added to logits, ``pooled (H, n)``
@@ -75,12 +75,12 @@ class Attention:
     weights: Tensor
     items: Tensor
     softmax: bool
-    deeds: list[Deeds | None] = field(default_factory=list)  # per link; None if it is that of a unit before
+    effects: list[Effects | None] = field(default_factory=list)  # per link; None if it is that of a unit before
 
 
 @torch.inference_mode()
 def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Attention]:
-    """Watch the units of a model on a batch, and try their encodings, up to ``longest`` places from the query."""
+    """Watch the units of a model on a batch, and try their encodings, up to ``longest`` items from the query."""
     model.eval()
     units = units_of(model)
     rows = len(next(iter(batch.values())))
@@ -101,7 +101,7 @@ def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Atten
         weights = last.weights if pools(model, unit, batch) else last.softmaxed
         seen = Attention(label, weights.mean(1), last.items, getattr(unit, "softmax", True))
         for link in watched[label]:
-            seen.deeds.append(None if link.pe in tried else _deeds(unit, link, longest))
+            seen.effects.append(None if link.pe in tried else _effects(unit, link, longest))
             tried.add(link.pe)
         found.append(seen)
     return found
@@ -206,26 +206,26 @@ def planes(pe: PositionEncoding, vectors: Tensor) -> tuple[Tensor, Tensor]:
     return vectors[..., :half], vectors[..., half : 2 * half]
 
 
-def _deeds(unit: Unit, watched: Watched, longest: int) -> Deeds:
+def _effects(unit: Unit, watched: Watched, longest: int) -> Effects:
     trial = Trial(unit, watched.pe, longest)
-    deeds = Deeds(watched.pe, first=int(not trial.own))
+    effects = Effects(watched.pe, first=int(not trial.own))
     if trial.overrides("embed"):
-        deeds.similar = trial.similar()
+        effects.similar = trial.similar()
     if trial.overrides("rotate"):
-        deeds.turned = trial.turned(trial.by_order)
-        deeds.turned_by_age = trial.turned(trial.by_age) if watched.about.needs_age else None
-        deeds.phases = watched.phases if len(watched.phases) else None
+        effects.turned = trial.turned(trial.by_order)
+        effects.turned_by_age = trial.turned(trial.by_age) if watched.about.needs_age else None
+        effects.phases = watched.phases if len(watched.phases) else None
     if trial.overrides("bias"):
-        deeds.upper = trial.matrix(trial.added)
-        deeds.bias = trial.of_newest(trial.added(trial.by_order))
-        deeds.bias_by_age = trial.of_newest(trial.added(trial.by_age)) if watched.about.needs_age else None
-        deeds.added = watched.added if trial.reads_items() else None
-        deeds.positions = watched.positions if not watched.positions.isnan().all() else None
+        effects.upper = trial.matrix(trial.added)
+        effects.bias = trial.of_newest(trial.added(trial.by_order))
+        effects.bias_by_age = trial.of_newest(trial.added(trial.by_age)) if watched.about.needs_age else None
+        effects.added = watched.added if trial.reads_items() else None
+        effects.positions = watched.positions if not watched.positions.isnan().all() else None
     if trial.overrides("mix"):
-        deeds.lower = trial.matrix(trial.mixed)
+        effects.lower = trial.matrix(trial.mixed)
         pooled = trial.of_newest(trial.mixed(trial.by_order))
-        deeds.pooled = None if deeds.lower is not None or flat(pooled) else pooled
-    return deeds
+        effects.pooled = None if effects.lower is not None or flat(pooled) else pooled
+    return effects
 
 
-__all__ = ["UNITS", "Attention", "Deeds", "all_units", "measure"]
+__all__ = ["UNITS", "Attention", "Effects", "all_units", "measure"]

@@ -1,4 +1,4 @@
-"""CAPE in which time makes the steps: items that follow each other quickly share a place (no paper; after CAPE).
+"""CAPE whose gates grow with the pause between items, so that a session counts as one item (no paper; after CAPE).
 
 B batch, L history slots, Q queries, H heads.
 """
@@ -19,7 +19,7 @@ class TimeCAPE(CAPE):
     """CAPE with gates g_ij (1 - exp(-Δ_j / τ_h)), Δ_j the seconds between item j and the next one towards the query.
 
     Items of one session are seconds or minutes apart and add next to nothing, a pause of days adds a whole gate: a
-    session counts as one place. In target attention the next item after the newest is the target, at age 0. Where no
+    session counts as one item. In target attention the next item after the newest is the target, at age 0. Where no
     item follows, as after the query itself under a causal mask, the gate counts in full. If all pauses are long
     against τ, this is CAPE exactly. An event that seems to follow the next one has Δ = 0.
 

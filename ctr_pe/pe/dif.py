@@ -33,7 +33,7 @@ class DIF(PositionEncoding):
     - The paper's item is its id alone. Here the item's own source and the values see the item as the model has it, with
       all its fields, and the attributes have scores of their own beside it.
     - In target attention attributes are scored by products too, also beside a DIN or bilinear score.
-    - ``concat`` and ``gate`` act on whole rows of scores. Forbidden scores are zero in them, and columns count places
+    - ``concat`` and ``gate`` act on whole rows of scores. Forbidden scores are zero in them, and columns count items
       from the query (from the newest item where attention is bidirectional), so neither sees the future or padding.
       They have ``max_len`` columns; keys further back are summed over the sources by ``concat``, weighted like the rest
       of their row by ``gate``.

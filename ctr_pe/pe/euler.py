@@ -27,10 +27,10 @@ CHOICES = {
 
 
 class Euler(PositionEncoding):
-    """Phases of queries and keys are scaled, shifted and turned by the position (equations 3 to 13).
+    """Phases of queries and keys are scaled, shifted and rotated by the position (equations 3 to 13).
 
-    Input: h'_j = (h_j + p[D_j]) turned by ψ[D_j], the target likewise with row 0, once for queries, keys and values
-    (equations 5, 6). Each layer: λ_q e^(i(δ θ_q + b)) for queries and λ_k e^(i δ θ_k) for keys, both turned by
+    Input: h'_j = (h_j + p[D_j]) rotated by ψ[D_j], the target likewise with row 0, once for queries, keys and values
+    (equations 5, 6). Each layer: λ_q e^(i(δ θ_q + b)) for queries and λ_k e^(i δ θ_k) for keys, both rotated by
     -distance · g with g_c = 10000^(-2c/d) (equations 7 to 12), so that a dot product is the sum over planes of
     λ_q λ_k cos(δ (θ_q - θ_k) + b + offset · g). The target lies at distance 0, so the same rule serves any score
     function (one-sided form). With δ = 1 and b = 0 it is RoPE. The last coordinate of an odd d stays as it is. Where δ
@@ -47,7 +47,7 @@ class Euler(PositionEncoding):
             ``none``, fixed at 1 and 0: the paper's "w/o adaptation function".
         euler_frequencies: g ``fixed``; ``learned`` from there (with euler_adaptation ``none``: "w learnable positional
             encoding"); or ``none``, no rotation by position: "w/o differential rotation".
-        euler_rotary_embedding: turn the input by ψ; False is "w/o rotary embedding".
+        euler_rotary_embedding: rotate the input by ψ; False is "w/o rotary embedding".
         euler_planes: pairs of coordinates and their g ``per_head``; or of the ``full`` item, before it is split into
             heads, as in the authors' code.
         euler_layout: ``half`` pairs coordinate c with c + d/2; ``interleaved``, as in their code, 2c with 2c + 1.
@@ -125,13 +125,13 @@ class Euler(PositionEncoding):
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         if self.table is None:
             return target, history
-        moved = self._placed(
+        moved = self._at_input(
             history, positions.like(history, positions.rank - 1 if self.from_oldest else positions.distance)
         )
         if history.dim() == 3:  # padding keeps what it holds
             moved = torch.where(positions.mask.unsqueeze(-1), moved, history)
         if target is not None:
-            target = self._placed(target, positions.count if self.from_oldest else positions.count.new_zeros(1))
+            target = self._at_input(target, positions.count if self.from_oldest else positions.count.new_zeros(1))
         return target, moved
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
@@ -141,7 +141,7 @@ class Euler(PositionEncoding):
         of_query = of_keys if query_at is keys_at else self._angle(query_at.distance, query)
         if self.shift is not None:
             of_query = of_query + self.shift
-        return self._turned(query, of_query), self._turned(keys, of_keys)
+        return self._rotated(query, of_query), self._rotated(keys, of_keys)
 
     def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
         if not self.contrast or not attended:
@@ -167,16 +167,16 @@ class Euler(PositionEncoding):
         above.table = above.psi = None  # they act once, at the input
         return above
 
-    def _placed(self, items: Tensor, index: Tensor) -> Tensor:
-        """items (..., D) with position added and their phases turned by ψ; index (...) of the rows."""
+    def _at_input(self, items: Tensor, index: Tensor) -> Tensor:
+        """items (..., D) with position added and their phases rotated by ψ; index (...) of the rows."""
         rows = index.clamp(0, self.max_len)
         assert self.table is not None
         if self.psi is None:
             return items + nn.functional.embedding(rows, self.table)
         return rotate_rows(items, rows, self.table, self.psi, interleaved=self.interleaved)
 
-    def _turned(self, vectors: Tensor, angle: Tensor) -> Tensor:
-        """vectors (..., d) with phases scaled, and turned by angle (..., P)."""
+    def _rotated(self, vectors: Tensor, angle: Tensor) -> Tensor:
+        """vectors (..., d) with phases scaled, and rotated by angle (..., P)."""
         moved = rotate_planes(self._merged(vectors), angle, self.scale, interleaved=self.interleaved)
         if self._merges:
             moved = moved.squeeze(-3).view(*moved.shape[:-3], -1, self.num_heads, self.head_dim).transpose(-3, -2)
@@ -215,7 +215,7 @@ class Euler(PositionEncoding):
         return phase_contrast(phase, kept, real, self.phase_weight / self.temperature)
 
     def _draw(self, shape: torch.Size) -> Tensor:
-        """Which phases stay, bool. From a generator of its own: the random stream of training stays where it is. On the
+        """Which phases stay, bool. From a generator of its own, so that other draws of training stay the same. On the
         CPU whatever the device, so that all draw the same."""
         self._seed += 1
         draw = torch.Generator().manual_seed(self._seed)

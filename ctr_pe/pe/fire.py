@@ -24,7 +24,7 @@ class FIRE(PositionEncoding):
     """Logits s_ij + f(ψ(i - j) / ψ(max(T, i)))_h with ψ(x) = log(c x + 1): the offset as a share of the query's index.
 
     i counts from the oldest item, which is 1; the target stands at n + 1. f is an MLP from 1 to 32 to H with ReLU. So a
-    history longer than any in training meets values that f knows. In bidirectional self-attention the offset is
+    history longer than any in training gives f values that it has seen. In bidirectional self-attention the offset is
     |i - j|, over the larger of the two indices.
 
     Parameters: ``rate``, c, and ``threshold``, T, before a softplus that keeps them positive; c is .1 and T a quarter

@@ -102,7 +102,7 @@ class Kernel(PositionEncoding):
             with torch.autocast(values.device.type, enabled=False):  # a (L V): the fewest products
                 moved = (self.matrix("L", values.shape[-2]) @ widen(values)).to(values.dtype)
             return weights, replace(vectors, value=moved)
-        # (a L) V. Weights that L moves onto padding meet values of zero.
+        # (a L) V. Weights that L moves onto padding multiply values of zero.
         return self._times("L", widen(weights), pairs), vectors
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:

@@ -30,17 +30,17 @@ class PDM(PositionEncoding):
 
     Contrastive loss (equation 6), with a weight above 0 and in training: two augmented views of each row go through the
     layer's attention without positions; z, all their hidden vectors one after the other (zero where there is no item),
-    meet in dot products: each view has its twin for a positive and the views of the batch's other rows for negatives.
+    are compared by dot products: a view's positive is the other view of its row, its negatives those of other rows.
     The loss is the mean over views, and layers add theirs up. Logits are those of the layer's softmax. In target
-    attention, where items have no hidden vectors, a_j v_j takes their place; the target is in z only where it is one of
+    attention, where items have no hidden vectors, a_j v_j is taken instead; the target is in z only where it is one of
     the sequence.
 
     Args:
         pdm_contrast: weight of the contrastive loss (paper: 0.1); 0 for none.
         pdm_augment: ``reorder`` shuffles consecutive items, ``crop`` drops them, ``mask`` drops items anywhere, whose
-            places stay empty.
+            slots stay empty.
         pdm_ratio: share of a row's items that it concerns, rounded down.
-        pdm_contrast_on: ``hidden``, all hidden vectors; ``last``, that of the newest place; ``norm``, all after add and
+        pdm_contrast_on: ``hidden``, all hidden vectors; ``last``, that of the newest slot; ``norm``, all after add and
             norm: layer norm, without weights, of hidden vector + value, which stands for the residual that an encoding
             does not see.
         pdm_temperature: divides the dot products.
@@ -138,7 +138,7 @@ class PDM(PositionEncoding):
         return [(x[:, -block.mask.shape[1] :], y[:, -block.mask.shape[1] :]) for block, x, y in parts]
 
     def _augmented(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """A view of each row: the item (its slot) in each place (R, W) int64, and which items are still there (R, W).
+        """A view of each row: the item (its slot) in each slot (R, W) int64, and which items are still there (R, W).
 
         Random numbers come from a generator of their own: the random stream of training stays where it is.
         """
@@ -161,12 +161,12 @@ class PDM(PositionEncoding):
 
     def _encode(self, logits: Tensor, values: Tensor, pairs: Pairs, order: Tensor, there: Tensor) -> Tensor:
         """Vectors (R, W, D) of each row's view, in its order; the newest alone (R, 1, D) for ``last``."""
-        place = order.argsort(1)  # of each item
-        allowed = pairs.allowed.gather(-1, place[:, None, None].expand_as(pairs.allowed)) & there[:, None, None]
+        slot = order.argsort(1)  # of each item, in the view
+        allowed = pairs.allowed.gather(-1, slot[:, None, None].expand_as(pairs.allowed)) & there[:, None, None]
         if not pairs.self_attention:
             hidden = _softmax(logits, replace(pairs, allowed=allowed)).transpose(-1, -2) * values
         else:  # items see what is before them in the new order, so none has to be moved
-            allowed = allowed.gather(-2, place[:, None, :, None].expand_as(allowed)) & there[:, None, :, None]
+            allowed = allowed.gather(-2, slot[:, None, :, None].expand_as(allowed)) & there[:, None, :, None]
             hidden = _softmax(logits, replace(pairs, allowed=allowed)) @ values
         if self.contrast_on == "norm":
             hidden = hidden + values
@@ -181,7 +181,7 @@ def contrast(views: Sequence[Views], temperature: float = 1.0) -> Tensor:
     """-log of the twin's share in exp(z · z' / temperature) among the other 2 M - 1 views (equation 6).
 
     Args:
-        views: groups of rows, each with two views (R, W, D): vectors in W places, the newest last. Groups may differ in
+        views: groups of rows, each with two views (R, W, D): vectors in W slots, the newest last. Groups may differ in
             W, what is missing is zero.
 
     Returns:
@@ -200,7 +200,7 @@ def contrast(views: Sequence[Views], temperature: float = 1.0) -> Tensor:
         flat.append(z.flip(1).flatten(1))  # the newest first
         twins.append(rows + torch.arange(len(z), device=z.device).roll(len(z) // 2))
         rows += len(z)
-    # Products with wider groups need the newest places alone.
+    # Products with wider groups need the newest slots alone.
     upper, done = [], 0
     for index, z in enumerate(flat):
         others = torch.cat([other[:, : z.shape[1]] for other in flat[index:]])

@@ -11,9 +11,9 @@ from ctr_pe.positions import Where
 
 
 class RoPE(PositionEncoding):
-    """Turns each pair of coordinates by -distance · base^(-2c/d), so that a dot product depends on offsets only.
+    """Rotates each pair of coordinates by -distance · base^(-2c/d), so that a dot product depends on offsets only.
 
-    The target lies at distance 0 and is not turned, so the same rule serves self-attention and any score function of
+    The target is at distance 0 and is not rotated, so the same rule serves self-attention and any score function of
     target attention (one-sided form). The last coordinate of an odd head dim stays as it is.
 
     Args:
@@ -26,7 +26,7 @@ class RoPE(PositionEncoding):
 
     about = About(
         paper="Su 2021",
-        equation="score(t, R(-D_j) h_j), R(m) turns plane c by m · base^(-2c/d)",
+        equation="score(t, R(-D_j) h_j), R(m) rotates plane c by m · base^(-2c/d)",
         cost="2 L d",
         extrapolates="yes",
     )
@@ -49,7 +49,7 @@ class RoPE(PositionEncoding):
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         of_keys = self._by_order(keys, keys_at, self.head_dim)
         of_query = of_keys if query_at is keys_at else self._by_order(query, query_at, self.head_dim)
-        return self._turn(query, of_query), self._turn(keys, of_keys)
+        return self._rotated(query, of_query), self._rotated(keys, of_keys)
 
     def _by_order(self, vectors: Tensor, at: Where, width: int) -> Tensor:
         """Angles (..., width / 2) of the planes of vectors that are ``width`` wide."""
@@ -57,6 +57,6 @@ class RoPE(PositionEncoding):
         plane = torch.arange(width // 2, device=vectors.device, dtype=torch.promote_types(vectors.dtype, torch.float32))
         return -at.distance.unsqueeze(-1) * self.base ** (plane * (-2.0 / max(width, 1)))
 
-    def _turn(self, vectors: Tensor, angle: Tensor) -> Tensor:
-        """vectors (..., d) with their planes turned by angles (..., d/2)."""
+    def _rotated(self, vectors: Tensor, angle: Tensor) -> Tensor:
+        """vectors (..., d) with their planes rotated by angles (..., d/2)."""
         return rotate_planes(vectors, angle, interleaved=self.interleaved)
