@@ -159,7 +159,7 @@ class TestContextual:
             nn.init.normal_(parameter)
         query, positions = vectors(2, D), full()
         gated = query
-        if isinstance(pe, CAPE):
+        if pe.gate is not None:
             gated = nn.functional.silu(pe.gate(query))
         table = pe.table
         opened = scored_bias(pe, torch.full((2, L), all_open).double(), query, positions.whole.from_target())
