@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.keys import own_position_switch
+from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units.transformer import Transformer
@@ -97,7 +98,7 @@ class BST(RankModel):
             )
         self.native_options = {"position_dim": self.embedding_dim}
         self.pool = POOLINGS[seq_pooling_type]
-        self.transformers = nn.ModuleList(
+        self.transformers = ModuleList(
             Transformer(
                 self.build_stack(group, stacked_transformer_layers, num_heads),
                 causal=use_causal_mask,

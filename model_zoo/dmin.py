@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ctr_pe.model_zoo.auxiliary import NextItemModel
 from ctr_pe.model_zoo.fields import Group
 from ctr_pe.model_zoo.keys import own_position_switch
+from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding, PositionLinear
 from ctr_pe.positions import Positions, Where
 from ctr_pe.units import DINScore, SelfAttention, TargetAttention
@@ -65,8 +66,9 @@ class AfterAttention(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
 
     def forward(self, attended: Tensor, items: Tensor) -> Tensor:
-        x = self.norm(items + self.dropout(attended))
-        return x + self.ffn(x)
+        x: Tensor = self.norm(items + self.dropout(attended))
+        summed: Tensor = x + self.ffn(x)
+        return summed
 
 
 class Interests(nn.Module):
@@ -90,20 +92,25 @@ class Interests(nn.Module):
         make_after: Callable[[], AfterAttention],
     ) -> None:
         super().__init__()
-        self.refiner, self.extractor, self.units = refiner, extractor, nn.ModuleList(units)
+        self.refiner, self.extractor, self.units = refiner, extractor, ModuleList(units)
         self.after_refiner = None if refiner is None else make_after()
-        self.after_heads = nn.ModuleList(make_after() for _ in units)
+        self.after_heads = ModuleList(make_after() for _ in units)
 
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """target (B, D), packed history (N, D) -> interests (B, H D), refined history (N, D)."""
+<<<<<<< HEAD
         target, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
         positions.embedded.update(unit.pe for unit in (self.extractor, *self.units))  # positions are in what they get
         if self.refiner is not None:
+=======
+        query, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
+        if self.refiner is not None and self.after_refiner is not None:
+>>>>>>> wt-types
             items = self.after_refiner(self.refiner(items, positions), items)
         heads, output, interests = self.extractor.heads(items, positions), self.extractor.output, []
         for index, columns in enumerate(output.weight.chunk(len(self.units), dim=1)):
             states = self.after_heads[index](nn.functional.linear(heads[:, index], columns, output.bias), items)
-            interest, _ = self.units[index](target, states, positions)
+            interest, _ = self.units[index](query, states, positions)
             interests.append(interest)
         return torch.cat(interests, dim=-1), items
 
@@ -155,7 +162,7 @@ class DMIN(NextItemModel):
         **kwargs: Any,
     ) -> None:
         own_position_switch("DMIN", "use_pos_emb", use_pos_emb, kwargs)
-        tower = {"net_dropout": net_dropout, "batch_norm": batch_norm, "bn_only_once": bn_only_once}
+        tower: dict[str, Any] = {"net_dropout": net_dropout, "batch_norm": batch_norm, "bn_only_once": bn_only_once}
         super().__init__(feature_map, model_id, dnn_activations=dnn_activations, **tower, **kwargs)
         self.native_options = {"position_dim": pos_emb_dim}
         self.enable_sum_pooling = enable_sum_pooling
@@ -178,8 +185,13 @@ class DMIN(NextItemModel):
             make_after = partial(AfterAttention, dim, net_dropout, layer_norm)
             return Interests(refiner, attention(second), [unit() for _ in range(num_heads)], make_after)
 
+<<<<<<< HEAD
         self.interests = nn.ModuleList(interests(group) for group in self.groups)
         dims = [unit.units[0].pe.out_dim for unit in self.interests]
+=======
+        self.interests = ModuleList(interests(group) for group in self.groups)
+        dims = [unit.units[0].pe.dim + unit.units[0].pe.added_dim for unit in self.interests]
+>>>>>>> wt-types
         self.build_next_item_losses(
             aux_loss_lambda,
             dims,
@@ -193,6 +205,7 @@ class DMIN(NextItemModel):
         self.build_tower(num_heads * dim + extra for dim, extra in zip(dims, pooled, strict=True))
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+        interests: Tensor
         interests, refined = self.interests[index](target, history, positions)
         self.learn_next_item(index, refined, history, positions)
         if not self.enable_sum_pooling:

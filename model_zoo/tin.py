@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.fields import Group
+from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units import TargetAttention
@@ -35,11 +36,17 @@ class TIN(RankModel):
             pe = self.build_encoding(group, group.dim)
             return TargetAttention(pe.out_dim, "dot", pe)
 
+<<<<<<< HEAD
         self.attentions = nn.ModuleList(attention(group) for group in self.groups)
         self.build_tower(unit.pe.out_dim for unit in self.attentions)
+=======
+        self.attentions = ModuleList(attention(group) for group in self.groups)
+        self.build_tower(unit.pe.dim + unit.pe.added_dim for unit in self.attentions)
+>>>>>>> wt-types
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         unit = self.attentions[index]
-        target, history = unit.pe.embed(target, history, positions)
-        pooled, _ = unit(target, history, positions)
-        return pooled * target  # the target is the same in every term of the sum
+        query, items = unit.pe.embed(target, history, positions)
+        assert query is not None
+        pooled: Tensor = unit(query, items, positions)[0]
+        return pooled * query  # the target is the same in every term of the sum

@@ -25,7 +25,7 @@ def _vectors(request: pytest.FixtureRequest) -> Iterator[None]:
 def _new_memory_is_no_number() -> Iterator[None]:
     """So that what the code should have written and did not shows."""
     torch.use_deterministic_algorithms(True)
-    assert torch.utils.deterministic.fill_uninitialized_memory
+    assert torch.utils.deterministic.fill_uninitialized_memory  # type: ignore[attr-defined]
     assert torch.empty(3).isnan().all()
     yield
     torch.use_deterministic_algorithms(False)

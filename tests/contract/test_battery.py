@@ -15,7 +15,7 @@ from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Pairs, Positions
-from ctr_pe.testing import CHECKS, UNITS, Factory, check_pe
+from ctr_pe.testing import CHECKS, UNITS, Factory, check_pe, checks, units_of
 
 NAMES = [*available_pes(), "rope+cape", "naive+cope"]
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
@@ -49,6 +49,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "rope+pdm+kernel": ("rope+pdm+kernel", {}),
 }
 CASES = {name: (name, {}) for name in NAMES} | VARIANTS
+PAIRS = [(unit, check) for check in CHECKS for unit in units_of(check)]
 
 
 def factory(case: str) -> Factory:
@@ -56,11 +57,30 @@ def factory(case: str) -> Factory:
     return lambda dim, max_len, heads: build_pe(name, dim, max_len, heads, **options)
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(("unit", "check"), PAIRS)
 @pytest.mark.parametrize("case", CASES)
 def test_contract(case: str, unit: str, check: str) -> None:
     CHECKS[check](factory(case), unit)
+
+
+class IsNoNumber(PositionEncoding):
+    """NaN, wherever one looks."""
+
+    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        return None if target is None else target * torch.nan, history * torch.nan
+
+
+@pytest.mark.parametrize(("unit", "check"), PAIRS)
+def test_no_check_ends_without_having_checked(unit: str, check: str) -> None:
+    with pytest.raises(AssertionError):
+        CHECKS[check](IsNoNumber, unit)
+
+
+def test_every_check_and_every_unit_is_asked_for() -> None:
+    asked = [(unit, check) for check, unit, _ in checks(IsNoNumber)]
+    assert asked == PAIRS
+    assert {check for _, check in PAIRS} == set(CHECKS)
+    assert {unit for unit, _ in PAIRS} == set(UNITS)
 
 
 class FutureHasGates(CAPE):

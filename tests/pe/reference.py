@@ -174,7 +174,7 @@ def self_attention(method: Method, layer: Any, items: Sequence[Tensor]) -> list[
         keys = [[project(layer.key, items[j], head) for j in seen] for head in range(heads)]
         for head, logits in enumerate(method.of_heads(i, queries, keys, n)):
             pooling = method.pooling(softmax(logits), i, n, head)
-            parts.append(sum(pooling[j] * project(layer.value, items[j], head) for j in seen))
+            parts.append(torch.stack([pooling[j] * project(layer.value, items[j], head) for j in seen]).sum(0))
         states.append(layer.output.weight @ torch.cat(parts) + layer.output.bias)
     return states
 
@@ -183,13 +183,15 @@ def dot(target: Tensor, key: Tensor) -> Tensor:
     return target @ key / math.sqrt(len(target))
 
 
-def bilinear(weight: Tensor) -> Score:
-    def score(target: Tensor, key: Tensor) -> Tensor:
-        product: Tensor = key @ score.project(target)
-        return product
+class Bilinear:
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
 
-    score.project = lambda target: weight @ target
-    return score
+    def project(self, target: Tensor) -> Tensor:
+        return self.weight @ target
+
+    def __call__(self, target: Tensor, key: Tensor) -> Tensor:
+        return key @ self.project(target)
 
 
 def din(mlp: Any) -> Score:

@@ -81,7 +81,7 @@ def test_target_attention(name: str, options: dict[str, Any], score: str) -> Non
     interest, weights = unit(*pe.embed(batch.target, batch.history, positions), positions)
     score_of = {
         "dot": lambda: reference.dot,
-        "bilinear": lambda: reference.bilinear(unit.score.weight),
+        "bilinear": lambda: reference.Bilinear(unit.score.weight),
         "din": lambda: reference.din(unit.score.mlp),
     }[score]()
     for b in range(len(COUNTS)):

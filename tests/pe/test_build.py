@@ -49,7 +49,8 @@ def test_options_of_other_encodings_are_left_aside() -> None:
 def test_chain_by_name() -> None:
     pe = build_pe("rope+cape", 8, 5, position_dim=3)
     assert isinstance(pe, Chain)
-    assert [type(link) for link in pe.encodings] == [RoPE, CAPE]
+    kinds: list[type] = [RoPE, CAPE]
+    assert [type(link) for link in pe.encodings] == kinds
     assert pe.loss_names == ()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import hooks
@@ -215,7 +215,7 @@ class TestAugmentation:
         assert not torch.equal(first[0][0], first[1][0])
 
 
-View = Callable[[list[int]], list[int | None]]
+View = Callable[[list[int]], Sequence[int | None]]
 VIEWS: dict[str, tuple[View, View]] = {  # the items in their new order; None where one is missing
     "reorder": (lambda items: items[::-1], lambda items: items[1:] + items[:1]),
     "mask": (

@@ -73,7 +73,8 @@ def test_shapes(depth: int, norm: str | None, counts: list[int]) -> None:
 
 def test_no_rows() -> None:
     unit, positions = stack("cape"), Positions.from_mask(torch.zeros(0, 4, dtype=torch.bool))
-    assert unit.of_target(*torch.zeros(2, 0, D, dtype=torch.float64), positions).shape == (0, D)
+    target, items = torch.zeros(2, 0, D, dtype=torch.float64)
+    assert unit.of_target(target, items, positions).shape == (0, D)
 
 
 def test_the_last_block_computes_the_target_alone() -> None:
