@@ -73,17 +73,10 @@ class DIEN(NextItemModel):
             return TargetAttention(pe.out_dim, scores[score](pe.out_dim), pe, use_attention_softmax)
 
         encodings = [self.build_encoding(group, group.dim) for group in self.groups]
-<<<<<<< HEAD
         widths = [pe.out_dim for pe in encodings]
-        self.extractors = nn.ModuleList(GRU(width, width) for width in widths)
-        self.attentions = nn.ModuleList(attention(pe) for pe in encodings)
-        self.evolutions = nn.ModuleList(AttentionGRU(width, width, gru_type) for width in widths)
-=======
-        widths = [pe.dim + pe.added_dim for pe in encodings]
         self.extractors = ModuleList(GRU(width, width) for width in widths)
         self.attentions = ModuleList(attention(pe) for pe in encodings)
         self.evolutions = ModuleList(AttentionGRU(width, width, gru_type) for width in widths)
->>>>>>> wt-types
         self.build_next_item_losses(aux_loss_alpha, widths, aux_hidden_units, aux_activation, dropout_rates=net_dropout)
         self.sum_pooling = enable_sum_pooling
         pooled = [2 * group.dim for group in self.groups] if enable_sum_pooling else []

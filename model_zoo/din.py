@@ -50,13 +50,8 @@ class DIN(RankModel):
             )
             return TargetAttention(pe.out_dim, score, pe, din_use_softmax)
 
-<<<<<<< HEAD
-        self.attentions = nn.ModuleList(attention(group) for group in self.groups)
-        self.build_tower([unit.pe.out_dim for unit in self.attentions])
-=======
         self.attentions = ModuleList(attention(group) for group in self.groups)
-        self.build_tower([unit.pe.dim + unit.pe.added_dim for unit in self.attentions])
->>>>>>> wt-types
+        self.build_tower([unit.pe.out_dim for unit in self.attentions])
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         unit = self.attentions[index]

@@ -98,14 +98,9 @@ class Interests(nn.Module):
 
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """target (B, D), packed history (N, D) -> interests (B, H D), refined history (N, D)."""
-<<<<<<< HEAD
-        target, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
-        positions.embedded.update(unit.pe for unit in (self.extractor, *self.units))  # positions are in what they get
-        if self.refiner is not None:
-=======
         query, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
+        positions.embedded.update(unit.pe for unit in (self.extractor, *self.units))  # positions are in what they get
         if self.refiner is not None and self.after_refiner is not None:
->>>>>>> wt-types
             items = self.after_refiner(self.refiner(items, positions), items)
         heads, output, interests = self.extractor.heads(items, positions), self.extractor.output, []
         for index, columns in enumerate(output.weight.chunk(len(self.units), dim=1)):
@@ -185,13 +180,8 @@ class DMIN(NextItemModel):
             make_after = partial(AfterAttention, dim, net_dropout, layer_norm)
             return Interests(refiner, attention(second), [unit() for _ in range(num_heads)], make_after)
 
-<<<<<<< HEAD
-        self.interests = nn.ModuleList(interests(group) for group in self.groups)
-        dims = [unit.units[0].pe.out_dim for unit in self.interests]
-=======
         self.interests = ModuleList(interests(group) for group in self.groups)
-        dims = [unit.units[0].pe.dim + unit.units[0].pe.added_dim for unit in self.interests]
->>>>>>> wt-types
+        dims = [unit.units[0].pe.out_dim for unit in self.interests]
         self.build_next_item_losses(
             aux_loss_lambda,
             dims,

@@ -36,13 +36,8 @@ class TIN(RankModel):
             pe = self.build_encoding(group, group.dim)
             return TargetAttention(pe.out_dim, "dot", pe)
 
-<<<<<<< HEAD
-        self.attentions = nn.ModuleList(attention(group) for group in self.groups)
-        self.build_tower(unit.pe.out_dim for unit in self.attentions)
-=======
         self.attentions = ModuleList(attention(group) for group in self.groups)
-        self.build_tower(unit.pe.dim + unit.pe.added_dim for unit in self.attentions)
->>>>>>> wt-types
+        self.build_tower(unit.pe.out_dim for unit in self.attentions)
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         unit = self.attentions[index]

@@ -88,7 +88,7 @@ def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Atten
     before = {label: unit.pe for label, unit in units.items()}
     try:
         for label, unit in units.items():
-            links = unit.pe.links if isinstance(unit.pe, Chain) else [unit.pe]
+            links = list(unit.pe.encodings) if isinstance(unit.pe, Chain) else [unit.pe]
             watched[label] = [Watched(link, rows, longest) for link in links]
             unit.pe = Chain(watched[label]) if len(links) > 1 else watched[label][0]
         model(batch)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ctr_pe.modules import ModuleList
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.positions import Pairs, Positions, Where
 
@@ -144,39 +145,34 @@ class Chain(PositionEncoding):
         if len(sizes) != 1:
             raise ValueError(f"a chain needs encodings of one (dim, max_len, num_heads), got {sorted(sizes)}")
         super().__init__(*sizes.pop())
-        self.encodings = nn.ModuleList(encodings)
+        self.encodings = ModuleList(encodings)
         self.out_dim = self.dim + sum(pe.out_dim - pe.dim for pe in encodings)
         self.about = About("–", "one after the other", "the sum", "–", any(pe.about.needs_age for pe in encodings))
         self.loss_names = tuple(name for pe in encodings for name in pe.loss_names)
 
-    @property
-    def links(self) -> list[PositionEncoding]:
-        """Its encodings, the first applied first."""
-        return [pe for pe in self.encodings if isinstance(pe, PositionEncoding)]
-
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
-        for pe in self.links:
+        for pe in self.encodings:
             target, history = pe.embed(target, history, positions)
         return target, history
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
-        for pe in self.links:
+        for pe in self.encodings:
             query, keys = pe.rotate(query, keys, query_at, keys_at)
         return query, keys
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
-        for pe in self.links:
+        for pe in self.encodings:
             logits = pe.bias(logits, vectors, pairs)
         return logits
 
     def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
-        for pe in self.links:
+        for pe in self.encodings:
             weights, vectors = pe.mix(weights, vectors, pairs)
         return weights, vectors
 
     def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}
-        for pe in self.links:
+        for pe in self.encodings:
             for name, loss in pe.losses(attended).items():
                 found[name] = found[name] + loss if name in found else loss
         return found
@@ -184,7 +180,8 @@ class Chain(PositionEncoding):
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()
         assert isinstance(above, Chain)
-        return Chain([pe.next_layer(partial(_same, new)) for pe, new in zip(self.links, above.links, strict=True)])
+        pairs = zip(self.encodings, above.encodings, strict=True)
+        return Chain([pe.next_layer(partial(_same, new)) for pe, new in pairs])
 
 
 def embed_once(

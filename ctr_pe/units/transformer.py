@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units.activations import make_activation
@@ -96,13 +97,13 @@ class Transformer(nn.Module):
             raise ValueError("a transformer needs at least one block")
         self.dim = encodings[0].out_dim
         self.dropout = Dropout(input_dropout)
-        self.blocks = nn.ModuleList(TransformerBlock(self.dim, pe.num_heads, pe, **block) for pe in encodings)
+        self.blocks = ModuleList(TransformerBlock(self.dim, pe.num_heads, pe, **block) for pe in encodings)
         self.layer_norm = nn.LayerNorm(self.dim) if block.get("norm") == "pre" else nn.Identity()
 
     @property
     def encodings(self) -> list[PositionEncoding]:
         """Of the blocks, the lowest first."""
-        return [block.attention.pe for block in self.blocks if isinstance(block, TransformerBlock)]
+        return [block.attention.pe for block in self.blocks]
 
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         """target (B, D), packed history (N, D) -> packed states (M, D) of [history; target], their positions."""
@@ -118,7 +119,6 @@ class Transformer(nn.Module):
         """
         states, whole = self._embedded(target, history, positions)
         *lower, last = self.blocks
-        assert isinstance(last, TransformerBlock)
         for block in lower:
             states = block(states, whole)
         if self.training and last.attention.pe.loss_names:

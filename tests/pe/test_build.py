@@ -57,7 +57,7 @@ def test_chain_by_name() -> None:
 def test_every_link_of_a_chain_sees_the_item_embeddings() -> None:
     pe = build_pe("dif+cape+dif", 8, 5, 2, field_dims=[4, 4])
     assert isinstance(pe, Chain)
-    first, _, last = pe.links
+    first, _, last = pe.encodings
     for link in (first, last):
         assert isinstance(link, DIF)
         nn.init.normal_(link.sources["1"].query.weight)  # type: ignore[union-attr]
