@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import MODELS
-from ctr_pe.model_zoo.lazy import RowwiseAdagrad
+from ctr_pe.training.lazy import RowwiseAdagrad
 
 NAMES = ["lazy_adam", "rowwise_adagrad"]
 
