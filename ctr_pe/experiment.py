@@ -162,7 +162,7 @@ def field_groups(params: Mapping[str, Any]) -> list[Group]:
         raise UserError(f"target_field and sequence_field: {error}") from None
 
 
-def run(params: Mapping[str, Any], gpu: int = -1) -> tuple[dict[str, float], dict[str, float]]:
+def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     """Train, and evaluate the best epoch: metrics on valid, and on test (empty if there are no test rows).
 
     The log goes to the terminal and to ``<model_root>/<dataset_id>/<model_id>.log``, beside the checkpoint. With the
@@ -181,7 +181,7 @@ def run(params: Mapping[str, Any], gpu: int = -1) -> tuple[dict[str, float], dic
     logging.info("Params: %s", json.dumps({key: str(value) for key, value in params.items()}, indent=4))
     source, pe = open_source(params), params.get("position_encoding", "none")
     seed = int(params.get("seed", 0))
-    outcome = train(Run(cls, source, pe, seed, params=params, gpu=gpu, threads=None))
+    outcome = train(Run(cls, source, pe, seed, params=params, gpu=params.get("gpu", -1), threads=None))
     for split, found in (("validation", dict(outcome.valid)), ("test", outcome.metrics)):
         logging.info("%s: %s", split, " - ".join(f"{name}: {value:.6f}" for name, value in found.items()))
     return dict(outcome.valid), outcome.metrics

@@ -19,14 +19,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--config", default=None, help="directory with model_config and dataset_config (default: "
                         "./config if there is one, else what is installed)")  # fmt: skip
     parser.add_argument("--expid", required=True, help="the experiment, a section of the model config")
-    parser.add_argument("--gpu", type=int, default=-1, help="GPU to train on, -1 for the CPU (default: -1)")
+    parser.add_argument("--gpu", type=int, help="GPU to train on, -1 for the CPU (default: the config's, or -1)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
                         help="a parameter that replaces the config's; may be given several times")  # fmt: skip
     args = parser.parse_args(argv)
     keep_memory()
     try:
         params = load_params(args.config, args.expid, parse_overrides(args.set))
-        valid, test = run(params, args.gpu)
+        valid, test = run(params if args.gpu is None else {**params, "gpu": args.gpu})
         command = " ".join(sys.argv if argv is None else ["run_expid.py", *argv])
         append_result(Path(args.config or "config"), command, params, valid, test)
     except UserError as error:

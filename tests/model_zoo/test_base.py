@@ -11,7 +11,7 @@ import pytest
 import torch
 from models import PARAMS, SMALL, batch, feature_map
 from models import build as build_model
-from torch import nn
+from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import DIN
@@ -68,6 +68,51 @@ class TestFieldGroups:
         assert before.shape == (3, 1)
         assert (first[0] - second[0]).abs() > 1e-6
         assert torch.allclose(first[1:], second[1:])
+
+    @pytest.mark.parametrize("params", [{}, {"max_len": 2}])
+    @pytest.mark.parametrize("second", [["item_history", "cate_history"], ["cate_history"]])
+    def test_groups_may_share_a_history(self, second: list[str], params: dict[str, Any], tmp_path: Path) -> None:
+        """Each group gets what it would get alone, though the second packs by another field's padding."""
+        targets = [field.replace("history", "id") for field in second]
+        groups = {
+            "target_field": [["item_id", "cate_id"], targets],
+            "sequence_field": [["item_history", "cate_history"], second],
+            "age_field": ["age_history", None],
+            "position_encoding": ["cape", "rope"],
+        }
+        rows = batch([3, 0, 6, 1])
+        rows["cate_history"][2, 1] = 0  # the item is known, its category is not
+        seen: list[list[Tensor]] = []
+        for one in (slice(None), slice(0, 1), slice(1, 2)):
+            given = {key: value[one] for key, value in groups.items()}
+            pooled = {"item_history": {"feature_encoder": "layers.MaskedSumPooling()"}} if one.start and len(second) == 1 else {}
+            model, found = build(tmp_path, pooled, **given, **params), []
+            for index, table in enumerate(model.embedding_layer.parameters()):
+                nn.init.normal_(table, generator=torch.Generator().manual_seed(index))
+            plain = model.interest
+
+            def interest(index: int, *inputs: Any, plain: Any = plain, found: list[Any] = found) -> Tensor:
+                *vectors, positions = inputs
+                found.append([*vectors, positions.mask, positions.distance, *positions.items.ids])
+                return plain(index, *inputs)
+
+            model.interest = interest
+            model.train()(rows)["y_pred"].sum().backward()
+            seen += found
+        for together, alone in zip(seen[:2], seen[2:], strict=True):
+            assert all(torch.equal(*pair) for pair in zip(together, alone, strict=True))
+
+    def test_a_subclass_knows_its_base_class_s_keys(self, tmp_path: Path) -> None:
+        class MyDIN(DIN):
+            pass
+
+        params = {key: value for key, value in PARAMS.items() if key not in ("target_field", "sequence_field")}
+        fields = {"din_target_field": [["cate_id"]], "mydin_target_field": [["item_id", "cate_id"]]}
+        histories = {"din_sequence_field": [["item_history", "cate_history"]]}
+        model = MyDIN(feature_map(tmp_path), model_root=str(tmp_path), **fields, **histories, **params)
+        assert model.groups[0].target == ("item_id", "cate_id")
+        with pytest.raises(UserError, match="MyDIN: key 'bst_target_field' is unknown"):
+            MyDIN(feature_map(tmp_path), model_root=str(tmp_path), bst_target_field=[["item_id"]], **params)
 
     def test_pretrained_vectors_are_projected(self, tmp_path: Path) -> None:
         """An item made of an id and a frozen vector of another width, as KuaiVideo's."""
@@ -172,6 +217,12 @@ class TestEncodings:
         model = Ordered(feature_map(tmp_path), position_encoding="native+cape", model_root=str(tmp_path), **PARAMS)
         assert [type(link).__name__ for link in model.attentions[0].pe.encodings] == ["Naive", "CAPE"]
 
+    def test_models_are_built_where_a_gpu_is_in_use(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        tables = [build(tmp_path, position_encoding="naive").attentions[0].pe.table for _ in range(2)]
+        assert torch.equal(*tables)
+
     def test_the_encoding_depends_on_the_seed(self, tmp_path: Path) -> None:
         tables = [build(tmp_path, position_encoding="naive", seed=seed).attentions[0].pe.table for seed in (1, 1, 2)]
         assert torch.equal(tables[0], tables[1])
@@ -246,6 +297,16 @@ class TestContextLength:
     def test_neither_can_be_anything_else(self, key: str, value: Any, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{key}: .* is not a positive whole number"):
             build(tmp_path, **{key: value})
+
+
+@pytest.mark.parametrize(("gpus", "gpu", "message"), [(0, 0, "gpu 0: there is no GPU here"), (2, 2, "gpu 2: there is none")])
+def test_a_gpu_that_is_not_there_is_refused(
+    gpus: int, gpu: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(UserError, match=message):
+        build(tmp_path, gpu=gpu)
 
 
 @pytest.mark.parametrize("encoding", ["time_bias", "time_rope", "cape_time", "time_bias+cape"])

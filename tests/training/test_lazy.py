@@ -95,6 +95,22 @@ def test_rowwise_adagrad_by_hand() -> None:
     assert torch.allclose(table.weight, want)
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_its_state_can_be_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    """Training goes on as if it had not stopped, moments and learning rates included."""
+    steps = [batch([3, 0, 6, 1], seed=seed) for seed in range(4)]
+    whole = build("DIN", tmp_path, table_optimizer=name, learning_rate=0.01)
+    trained(whole, steps[:2])
+    whole.lr_decay(0.5)
+    state = (copy.deepcopy(whole.state_dict()), copy.deepcopy(whole.optimizer.state_dict()))
+    resumed = build("DIN", tmp_path, table_optimizer=name, learning_rate=0.1)
+    resumed.load_state_dict(state[0])
+    resumed.optimizer.load_state_dict(state[1])
+    for model in (whole, resumed):
+        trained(model, steps[2:])
+    assert all(torch.equal(value, resumed.state_dict()[key]) for key, value in whole.state_dict().items())
+
+
 def test_the_learning_rate_is_lowered_for_both(tmp_path: Path) -> None:
     model = build("DIN", tmp_path, table_optimizer="rowwise_adagrad", learning_rate=0.01)
     assert [group["lr"] for group in model.optimizer.param_groups] == [0.01, 0.01]
