@@ -382,7 +382,7 @@ def _fetch(args: argparse.Namespace) -> int:
 
 
 def _tune(args: argparse.Namespace) -> int:
-    from ctr_pe.tune import main
+    from ctr_pe.commands.tune import main
 
     return main(args)
 

@@ -199,7 +199,7 @@ def _check_fit(cls: Any, params: dict[str, Any], root: Path) -> Iterator[str]:
         yield "monitor gAUC needs a group_id: the column whose rows are compared with each other"
     try:
         with torch.random.fork_rng(devices=[]):
-            cls(_feature_map(specs, params), **params)
+            cls(_feature_map(specs, params), **params | {"gpu": -1})
     except (UserError, ValueError) as error:
         yield str(error)
 

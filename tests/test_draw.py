@@ -286,7 +286,7 @@ def test_before_is_the_first_step_and_after_gives_the_stored_scores(root: Path, 
     for one in found:
         assert one.result is not None
         rows = BatchLoader(one.after.feature_map, dataset.split("test"), split="test")
-        np.testing.assert_allclose(one.after.outputs(rows)[1], store.scores(one.result.key), atol=1e-6)
+        np.testing.assert_allclose(one.after.predict(rows), store.scores(one.result.key), atol=1e-6)
     assert not found[1].before.attentions[0].pe.table.any()
     assert found[1].after.attentions[0].pe.table.any()
     backbones = [weights_of(one) for one in found]

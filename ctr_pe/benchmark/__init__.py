@@ -101,7 +101,10 @@ def _plan(args: argparse.Namespace) -> Plan:
     """What was asked for, checked as far as it can be without a data set."""
     from ctr_pe.benchmark.suite import Cell, cells, load_suite
     from ctr_pe.config import parse_overrides
+    from ctr_pe.model_zoo.keys import check_gpu
     from ctr_pe.training import PROTOCOLS, check_encoding, check_params
+
+    check_gpu(args.gpu)
 
     name = getattr(args, "suite", None)
     for option, least in {"repeats": 1, "threads": 1, "jobs": 1, "seed": 0}.items():
@@ -186,13 +189,14 @@ def _jobs(
 ) -> list[Job]:
     """The cell's runs, one per seed."""
     from ctr_pe.benchmark.runner import Job
-    from ctr_pe.benchmark.store import Key, hash_of
+    from ctr_pe.benchmark.store import Key, device_of, hash_of
     from ctr_pe.training import Run
 
     made, digest = [], hash_of(params)
     varied = " ".join(f"{key}={value}" for key, value in cell.varied)
     for seed in plan.seeds:
-        key = Key(cell.model, dataset.dataset_id, plan.protocol, digest, dataset.data_hash, cell.pe, seed)
+        hashes = (digest, dataset.data_hash)
+        key = Key(cell.model, dataset.dataset_id, plan.protocol, *hashes, cell.pe, seed, device_of(args.gpu))
         weights = store.weights(key) if getattr(args, "keep_weights", False) else None
         run = Run(cell.model, dataset.path, cell.pe, seed, plan.protocol, params, args.gpu, args.threads, weights)
         made.append(Job(run, key, varied))
@@ -230,7 +234,7 @@ def _write_tables(store: Store, jobs: Sequence[Job], plan: Plan, by_cell: Mappin
     tables = make_tables(store)
     files = {"table.md": as_markdown(tables), "table.csv": as_csv(tables)}
     if plan.suite is None:
-        asked = {tuple(str(part) for part in job.key[:5]) for job in jobs}
+        asked = {(*job.key[:5], job.key.device) for job in jobs}
         for table in tables:
             if table.identity in asked:
                 print(f"\n{as_text(table)}")

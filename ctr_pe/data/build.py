@@ -179,10 +179,10 @@ class _Columns:
             self.ids[feature] = ids[code].astype(np.min_scalar_type(known + 1))
             self.vocabs[feature] = feature_vocab(str(value) for value in values.gather(order))
             self.features[feature] = target_spec(known)
-        for group in self.groups:
+        for listed, group in zip(self.lists, self.groups, strict=True):
             for feature, name in zip(group.target, group.history, strict=True):
                 known = self.features[feature]["oov_idx"] - 1
-                self.features[name] = history_spec(feature, known, self.max_len)
+                self.features[name] = history_spec(feature, known, self.max_len, chosen=listed == "history")
         self.features |= {age: age_spec(self.max_len) for age in self.ages}
 
 

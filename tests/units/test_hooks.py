@@ -15,6 +15,7 @@ from ctr_pe import Chain, PositionEncoding, Positions, available_pes, build_pe
 from ctr_pe.model_zoo.bst import ConcatenatedPositions
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.vectors import Attended, TargetVectors
+from ctr_pe.positions import Items
 from ctr_pe.ragged import Block
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
@@ -212,7 +213,7 @@ class TestLosses:
         single: list[Tensor] = []
         for chosen in encodings:  # one layer's alone
             for pe in encodings:
-                pe.value = {True: 10.0 ** encodings.index(pe), False: 0.0}[pe is chosen]
+                pe.value = 10.0 ** encodings.index(pe) if pe is chosen else 0.0
             target, items, at = rows()
             getattr(stack, way)(target, items, at)
             single.append(at.losses["size"])
@@ -273,10 +274,10 @@ class TestLosses:
                 raise AssertionError("it has no loss_names")
 
         target, items, at = rows()
-        for pe in (Silent(D, L), Silent(D, L, HEADS)):
-            pe.loss_names = ()
-        TargetAttention(D, pe=pe if pe.num_heads == 1 else _nameless(Silent, 1)).double()(target, items, at)
-        SelfAttention(D, HEADS, _nameless(Silent, HEADS)).double()(items, rows()[2])
+        one, several = Silent(D, L), Silent(D, L, HEADS)
+        one.loss_names = several.loss_names = ()
+        TargetAttention(D, pe=one).double()(target, items, at)
+        SelfAttention(D, HEADS, several).double()(items, at)
         assert not at.losses
 
     @pytest.mark.parametrize("name", ["own", "pdm", "euler", "dif"])
@@ -346,15 +347,7 @@ class TestLosses:
         assert want is None or torch.allclose(at.losses["size"], want)
 
 
-def _nameless(kind: type[Lossy], heads: int) -> Lossy:
-    pe = kind(D, L, heads)
-    pe.loss_names = ()
-    return pe
-
-
 def carrying_ids(target: Tensor, items: Tensor, at: Positions) -> Positions:
-    from ctr_pe.positions import Items
-
     def with_ids(embedding: Tensor) -> Items:
         index = torch.arange(len(embedding))
         return Items(embedding, (index % 8 + 1, index % 3 + 1), torch.ones(len(embedding), dtype=torch.bool))

@@ -14,7 +14,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctr_pe import training
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic import generate
@@ -73,7 +72,7 @@ def test_kept_weights_are_those_of_the_metrics(run: Run, dataset: Dataset, tmp_p
     model = build_model(run, dataset, "unused")
     model.load_state_dict(torch.load(file, weights_only=True))
     rows = BatchLoader(model.feature_map, dataset.split("test"), split="test", batch_size=PARAMS["batch_size"])
-    assert np.array_equal(model.outputs(rows)[1].astype(np.float32), outcome.scores)
+    assert np.array_equal(model.predict(rows).astype(np.float32), outcome.scores)
 
 
 def test_weights_that_cannot_be_written_are_one_line(run: Run, tmp_path: Path) -> None:
@@ -95,7 +94,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                     seen.append(hashlib.blake2b(joined).hexdigest())
                 yield batch
 
-    monkeypatch.setattr(training, "BatchLoader", Recording)
+    monkeypatch.setattr("ctr_pe.training.source.BatchLoader", Recording)
     return seen
 
 
@@ -159,7 +158,7 @@ def test_paper_protocol_trains_on_train_and_valid_rows(
                     users.extend(batch["user_id"].tolist())
                 yield batch
 
-    monkeypatch.setattr(training, "BatchLoader", Recording)
+    monkeypatch.setattr("ctr_pe.training.source.BatchLoader", Recording)
     train(replace(run, protocol="paper", params=PARAMS | {"epochs": 1}))
     wanted = pl.concat([pl.read_parquet(dataset.split(name))["user_id"] for name in ("train", "valid")])
     assert sorted(users) == sorted(wanted.to_list())

@@ -86,6 +86,16 @@ class LazyTables(Optimizer):
         for optimizer in self.each:
             optimizer.step()
 
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """That of both optimisers."""
+        others, tables = (optimizer.state_dict() for optimizer in self.each)
+        return {"others": others, "tables": tables}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """Go on from :meth:`state_dict` of an optimiser for the same parameters."""
+        for optimizer, name in zip(self.each, ("others", "tables"), strict=True):
+            optimizer.load_state_dict(state_dict[name])
+
     @torch.no_grad()
     def clip(self, parameters: Iterable[Tensor], most: float) -> None:
         """Add the rows' regularisation to their gradients, then clip all gradients by their common norm, as

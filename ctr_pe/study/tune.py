@@ -1,4 +1,4 @@
-"""``ctr-pe tune``: hyper-parameters by Optuna, chosen on the validation rows; the best one's test metrics are reported.
+"""Search of hyper-parameters by Optuna, chosen on the validation rows; the best one's test metrics are reported.
 
 The study is a file, so a search that was stopped goes on where it was, and several processes may work on one.
 """
@@ -10,14 +10,13 @@ import json
 import math
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe.errors import UserError
 
 if TYPE_CHECKING:
-    import argparse
-
     import optuna
 
     from ctr_pe.data.dataset import Dataset
@@ -29,99 +28,119 @@ STUDY = "study.db"
 POSITION_DIMS, HEADS, DROPOUTS = [16, 32, 64], [1, 2, 4, 8], [0.0, 0.1, 0.2, 0.3]
 
 
-def main(args: argparse.Namespace, stand_in: Train | None = None) -> int:
-    """``ctr-pe tune``.
+@dataclass(frozen=True)
+class Search:
+    """What is searched with which model and data: ``params`` is fixed; ``space`` holds for each key a list of values,
+    or {low, high, log} of a number."""
+
+    model: str
+    pe: str
+    dataset: Dataset
+    params: Mapping[str, Any]
+    space: Mapping[str, Any]
+    seed: int = 0
+    threads: int = 1
+    gpu: int = -1
+
+
+def tune(search: Search, trials: int, out: Path, train: Train | None = None) -> int:
+    """Search until the study in ``out`` has ``trials`` trials; report the best there and on the terminal.
 
     Args:
-        args: model, pe, dataset, trials, out, space, set, seed, threads, gpu, data_root.
-        stand_in: used in place of ``ctr_pe.training.train``.
+        train: in place of ``ctr_pe.training.train``.
+
+    Returns:
+        Exit code: 0, or 130 after Ctrl-C.
 
     Raises:
-        UserError: Optuna is not installed, a value that nothing takes, or a study of another search in ``out``.
+        UserError: Optuna is not installed, or ``out`` has a study of another search.
     """
     try:
         import optuna
     except ImportError:
         raise UserError("ctr-pe tune needs Optuna: pip install 'ctr_pe[tune]'") from None
-    from ctr_pe.benchmark import find_dataset
-    from ctr_pe.training import train
+    from ctr_pe import training
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # what is to be said is said here
-    params = _params(args)
-    dataset = find_dataset(args.dataset, args.data_root, "heldout")
-    space = search_space(args, params, dataset)
-    out = Path(args.out or Path("results") / f"tune-{args.model}-{args.pe}-{dataset.dataset_id}")
-    study = _study(args, params, dataset, space, out)
-    objective = _Objective(args, params, dataset, space, stand_in or train)
-    _say(f"{args.model} with {args.pe} on {dataset.dataset_id}: {', '.join(space)}; study in {out}")
+    study = _study(search, out)
+    objective = _Objective(search, train or training.train)
+    _say(f"{search.model} with {search.pe} on {search.dataset.dataset_id}: {', '.join(search.space)}; study in {out}")
     if done := len(_finished(study)):
-        _say(f"{done} of {args.trials} trials are there already")
+        _say(f"{done} of {trials} trials are there already")
     try:
-        while len(_finished(study)) < args.trials:  # other processes may add to the same study
+        while len(_finished(study)) < trials:  # other processes may add to the same study
             study.optimize(objective, n_trials=1, callbacks=[lambda _, trial: _say(_line(trial))])
     except KeyboardInterrupt:
-        done = len(_finished(study))
-        _say(f"stopped: {done} of {args.trials} trials are stored; repeat the same command to go on")
+        _say(f"stopped: {len(_finished(study))} of {trials} trials are stored; repeat the same command to go on")
         return 130
-    _report(args, study, out)
+    _report(search, study, out)
     return 0
 
 
-def search_space(args: argparse.Namespace, params: Mapping[str, Any], dataset: Dataset) -> dict[str, Any]:
-    """What is searched: key -> list of values, or {low, high, log} of a number.
+def plan(
+    model: str,
+    pe: str,
+    dataset: str,
+    root: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    threads: int = 1,
+    gpu: int = -1,
+) -> Search:
+    """The search of a model's packaged configuration with ``overrides``.
 
-    ``position_dim`` if the encoding has one, heads and dropout rates if the model has them, as far as the model can be
-    built with them; ``--space`` adds, replaces, or with null removes.
+    Its space is ``position_dim`` if the encoding has one, heads and dropout rates if the model has them, as far as the
+    model can be built with them; ``given`` adds, replaces, or with None removes.
 
     Raises:
-        UserError: a value of ``--space`` that the model does not take.
+        UserError: a name or value that nothing takes, or nothing to search.
     """
-    from ctr_pe.config import parse_overrides
+    from ctr_pe.benchmark import OWN_KEYS, find_dataset
+    from ctr_pe.config import model_params
+    from ctr_pe.model_zoo.keys import check_gpu
+    from ctr_pe.training import check_encoding, check_params
+
+    overrides, given = overrides or {}, given or {}
+    for key in {**overrides, **given}:
+        if key in OWN_KEYS:
+            raise UserError(f"{key}: {OWN_KEYS[key]}")
+    check_encoding(pe)
+    check_gpu(gpu)
+    params = model_params(model, Path(dataset).name, overrides)
+    params = {key: value for key, value in params.items() if key not in OWN_KEYS}
+    check_params(model, {**params, **given})
+    search = Search(model, pe, find_dataset(dataset, root, "heldout"), params, {}, seed, threads, gpu)
+    return replace(search, space=_space(search, given))
+
+
+def _space(search: Search, given: Mapping[str, Any]) -> dict[str, Any]:
     from ctr_pe.training import model_class
 
-    cls = model_class(args.model)
+    cls = model_class(search.model)
     keys = {name for base in cls.__mro__ if "__init__" in vars(base) for name in inspect.signature(base).parameters}
     space: dict[str, Any] = {}
-    if "position_dim" in _encoding_options(args.pe, cls):
+    if "position_dim" in _encoding_options(search.pe, cls):
         space["position_dim"] = POSITION_DIMS
     if "num_heads" in keys:
-        fits = [heads for heads in HEADS if not _problems(args, params, dataset, {"num_heads": heads})]
+        fits = [heads for heads in HEADS if not _problems(search, {"num_heads": heads})]
         if len(fits) < len(HEADS):
-            _say(f"num_heads: only {', '.join(map(str, fits))} divide the items of {dataset.dataset_id}")
+            _say(f"num_heads: only {', '.join(map(str, fits))} divide the items of {search.dataset.dataset_id}")
         space["num_heads"] = fits
     space |= {key: DROPOUTS for key in sorted(keys) if key.endswith("dropout")}
-    given = parse_overrides(args.space)
     space = {key: value for key, value in {**space, **given}.items() if value is not None}
     for key in given.keys() & space.keys():
         values = space[key]
-        if isinstance(values, dict):
-            if not {"low", "high"} <= values.keys() <= {"low", "high", "log"}:
-                raise UserError(f"--space {key}: write a list of values, or {{low: 1e-4, high: 1e-2, log: true}}")
+        if isinstance(values, dict) and {"low", "high"} <= values.keys() <= {"low", "high", "log"}:
             values = [values["low"], values["high"]]
         elif not isinstance(values, list) or not values:
             raise UserError(f"--space {key}: write a list of values, or {{low: 1e-4, high: 1e-2, log: true}}")
         for value in values:
-            if found := _problems(args, params, dataset, {key: value}):
+            if found := _problems(search, {key: value}):
                 raise UserError(f"--space {key}: {found[0]}")
     if not space:
         raise UserError("nothing to search: name hyper-parameters with --space KEY=[values]")
     return space
-
-
-def _params(args: argparse.Namespace) -> dict[str, Any]:
-    from ctr_pe.benchmark import OWN_KEYS
-    from ctr_pe.config import model_params, parse_overrides
-    from ctr_pe.training import check_encoding, check_params
-
-    overrides = parse_overrides(args.set)
-    for key in {**overrides, **parse_overrides(args.space)}:
-        if key in OWN_KEYS:
-            raise UserError(f"{key}: {OWN_KEYS[key]}")
-    check_encoding(args.pe)
-    params = model_params(args.model, Path(args.dataset).name, overrides)
-    params = {key: value for key, value in params.items() if key not in OWN_KEYS}
-    check_params(args.model, {**params, **parse_overrides(args.space)})
-    return params
 
 
 def _encoding_options(pe: str, cls: Any) -> set[str]:
@@ -138,18 +157,15 @@ def _encoding_options(pe: str, cls: Any) -> set[str]:
     return options
 
 
-def _problems(
-    args: argparse.Namespace, params: Mapping[str, Any], dataset: Dataset, changes: Mapping[str, Any]
-) -> list[str]:
+def _problems(search: Search, changes: Mapping[str, Any]) -> list[str]:
     from ctr_pe.validate import check_params
 
-    own = {"model": args.model, "dataset_id": dataset.path.name, "position_encoding": args.pe, "monitor": "AUC"}
-    return list(check_params({**params, **changes, **own}, dataset.path.parent))
+    path = search.dataset.path
+    own = {"model": search.model, "dataset_id": path.name, "position_encoding": search.pe, "monitor": "AUC"}
+    return list(check_params({**search.params, **changes, **own}, path.parent))
 
 
-def _study(
-    args: argparse.Namespace, params: Mapping[str, Any], dataset: Dataset, space: Mapping[str, Any], out: Path
-) -> optuna.Study:
+def _study(search: Search, out: Path) -> optuna.Study:
     import optuna
 
     from ctr_pe.benchmark.store import hash_of
@@ -158,12 +174,13 @@ def _study(
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(f"{out}: {error.strerror}") from None
-    fixed = {key: value for key, value in params.items() if key not in space}
-    identity = hash_of({"fixed": fixed, "space": space, "data": dataset.data_hash, "pe": args.pe, "seed": args.seed})
+    fixed = {key: value for key, value in search.params.items() if key not in search.space}
+    searched = {"fixed": fixed, "space": search.space, "data": search.dataset.data_hash, "pe": search.pe}
+    identity = hash_of(searched | {"seed": search.seed} | ({"device": "cuda"} if search.gpu >= 0 else {}))
     study = optuna.create_study(
         storage=f"sqlite:///{out / STUDY}",
-        study_name=f"{args.model}-{args.pe}-{dataset.dataset_id}",
-        direction="minimize" if params.get("monitor_mode") == "min" else "maximize",
+        study_name=f"{search.model}-{search.pe}-{search.dataset.dataset_id}",
+        direction="minimize" if search.params.get("monitor_mode") == "min" else "maximize",
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
         load_if_exists=True,
     )
@@ -171,58 +188,43 @@ def _study(
         raise UserError(f"{out}: a study of other hyper-parameters, data, seed or space: choose another --out")
     study.set_user_attr("identity", identity)
     # A sampler that began again at the same seed would draw the first trials a second time.
-    study.sampler = optuna.samplers.TPESampler(seed=args.seed + len(study.trials))
+    study.sampler = optuna.samplers.TPESampler(seed=search.seed + len(study.trials))
     return study
 
 
 class _Objective:
     """One trial: the monitor's best value on the validation rows."""
 
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        params: Mapping[str, Any],
-        dataset: Dataset,
-        space: Mapping[str, Any],
-        train: Train,
-    ) -> None:
-        self.args, self.params, self.dataset, self.space, self.train = args, params, dataset, space, train
-        monitor = params.get("monitor", "AUC")
-        self.weights: dict[str, float] = monitor if isinstance(monitor, dict) else {monitor: 1.0}
-        self.better = min if params.get("monitor_mode") == "min" else max
+    def __init__(self, search: Search, train: Train) -> None:
+        self.search, self.train = search, train
 
     def __call__(self, trial: optuna.Trial) -> float:
         import optuna
 
         from ctr_pe.training import Run
 
-        args, values = self.args, []
-        chosen = {key: _suggest(trial, key, choices) for key, choices in self.space.items()}
+        search = self.search
+        chosen = {key: _suggest(trial, key, choices) for key, choices in search.space.items()}
         trial.set_user_attr("params", chosen)
+        params = {**search.params, **chosen}
+        monitor = params.get("monitor", "AUC")
+        weights: dict[str, float] = monitor if isinstance(monitor, dict) else {monitor: 1.0}
+        values: list[float] = []
 
         def progress(state: Mapping[str, Any]) -> None:
             if "valid" in state:
-                value = sum(weight * state["valid"][name] for name, weight in self.weights.items())
-                values.append(value)
-                if math.isfinite(value):
-                    trial.report(value, state["epoch"])
+                values.append(sum(weight * state["valid"][name] for name, weight in weights.items()))
+                if math.isfinite(values[-1]):
+                    trial.report(values[-1], len(values))
                 if trial.should_prune():
                     raise optuna.TrialPruned
 
-        run = Run(
-            args.model,
-            self.dataset.path,
-            args.pe,
-            args.seed,
-            "heldout",
-            {**self.params, **chosen},
-            args.gpu,
-            args.threads,
-        )
+        run = Run(search.model, search.dataset.path, search.pe, search.seed, "heldout", params, search.gpu, search.threads)
         outcome = self.train(run, progress)
         trial.set_user_attr("test", outcome.metrics)
         trial.set_user_attr("epoch", outcome.epoch)
-        return float(self.better(value for value in values if math.isfinite(value)))
+        best = min if params.get("monitor_mode") == "min" else max
+        return float(best(value for value in values if math.isfinite(value)))
 
 
 def _suggest(trial: optuna.Trial, key: str, choices: Any) -> Any:
@@ -248,7 +250,7 @@ def _line(trial: optuna.trial.FrozenTrial) -> str:
     return f"trial {trial.number}: {trial.value:.6f} at epoch {trial.user_attrs['epoch']}: {chosen}"
 
 
-def _report(args: argparse.Namespace, study: optuna.Study, out: Path) -> None:
+def _report(search: Search, study: optuna.Study, out: Path) -> None:
     """The best trial on the terminal and in ``best.yaml``; all of them in ``trials.csv``."""
     import csv
 
@@ -257,9 +259,9 @@ def _report(args: argparse.Namespace, study: optuna.Study, out: Path) -> None:
     best = study.best_trial
     chosen, test = best.user_attrs["params"], best.user_attrs["test"]
     report = {
-        "model": args.model,
-        "position_encoding": args.pe,
-        "dataset": args.dataset,
+        "model": search.model,
+        "position_encoding": search.pe,
+        "dataset": search.dataset.dataset_id,
         "trial": best.number,
         "params": chosen,
         "valid": best.value,
@@ -289,4 +291,4 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-__all__ = ["main", "search_space"]
+__all__ = ["Search", "plan", "tune"]

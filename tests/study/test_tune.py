@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import csv
 import sys
 from collections.abc import Callable, Mapping
@@ -14,12 +13,11 @@ import optuna
 import pytest
 import yaml
 
-from ctr_pe.benchmark import find_dataset
-from ctr_pe.config import model_params
+from ctr_pe.config import parse_overrides
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.training import Outcome, Run
-from ctr_pe.tune import main, search_space
+from ctr_pe.study.tune import plan, tune
 
 
 @pytest.fixture(scope="module")
@@ -29,21 +27,11 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def arguments(root: Path, out: Path, **changes: Any) -> argparse.Namespace:
-    given: dict[str, Any] = {
-        "model": "DIN",
-        "pe": "cape",
-        "dataset": "synthetic",
-        "trials": 4,
-        "out": out,
-        "space": [],
-        "set": [],
-        "seed": 0,
-        "threads": 1,
-        "gpu": -1,
-        "data_root": root,
-    }
-    return argparse.Namespace(**(given | changes))
+def main(root: Path, out: Path, trainer: Any = None, trials: int = 4, **changes: Any) -> int:
+    """``ctr-pe tune`` with a trainer in place of training."""
+    given: dict[str, Any] = {"model": "DIN", "pe": "cape", "dataset": "synthetic", "root": root} | changes
+    given |= {"given": parse_overrides(given.pop("space", [])), "overrides": parse_overrides(given.pop("set", []))}
+    return tune(plan(**given), trials, out, trainer)
 
 
 class Trainer:
@@ -63,9 +51,8 @@ class Trainer:
         return Outcome({"gAUC": 1 - good}, 4, 0.1, np.zeros(1, np.float32), 1)
 
 
-def space(root: Path, **changes: Any) -> dict[str, Any]:
-    args = arguments(root, Path("x"), **changes)
-    return search_space(args, model_params(args.model, "synthetic"), find_dataset("synthetic", root, "heldout"))
+def space(root: Path, model: str = "DIN", pe: str = "cape", **overrides: Any) -> dict[str, Any]:
+    return dict(plan(model, pe, "synthetic", root, overrides).space)
 
 
 def test_selects_on_valid_and_reports_test_of_the_best(
@@ -73,7 +60,7 @@ def test_selects_on_valid_and_reports_test_of_the_best(
 ) -> None:
     trainer = Trainer()
     small = ["net_dropout=[0.0, 0.3]", "attention_dropout=null"]
-    assert main(arguments(root, tmp_path / "t", trials=12, space=small), trainer) == 0
+    assert main(root, tmp_path / "t", trainer, trials=12, space=small) == 0
     assert len(trainer.runs) == 12
     assert {run.protocol for run in trainer.runs} == {"heldout"}
     best = yaml.safe_load((tmp_path / "t" / "best.yaml").read_text())
@@ -98,22 +85,22 @@ def test_a_study_goes_on_where_it_stopped(root: Path, tmp_path: Path, capsys: py
         return trainer(run, progress)
 
     trainer = Trainer()
-    assert main(arguments(root, tmp_path / "t"), interrupted) == 130
+    assert main(root, tmp_path / "t", interrupted) == 130
     assert "stopped: 2 of 4 trials are stored" in capsys.readouterr().err
-    assert main(arguments(root, tmp_path / "t"), trainer) == 0
+    assert main(root, tmp_path / "t", trainer) == 0
     assert "2 of 4 trials are there already" in capsys.readouterr().err
     assert len(trainer.runs) == 4
-    assert main(arguments(root, tmp_path / "t"), trainer) == 0
+    assert main(root, tmp_path / "t", trainer) == 0
     assert len(trainer.runs) == 4
     with pytest.raises(UserError, match="choose another --out"):
-        main(arguments(root, tmp_path / "t", set=["embedding_dim=8"]), trainer)
+        main(root, tmp_path / "t", trainer, set=["embedding_dim=8"])
 
 
 def test_equal_seeds_search_equally(root: Path, tmp_path: Path) -> None:
     found = []
     for name in ("a", "b"):
         trainer = Trainer()
-        main(arguments(root, tmp_path / name), trainer)
+        main(root, tmp_path / name, trainer)
         found.append([dict(run.params) for run in trainer.runs])
     assert found[0] == found[1]
 
@@ -127,9 +114,7 @@ def test_the_space_follows_encoding_and_model(root: Path) -> None:
 
 
 def test_heads_that_do_not_divide_the_items_are_left_out(root: Path) -> None:
-    args = arguments(root, Path("x"), model="BST")
-    params = model_params("BST", "synthetic", {"embedding_dim": 2})
-    assert search_space(args, params, find_dataset("synthetic", root, "heldout"))["num_heads"] == [1, 2, 4]
+    assert space(root, "BST", embedding_dim=2)["num_heads"] == [1, 2, 4]
 
 
 def test_spaces_of_ones_own(root: Path, tmp_path: Path) -> None:
@@ -140,7 +125,7 @@ def test_spaces_of_ones_own(root: Path, tmp_path: Path) -> None:
         "attention_dropout=null",
     ]
     trainer = Trainer()
-    assert main(arguments(root, tmp_path / "t", space=given, trials=6), trainer) == 0
+    assert main(root, tmp_path / "t", trainer, space=given, trials=6) == 0
     for run in trainer.runs:
         assert 1e-4 <= run.params["learning_rate"] <= 1e-2
         assert run.params["dnn_hidden_units"] in ([8], [16, 8])
@@ -170,7 +155,7 @@ def test_mistakes_are_refused_before_anything_is_trained(
 ) -> None:
     trainer = Trainer()
     with pytest.raises(UserError) as error:
-        main(arguments(root, tmp_path / "t", **changes), trainer)
+        main(root, tmp_path / "t", trainer, **changes)
     assert message in str(error.value)
     assert "\n" not in str(error.value)
     assert not trainer.runs
@@ -179,12 +164,12 @@ def test_mistakes_are_refused_before_anything_is_trained(
 def test_without_optuna_the_extra_is_named(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UserError, match=r"pip install 'ctr_pe\[tune\]'"):
-        main(arguments(root, tmp_path))
+        main(root, tmp_path)
 
 
 def test_trains_for_real(root: Path, tmp_path: Path) -> None:
     small = ["epochs=2", "embedding_dim=4", "attention_hidden_units=[4]", "dnn_hidden_units=[4]", "batch_size=100"]
-    assert main(arguments(root, tmp_path / "t", trials=2, set=small)) == 0
+    assert main(root, tmp_path / "t", trials=2, set=small) == 0
     best = yaml.safe_load((tmp_path / "t" / "best.yaml").read_text())
     assert set(best["test"]) == {"gAUC", "AUC", "logloss"}
     study = optuna.load_study(study_name="DIN-cape-synthetic", storage=f"sqlite:///{tmp_path / 't' / 'study.db'}")

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import MODELS
-from ctr_pe.model_zoo.lazy import RowwiseAdagrad
+from ctr_pe.training.lazy import RowwiseAdagrad
 
 NAMES = ["lazy_adam", "rowwise_adagrad"]
 
@@ -93,6 +93,22 @@ def test_rowwise_adagrad_by_hand() -> None:
             total[row] += gradient.square().mean()
             want[row] -= 0.1 * gradient / (total[row].sqrt() + 1e-10)
     assert torch.allclose(table.weight, want)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_state_can_be_saved_and_loaded(name: str, tmp_path: Path) -> None:
+    """Training goes on as if it had not stopped, moments and learning rates included."""
+    steps = [batch([3, 0, 6, 1], seed=seed) for seed in range(4)]
+    whole = build("DIN", tmp_path, table_optimizer=name, learning_rate=0.01)
+    trained(whole, steps[:2])
+    whole.lr_decay(0.5)
+    state = (copy.deepcopy(whole.state_dict()), copy.deepcopy(whole.optimizer.state_dict()))
+    resumed = build("DIN", tmp_path, table_optimizer=name, learning_rate=0.1)
+    resumed.load_state_dict(state[0])
+    resumed.optimizer.load_state_dict(state[1])
+    for model in (whole, resumed):
+        trained(model, steps[2:])
+    assert all(torch.equal(value, resumed.state_dict()[key]) for key, value in whole.state_dict().items())
 
 
 def test_the_learning_rate_is_lowered_for_both(tmp_path: Path) -> None:

@@ -1,0 +1,61 @@
+"""What a config may name: losses, optimisers, activations, metrics.
+
+FuxiCTR looks such names up in torch and runs those that it does not find there as code. Here each has a closed list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ctr_pe.errors import UserError, nearest
+from ctr_pe.evaluation.metrics import METRICS
+
+OPTIMIZERS = "Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD".split()
+"""Those of torch that need a learning rate and nothing more."""
+FUSED = {"Adagrad": ("cpu",), "Adam": ("cpu", "cuda"), "AdamW": ("cpu", "cuda"), "SGD": ("cpu", "cuda")}
+"""Those that can update all parameters in one pass, and where."""
+LOSSES = "bce binary_cross_entropy binary_crossentropy huber_loss l1_loss mse_loss smooth_l1_loss".split()
+ACTIVATIONS = (
+    "CELU Dice ELU GELU Hardshrink Hardsigmoid Hardswish Hardtanh Identity LeakyReLU LogSigmoid Mish PReLU ReLU ReLU6"
+    " RReLU SELU Sigmoid SiLU Softmax Softplus Softshrink Softsign Tanh Tanhshrink".split()
+)
+CHOICES: dict[str, Sequence[str]] = {
+    "activation": ACTIVATIONS,
+    "loss": LOSSES,
+    "metrics": METRICS,
+    "monitor": METRICS,
+    "monitor_mode": ("max", "min"),
+    "optimizer": OPTIMIZERS,
+    "table_optimizer": ("lazy_adam", "rowwise_adagrad"),
+    "task": ("binary_classification",),
+}
+
+
+def choose(key: str, value: Any) -> Any:
+    """The value of a key; activations and optimisers as torch writes them (``sgd`` is ``SGD``).
+
+    A value may be several names, as a list or as the keys of a mapping. Keys without a list take any value.
+
+    Raises:
+        UserError: a name that is not in the key's list, with the nearest one that is.
+    """
+    kind = "activation" if key.removesuffix("s").endswith("activation") else key
+    if kind not in CHOICES or (value is None and kind in ("activation", "table_optimizer")):
+        return value
+    if isinstance(value, Mapping):
+        return {choose(key, name): weight for name, weight in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [choose(key, name) for name in value]
+    found = [name for name in CHOICES[kind] if value == name]
+    if kind in ("activation", "optimizer"):
+        found += [name for name in CHOICES[kind] if str(value).lower() == name.lower()]
+    if not found:
+        raise UserError(f"{key} '{value}' is unknown: {nearest(value, CHOICES[kind])}")
+    return found[0]
+
+
+def check_choices(params: Mapping[str, Any]) -> None:
+    """Raises UserError for the first key whose value is not in its list."""
+    for key, value in params.items():
+        choose(key, value)

@@ -1,0 +1,1 @@
+"""The commands of ctr-pe, one file each."""

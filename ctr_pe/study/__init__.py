@@ -1,0 +1,1 @@
+"""Grids of runs, their tables, and the search of hyper-parameters."""
