@@ -259,7 +259,7 @@ def stored(root: Path, store: Store, pe: str, seed: int = 0, keep: bool = True, 
     outcome = train(Run("DIN", dataset.path, pe, seed, params=params, weights=weights))
     facts: dict[str, Any] = {"revision": None, "versions": {}, "seconds": 1.0, "threads": 1, "finished": ""}
     result = Result(
-        **key._asdict(),
+        **{name: value for name, value in key._asdict().items() if name != "device"},
         **facts,
         metrics=outcome.metrics,
         epoch=outcome.epoch,
