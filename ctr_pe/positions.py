@@ -111,7 +111,7 @@ class Positions(Ragged):
     ``distance`` (B, L) int64: 1 = most recent real item, n = oldest of n, 0 = padding.
     ``age`` (B, L) int64 or None: seconds from the event to the request, 0 at padding.
     ``items``, ``target``: what the packed items and the targets are, or None, see :meth:`carrying`.
-    ``embedded``: the encodings whose ``embed`` has been applied to this batch.
+    ``embedded``: the encodings whose ``embed`` has been applied to this batch, and the unit that did it, or None.
     ``losses``: losses of encodings by name, which units add in training; part of the loss to minimise.
     """
 
@@ -119,7 +119,7 @@ class Positions(Ragged):
     age: Tensor | None = None
     items: Items | None = None
     target: Items | None = None
-    embedded: set[nn.Module] = field(default_factory=set)
+    embedded: dict[nn.Module, nn.Module | None] = field(default_factory=dict)
     losses: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod

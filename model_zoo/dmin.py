@@ -99,7 +99,7 @@ class Interests(nn.Module):
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """target (B, D), packed history (N, D) -> interests (B, H D), refined history (N, D)."""
         query, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
-        positions.embedded.update(unit.pe for unit in (self.extractor, *self.units))  # positions are in what they get
+        positions.embedded.update((unit.pe, None) for unit in (self.extractor, *self.units))  # positions are in what they get
         if self.refiner is not None and self.after_refiner is not None:
             items = self.after_refiner(self.refiner(items, positions), items)
         heads, output, interests = self.extractor.heads(items, positions), self.extractor.output, []

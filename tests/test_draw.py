@@ -87,7 +87,9 @@ def test_every_encoding_is_drawn_and_watching_changes_nothing(root: Path, pe: st
     encodings = [module for module in built.modules() if isinstance(module, PositionEncoding)]
     built.register_forward_hook(lambda _, __, out: seen.append(out["y_pred"]))
     units = measure(built, batch, LONGEST)
-    assert torch.equal(seen[0], undisturbed)
+    fused = model in ("SASRec", "BST", "DMIN") and pe in ("cope", "cape", "cape_additive", "cape_time")
+    # Watched, CAPE and its forms go through the hooks and not through their one operator: rounding differs.
+    torch.testing.assert_close(seen[0], undisturbed, rtol=0, atol=1e-6 if fused else 0)
     assert [module for module in built.modules() if isinstance(module, PositionEncoding)] == encodings
     assert all(np.isfinite(curve.y).all() for curve in attention(pe, [("now", units)]).curves)
     panels = of_links([("now", units)])

@@ -44,16 +44,17 @@ class Contextual(NamedTuple):
 
 
 def _noted(embed: Callable[..., Any]) -> Callable[..., Any]:
-    """``embed`` that says in the positions for whom it has been applied."""
+    """``embed`` that says in the positions which encoding it has been applied for."""
 
     @wraps(embed)
     def noting(
         self: PositionEncoding, target: Tensor | None, history: Tensor, positions: Positions
     ) -> tuple[Tensor | None, Tensor]:
-        positions.embedded.add(self)
+        positions.embedded[self] = None
         result: tuple[Tensor | None, Tensor] = embed(self, target, history, positions)
         return result
 
+    noting.noted = True  # type: ignore[attr-defined]
     return noting
 
 
@@ -87,7 +88,7 @@ class PositionEncoding(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "embed" in vars(cls):
+        if not hasattr(cls.embed, "noted"):
             cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
@@ -97,6 +98,8 @@ class PositionEncoding(nn.Module):
         whose caller has not done so does it itself.
         """
         return target, history
+
+    embed.noted = False  # type: ignore[attr-defined]  # it changes nothing, so nobody needs to know that it was called
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         """Before the score: query (..., d) and keys (..., d), and where they stand, which broadcasts against their
@@ -184,11 +187,15 @@ class Chain(PositionEncoding):
         return Chain([pe.next_layer(partial(_same, new)) for pe, new in pairs])
 
 
-def embed_once(
-    pe: PositionEncoding, target: Tensor | None, history: Tensor, positions: Positions
+def embed_for(
+    unit: nn.Module, pe: PositionEncoding, target: Tensor | None, history: Tensor, positions: Positions
 ) -> tuple[Tensor | None, Tensor]:
-    """For units: ``pe.embed``, unless the caller has applied it to this batch."""
-    return (target, history) if pe in positions.embedded else pe.embed(target, history, positions)
+    """For units: ``pe.embed``, unless the caller or another unit has applied it to this batch."""
+    if positions.embedded.get(pe, unit) is not unit:
+        return target, history
+    embedded = pe.embed(target, history, positions)
+    positions.embedded[pe] = unit
+    return embedded
 
 
 def _same(pe: PositionEncoding) -> PositionEncoding:

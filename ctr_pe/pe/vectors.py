@@ -95,7 +95,8 @@ class TargetVectors(Vectors):
 class Attended:
     """One attention over a block, after the fact: what losses are computed from.
 
-    ``logits`` (B, H, Q, L): after ``bias``. ``pooled`` (B, H, Q, d): what the unit gives.
+    ``logits`` (B, H, Q, L): after ``bias``. ``pooled`` (B, H, Q, d): what the unit gives; undefined at queries that are
+    padding, which ``pairs.block.gather`` leaves out.
     """
 
     logits: Tensor

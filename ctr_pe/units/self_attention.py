@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.ops.contextual import contextual_attention
-from ctr_pe.pe.base import Contextual, PositionEncoding, embed_once
+from ctr_pe.pe.base import Contextual, PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, ItemVectors
 from ctr_pe.positions import Items, Pairs, Positions
 from ctr_pe.units.dropout import Dropout
@@ -93,7 +93,7 @@ class SelfAttention(nn.Module):
     def _input(self, packed: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         if positions.items is None:
             positions = positions.carrying(Items(packed))
-        return embed_once(self.pe, None, packed, positions)[1], positions
+        return embed_for(self, self.pe, None, packed, positions)[1], positions
 
     def _attend(
         self,
@@ -106,13 +106,17 @@ class SelfAttention(nn.Module):
         """Block by block: queries (R, Q, D), keys and values (R, W, D) -> what is pooled (R, Q, H, d)."""
         attended = [self._block(*block) for block in zip(pairs, queries, keys, values, strict=True)]
         found = [one for _, one in attended if one is not None]
-        if losses and self.training and self.pe.loss_names:
+        if losses and self._learns:
             pairs[0].positions.add_losses(self.pe.losses(found))
         return [pooled for pooled, _ in attended]
 
+    @property
+    def _learns(self) -> bool:
+        return self.training and bool(self.pe.loss_names)
+
     def _block(self, pairs: Pairs, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Attended | None]:
         query, key, value = (x.view(*x.shape[:2], self.num_heads, -1) for x in (query, key, value))
-        operands = self.pe.contextual(pairs)
+        operands = None if self._learns else self.pe.contextual(pairs)
         if operands is not None:
             return self._contextual(operands, pairs, query, key, value), None
         query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (R, H, W, d)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.errors import nearest
-from ctr_pe.pe.base import PositionEncoding, embed_once
+from ctr_pe.pe.base import PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, TargetVectors
 from ctr_pe.positions import Items, Positions, Where
 from ctr_pe.units.scores import SCORES
@@ -63,7 +63,7 @@ class TargetAttention(nn.Module):
         items = positions.pack(history) if history.dim() == 3 else history
         if positions.items is None:
             positions = positions.carrying(Items(items), Items(target))
-        embedded, items = embed_once(self.pe, target, items, positions)
+        embedded, items = embed_for(self, self.pe, target, items, positions)
         assert embedded is not None
         target, (rows, _), pairs = embedded, positions.real, positions.target_pairs()
         zero, age, block = positions.distance.new_zeros(len(target)), positions.age, pairs.block

@@ -132,7 +132,7 @@ class Transformer(nn.Module):
         """packed (M, D) of [history; target] and its positions."""
         lowest, *upper = self.encodings
         embedded, history = lowest.embed(target, history, positions)
-        positions.embedded.update(upper)  # positions are in what they get
+        positions.embedded.update(dict.fromkeys(upper))  # positions are in what they get
         assert embedded is not None
         states, whole = append_target(embedded, history, positions)
         return self.dropout(states), whole
