@@ -100,7 +100,12 @@ def encoding_class(name: str) -> type[PositionEncoding]:
     return loaded
 
 
-@cache
 def options_of(cls: type[PositionEncoding]) -> tuple[str, ...]:
     """Names of its keyword arguments."""
-    return tuple(p.name for p in inspect.signature(cls).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY)
+    hashable: Any = cls  # which the type checker doubts
+    return _keyword_only(hashable)
+
+
+@cache
+def _keyword_only(call: Any) -> tuple[str, ...]:
+    return tuple(p.name for p in inspect.signature(call).parameters.values() if p.kind is p.KEYWORD_ONLY)

@@ -153,7 +153,7 @@ FAULTS = [
         f"{PAIRED}test_holm_by_hand",
     ),
     Fault(
-        "gAUC weighs all users alike",
+        "gAUC weights all users alike",
         "weight = np.where(groups.mixed, groups.positives + groups.negatives, 0)",
         "weight = groups.mixed.astype(np.int64)",
         f"{METRICS}test_gauc_by_hand",
@@ -214,13 +214,13 @@ FAULTS = [
         "tests/units/test_dropout.py::test_rate_and_mean_and_independence",
     ),
     Fault(
-        "planes turn by the rank of the coordinate's mirror image",
+        "the slowest planes turn fastest",
         "self.base ** (plane * (-2.0 / max(width, 1)))",
         "self.base ** (plane * (2.0 / max(width, 1)))",
         "tests/pe/test_against_reference.py::test_target_attention",
     ),
     Fault(
-        "biases ignore the direction of time",
+        "items after the query get no bias",
         "torch.log1p(b.unsqueeze(1) * offset.abs())",
         "torch.log1p(b.unsqueeze(1) * offset.clamp(min=0))",
         f"{RELATIVE}TestKerple::test_falls_strictly_from_zero",
