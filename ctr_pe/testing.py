@@ -85,8 +85,8 @@ class Harness(nn.Module):
         super().__init__()
         self.of_target = unit in SCORES
         heads = 1 if self.of_target else HEADS
-        with torch.random.fork_rng():
-            torch.manual_seed(seed)
+        with torch.random.fork_rng(devices=[]):
+            torch.default_generator.manual_seed(seed)  # weights are drawn on the CPU
             pe = factory(DIM, MAX_LEN if self.of_target else MAX_LEN + 1, heads)
             if not isinstance(pe, PositionEncoding):
                 raise AssertionError(f"the factory gave {type(pe).__name__}, not a PositionEncoding")

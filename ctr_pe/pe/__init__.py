@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe.errors import UserError, nearest
@@ -102,6 +103,12 @@ def encoding_class(name: str) -> type[PositionEncoding]:
     return loaded
 
 
-def options_of(cls: type[PositionEncoding]) -> list[str]:
+def options_of(cls: type[PositionEncoding]) -> tuple[str, ...]:
     """Names of its keyword arguments."""
-    return [p.name for p in inspect.signature(cls).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    hashable: Any = cls  # which the type checker doubts
+    return _keyword_only(hashable)
+
+
+@cache
+def _keyword_only(call: Any) -> tuple[str, ...]:
+    return tuple(p.name for p in inspect.signature(call).parameters.values() if p.kind is p.KEYWORD_ONLY)
