@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_LIBRARY = torch.library.Library("ctr_pe", "DEF")
+_LIBRARY: Any = torch.library.Library("ctr_pe", "DEF")  # type: ignore[no-untyped-call]
 
 
 def operator(

@@ -47,7 +47,8 @@ class ContextualEncoding(PositionEncoding):
             query = query * self.scale if self.gate is None else nn.functional.silu(self.gate(query))
             logits = widen(logits)
             return logits + place_scores(query, self.table, self.places(logits, pairs))
-        allowed, steps = pairs.allowed.expand(len(logits), -1, -1, -1), self.steps(pairs, widen(logits).dtype)
+        B, _, Q, L = logits.shape
+        allowed, steps = pairs.allowed.expand(B, 1, Q, L), self.steps(pairs, widen(logits).dtype)
         given = logits, query, self.table, allowed, self._gate(), steps
         between = self.between and not pairs.causal
         return contextual_bias(
@@ -60,7 +61,7 @@ class ContextualEncoding(PositionEncoding):
         (B, Q, H, _), L = query.shape, keys.shape[1]
         if not (plain and self._only_places(pairs) and self._is_plain()) or (self.between and not pairs.causal):
             return super().attend(query, keys, values, pairs, dropout)
-        allowed, steps = pairs.allowed.expand(B, -1, -1, -1), self.steps(pairs, query.dtype)
+        allowed, steps = pairs.allowed.expand(B, 1, Q, L), self.steps(pairs, query.dtype)
         drawn = (dropout.draw(torch.Size((B, H, Q, L))), dropout.factor) if dropout.draws else None
         given = query, keys, values, self.table, allowed, self._gate(), steps
         return contextual_attention(*given, sign=self.sign, scale=self.scale, product=pairs.scale, dropout=drawn)
