@@ -1,4 +1,4 @@
-"""Registers operators with torch, so that ``torch.compile``, ``torch.export``, autocast and functorch see each as one."""
+"""Registers operators with torch, which ``torch.compile``, ``torch.export``, autocast and functorch then see as one."""
 
 from __future__ import annotations
 

@@ -51,9 +51,7 @@ class ContextualEncoding(PositionEncoding):
         allowed, steps = pairs.allowed.expand(B, 1, Q, L), self.steps(pairs, widen(logits).dtype)
         given = logits, query, self.table, allowed, self._gate(), steps
         between = self.between and not pairs.causal
-        return contextual_bias(
-            *given, sign=self.sign, scale=self.scale, among_items=pairs.among_items, between=between
-        )
+        return contextual_bias(*given, sign=self.sign, scale=self.scale, among_items=pairs.among_items, between=between)
 
     def attend(self, query: Tensor, keys: Tensor, values: Tensor, pairs: Pairs, dropout: Dropout) -> Tensor:
         hooks = type(self).rotate, type(self).weigh, type(self).mix
@@ -74,7 +72,11 @@ class ContextualEncoding(PositionEncoding):
         """logits -> how far each key pushes older items away, (B, H, Q, L) in [0, 1]."""
         gates = torch.sigmoid(pairs.barrier - logits if self.sign < 0 else pairs.barrier + logits)
         steps = self.steps(pairs, logits.dtype)
-        return gates if steps is None else gates * towards_query(steps.unsqueeze(2), pairs.allowed, pairs.among_items, self.between)
+        return (
+            gates
+            if steps is None
+            else gates * towards_query(steps.unsqueeze(2), pairs.allowed, pairs.among_items, self.between)
+        )
 
     def places(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """logits -> p (B, H, Q, L), which `ctr-pe draw` shows."""

@@ -43,7 +43,9 @@ def _dice_backward(
 ) -> None:
     x, kept, columns = _checked(x, kept, factor, shift, alpha)
     if grad.shape != x.shape or of_x.shape != x.shape or sums.shape != (3, x.shape[1]):
-        raise ValueError(f"gradients {tuple(grad.shape)}, {tuple(of_x.shape)}, {tuple(sums.shape)} for {tuple(x.shape)}")
+        raise ValueError(
+            f"gradients {tuple(grad.shape)}, {tuple(of_x.shape)}, {tuple(sums.shape)} for {tuple(x.shape)}"
+        )
     native.call("dice_backward", *x.shape, grad.contiguous(), x, *columns, kept, kept_factor, of_x, sums)
 
 

@@ -1,7 +1,7 @@
 """Rotation of planes: pairs of coordinates, each a complex number λ e^(iθ). RoPE, its form by time, EulerFormer.
 
-d coordinates, P = d // 2 planes. Vectors come in halves, real parts, imaginary parts and the coordinate left over from an
-odd d, or interleaved, where real and imaginary parts take turns.
+d coordinates, P = d // 2 planes. Vectors come in halves, real parts, imaginary parts and the coordinate left over from
+an odd d, or interleaved, where real and imaginary parts take turns.
 """
 
 from __future__ import annotations
@@ -14,9 +14,7 @@ from ctr_pe.ops.rotation import cpu, reference
 from ctr_pe.ops.rotation.reference import from_halves, halves, in_halves
 
 
-def rotate_planes(
-    vectors: Tensor, angle: Tensor, scale: Tensor | None = None, *, interleaved: bool = False
-) -> Tensor:
+def rotate_planes(vectors: Tensor, angle: Tensor, scale: Tensor | None = None, *, interleaved: bool = False) -> Tensor:
     """Planes λ e^(iθ) become λ e^(i(δ θ + angle)).
 
     Args:

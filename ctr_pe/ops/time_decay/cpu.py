@@ -47,7 +47,9 @@ def _check(logits: Tensor, amount: Tensor, decay: Tensor, query_age: Tensor, key
     B, H, Q, L = logits.shape
     given = amount.shape, decay.shape, query_age.shape, key_age.shape
     if given != ((H,), (H,), (B, 1, Q), (B, 1, L)) or query_age.dtype != torch.int64 or key_age.dtype != torch.int64:
-        raise ValueError(f"logits {tuple(logits.shape)} do not match {[tuple(shape) for shape in given]} or ages not int64")
+        raise ValueError(
+            f"logits {tuple(logits.shape)} do not match {[tuple(shape) for shape in given]} or ages not int64"
+        )
 
 
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
