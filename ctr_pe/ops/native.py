@@ -1,7 +1,7 @@
 """The compiled kernels: the one place that loads them and calls a C function.
 
-``pip install`` compiles ``csrc/`` where there is a C compiler (Linux). Without one, or with ``CTR_PE_COMPILED=0`` in the
-environment, the operators run in torch.
+``pip install`` compiles ``csrc/`` where there is a C compiler (Linux). Without one, or with ``CTR_PE_COMPILED=0`` in
+the environment, the operators run in torch.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ def takes(*tensors: Tensor | None) -> bool:
 
 
 def call(name: str, *arguments: Tensor | float | None) -> None:
-    """Calls a C function with as many threads as torch has. A tensor becomes a pointer to its first element, None a null
-    pointer, an int an int64_t, a float a double.
+    """Calls a C function with as many threads as torch has. A tensor becomes a pointer to its first element, None a
+    null pointer, an int an int64_t, a float a double.
 
     Raises:
         ValueError: a tensor that is not contiguous.
@@ -61,7 +61,7 @@ def _c(x: Tensor | float | None) -> object:
 
 
 def description() -> str:
-    """``compiled (avx512)``, ``compiled (avx2)`` or ``compiled`` by the vectors of this processor; ``torch`` without."""
+    """``compiled (avx512)``, ``compiled (avx2)`` or ``compiled``, by the vectors of this processor; else ``torch``."""
     if LIBRARY is None:
         return "torch"
     return {16: "compiled (avx512)", 8: "compiled (avx2)"}.get(LIBRARY.vector_lanes(), "compiled")

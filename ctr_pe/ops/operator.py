@@ -1,4 +1,4 @@
-"""Registers operators with torch, so that ``torch.compile``, ``torch.export``, autocast and functorch see each as one."""
+"""Registers operators with torch, which ``torch.compile``, ``torch.export``, autocast and functorch then see as one."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_LIBRARY = torch.library.Library("ctr_pe", "DEF")
+_LIBRARY: Any = torch.library.Library("ctr_pe", "DEF")  # type: ignore[no-untyped-call]
 
 
 def operator(

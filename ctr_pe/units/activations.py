@@ -39,8 +39,8 @@ class Dice(nn.Module):
         return self.training and rows > 1
 
     def norm(self, rows: int, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Factor and shift (units,) that norm so many rows by this mean and variance, which enter the running ones, or by
-        the running ones."""
+        """Factor and shift (units,) that norm so many rows by this mean and variance, which enter the running ones, or
+        by the running ones."""
         running_mean, running_variance, batches = self.bn.running_mean, self.bn.running_var, self.bn.num_batches_tracked
         assert running_mean is not None
         assert running_variance is not None

@@ -1,6 +1,5 @@
-"""Dropout whose mask takes a fraction of the time on a CPU (:mod:`ctr_pe.ops.dropout`): torch's random stream gives it a
-seed alone.
-"""
+"""Dropout whose mask takes a fraction of the time on a CPU (:mod:`ctr_pe.ops.dropout`): torch's random stream gives it
+nothing but a seed."""
 
 from __future__ import annotations
 

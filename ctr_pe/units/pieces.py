@@ -143,10 +143,12 @@ class DiceActivated(Activated):
 
     def activate(self, kept: Tensor | None) -> Tensor:
         self.kept_here = kept
-        return dice(self.x, *self.tensors[2:], kept=kept, kept_factor=self.dropout.factor)
+        factor, shift, alpha = self.tensors[2:]
+        return dice(self.x, factor, shift, alpha, kept=kept, kept_factor=self.dropout.factor)
 
     def activate_backward(self, of_y: Tensor, for_x: Tensor) -> None:
-        dice_backward(of_y, self.x, *self.tensors[2:], self.kept_here, self.dropout.factor, for_x, self.sums)
+        factor, shift, alpha = self.tensors[2:]
+        dice_backward(of_y, self.x, factor, shift, alpha, self.kept_here, self.dropout.factor, for_x, self.sums)
 
 
 def suit(layers: Sequence[nn.Module], items: Tensor) -> bool:

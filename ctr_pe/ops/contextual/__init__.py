@@ -68,7 +68,9 @@ def contextual_attention(
     product: float,
     dropout: tuple[Tensor, float] | None = None,
 ) -> Tensor:
-    """Σ_j w_ij value_j, w the softmax over allowed keys of :func:`contextual_bias` of product · query · key, among items.
+    """Σ_j w_ij value_j, w the softmax over allowed keys of :func:`contextual_bias` of product · query · key.
+
+    Self-attention: queries are the last Q of the L items.
 
     Args:
         query: (B, Q, H, D). key, value: (B, L, H, D).

@@ -21,8 +21,8 @@ def dice(
 
     Args:
         x: (N, W). factor, shift, alpha: (W,); factor x + shift is x normed.
-        mean: (W,) of the rows of x, if factor = 1 / sqrt(variance + eps) and shift = -mean factor norm them by their own
-            statistics. Then x gets the gradient through these, and factor and shift get none.
+        mean: (W,) of the rows of x, if factor = 1 / sqrt(variance + eps) and shift = -mean factor norm them by their
+            own statistics. Then x gets the gradient through these, and factor and shift get none.
         kept: (N, W) int16, 1 for an entry that dropout keeps, else 0. kept_factor: of what is kept.
 
     Returns:

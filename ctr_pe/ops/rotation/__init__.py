@@ -1,7 +1,7 @@
 """Rotation of planes: pairs of coordinates, each a complex number λ e^(iθ). RoPE, its form by time, EulerFormer.
 
-d coordinates, P = d // 2 planes. Vectors come in halves, real parts, imaginary parts and the coordinate left over from an
-odd d, or interleaved, where real and imaginary parts take turns.
+d coordinates, P = d // 2 planes. Vectors come in halves, real parts, imaginary parts and the coordinate left over from
+an odd d, or interleaved, where real and imaginary parts take turns.
 """
 
 from __future__ import annotations
