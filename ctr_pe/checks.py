@@ -54,14 +54,16 @@ FUXICTR: dict[str, Any] = {
 }
 
 
-def model_class(name: str) -> Any:
-    """The class of a backbone.
+def model_class(name: str | type) -> Any:
+    """The class of a backbone; a class is what it is.
 
     Raises:
         UserError: there is none of this name.
     """
     from ctr_pe import model_zoo
 
+    if isinstance(name, type):
+        return name
     if name not in model_zoo.MODELS:
         raise UserError(f"model '{name}' is unknown: {nearest(name, model_zoo.MODELS)}")
     return getattr(model_zoo, name)
@@ -80,13 +82,16 @@ def check_encoding(name: str) -> str:
 
 
 def check_params(model: str, params: Mapping[str, Any]) -> None:
-    """Check hyper-parameters as far as it takes no data set and no moment: their names, and those among their values.
+    """Check hyper-parameters for a data set that is built already, as far as no model need be built.
 
     Raises:
-        UserError: an unknown model, key or value.
+        UserError: an unknown model, key or value, or a key that only the building of a data set reads.
     """
-    from ctr_pe.model_zoo.keys import check_keys, regularizer
+    from ctr_pe.model_zoo.keys import DATA_KEYS, check_keys, regularizer
 
+    for key in params:
+        if key in DATA_KEYS:
+            raise UserError(f"{key}: the data set decides it")
     check_keys(model_class(model), params)
     check_choices(params)
     for key in params.keys() & {"embedding_regularizer", "net_regularizer"}:
@@ -178,7 +183,7 @@ def _check_fit(cls: Any, params: dict[str, Any], root: Path) -> Iterator[str]:
         yield "monitor gAUC needs a group_id: the column whose rows are compared with each other"
     try:
         with torch.random.fork_rng(devices=[]):
-            cls(_feature_map(specs, params), **params)
+            cls(_feature_map(specs, params), **params | {"gpu": -1})
     except (UserError, ValueError) as error:
         yield str(error)
 

@@ -6,52 +6,26 @@ that nothing reads are refused, and data are never taken for built because somet
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import logging
-import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import datetime
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ctr_pe import legacy
-from ctr_pe.allocator import keep_memory
-from ctr_pe.config import load_yaml, parse_overrides
+from ctr_pe.config import load_yaml
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
-from ctr_pe.data.dataset import CONFIG, REPORT, Dataset, data_root, open_dataset
+from ctr_pe.data.dataset import CONFIG, REPORT, data_root, open_dataset
 from ctr_pe.errors import UserError, nearest
-from ctr_pe.fields import field_groups, group_params
+from ctr_pe.fields import field_groups
+
+if TYPE_CHECKING:
+    from ctr_pe.training import Source
 
 SPLITS = ("train", "valid", "test")
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """The command of FuxiCTR's ``run_expid.py``, with ``--set``; exit code 2 for a user's mistake, in one line."""
-    parser = argparse.ArgumentParser(description="Train and evaluate one experiment of a FuxiCTR config.")
-    parser.add_argument("--config", default=None, help="directory with model_config and dataset_config (default: "
-                        "./config if there is one, else what is installed)")  # fmt: skip
-    parser.add_argument("--expid", required=True, help="the experiment, a section of the model config")
-    parser.add_argument("--gpu", type=int, default=-1, help="GPU to train on, -1 for the CPU (default: -1)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
-                        help="a parameter that replaces the config's; may be given several times")  # fmt: skip
-    args = parser.parse_args(argv)
-    keep_memory()
-    try:
-        params = load_params(args.config, args.expid, parse_overrides(args.set))
-        valid, test = run({**params, "gpu": args.gpu})
-        command = " ".join(sys.argv if argv is None else ["run_expid.py", *argv])
-        _append_result(Path(args.config or "config"), command, params, valid, test)
-    except UserError as error:
-        print(f"run_expid: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("run_expid: interrupted", file=sys.stderr)
-        return 130
-    return 0
 
 
 def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -137,34 +111,26 @@ def _mappings(file: Path) -> dict[str, dict[str, Any]]:
     return {str(name): section for name, section in sections.items() if isinstance(section, dict)}
 
 
-@dataclass(frozen=True)
-class Source:
-    """Where an experiment's rows are: split to file or directory; ``dataset`` if it is one of ours."""
-
-    folder: Path
-    dataset_id: str
-    files: dict[str, str]
-    dataset: Dataset | None = None
-
-
 def open_source(params: Mapping[str, Any]) -> Source:
     """The data set of an experiment: one of ours, one that FuxiCTR has built, or CSV files, which are built first.
 
     Raises:
         UserError: it is missing, half-built, or of another name than its feature map says.
     """
+    from ctr_pe.training import Source
+
     if params.get("data_format") == "csv":
         from ctr_pe.data.sources.fuxictr_csv import build_csv
 
-        return _own(build_csv(params, field_groups(params)))
+        return Source.of(build_csv(params, field_groups(params)))
     root = Path(params.get("data_root") or data_root())
     folder = root / str(params["dataset_id"])
     given = {split: str(params[f"{split}_data"]) for split in SPLITS if params.get(f"{split}_data")}
     beside = Path(given["train"]).parent if "train" in given else folder
     if (beside / REPORT).is_file():
-        return _own(open_dataset(str(beside.resolve())))
+        return Source.of(open_dataset(str(beside.resolve())))
     if beside.name in BUILT_IN and not beside.exists():
-        return _own(generate_built_in(beside))
+        return Source.of(generate_built_in(beside))
     feature_map = folder / "feature_map.json"
     if not feature_map.is_file():
         open_dataset(str(params["dataset_id"]), root)  # says how to build it
@@ -181,51 +147,6 @@ def open_source(params: Mapping[str, Any]) -> Source:
     return Source(folder, str(named), given)
 
 
-def _own(dataset: Dataset) -> Source:
-    return Source(
-        dataset.path, dataset.dataset_id, {split: str(dataset.split(split)) for split in dataset.rows}, dataset
-    )
-
-
-def load_feature_map(source: Source, params: Mapping[str, Any]) -> Any:
-    """FuxiCTR's feature map with the group id, the features in use and the changes of the config.
-
-    Raises:
-        UserError: one of them names a feature that is not there.
-    """
-    from fuxictr.features import FeatureMap
-
-    names = [name for spec in _features(source.folder) for name in spec]
-    specs = params.get("feature_specs") or []
-    changed = [name for spec in specs for name in (spec["name"] if isinstance(spec["name"], list) else [spec["name"]])]
-    group_id = params.get("group_id") or (source.dataset.group_id if source.dataset else None)
-    for key, given in {
-        "group_id": [group_id] if group_id else [],
-        "use_features": params.get("use_features") or [],
-        "feature_specs": changed,
-    }.items():
-        for name in given:
-            if name not in names:
-                raise UserError(f"{key}: no feature '{name}' in {source.folder}: {nearest(name, names)}")
-    feature_map = FeatureMap(source.dataset_id, str(source.folder))
-    feature_map.load(str(source.folder / "feature_map.json"), {**params, "group_id": group_id})
-    return feature_map
-
-
-def _features(folder: Path) -> list[dict[str, Any]]:
-    features: list[dict[str, Any]] = json.loads((folder / "feature_map.json").read_text(encoding="utf-8"))["features"]
-    return features
-
-
-def model_params(params: Mapping[str, Any], dataset: Dataset | None) -> dict[str, Any]:
-    """What the model's constructor gets: the data set's field groups where the config names none."""
-    params = dict(params)
-    if dataset is not None and not field_groups(params):
-        fields = group_params(dataset.groups)
-        params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
-    return params
-
-
 def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     """Train, and evaluate the best epoch: metrics on valid, and on test (empty if there are no test rows).
 
@@ -235,46 +156,24 @@ def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     Raises:
         UserError: what data and parameters may have wrong.
     """
-    import numpy as np
-    import torch
-    from fuxictr.pytorch.dataloaders import RankDataLoader
     from fuxictr.utils import set_logger
 
-    from ctr_pe.data.loader import BatchLoader
-    from ctr_pe.training import model_class
+    from ctr_pe.checks import model_class
+    from ctr_pe.training import Run, train
 
     cls = model_class(params["model"])
+    params = {"model_root": "./checkpoints", **params}
     set_logger(dict(params))
     logging.info("Params: %s", json.dumps({key: str(value) for key, value in params.items()}, indent=4))
-    if params["gpu"] >= 0 and not torch.cuda.is_available():
-        logging.warning("--gpu %s: no GPU is there, the CPU is used", params["gpu"])
-    source = open_source(params)
-    feature_map = load_feature_map(source, params)
-    seed = int(params["seed"])
-    torch.manual_seed(seed)
-    np.random.seed(seed % 2**32)  # noqa: NPY002  FuxiCTR's pretrained embeddings draw from it
-    model = cls(feature_map, **model_params(params, source.dataset))
-    model.count_parameters()
-    loading = {key: params[key] for key in ("batch_size", "shuffle", "num_workers") if key in params} | {"seed": seed}
-    loading |= {f"{split}_data": file for split, file in source.files.items()}
-    if params.get("data_format", "parquet") == "npz" and source.dataset is None:
-        loading |= {"data_format": "npz"}
-    else:
-        loading |= {"data_loader": BatchLoader}
-    train_rows, valid_rows = RankDataLoader(feature_map, stage="train", **loading)
-    torch.manual_seed(seed + 1)  # dropout has a stream of its own, the same for every encoding
-    clipping = {key: params[key] for key in ("max_gradient_norm",) if key in params}
-    model.fit(train_rows, epochs=int(params.get("epochs", 1)), validation_data=valid_rows, **clipping)
-    logging.info("****** Validation evaluation ******")
-    valid = model.evaluate(valid_rows)
-    del train_rows, valid_rows
-    if "test" not in source.files:
-        return valid, {}
-    logging.info("******** Test evaluation ********")
-    return valid, model.evaluate(RankDataLoader(feature_map, stage="test", **loading))
+    source, pe = open_source(params), params.get("position_encoding", "none")
+    seed = int(params.get("seed", 0))
+    outcome = train(Run(cls, source, pe, seed, params=params, gpu=params.get("gpu", -1), threads=None))
+    for split, found in (("validation", dict(outcome.valid)), ("test", outcome.metrics)):
+        logging.info("%s: %s", split, " - ".join(f"{name}: {value:.6f}" for name, value in found.items()))
+    return dict(outcome.valid), outcome.metrics
 
 
-def _append_result(
+def append_result(
     config: Path, command: str, params: Mapping[str, Any], valid: Mapping[str, float], test: Mapping[str, float]
 ) -> None:
     """A line in ``<config's name>.csv`` of the working directory, in FuxiCTR's form."""
@@ -292,4 +191,4 @@ def _digest(overrides: Mapping[str, Any]) -> str:
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
 
 
-__all__ = ["Source", "load_feature_map", "load_params", "main", "model_params", "open_source", "run"]
+__all__ = ["append_result", "load_params", "open_source", "run"]

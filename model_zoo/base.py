@@ -1,4 +1,4 @@
-"""What every backbone shares on FuxiCTR: field groups, positions, the tower, and guarded training.
+"""What every backbone shares on FuxiCTR: field groups, encodings, forward and loss. Training is :mod:`ctr_pe.training`.
 
 B batch, L history slots, N real items of the batch, D item dim (the fields of an item, concatenated).
 """
@@ -6,36 +6,32 @@ B batch, L history slots, N real items of the batch, D item dim (the fields of a
 from __future__ import annotations
 
 import logging
-import math
-import os
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from fuxictr.pytorch import layers
 from fuxictr.pytorch.models import BaseModel
-from fuxictr.pytorch.torch_utils import get_loss, get_optimizer
 from torch import Tensor, nn
-from tqdm import tqdm
 
-from ctr_pe.choices import FUSED, check_choices, choose
-from ctr_pe.errors import UserError, nearest
-from ctr_pe.evaluation import evaluate
+from ctr_pe.choices import check_choices, choose
+from ctr_pe.errors import UserError
 from ctr_pe.model_zoo.fields import SizedGroup, field_dim, sized_groups, take_encoders
-from ctr_pe.model_zoo.keys import check_keys, count, number, regularizer
-from ctr_pe.model_zoo.lazy import LazyTables
-from ctr_pe.model_zoo.tables import clip, look_up, regularization
+from ctr_pe.model_zoo.keys import check_gpu, check_keys, count, number, prefixes, regularizer
+from ctr_pe.model_zoo.tables import look_up, regularization
 from ctr_pe.pe import build_pe, pe_options
-from ctr_pe.pe.base import Chain, PositionEncoding
+from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Items, Positions
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.dropout import Dropout
+
+if TYPE_CHECKING:
+    from ctr_pe.training import Fitted
 
 
 class RankModel(BaseModel):  # type: ignore[misc]
@@ -61,7 +57,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         amp: mixed precision: attention in bfloat16, positions, weights and the tower in float32.
         embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
         table_optimizer: ``lazy_adam`` or ``rowwise_adagrad`` updates and regularises only the rows of embedding tables
-            that a batch has, see :mod:`ctr_pe.model_zoo.lazy`; None, as all other parameters.
+            that a batch has, see :mod:`ctr_pe.training.lazy`; None, as all other parameters.
 
     Raises:
         UserError: an unknown key, a field that the feature map lacks, groups that do not match, a bad value.
@@ -94,10 +90,10 @@ class RankModel(BaseModel):  # type: ignore[misc]
         table_optimizer: str | None = None,
         **kwargs: Any,
     ) -> None:
-        prefix = type(self).__name__.lower()
-        target_field = kwargs.pop(f"{prefix}_target_field", target_field)
-        sequence_field = kwargs.pop(f"{prefix}_sequence_field", sequence_field)
-        neg_seq_field = kwargs.pop(f"{prefix}_neg_seq_field", neg_seq_field)
+        for prefix in prefixes(type(self)):
+            target_field = kwargs.pop(f"{prefix}_target_field", target_field)
+            sequence_field = kwargs.pop(f"{prefix}_sequence_field", sequence_field)
+            neg_seq_field = kwargs.pop(f"{prefix}_neg_seq_field", neg_seq_field)
         check_keys(type(self), kwargs)
         options = {key: kwargs.pop(key) for key in pe_options() if key in kwargs}
         feature_map, encoders = take_encoders(feature_map)
@@ -109,6 +105,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             "loss": "binary_crossentropy",
         } | kwargs
         check_choices(kwargs)
+        check_gpu(kwargs.get("gpu", -1))
         super().__init__(
             feature_map,
             model_id=model_id,
@@ -118,8 +115,9 @@ class RankModel(BaseModel):  # type: ignore[misc]
         )
         self._encodings = 0
         self._table_optimizer = table_optimizer
-        self._auxiliary: dict[str, list[Tensor]] = {}
-        self.auxiliary: dict[str, float] = {}  # by name, mean over the batches before the last evaluation
+        self._max_gradient_norm = number("max_gradient_norm", kwargs.get("max_gradient_norm", 10.0))
+        count("eval_steps", kwargs.get("eval_steps"))
+        self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
         self.amp = amp
         self.native_options: dict[str, Any] = {}  # keyword arguments of ``native``, where it is a class
         self.embedding_dim = embedding_dim
@@ -135,6 +133,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         for field, encoder in encoders.items():
             self.embedding_layer.feature_encoders[field] = encoder
         histories = {field for group in self.groups for field in group.history}
+        self._chosen = [feature_map.features[group.history[0]].get("chosen", True) for group in self.groups]
         self._unread = {field for group in self.groups for field in group.negative} - histories
         histories |= self._unread
         for field in histories & encoders.keys():
@@ -194,8 +193,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self._encodings += 1
         with _own_randomness(self._encodings):
             pe = fresh() if below is None else below.next_layer(fresh)
-        _check_heads(name, group, pe.dim + pe.added_dim, num_heads)
-        if pe.needs_age and group.age is None:
+        _check_heads(name, group, pe.out_dim, num_heads)
+        if pe.about.needs_age and group.age is None:
             raise UserError(f"position encoding '{group.encoding}' needs event times: the data have none (age_field)")
         return pe
 
@@ -228,48 +227,6 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self.reset_parameters()
         self.model_to_device()
 
-    def compile(self, optimizer: Any, loss: Any, lr: float) -> None:
-        lazy = []
-        if self._table_optimizer is not None:
-            layers_of_fields = dict.fromkeys(self.embedding_layer.embedding_layers.values())
-            lazy = [layer for layer in layers_of_fields if type(layer) is nn.Embedding and layer.weight.requires_grad]
-        weights = {table.weight for table in lazy}
-        self.loss_fn = get_loss(loss)
-        optimizer = choose("optimizer", optimizer)
-        self.optimizer = get_optimizer(optimizer, [p for p in self.parameters() if p not in weights], lr)
-        if self.device.type in FUSED.get(optimizer, ()):
-            for group in self.optimizer.param_groups:  # the same update in one pass, a third of the time or less
-                group["fused"] = True
-        if lazy:
-            self.optimizer = LazyTables(self._table_optimizer, lazy, self.optimizer, lr, self._embedding_regularizer)
-
-    def train_epoch(self, data_generator: Iterable[Mapping[str, Tensor]]) -> None:
-        """FuxiCTR's, but the loss stays on its device until it is logged: to ask for it after every step makes a GPU
-        wait. Logged is the mean over the steps since the last evaluation of this epoch."""
-        self.train()
-        loss, steps = torch.zeros((), dtype=torch.float64, device=self.device), 0
-        batches = tqdm(data_generator, file=sys.stdout) if self._verbose else data_generator
-        for self._batch_index, batch in enumerate(batches):
-            loss += self.train_step(batch).detach()
-            steps += 1
-            self._total_steps += 1
-            if self._total_steps % self._eval_steps == 0:
-                logging.info(f"Train loss: {float(loss) / steps:.6f}")
-                steps = 0
-                loss.zero_()
-                self.eval_step()
-            if self._stop_training:
-                break
-
-    def train_step(self, batch_data: Mapping[str, Tensor]) -> Tensor:
-        self.optimizer.zero_grad()
-        loss: Tensor = self.compute_loss(self.forward(batch_data), self.get_labels(batch_data))
-        loss.backward()
-        clips = self.optimizer.clip if isinstance(self.optimizer, LazyTables) else clip
-        clips(self.parameters(), self._max_gradient_norm)
-        self.optimizer.step()
-        return loss
-
     def compute_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
         return self.add_loss(return_dict, y_true) + self.regularization_loss(return_dict.get("penalties", {}))
 
@@ -278,9 +235,9 @@ class RankModel(BaseModel):  # type: ignore[misc]
         tables = list(self.embedding_layer.parameters())
         of_tables = set(tables)
         others = [parameter for parameter in self.parameters() if parameter not in of_tables]
-        rest = [table for table in tables if table not in penalties]
-        if isinstance(self.optimizer, LazyTables):  # which sees to those of its own
-            rest = [table for table in rest if table not in set(self.optimizer.tables)]
+        layers_of_fields = set(self.embedding_layer.embedding_layers.values())
+        lazy = {layer.weight for layer in layers_of_fields if type(layer) is nn.Embedding and layer.sparse}
+        rest = [table for table in tables if table not in penalties and table not in lazy]  # LazyTables sees to its own
         of_rest: Tensor | float = regularization(rest, self._embedding_regularizer)
         return sum(penalties.values(), of_rest) + regularization(others, self._net_regularizer)
 
@@ -290,36 +247,46 @@ class RankModel(BaseModel):  # type: ignore[misc]
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """A batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}; in training also "penalties", the
-        regularisation of embedding tables, by their weights."""
+        regularisation of embedding tables by their weights, and "losses", what else is to be minimised, by name."""
         ids = {field: values for field, values in self.get_inputs(inputs).items() if field not in self._unread}
-        positions = []
+        positions, histories = [], []
         for group in self.groups:
             age = inputs[group.age].to(self.device) if group.age else None
-            mask = ids[group.history[0]] != 0
+            own = {field: ids[field] for field in group.history}
+            mask = own[group.history[0]] != 0
             if self.max_len is not None and mask.shape[1] > self.max_len:
                 # A stable sort moves padding to the front and keeps the order of the items: the last are the newest.
                 newest = mask.byte().argsort(dim=1, stable=True)[:, -self.max_len :]
                 mask, age = mask.gather(1, newest), None if age is None else age.gather(1, newest)
-                ids |= {field: ids[field].gather(1, newest) for field in group.history}
-            positions.append(Positions.from_mask(mask, age))
-            for field in group.history:  # looked up packed: most slots of a batch are padding
-                ids[field] = positions[-1].pack(ids[field])
+                own = {field: values.gather(1, newest) for field, values in own.items()}
+            positions.append(Positions.from_mask(mask, age))  # looked up packed: most slots of a batch are padding
+            histories.append({field: positions[-1].pack(values) for field, values in own.items()})
+        ids |= {
+            field: torch.cat([own[field] for own in histories if field in own]) for own in histories for field in own
+        }
         embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer if self.training else None)
         features = [embedded[name] for name in self.other_fields]
         clicked = self.get_labels(inputs).view(-1) > 0 if self.training else None
+        losses: dict[str, Tensor] = {}
+        of_groups = {
+            field: iter(embedded[field].split([len(own[field]) for own in histories if field in own]))
+            for field in {field for own in histories for field in own}
+        }
         for index, group in enumerate(self.groups):
             target = torch.cat([embedded[field] for field in group.target], dim=-1)
-            history = torch.cat([embedded[field] for field in group.history], dim=-1)
-            read = None if clicked is None else clicked.new_ones(len(history))
-            places = positions[index].carrying(
-                Items(history, tuple(ids[field] for field in group.history), read),
+            history = torch.cat([next(of_groups[field]) for field in group.history], dim=-1)
+            chosen = None if clicked is None else clicked.new_full((len(history),), self._chosen[index])
+            at = positions[index].carrying(
+                Items(history, tuple(histories[index][field] for field in group.history), chosen),
                 Items(target, tuple(ids[field] for field in group.target), clicked),
             )
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-                interest = self.interest(index, target, history, places)
+                interest = self.interest(index, target, history, at)
             features.append(interest.to(target.dtype))
+            for name, loss in at.losses.items():
+                losses[name] = losses[name] + loss if name in losses else loss
         y_pred = self._tower_of(torch.cat(features, dim=-1))
-        return {"y_pred": y_pred, "penalties": penalties} if self.training else {"y_pred": y_pred}
+        return {"y_pred": y_pred, "penalties": penalties, "losses": losses} if self.training else {"y_pred": y_pred}
 
     def _tower_of(self, features: Tensor) -> Tensor:
         alone = self.training and len(features) == 1
@@ -329,107 +296,43 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self.dnn.train(self.training)
         return y_pred
 
-    def auxiliary_losses(self, return_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What training adds to the loss, by name: here the encodings' auxiliary losses, summed over the units."""
-        encodings = [module for module in self.modules() if isinstance(module, PositionEncoding)]
-        links = {link for chain in encodings if isinstance(chain, Chain) for link in chain.encodings}
-        losses: dict[str, Tensor] = {}
-        for encoding in encodings:
-            if encoding not in links:  # a chain speaks for its links
-                name = encoding.auxiliary or type(encoding).__name__
-                loss = encoding.auxiliary_loss()
-                losses[name] = losses[name] + loss if name in losses else loss
-        return losses
-
-    def add_loss(self, return_dict: Mapping[str, Tensor], y_true: Tensor) -> Tensor:
+    def add_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
         loss: Tensor = super().add_loss(return_dict, y_true)
-        for name, part in self.auxiliary_losses(return_dict).items():
+        self.auxiliary_parts = {name: part.detach() for name, part in return_dict.get("losses", {}).items()}
+        for part in return_dict.get("losses", {}).values():
             loss = loss + part
-            if part.requires_grad:
-                self._auxiliary.setdefault(name, []).append(part.detach())
         return loss
 
-    # Training. FuxiCTR's own fit trusts its surroundings; these are the places where that goes wrong unnoticed.
+    # FuxiCTR's names for training, which is ctr_pe.training: imported when used, because it stands above the models.
 
-    def fit(self, data_generator: Any, epochs: int = 1, validation_data: Any = None, **kwargs: Any) -> None:
-        """Train, keep the epoch with the best monitor value on ``validation_data``, and end with its weights.
+    def compile(self, optimizer: Any, loss: Any, lr: float) -> None:
+        from ctr_pe.training import loss_function, make_optimizer
 
-        Raises:
-            UserError: no validation data, or evaluation that would never happen.
-        """
-        if validation_data is None:
-            raise UserError("fit needs validation_data: without it no epoch can be chosen")
-        steps = epochs * len(data_generator)
-        if self._eval_steps is not None and self._eval_steps > steps:
-            raise UserError(f"eval_steps={self._eval_steps}, but training has {steps} steps: none would be evaluated")
-        os.makedirs(self.model_dir, exist_ok=True)
-        Path(self.checkpoint).unlink(missing_ok=True)  # fit ends by loading this file: never that of an earlier run
-        self.best_epoch = 0
-        self._auxiliary.clear()
-        super().fit(data_generator, epochs=epochs, validation_data=validation_data, **kwargs)
+        self.loss_fn = loss_function(loss)
+        self.optimizer = make_optimizer(self, optimizer, lr, self._table_optimizer)
 
-    def checkpoint_and_earlystop(self, logs: Mapping[str, float], min_delta: float = 1e-6) -> None:
-        self.auxiliary = {name: float(torch.stack(parts).mean()) for name, parts in self._auxiliary.items()}
-        self._auxiliary.clear()
-        if self.auxiliary:
-            parts = ", ".join(f"{name} {mean:.6f}" for name, mean in self.auxiliary.items())
-            logging.info(f"Auxiliary losses, part of the train loss, mean over its batches: {parts}")
-        for metric in self._monitor.get_metrics():
-            if metric not in logs:
-                raise UserError(f"monitor '{metric}' is not among the metrics: {nearest(metric, logs)}")
-        first = not math.isfinite(self._best_metric)
-        value = self._monitor.get_value(logs)
-        if math.isnan(value):
-            if first:
-                raise UserError(
-                    f"monitor {self._monitor.kv_pairs} is NaN on the validation data: labels of one class (in every "
-                    "group, for gAUC), or scores that are not finite"
-                )
-            # FuxiCTR's comparisons take NaN for an improvement; a value that is worse than any is none.
-            logging.warning("The monitor is NaN: no improvement.")
-            worst = math.inf if self._monitor_mode == "min" else -math.inf
-            metric, weight = next(iter(self._monitor.kv_pairs.items()))
-            logs = dict.fromkeys(self._monitor.get_metrics(), 0.0) | {metric: worst / weight}
-        before = self._best_metric
-        super().checkpoint_and_earlystop(logs, min_delta)
-        if self._best_metric != before:
-            self.best_epoch = self._epoch_index + 1
+    def fit(self, data_generator: Any, epochs: int = 1, validation_data: Any = None, **options: Any) -> Fitted:
+        """Train, and end with the weights of the best epoch: :func:`ctr_pe.training.fit`."""
+        from ctr_pe.training import fit
 
-    def save_weights(self, checkpoint: str) -> None:
-        torch.save(self.state_dict(), checkpoint + ".partial")
-        os.replace(checkpoint + ".partial", checkpoint)
+        return fit(self, data_generator, validation_data, epochs, **options)
 
-    @torch.inference_mode()
-    def outputs(
-        self, data_generator: Iterable[Mapping[str, Tensor]]
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray | None]:
-        """Labels, scores (both float64) and group ids (or None) of all rows, in the order of the data."""
-        self.eval()
-        labels, scores, groups = [], [], []
-        for batch in data_generator:
-            scores.append(self.forward(batch)["y_pred"].view(-1).double().cpu().numpy())
-            labels.append(self.get_labels(batch).view(-1).double().cpu().numpy())
-            if self.feature_map.group_id is not None:
-                groups.append(self.get_group_id(batch).view(-1).cpu().numpy())
-        if not scores:
-            raise UserError("no rows to evaluate")
-        return np.concatenate(labels), np.concatenate(scores), np.concatenate(groups) if groups else None
+    def train_step(self, batch_data: Mapping[str, Tensor]) -> Tensor:
+        from ctr_pe.training import train_step
 
-    def evaluate(self, data_generator: Any, metrics: Sequence[str] | None = None) -> dict[str, float]:
-        labels, scores, groups = self.outputs(data_generator)
-        logs = self.evaluate_metrics(labels, scores, metrics or self.validation_metrics, groups)
-        logging.info("[Metrics] " + " - ".join(f"{name}: {value:.6f}" for name, value in logs.items()))
-        return logs
+        return train_step(self, batch_data, self._max_gradient_norm)
 
-    def predict(self, data_generator: Any) -> np.ndarray:
-        return self.outputs(data_generator)[1]
+    def evaluate(self, data_generator: Any, metrics: Iterable[str] | None = None) -> dict[str, float]:
+        from ctr_pe.training import score
 
-    def evaluate_metrics(
-        self, y_true: np.ndarray, y_pred: np.ndarray, metrics: Sequence[str], group_id: np.ndarray | None = None
-    ) -> dict[str, float]:
-        if not np.isfinite(y_pred).all():
-            return dict.fromkeys(metrics, math.nan)
-        return evaluate(y_true, y_pred, group_id, tuple(metrics))
+        found = score(self, data_generator).metrics(tuple(metrics or self.validation_metrics))
+        logging.info("[Metrics] " + " - ".join(f"{name}: {value:.6f}" for name, value in found.items()))
+        return found
+
+    def predict(self, data_generator: Any) -> npt.NDArray[np.float64]:
+        from ctr_pe.training import score
+
+        return score(self, data_generator).scores
 
 
 def _check_heads(model: str, group: SizedGroup, width: int, num_heads: Any) -> None:
@@ -452,7 +355,7 @@ def dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _own_randomness(index: int) -> Iterator[None]:
     """Encodings draw from streams of their own, so that all start from the same backbone weights at one seed."""
-    devices = list(range(torch.cuda.devicecount())) if torch.cuda.is_initialized() else []
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(torch.initial_seed() ^ (0x9E3779B97F4A + index - 1))
         yield

@@ -7,17 +7,25 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from fuxictr.pytorch.models import BaseModel
 
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.pe import pe_options
 
-# Keys of FuxiCTR configs that are read elsewhere (data set, loader, training), or that old configs carry.
-FUXICTR_KEYS = frozenset(
-    "batch_size data_block_size data_format data_loader data_root dataset_id debug_mode epochs feature_cols"
-    " feature_config feature_specs group_id label_col loss max_gradient_norm metrics min_categr_count model model_root"
-    " num_workers optimizer partition_block_size pickle_feature_encoder rebuild_dataset seed shuffle split_type"
-    " test_data test_size train_data use_features use_hdf5 valid_data valid_size verbose version workers".split()
+# Keys of FuxiCTR's configs, by who reads them: what builds a data set and opens it; training; nobody any more.
+DATA_KEYS = frozenset(
+    "data_block_size data_format data_root feature_cols feature_config label_col min_categr_count partition_block_size"
+    " pickle_feature_encoder rebuild_dataset split_type test_data test_size train_data use_hdf5 valid_data"
+    " valid_size".split()
+)
+TRAINING_KEYS = frozenset(
+    "amp batch_size early_stop_patience embedding_regularizer epochs eval_steps gpu learning_rate loss"
+    " max_gradient_norm metrics monitor monitor_mode net_regularizer num_workers optimizer reduce_lr_on_plateau"
+    " save_best_only seed shuffle table_optimizer task verbose".split()
+)
+OTHER_KEYS = frozenset(
+    "data_loader dataset_id debug_mode feature_specs group_id model model_root use_features version workers".split()
 )
 
 
@@ -33,14 +41,34 @@ def check_keys(model: type[BaseModel], keys: Iterable[str]) -> None:
 
 def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> dict[str, str]:
     """Those of the keys that nothing reads, each with one line that names the nearest known one."""
-    prefix = model.__name__.lower()
-    known = set(FUXICTR_KEYS) | set(pe_options())
-    known |= {f"{prefix}_{key}" for key in ("target_field", "sequence_field", "neg_seq_field")}
+    known = {*TRAINING_KEYS, *pe_options()}
+    fields = ("target_field", "sequence_field", "neg_seq_field")
+    known |= {f"{prefix}_{key}" for prefix in prefixes(model) for key in fields}
     for cls in model.__mro__:
         if issubclass(cls, BaseModel):
             known |= {p.name for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD}
-    near = known - FUXICTR_KEYS
-    return {key: f"{model.__name__}: key '{key}' is unknown: {nearest(key, near)}" for key in keys if key not in known}
+    unknown = [key for key in keys if key not in known | DATA_KEYS | OTHER_KEYS]
+    return {key: f"{model.__name__}: key '{key}' is unknown: {nearest(key, known)}" for key in unknown}
+
+
+def prefixes(model: type) -> list[str]:
+    """Of FuxiCTR's keys such as ``din_target_field``: names of the model and its base classes, its own last, which
+    wins."""
+    named = [cls for cls in model.__mro__ if issubclass(cls, BaseModel) and cls is not BaseModel]
+    return [cls.__name__.lower() for cls in reversed(named)]
+
+
+def check_gpu(gpu: Any) -> None:
+    """Raises UserError if there is no such GPU; FuxiCTR would take the CPU without a word."""
+    if not isinstance(gpu, int):
+        raise UserError(f"gpu: {gpu!r} is not a whole number")
+    there = torch.cuda.device_count() if gpu >= 0 and torch.cuda.is_available() else 0
+    if gpu >= there > 0:
+        raise UserError(
+            f"gpu {gpu}: there is none of this number (--gpu: {', '.join(map(str, range(there)))}, -1: CPU)"
+        )
+    if gpu >= 0 and there == 0:
+        raise UserError(f"gpu {gpu}: there is no GPU here (--gpu -1 for the CPU)")
 
 
 def own_position_switch(model: str, key: str, on: bool | None, params: dict[str, Any]) -> None:

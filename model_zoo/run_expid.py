@@ -2,7 +2,7 @@
 
 import sys
 
-from ctr_pe.experiment import main
+from ctr_pe.commands.run_expid import main
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -5,7 +5,7 @@ V rows of a table, D their width.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -51,15 +51,6 @@ def regularization(parameters: Sequence[Tensor], regularizer: Any) -> Tensor | f
     terms = get_regularizer(regularizer)
     learning = [parameter for parameter in parameters if parameter.requires_grad] if terms else []
     return sum(_Penalty.apply(parameter, terms) for parameter in learning)  # type: ignore[no-untyped-call]
-
-
-def clip(parameters: Iterable[Tensor], most: float) -> None:
-    """torch's ``clip_grad_norm_``, which multiplies by 1 where there is nothing to clip. To know that is free on a CPU;
-    a GPU would have to be waited for."""
-    learning = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in learning if parameter.grad is not None])
-    if norm.device.type != "cpu" or not norm + 1e-6 <= most:
-        nn.utils.clip_grads_with_norm_(learning, most, norm)
 
 
 class _Penalty(torch.autograd.Function):

@@ -19,7 +19,7 @@ from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.sources.fuxictr_csv import Column
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
-from ctr_pe.experiment import main as run_expid
+from ctr_pe.commands.run_expid import main as run_expid
 from ctr_pe.model_zoo import DIEN, DIN, DMIN, MODELS
 from ctr_pe.units.activations import make_activation
 from ctr_pe.validate import check

@@ -150,7 +150,7 @@ def test_unknown_model_names_the_nearest() -> None:
 
 
 def test_the_shipped_configurations_hold_only_known_keys() -> None:
-    from ctr_pe.training import check_params
+    from ctr_pe.checks import check_params
 
     for model, text in packaged_yaml("model_config").items():
         for section in parse_yaml(text, model):
@@ -158,7 +158,7 @@ def test_the_shipped_configurations_hold_only_known_keys() -> None:
 
 
 def test_an_unknown_key_is_refused() -> None:
-    from ctr_pe.training import check_params
+    from ctr_pe.checks import check_params
 
     with pytest.raises(UserError, match="did you mean 'attention_hidden_units'"):
         check_params("DIN", model_params("DIN", "synthetic", parse_overrides(["attention_hidden_unit=[64]"])))

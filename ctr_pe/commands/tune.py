@@ -40,6 +40,12 @@ OUT/study.db; calling again with the same OUT goes on, also side by side in seve
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.tune import main
+    from ctr_pe.config import parse_overrides
+    from ctr_pe.study.tune import plan, tune
 
-    return main(args)
+    overrides, space = parse_overrides(args.set), parse_overrides(args.space)
+    search = plan(
+        args.model, args.pe, args.dataset, args.data_root, overrides, space, args.seed, args.threads, args.gpu
+    )
+    out = args.out or Path("results") / f"tune-{args.model}-{args.pe}-{search.dataset.dataset_id}"
+    return tune(search, args.trials, out)

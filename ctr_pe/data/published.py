@@ -19,6 +19,7 @@ class Field:
     histories: tuple[tuple[str, str], ...] = ()
     source: str = "item"
     min_count: int = 1  # an id is known if one of the columns has it so often in the train rows
+    not_chosen: tuple[str, ...] = ()  # columns of histories with items that were shown and not chosen
     vectors: str | None = None  # HDF5 file with a pretrained vector per original id
 
 
@@ -69,11 +70,18 @@ KUAI = Published(
     group_id="group_id",  # user_id is an input, with a vocabulary; this is all of them
     fields=(
         Field("user_id", "user_id", source="user", min_count=10),
-        Field("item_id", "item_id", (("pos_items", "pos_items"), ("neg_items", "neg_items")), min_count=10),
+        Field(
+            "item_id",
+            "item_id",
+            (("pos_items", "pos_items"), ("neg_items", "neg_items")),
+            min_count=10,
+            not_chosen=("neg_items",),
+        ),
         Field(
             "item_emb",
             "item_id",
             (("pos_items_emb", "pos_items"), ("neg_items_emb", "neg_items")),
+            not_chosen=("neg_items",),
             vectors="item_visual_emb_dim64.h5",
         ),
     ),

@@ -13,10 +13,15 @@ def target_spec(known: int, source: str = "item") -> dict[str, Any]:
     return {"source": source, "type": "categorical", "padding_idx": 0, "oov_idx": known + 1, "vocab_size": known + 2}
 
 
-def history_spec(target: str, known: int, max_len: int, source: str = "history") -> dict[str, Any]:
-    """A list of ids that shares the embedding of the column ``target``; no encoder, or FuxiCTR would pool the list."""
+def history_spec(
+    target: str, known: int, max_len: int, source: str = "history", chosen: bool = True
+) -> dict[str, Any]:
+    """A list of ids that shares the embedding of the column ``target``; no encoder, or FuxiCTR would pool the list.
+
+    ``chosen``: false for items that were shown and not chosen, which no model then learns to predict.
+    """
     shared = {"type": "sequence", "feature_encoder": None, "share_embedding": target, "max_len": max_len}
-    return target_spec(known, source) | shared
+    return target_spec(known, source) | shared | ({} if chosen else {"chosen": False})
 
 
 def age_spec(max_len: int) -> dict[str, Any]:

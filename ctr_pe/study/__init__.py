@@ -127,9 +127,11 @@ def run(request: Request, stand_in: Train | None = None) -> int:
 def _plan(request: Request) -> Plan:
     """What was asked for, checked as far as it can be without a data set."""
     from ctr_pe.checks import check_encoding, check_params
+    from ctr_pe.model_zoo.keys import check_gpu
     from ctr_pe.study.suite import Cell, cells, hashable, load_suite
     from ctr_pe.training import PROTOCOLS
 
+    check_gpu(request.gpu)
     name, params = request.suite, request.params
     for option, least in {"repeats": 1, "threads": 1, "jobs": 1, "seed": 0}.items():
         value = getattr(request, option)
@@ -215,13 +217,14 @@ def _jobs(
 ) -> list[Job]:
     """The cell's runs, one per seed."""
     from ctr_pe.study.runner import Job
-    from ctr_pe.study.store import Key, hash_of
+    from ctr_pe.study.store import Key, device_of, hash_of
     from ctr_pe.training import Run
 
     made, digest = [], hash_of(params)
     varied = " ".join(f"{key}={value}" for key, value in cell.varied)
     for seed in plan.seeds:
-        key = Key(cell.model, dataset.dataset_id, plan.protocol, digest, dataset.data_hash, cell.pe, seed)
+        hashes = (digest, dataset.data_hash)
+        key = Key(cell.model, dataset.dataset_id, plan.protocol, *hashes, cell.pe, seed, device_of(request.gpu))
         weights = store.weights(key) if request.keep_weights else None
         how = (plan.protocol, params, request.gpu, request.threads, weights)
         made.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how), key, varied))
@@ -259,7 +262,7 @@ def _write_tables(store: Store, jobs: Sequence[Job], plan: Plan, by_cell: Mappin
     tables = make_tables(store)
     files = {"table.md": as_markdown(tables), "table.csv": as_csv(tables)}
     if plan.suite is None:
-        asked = {tuple(str(part) for part in job.key[:5]) for job in jobs}
+        asked = {(*job.key[:5], job.key.device) for job in jobs}
         for table in tables:
             if table.identity in asked:
                 print(f"\n{as_text(table)}")

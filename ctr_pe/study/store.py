@@ -36,11 +36,13 @@ class Key(NamedTuple):
     data_hash: str
     pe: str
     seed: int
+    device: str = "cpu"  # or "cuda"
 
     @property
     def name(self) -> str:
         """A file name for it."""
-        digest = hashlib.blake2b(json.dumps(self).encode(), digest_size=8).hexdigest()
+        parts = self if self.device != "cpu" else self[:-1]  # as it was while there was no device among them
+        digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         return f"{self.model}-{self.pe}-{self.seed}-{digest}"
 
 
@@ -69,7 +71,13 @@ class Result:
 
     @property
     def key(self) -> Key:
-        return Key(self.model, self.dataset, self.protocol, self.config_hash, self.data_hash, self.pe, self.seed)
+        hashes = (self.config_hash, self.data_hash)
+        return Key(self.model, self.dataset, self.protocol, *hashes, self.pe, self.seed, device_of(self.gpu))
+
+
+def device_of(gpu: int) -> str:
+    """The kind of device of a run."""
+    return "cuda" if gpu >= 0 else "cpu"
 
 
 def hash_of(params: Mapping[str, Any]) -> str:

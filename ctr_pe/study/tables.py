@@ -91,7 +91,7 @@ def as_markdown(tables: Sequence[Table]) -> str:
 def as_csv(tables: Sequence[Table]) -> str:
     """For table.csv: everything, at full precision, one line per encoding; empty where there is no number."""
     fields = ["mean", "sd", "difference", "low", "high", "p", "p_holm", "seeds_won", "seeds_compared", "published"]
-    identity = ("model", "dataset", "protocol", "config_hash", "data_hash")
+    identity = ("model", "dataset", "protocol", "config_hash", "data_hash", "device")
     header = [*identity, "pe", "seeds", *[f"{metric}_{name}" for metric in METRICS for name in fields], "notes"]
     stream = io.StringIO()
     writer = csv.writer(stream, lineterminator="\n")
@@ -120,7 +120,7 @@ def published(dataset: str, model: str) -> dict[str, dict[str, float]]:
 
 def _identity(result: Result) -> tuple[str, ...]:
     key = result.key
-    return tuple(str(part) for part in key[: Key._fields.index("pe")])
+    return tuple(str(part) for part in (*key[: Key._fields.index("pe")], key.device))
 
 
 def _order(result: Result) -> tuple[Any, ...]:
@@ -130,7 +130,7 @@ def _order(result: Result) -> tuple[Any, ...]:
 
 
 def _table(store: Store, identity: tuple[str, ...], results: Sequence[Result], ambiguous: bool) -> Table:
-    model, dataset, protocol, config_hash, data_hash = identity
+    model, dataset, protocol, config_hash, data_hash, device = identity
     runs = {pe: {result.seed: result for result in group} for pe, group in groupby(results, lambda result: result.pe)}
     differences, missing = _compare(store, data_hash, runs)
     printed = published(dataset, model)
@@ -163,6 +163,8 @@ def _table(store: Store, identity: tuple[str, ...], results: Sequence[Result], a
     title = (
         f"{model} on {dataset}, protocol {protocol}{dagger}, {_count(len(seeds), 'seed')}{_test_size(store, data_hash)}"
     )
+    if device != "cpu":
+        title += f", on {device}"
     if ambiguous:
         title += f", hyper-parameters {config_hash}, data {data_hash[:8]}"
     return Table(identity, title, tuple(rows), tuple(_notes(identity, results, rows, missing)))

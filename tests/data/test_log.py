@@ -231,6 +231,9 @@ def test_impressions_equal_the_reference(tmp_path: Path, seed: int, block_size: 
         ("item_neg_history", "cate_neg_history"),
     ]
     assert [group.age for group in dataset.groups] == ["age_history", "age_neg_history"]
+    features = dataset.feature_map(4).features
+    chosen = [[features[name].get("chosen", True) for name in group.history] for group in dataset.groups]
+    assert chosen == [[True, True], [False, False]]
 
 
 def test_impressions_are_split_by_time_and_no_time_is_split(tmp_path: Path) -> None:

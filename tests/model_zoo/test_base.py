@@ -1,11 +1,9 @@
-"""What every backbone has from its base: field groups, and training that fails loudly where FuxiCTR goes wrong."""
+"""What every backbone has from its base: field groups, encodings, lengths of histories, and its loss."""
 
 from __future__ import annotations
 
-import logging
-import math
 import re
-from collections.abc import Iterator
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,25 +14,22 @@ from models import PARAMS, SMALL, batch, feature_map
 from models import build as build_model
 from torch import Tensor, nn
 
+from ctr_pe import Chain, build_pe
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import DIN
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Pairs
+from ctr_pe.pe.vectors import Attended
 
 build = partial(build_model, "DIN")
 
 
-class Rows:
-    """A data generator of a few fixed batches."""
+class Small(PositionEncoding):
+    """An encoding that is to be small, and is off by 2."""
 
-    def __init__(self, *batches: dict[str, Tensor]) -> None:
-        self.batches = batches or (batch([3, 0, 6, 1]), batch([2, 5, 4, 6], seed=1))
+    loss_names = ("smallness",)
 
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        return iter(self.batches)
+    def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
+        return {"smallness": sum(0.0 * one.logits.sum() for one in attended) + torch.tensor(2.0)}
 
 
 class TestFieldGroups:
@@ -86,6 +81,55 @@ class TestFieldGroups:
         assert before.shape == (3, 1)
         assert (first[0] - second[0]).abs() > 1e-6
         assert torch.allclose(first[1:], second[1:])
+
+    @pytest.mark.parametrize("params", [{}, {"max_len": 2}])
+    @pytest.mark.parametrize("second", [["item_history", "cate_history"], ["cate_history"]])
+    def test_groups_may_share_a_history(self, second: list[str], params: dict[str, Any], tmp_path: Path) -> None:
+        """Each group gets what it would get alone, though the second packs by another field's padding."""
+        targets = [field.replace("history", "id") for field in second]
+        groups = {
+            "target_field": [["item_id", "cate_id"], targets],
+            "sequence_field": [["item_history", "cate_history"], second],
+            "age_field": ["age_history", None],
+            "position_encoding": ["cape", "rope"],
+        }
+        rows = batch([3, 0, 6, 1])
+        rows["cate_history"][2, 1] = 0  # the item is known, its category is not
+        seen: list[list[Tensor]] = []
+        for one in (slice(None), slice(0, 1), slice(1, 2)):
+            given = {key: value[one] for key, value in groups.items()}
+            pooled = (
+                {"item_history": {"feature_encoder": "layers.MaskedSumPooling()"}}
+                if one.start and len(second) == 1
+                else {}
+            )
+            model, found = build(tmp_path, pooled, **given, **params), []
+            for index, table in enumerate(model.embedding_layer.parameters()):
+                nn.init.normal_(table, generator=torch.Generator().manual_seed(index))
+            plain = model.interest
+
+            def interest(index: int, *inputs: Any, plain: Any = plain, found: list[Any] = found) -> Tensor:
+                *vectors, positions = inputs
+                found.append([*vectors, positions.mask, positions.distance, *positions.items.ids])
+                return plain(index, *inputs)
+
+            model.interest = interest
+            model.train()(rows)["y_pred"].sum().backward()
+            seen += found
+        for together, alone in zip(seen[:2], seen[2:], strict=True):
+            assert all(torch.equal(*pair) for pair in zip(together, alone, strict=True))
+
+    def test_a_subclass_knows_its_base_class_s_keys(self, tmp_path: Path) -> None:
+        class MyDIN(DIN):
+            pass
+
+        params = {key: value for key, value in PARAMS.items() if key not in ("target_field", "sequence_field")}
+        fields = {"din_target_field": [["cate_id"]], "mydin_target_field": [["item_id", "cate_id"]]}
+        histories = {"din_sequence_field": [["item_history", "cate_history"]]}
+        model = MyDIN(feature_map(tmp_path), model_root=str(tmp_path), **fields, **histories, **params)
+        assert model.groups[0].target == ("item_id", "cate_id")
+        with pytest.raises(UserError, match="MyDIN: key 'bst_target_field' is unknown"):
+            MyDIN(feature_map(tmp_path), model_root=str(tmp_path), bst_target_field=[["item_id"]], **params)
 
     def test_pretrained_vectors_are_projected(self, tmp_path: Path) -> None:
         """An item made of an id and a frozen vector of another width, as KuaiVideo's."""
@@ -190,103 +234,19 @@ class TestEncodings:
         model = Ordered(feature_map(tmp_path), position_encoding="native+cape", model_root=str(tmp_path), **PARAMS)
         assert [type(link).__name__ for link in model.attentions[0].pe.encodings] == ["Naive", "CAPE"]
 
+    def test_models_are_built_where_a_gpu_is_in_use(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        tables = [build(tmp_path, position_encoding="naive").attentions[0].pe.table for _ in range(2)]
+        assert torch.equal(*tables)
+
     def test_the_encoding_depends_on_the_seed(self, tmp_path: Path) -> None:
         tables = [build(tmp_path, position_encoding="naive", seed=seed).attentions[0].pe.table for seed in (1, 1, 2)]
         assert torch.equal(tables[0], tables[1])
         assert not torch.equal(tables[0], tables[2])
 
 
-class TestTraining:
-    def test_fit_keeps_the_best_epoch(self, tmp_path: Path) -> None:
-        model, values = build(tmp_path), iter([0.6, 0.9, 0.7, 0.7])
-        states = []
-
-        def evaluate(*_: Any, **__: Any) -> dict[str, float]:
-            states.append({key: value.clone() for key, value in model.state_dict().items()})
-            return {"AUC": next(values)}
-
-        model.evaluate = evaluate
-        model.fit(Rows(), epochs=9, validation_data=Rows())
-        assert len(states) == 4  # stopped after two epochs without improvement
-        assert model.best_epoch == 2
-        assert all(torch.equal(value, states[1][key]) for key, value in model.state_dict().items())
-
-    def test_a_stale_checkpoint_is_never_loaded(self, tmp_path: Path) -> None:
-        first = build(tmp_path)
-        first.fit(Rows(), epochs=1, validation_data=Rows())
-        second = build(tmp_path)
-        with pytest.raises(UserError, match="eval_steps=1000, but training has 2 steps"):
-            build(tmp_path, eval_steps=1000).fit(Rows(), epochs=1, validation_data=Rows())
-        second.train_epoch = lambda generator: None  # as when evaluation is never reached
-        with pytest.raises(FileNotFoundError):
-            second.fit(Rows(), epochs=1, validation_data=Rows())
-
-    def test_the_logged_loss_is_the_mean_since_the_last_evaluation(
-        self, tmp_path: Path, caplog: pytest.LogCaptureFixture
-    ) -> None:
-        model, losses = build(tmp_path, eval_steps=3), []
-        step = model.train_step
-
-        def train_step(rows: dict[str, Tensor]) -> Tensor:
-            losses.append(step(rows))
-            return losses[-1]
-
-        model.train_step = train_step
-        with caplog.at_level(logging.INFO):
-            model.fit(Rows(*(batch([3, 2, 5], seed=seed) for seed in range(4))), epochs=2, validation_data=Rows())
-        logged = [float(line.split()[-1]) for line in caplog.messages if line.startswith("Train loss")]
-        means = [torch.stack(losses[:3]).mean(), torch.stack(losses[4:6]).mean()]  # an epoch begins anew
-        assert logged == pytest.approx([mean.item() for mean in means], abs=1e-6)
-
-    def test_nan_monitor_is_an_error_at_first_and_no_improvement_later(self, tmp_path: Path) -> None:
-        one_class = batch([3, 2])
-        one_class["label"] = torch.ones(2)
-        with pytest.raises(UserError, match=r"monitor \{'AUC': 1\} is NaN on the validation data: labels of one class"):
-            build(tmp_path).fit(Rows(), epochs=1, validation_data=Rows(one_class))
-        for mode, values in (("max", [0.6, math.nan, 0.5]), ("min", [0.6, math.nan, 0.7])):
-            model, results = build(tmp_path, monitor_mode=mode), iter(values)
-            model.evaluate = lambda *_, results=results, **__: {"AUC": next(results)}
-            model.fit(Rows(), epochs=3, validation_data=Rows())
-            assert model.best_epoch == 1
-
-    def test_a_weighted_monitor_with_nan_is_no_improvement(self, tmp_path: Path) -> None:
-        model = build(tmp_path, monitor={"logloss": -1, "AUC": 1})
-        results = iter([{"AUC": 0.6, "logloss": 0.5}, {"AUC": math.nan, "logloss": 0.1}, {"AUC": 0.5, "logloss": 0.5}])
-        model.evaluate = lambda *_, **__: next(results)
-        model.fit(Rows(), epochs=3, validation_data=Rows())
-        assert model.best_epoch == 1
-
-    def test_a_missing_monitor_metric_is_an_error(self, tmp_path: Path) -> None:
-        model = build(tmp_path, monitor={"gAUC": 1})
-        model._best_metric = -math.inf
-        with pytest.raises(UserError, match="monitor 'gAUC' is not among the metrics: did you mean 'AUC'"):
-            model.checkpoint_and_earlystop({"AUC": 0.5})
-
-    def test_no_validation_data(self, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match="fit needs validation_data"):
-            build(tmp_path).fit(Rows(), epochs=1)
-
-    def test_scores_that_are_not_finite_give_nan_metrics(self, tmp_path: Path) -> None:
-        model = build(tmp_path)
-        nn.init.constant_(model.dnn.mlp[0].weight, math.nan)
-        assert all(math.isnan(value) for value in model.evaluate(Rows()).values())
-
-    def test_the_checkpoint_is_written_whole_or_not_at_all(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        model, file = build(tmp_path), tmp_path / "weights"
-        model.save_weights(str(file))
-        before = file.read_bytes()
-
-        def broken(state: Any, path: str) -> None:
-            Path(path).write_bytes(b"half")
-            raise OSError("disk full")
-
-        monkeypatch.setattr(torch, "save", broken)
-        with pytest.raises(OSError, match="disk full"):
-            model.save_weights(str(file))
-        assert file.read_bytes() == before
-
+class TestLoss:
     @pytest.mark.parametrize("value", [1, 1.0, "1", "l2(1)", "1e0"])
     def test_regularisers_count_whatever_their_type(self, value: Any, tmp_path: Path) -> None:
         model = build(tmp_path, embedding_regularizer=value)
@@ -301,52 +261,27 @@ class TestTraining:
     def test_learning_rate_as_text(self, tmp_path: Path) -> None:
         assert build(tmp_path, learning_rate="1e-3").optimizer.param_groups[0]["lr"] == 0.001
 
-    @pytest.mark.parametrize("encoding", ["none", "rope+cape"])
-    def test_auxiliary_losses_reach_the_training_loss_once(self, encoding: str, tmp_path: Path) -> None:
-        model, rows = build(tmp_path, position_encoding=encoding), batch([3, 1])
+    @pytest.mark.parametrize("before", [[], ["rope", "cape"]])
+    def test_auxiliary_losses_reach_the_training_loss_once(self, before: list[str], tmp_path: Path) -> None:
+        model, rows = build(tmp_path), batch([3, 1])
+        sizes = (model.attentions[0].pe.dim, 6)
+        links = [*(build_pe(name, *sizes) for name in before), Small(*sizes)]
+        model.attentions[0].pe = Chain(links) if before else links[0]
         output, labels = model(rows), model.get_labels(rows)
-        plain, pe = model.add_loss(output, labels), model.attentions[0].pe
-        last = pe.encodings[-1] if encoding == "rope+cape" else pe
-        last.auxiliary_loss = lambda: torch.tensor(2.5)
-        assert torch.allclose(model.add_loss(output, labels), plain + 2.5)
-
-    def test_auxiliary_losses_are_logged_apart(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-        class Small(PositionEncoding):
-            auxiliary = "smallness"
-
-            def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-                if self.training:
-                    self.learn(0.0 * logits.sum() + 2.0)
-                return logits
-
-        model = build(tmp_path)
-        model.attentions[0].pe = Small(model.attentions[0].pe.dim, 6)
-        with caplog.at_level(logging.INFO):
-            model.fit(Rows(), epochs=2, validation_data=Rows())
-        lines = [record.getMessage() for record in caplog.records if record.getMessage().startswith("Auxiliary")]
-        assert lines == ["Auxiliary losses, part of the train loss, mean over its batches: smallness 2.000000"] * 2
-        assert model.auxiliary == {"smallness": 2.0}
+        assert output["losses"] == {"smallness": 2.0}
+        plain = model.add_loss({"y_pred": output["y_pred"]}, labels)
+        assert torch.allclose(model.add_loss(output, labels), plain + 2.0)
+        assert model(rows)["losses"] == {"smallness": 2.0}  # of this batch alone
 
     @pytest.mark.parametrize("tower", [{"batch_norm": True}, {"dnn_activations": "Dice"}])
     def test_a_batch_of_one_row_trains_with_running_statistics(self, tower: dict[str, Any], tmp_path: Path) -> None:
         model = build(tmp_path, **tower).train()
-        model._max_gradient_norm = 10.0
         before = {key: value.clone() for key, value in model.named_buffers() if key.startswith("dnn")}
         assert model.train_step(batch([3])).isfinite()
         assert all(torch.equal(value, before[key]) for key, value in model.named_buffers() if key in before)
         assert model.dnn.training
         model.train_step(batch([3, 2]))
         assert any(not torch.equal(value, before[key]) for key, value in model.named_buffers() if key in before)
-
-    def test_outputs_come_in_the_order_of_the_data(self, tmp_path: Path) -> None:
-        model, rows = build(tmp_path), Rows()
-        labels, scores, groups = model.outputs(rows)
-        assert labels.tolist() == [0, 1, 0, 1] * 2
-        assert groups is not None
-        assert groups.tolist() == [0, 0, 0, 1] * 2
-        assert torch.allclose(torch.from_numpy(scores[4:]).float(), model(rows.batches[1])["y_pred"].view(-1))
-        with pytest.raises(UserError, match="no rows"):
-            model.outputs([])
 
 
 class TestContextLength:
@@ -382,6 +317,18 @@ class TestContextLength:
     def test_neither_can_be_anything_else(self, key: str, value: Any, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=f"{key}: .* is not a positive whole number"):
             build(tmp_path, **{key: value})
+
+
+@pytest.mark.parametrize(
+    ("gpus", "gpu", "message"), [(0, 0, "gpu 0: there is no GPU here"), (2, 2, "gpu 2: there is none")]
+)
+def test_a_gpu_that_is_not_there_is_refused(
+    gpus: int, gpu: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    with pytest.raises(UserError, match=message):
+        build(tmp_path, gpu=gpu)
 
 
 @pytest.mark.parametrize("encoding", ["time_bias", "time_rope", "cape_time", "time_bias+cape"])

@@ -14,7 +14,8 @@ from models import batch, build
 from torch import nn
 
 from ctr_pe.model_zoo import tables
-from ctr_pe.model_zoo.tables import clip, look_up
+from ctr_pe.model_zoo.tables import look_up
+from ctr_pe.training.steps import clip
 
 
 def gradients(model: Any) -> dict[str, torch.Tensor]:

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +94,7 @@ def jobs_of(
     **params: Any,
 ) -> list[Job]:
     return [
-        Job(Run(model, pe, seed, params), Key(model, dataset, protocol, hash_of(params), "d" * 32, pe, seed))
+        Job(cast(Any, Run(model, pe, seed, params)), Key(model, dataset, protocol, hash_of(params), "d" * 32, pe, seed))
         for seed in range(1, seeds + 1)
         for pe in pes
     ]
@@ -113,7 +113,9 @@ def result_of(key: Key, **changes: Any) -> Result:
         "parameters": 1000,
         "finished": "2025-01-01T00:00:00+00:00",
     }
-    return Result(**key._asdict(), **(facts | changes))
+    named = key._asdict()
+    facts["gpu"] = -1 if named.pop("device") == "cpu" else 0
+    return Result(**named, **(facts | changes))
 
 
 def fill(store: Store, jobs: Sequence[Job]) -> None:

@@ -176,9 +176,10 @@ class _Columns:
             in_order = values.gather(np.asarray(known[feature].originals))
             self.vocabs[feature] = feature_vocab(map(str, in_order))
             self.features[feature] = target_spec(len(known[feature]))
-        for group in self.groups:
+        for listed, group in zip(self.lists, self.groups, strict=True):
+            chosen = listed == "history"
             for feature, name in zip(group.target, group.history, strict=True):
-                self.features[name] = history_spec(feature, len(known[feature]), self.max_len)
+                self.features[name] = history_spec(feature, len(known[feature]), self.max_len, chosen=chosen)
         self.features |= {age: age_spec(self.max_len) for age in self.ages}
 
 

@@ -60,7 +60,8 @@ class Table:
         """FuxiCTR's specifications of the feature and its histories; pretrained vectors are frozen and projected."""
         name, known = self.field.name, len(self.vocabulary)
         specs = {name: target_spec(known, self.field.source)}
-        specs |= {history: history_spec(name, known, MAX_LEN) for history, _ in self.field.histories}
+        for history, column in self.field.histories:
+            specs[history] = history_spec(name, known, MAX_LEN, chosen=column not in self.field.not_chosen)
         if self.vectors is not None:
             dim = self.vectors.dim
             for spec in specs.values():

@@ -1,0 +1,294 @@
+"""Search of hyper-parameters by Optuna, chosen on the validation rows; the best one's test metrics are reported.
+
+The study is a file, so a search that was stopped goes on where it was, and several processes may work on one.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctr_pe.errors import UserError
+
+if TYPE_CHECKING:
+    import optuna
+
+    from ctr_pe.data.dataset import Dataset
+    from ctr_pe.training import Outcome, Run
+
+    Train = Callable[[Run, Callable[[Mapping[str, Any]], None]], Outcome]
+
+STUDY = "study.db"
+POSITION_DIMS, HEADS, DROPOUTS = [16, 32, 64], [1, 2, 4, 8], [0.0, 0.1, 0.2, 0.3]
+
+
+@dataclass(frozen=True)
+class Search:
+    """What is searched with which model and data: ``params`` is fixed; ``space`` holds for each key a list of values,
+    or {low, high, log} of a number."""
+
+    model: str
+    pe: str
+    dataset: Dataset
+    params: Mapping[str, Any]
+    space: Mapping[str, Any]
+    seed: int = 0
+    threads: int = 1
+    gpu: int = -1
+
+
+def tune(search: Search, trials: int, out: Path, train: Train | None = None) -> int:
+    """Search until the study in ``out`` has ``trials`` trials; report the best there and on the terminal.
+
+    Args:
+        train: in place of ``ctr_pe.training.train``.
+
+    Returns:
+        Exit code: 0, or 130 after Ctrl-C.
+
+    Raises:
+        UserError: Optuna is not installed, or ``out`` has a study of another search.
+    """
+    try:
+        import optuna
+    except ImportError:
+        raise UserError("ctr-pe tune needs Optuna: pip install 'ctr_pe[tune]'") from None
+    from ctr_pe import training
+
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # what is to be said is said here
+    study = _study(search, out)
+    objective = _Objective(search, train or training.train)
+    _say(f"{search.model} with {search.pe} on {search.dataset.dataset_id}: {', '.join(search.space)}; study in {out}")
+    if done := len(_finished(study)):
+        _say(f"{done} of {trials} trials are there already")
+    try:
+        while len(_finished(study)) < trials:  # other processes may add to the same study
+            study.optimize(objective, n_trials=1, callbacks=[lambda _, trial: _say(_line(trial))])
+    except KeyboardInterrupt:
+        _say(f"stopped: {len(_finished(study))} of {trials} trials are stored; repeat the same command to go on")
+        return 130
+    _report(search, study, out)
+    return 0
+
+
+def plan(
+    model: str,
+    pe: str,
+    dataset: str,
+    root: Path | None = None,
+    overrides: Mapping[str, Any] | None = None,
+    given: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    threads: int = 1,
+    gpu: int = -1,
+) -> Search:
+    """The search of a model's packaged configuration with ``overrides``.
+
+    Its space is ``position_dim`` if the encoding has one, heads and dropout rates if the model has them, as far as the
+    model can be built with them; ``given`` adds, replaces, or with None removes.
+
+    Raises:
+        UserError: a name or value that nothing takes, or nothing to search.
+    """
+    from ctr_pe.checks import check_encoding, check_params
+    from ctr_pe.config import model_params
+    from ctr_pe.model_zoo.keys import check_gpu
+    from ctr_pe.study import OWN_KEYS, find_dataset
+
+    overrides, given = overrides or {}, given or {}
+    for key in {**overrides, **given}:
+        if key in OWN_KEYS:
+            raise UserError(f"{key}: {OWN_KEYS[key]}")
+    check_encoding(pe)
+    check_gpu(gpu)
+    params = model_params(model, Path(dataset).name, overrides)
+    params = {key: value for key, value in params.items() if key not in OWN_KEYS}
+    check_params(model, {**params, **given})
+    search = Search(model, pe, find_dataset(dataset, root, "heldout"), params, {}, seed, threads, gpu)
+    return replace(search, space=_space(search, given))
+
+
+def _space(search: Search, given: Mapping[str, Any]) -> dict[str, Any]:
+    from ctr_pe.checks import model_class
+
+    cls = model_class(search.model)
+    keys = {name for base in cls.__mro__ if "__init__" in vars(base) for name in inspect.signature(base).parameters}
+    space: dict[str, Any] = {}
+    if "position_dim" in _encoding_options(search.pe, cls):
+        space["position_dim"] = POSITION_DIMS
+    if "num_heads" in keys:
+        fits = [heads for heads in HEADS if not _problems(search, {"num_heads": heads})]
+        if len(fits) < len(HEADS):
+            _say(f"num_heads: only {', '.join(map(str, fits))} divide the items of {search.dataset.dataset_id}")
+        space["num_heads"] = fits
+    space |= {key: DROPOUTS for key in sorted(keys) if key.endswith("dropout")}
+    space = {key: value for key, value in {**space, **given}.items() if value is not None}
+    for key in given.keys() & space.keys():
+        values = space[key]
+        if isinstance(values, dict) and {"low", "high"} <= values.keys() <= {"low", "high", "log"}:
+            values = [values["low"], values["high"]]
+        elif not isinstance(values, list) or not values:
+            raise UserError(f"--space {key}: write a list of values, or {{low: 1e-4, high: 1e-2, log: true}}")
+        for value in values:
+            if found := _problems(search, {key: value}):
+                raise UserError(f"--space {key}: {found[0]}")
+    if not space:
+        raise UserError("nothing to search: name hyper-parameters with --space KEY=[values]")
+    return space
+
+
+def _encoding_options(pe: str, cls: Any) -> set[str]:
+    import importlib
+
+    from ctr_pe.pe import REGISTRY
+
+    options: set[str] = set()
+    for link in pe.split("+"):
+        link = cls.native if link == "native" and isinstance(cls.native, str) else link
+        if link in REGISTRY:
+            module, _, name = REGISTRY[link].partition(":")
+            options |= inspect.signature(getattr(importlib.import_module(module), name)).parameters.keys()
+    return options
+
+
+def _problems(search: Search, changes: Mapping[str, Any]) -> list[str]:
+    from ctr_pe.checks import param_problems
+
+    path = search.dataset.path
+    own = {"model": search.model, "dataset_id": path.name, "position_encoding": search.pe, "monitor": "AUC"}
+    return list(param_problems({**search.params, **changes, **own}, path.parent))
+
+
+def _study(search: Search, out: Path) -> optuna.Study:
+    import optuna
+
+    from ctr_pe.study.store import hash_of
+
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"{out}: {error.strerror}") from None
+    fixed = {key: value for key, value in search.params.items() if key not in search.space}
+    searched = {"fixed": fixed, "space": search.space, "data": search.dataset.data_hash, "pe": search.pe}
+    identity = hash_of(searched | {"seed": search.seed} | ({"device": "cuda"} if search.gpu >= 0 else {}))
+    study = optuna.create_study(
+        storage=f"sqlite:///{out / STUDY}",
+        study_name=f"{search.model}-{search.pe}-{search.dataset.dataset_id}",
+        direction="minimize" if search.params.get("monitor_mode") == "min" else "maximize",
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
+        load_if_exists=True,
+    )
+    if study.user_attrs.setdefault("identity", identity) != identity:
+        raise UserError(f"{out}: a study of other hyper-parameters, data, seed or space: choose another --out")
+    study.set_user_attr("identity", identity)
+    # A sampler that began again at the same seed would draw the first trials a second time.
+    study.sampler = optuna.samplers.TPESampler(seed=search.seed + len(study.trials))
+    return study
+
+
+class _Objective:
+    """One trial: the monitor's best value on the validation rows."""
+
+    def __init__(self, search: Search, train: Train) -> None:
+        self.search, self.train = search, train
+
+    def __call__(self, trial: optuna.Trial) -> float:
+        import optuna
+
+        from ctr_pe.training import Run
+
+        search = self.search
+        chosen = {key: _suggest(trial, key, choices) for key, choices in search.space.items()}
+        trial.set_user_attr("params", chosen)
+        params = {**search.params, **chosen}
+        monitor = params.get("monitor", "AUC")
+        weights: dict[str, float] = monitor if isinstance(monitor, dict) else {monitor: 1.0}
+        values: list[float] = []
+
+        def progress(state: Mapping[str, Any]) -> None:
+            if "valid" in state:
+                values.append(sum(weight * state["valid"][name] for name, weight in weights.items()))
+                if math.isfinite(values[-1]):
+                    trial.report(values[-1], len(values))
+                if trial.should_prune():
+                    raise optuna.TrialPruned
+
+        run = Run(search.model, search.dataset.path, search.pe, search.seed, "heldout", params, search.gpu, search.threads)
+        outcome = self.train(run, progress)
+        trial.set_user_attr("test", outcome.metrics)
+        trial.set_user_attr("epoch", outcome.epoch)
+        best = min if params.get("monitor_mode") == "min" else max
+        return float(best(value for value in values if math.isfinite(value)))
+
+
+def _suggest(trial: optuna.Trial, key: str, choices: Any) -> Any:
+    if isinstance(choices, dict):
+        low, high, log = choices["low"], choices["high"], bool(choices.get("log", False))
+        if isinstance(low, int) and isinstance(high, int):
+            return trial.suggest_int(key, low, high, log=log)
+        return trial.suggest_float(key, low, high, log=log)
+    named = {json.dumps(value): value for value in choices}  # the study stores no lists
+    return named[str(trial.suggest_categorical(key, list(named)))]
+
+
+def _finished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
+    from optuna.trial import TrialState
+
+    return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
+
+
+def _line(trial: optuna.trial.FrozenTrial) -> str:
+    chosen = _written(trial.user_attrs.get("params", {}))
+    if "epoch" not in trial.user_attrs:
+        return f"trial {trial.number}: pruned after epoch {max(trial.intermediate_values, default=0)}: {chosen}"
+    return f"trial {trial.number}: {trial.value:.6f} at epoch {trial.user_attrs['epoch']}: {chosen}"
+
+
+def _report(search: Search, study: optuna.Study, out: Path) -> None:
+    """The best trial on the terminal and in ``best.yaml``; all of them in ``trials.csv``."""
+    import csv
+
+    import yaml
+
+    best = study.best_trial
+    chosen, test = best.user_attrs["params"], best.user_attrs["test"]
+    report = {
+        "model": search.model,
+        "position_encoding": search.pe,
+        "dataset": search.dataset.dataset_id,
+        "trial": best.number,
+        "params": chosen,
+        "valid": best.value,
+        "test": test,
+    }
+    (out / "best.yaml").write_text(yaml.safe_dump(report, sort_keys=False), encoding="utf-8")
+    with open(out / "trials.csv", "w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(["trial", "state", "valid", "epoch", *[f"test_{name}" for name in test], *chosen])
+        for trial in _finished(study):
+            found = trial.user_attrs
+            metrics = [found.get("test", {}).get(name, "") for name in test]
+            values = [found["params"][key] for key in chosen]
+            value = "" if trial.value is None else trial.value
+            writer.writerow([trial.number, trial.state.name.lower(), value, found.get("epoch", ""), *metrics, *values])
+    print(f"best of {len(_finished(study))} trials on the validation rows: trial {best.number}, {best.value:.6f}")
+    print("test: " + "  ".join(f"{name} {value:.6f}" for name, value in test.items()))
+    print(" ".join(f"--set '{key}={json.dumps(value)}'" for key, value in chosen.items()))
+    print(f"{out}: best.yaml, trials.csv, {STUDY}", flush=True)
+
+
+def _written(params: Mapping[str, Any]) -> str:
+    return " ".join(f"{key}={value}" for key, value in params.items())
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+__all__ = ["Search", "plan", "tune"]

@@ -1,0 +1,118 @@
+"""Embedding tables of which a training step touches the rows of its batch alone: ``table_optimizer``.
+
+Not the same mathematics as the dense optimisers, and off by default. With those, every row moves at every step, by its
+momentum and its regularisation; here a row rests while no batch has it. A step then costs what its batch has,
+however large the table.
+
+V rows of a table, D their width, U rows in a batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from fuxictr.pytorch.torch_utils import get_regularizer
+from torch import Tensor, nn
+from torch.optim import Optimizer, SparseAdam
+
+from ctr_pe.errors import UserError, nearest
+
+
+class RowwiseAdagrad(Optimizer):
+    """Adagrad with one number per row: x_r -= lr g_r / (sqrt(s_r) + eps), s_r the sum of mean(g_r²) so far.
+
+    Its state is (V,), where Adam's is twice (V, D). For sparse gradients.
+    """
+
+    def __init__(self, params: Iterable[Tensor], lr: float = 1e-2, eps: float = 1e-10) -> None:
+        super().__init__(params, {"lr": lr, "eps": eps})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for table in group["params"]:
+                if table.grad is None:
+                    continue
+                gradient = table.grad.coalesce()
+                rows, values = gradient.indices()[0], gradient.values()
+                state = self.state[table]
+                if not state:
+                    state["sum"] = table.new_zeros(len(table))
+                state["sum"].index_add_(0, rows, values.square().mean(1))
+                root = state["sum"][rows].sqrt().add_(group["eps"]).unsqueeze(1)
+                table.index_add_(0, rows, values / root, alpha=-group["lr"])
+
+
+OPTIMIZERS: dict[str, type[Optimizer]] = {"lazy_adam": SparseAdam, "rowwise_adagrad": RowwiseAdagrad}
+
+
+class LazyTables(Optimizer):
+    """The tables' optimiser beside that of all other parameters, as one.
+
+    Args:
+        name: of the tables', ``lazy_adam`` or ``rowwise_adagrad``.
+        tables: whose gradients become sparse.
+        others: optimiser of what is left.
+        lr: learning rate of the tables.
+        regularizer: of the tables, as FuxiCTR has it; here of the rows that a batch has.
+
+    Raises:
+        UserError: an unknown name.
+    """
+
+    def __init__(
+        self, name: str, tables: Sequence[nn.Embedding], others: Optimizer, lr: float, regularizer: Any
+    ) -> None:
+        if name not in OPTIMIZERS:
+            raise UserError(f"table_optimizer '{name}' is unknown: {nearest(name, OPTIMIZERS)}")
+        for table in tables:
+            table.sparse = True
+        self.tables = [table.weight for table in tables]
+        self.regularizer = get_regularizer(regularizer)
+        self.each = [others, OPTIMIZERS[name](self.tables, lr=lr)]  # type: ignore[call-arg]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        return list(chain.from_iterable(optimizer.param_groups for optimizer in self.each))
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for optimizer in self.each:
+            optimizer.zero_grad(set_to_none)
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for optimizer in self.each:
+            optimizer.step()
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        """That of both optimisers."""
+        others, tables = (optimizer.state_dict() for optimizer in self.each)
+        return {"others": others, "tables": tables}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+        """Go on from :meth:`state_dict` of an optimiser for the same parameters."""
+        for optimizer, name in zip(self.each, ("others", "tables"), strict=True):
+            optimizer.load_state_dict(state_dict[name])
+
+    @torch.no_grad()
+    def clip(self, parameters: Iterable[Tensor], most: float) -> None:
+        """Add the rows' regularisation to their gradients, then clip all gradients by their common norm, as
+        ``torch.nn.utils.clip_grad_norm_`` does, which takes no sparse ones."""
+        for table in self.tables:
+            if table.grad is not None:
+                table.grad = self._regularized(table, table.grad.coalesce())
+        found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+        values = [gradient.values() if gradient.is_sparse else gradient for gradient in found]
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in values]))
+        share = (most / (norm + 1e-6)).clamp(max=1.0)
+        for part in values:
+            part.mul_(share)
+
+    def _regularized(self, table: Tensor, gradient: Tensor) -> Tensor:
+        rows, values = gradient.indices(), gradient.values()
+        own = table[rows[0]]
+        for power, weight in self.regularizer:
+            values = values.add(own if power == 2 else own.sign(), alpha=weight)
+        return torch.sparse_coo_tensor(rows, values, table.shape, is_coalesced=True, check_invariants=False)

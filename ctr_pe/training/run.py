@@ -1,0 +1,141 @@
+"""One run: a model, data, an encoding, a seed and parameters in; metrics, scores and the history of the epochs out.
+
+``ctr-pe benchmark``, ``ctr-pe tune``, ``run_expid.py`` and scripts of your own all train through :func:`train`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ctr_pe.checks import model_class
+from ctr_pe.data.dataset import Dataset, open_dataset
+from ctr_pe.errors import UserError, nearest
+from ctr_pe.evaluation import evaluate
+from ctr_pe.fields import group_params
+from ctr_pe.training.loop import Epoch, Progress, fit, save
+from ctr_pe.training.scoring import score
+from ctr_pe.training.source import Source
+
+PROTOCOLS = {
+    # what is trained on, what selects the epoch
+    "heldout": (("train",), "valid"),
+    "paper": (("train", "valid"), "test"),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run. Equal runs give equal results, whatever else the machine does.
+
+    ``model``: a name of ``ctr-pe list``, or a subclass of RankModel. ``dataset``: the directory of one, or any source.
+    ``pe``: an encoding, or one per field group. ``protocol``: ``heldout`` trains on train and selects the epoch on
+    valid; ``paper`` trains on train + valid and selects on test. ``params``: all other hyper-parameters under FuxiCTR's
+    names; with ``model_root`` the checkpoint stays there. ``threads``: of this run; another number may change the last
+    bits of the results; None leaves them as they are. ``weights``: a file for those of the best epoch.
+    """
+
+    model: str | type
+    dataset: Path | Source
+    pe: str | Sequence[str]
+    seed: int
+    protocol: str = "heldout"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    gpu: int = -1
+    threads: int | None = 1
+    weights: Path | None = None
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """``metrics`` on test (none without test rows), of the ``epoch`` (from 1) that was best on the selecting split;
+    ``scores`` float32, one per test row in file order; ``seconds`` of training and evaluation; ``parameters`` of the
+    model; ``auxiliary`` losses by name, means over the batches of the last epoch; ``valid``: metrics on the selecting
+    split; ``history`` of the epochs."""
+
+    metrics: dict[str, float]
+    epoch: int
+    seconds: float
+    scores: npt.NDArray[np.float32]
+    parameters: int
+    auxiliary: Mapping[str, float] = field(default_factory=dict)
+    valid: Mapping[str, float] = field(default_factory=dict)
+    history: tuple[Epoch, ...] = ()
+
+
+def train(run: Run, progress: Progress | None = None) -> Outcome:
+    """Train and evaluate on test.
+
+    Args:
+        progress: as in :func:`~ctr_pe.training.fit`.
+
+    Raises:
+        UserError: a bad data set, hyper-parameter, encoding, device or protocol, or weights that cannot be written.
+    """
+    if run.protocol not in PROTOCOLS:
+        raise UserError(f"protocol '{run.protocol}' is unknown: {nearest(run.protocol, PROTOCOLS)}")
+    start = time.perf_counter()
+    if run.threads is not None:
+        torch.set_num_threads(run.threads)
+    source = run.dataset if isinstance(run.dataset, Source) else Source.of(open_dataset(str(run.dataset)))
+    params = {**run.params, "seed": run.seed}
+    with contextlib.ExitStack() as stack:
+        folder = params.get("model_root") or stack.enter_context(tempfile.TemporaryDirectory(prefix="ctr-pe-"))
+        model = build_model(run, source, folder)
+        model.count_parameters()  # into the log
+        train_on, select_on = PROTOCOLS[run.protocol]
+        rows = source.batches(model.feature_map, train_on, params, train=True)
+        validation = source.batches(model.feature_map, [select_on], params)
+        torch.manual_seed(run.seed + 1)  # dropout has a stream of its own, the same for every encoding
+        fitted = fit(model, rows, validation, int(params.get("epochs", 10)), progress=progress)
+        metrics, scores = {}, np.zeros(0)
+        if "test" in source.files:
+            labels, scores, groups = score(model, source.batches(model.feature_map, ["test"], params))
+            names = [name for name in model.validation_metrics if name != "gAUC" or groups is not None]
+            metrics = evaluate(labels, scores, groups, names)
+        if run.weights is not None:
+            save(model, run.weights)
+    return Outcome(
+        metrics=metrics,
+        epoch=fitted.best.number,
+        seconds=time.perf_counter() - start,
+        scores=scores.astype(np.float32),
+        parameters=sum(p.numel() for p in model.parameters()),
+        auxiliary=fitted.history[-1].auxiliary,
+        valid=fitted.best.metrics,
+        history=fitted.history,
+    )
+
+
+def build_model(run: Run, data: Dataset | Source, folder: str) -> Any:
+    """The run's model with its initial weights, which depend on the seed; those of the backbone on nothing else.
+
+    Field groups are the data set's where the parameters name none. Checkpoints go below ``folder``.
+    """
+    source = Source.of(data) if isinstance(data, Dataset) else data
+    cls = model_class(run.model)
+    feature_map = source.feature_map({"embedding_dim": 64, **run.params})
+    params: dict[str, Any] = {"model_id": f"{cls.__name__}-{run.pe}", **run.params}
+    params |= {"gpu": run.gpu, "model_root": folder, "position_encoding": run.pe}
+    if source.dataset is not None and not _names_groups(cls, params):
+        fields = group_params(source.dataset.groups)
+        params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
+    torch.manual_seed(run.seed)
+    np.random.seed(run.seed % 2**32)  # noqa: NPY002  FuxiCTR's pretrained embeddings draw from it
+    return cls(feature_map, **params)
+
+
+def _names_groups(cls: Any, params: Mapping[str, Any]) -> bool:
+    from ctr_pe.model_zoo.keys import prefixes
+
+    ways = ["", *(f"{prefix}_" for prefix in prefixes(cls))]
+    return all(any(params.get(way + key) for way in ways) for key in ("target_field", "sequence_field"))

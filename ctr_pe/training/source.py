@@ -1,0 +1,101 @@
+"""Where the rows of a run come from: a data set of this package, or files that FuxiCTR has built."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ctr_pe.data.dataset import Dataset
+from ctr_pe.data.loader import BatchLoader
+from ctr_pe.errors import UserError, nearest
+
+
+@dataclass(frozen=True)
+class Source:
+    """``folder`` with feature_map.json and ``files``, split to file or directory; ``dataset`` if it is one of ours."""
+
+    folder: Path
+    dataset_id: str
+    files: Mapping[str, str]
+    dataset: Dataset | None = None
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> Source:
+        """A data set of this package."""
+        files = {split: str(dataset.split(split)) for split in dataset.rows}
+        return cls(dataset.path, dataset.dataset_id, files, dataset)
+
+    def feature_map(self, params: Mapping[str, Any]) -> Any:
+        """FuxiCTR's feature map with the group id, the features in use and the changes of the parameters.
+
+        Raises:
+            UserError: one of them names a feature that is not there.
+        """
+        from fuxictr.features import FeatureMap
+
+        file = self.folder / "feature_map.json"
+        names = [name for spec in json.loads(file.read_text(encoding="utf-8"))["features"] for name in spec]
+        specs = params.get("feature_specs") or []
+        of_specs = [spec["name"] if isinstance(spec["name"], list) else [spec["name"]] for spec in specs]
+        group_id = params.get("group_id") or (self.dataset.group_id if self.dataset else None)
+        for key, given in {
+            "group_id": [group_id] if group_id else [],
+            "use_features": params.get("use_features") or [],
+            "feature_specs": [name for changed in of_specs for name in changed],
+        }.items():
+            for name in given:
+                if name not in names:
+                    raise UserError(f"{key}: no feature '{name}' in {self.folder}: {nearest(name, names)}")
+        feature_map = FeatureMap(self.dataset_id, str(self.folder))
+        feature_map.load(str(file), {**params, "group_id": group_id})
+        return feature_map
+
+    def batches(self, feature_map: Any, splits: Sequence[str], params: Mapping[str, Any], train: bool = False) -> Any:
+        """Batches of the splits, one after the other, as ``batch_size``, ``num_workers`` and, to train, ``shuffle`` and
+        ``seed`` say; it has a length.
+
+        Raises:
+            UserError: a split that is missing, or what the loader refuses.
+        """
+        for split in splits:
+            if split not in self.files:
+                raise UserError(f"{self.folder}: no split '{split}': {nearest(split, self.files)}")
+        paths = [self.files[split] for split in splits]
+        size, ahead = int(params.get("batch_size", 1024)), int(params.get("num_workers") or 0)
+        shuffle = train and bool(params.get("shuffle", True))
+        if self.dataset is None and params.get("data_format") == "npz":
+            from fuxictr.pytorch.dataloaders import RankDataLoader
+
+            given = {"data_format": "npz", "batch_size": size, "shuffle": shuffle, "num_workers": ahead}
+            if train:
+                return RankDataLoader(feature_map, "train", train_data=paths[0], **given)[0]
+            return RankDataLoader(feature_map, "test", test_data=paths[0], **given)
+        role, seed = "train" if train else "valid", int(params.get("seed", 0))
+        rows = BatchLoader(feature_map, paths, role, size, shuffle=shuffle, seed=seed)
+        return MadeAhead(rows, ahead) if ahead > 0 else rows
+
+
+class MadeAhead:
+    """The same batches; a thread makes up to ``count`` of them before they are asked for."""
+
+    def __init__(self, batches: Any, count: int) -> None:
+        self.batches, self.count = batches, count
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        batches: Iterable[dict[str, Tensor]] = self.batches
+        iterator = iter(batches)
+        with ThreadPoolExecutor(1) as thread:
+            coming = deque(thread.submit(next, iterator, None) for _ in range(self.count))
+            while (batch := coming.popleft().result()) is not None:
+                coming.append(thread.submit(next, iterator, None))
+                yield batch

@@ -1,0 +1,176 @@
+"""``ctr-pe tune``: searches what there is to search, selects on the validation rows, goes on where it stopped."""
+
+from __future__ import annotations
+
+import csv
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import optuna
+import pytest
+import yaml
+
+from ctr_pe.config import parse_overrides
+from ctr_pe.data.synthetic import generate
+from ctr_pe.errors import UserError
+from ctr_pe.study.tune import plan, tune
+from ctr_pe.training import Outcome, Run
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    generate(folder / "synthetic", users=60, valid_users=30, test_users=30, items=100, categories=10)
+    return folder
+
+
+def main(root: Path, out: Path, trainer: Any = None, trials: int = 4, **changes: Any) -> int:
+    """``ctr-pe tune`` with a trainer in place of training."""
+    given: dict[str, Any] = {"model": "DIN", "pe": "cape", "dataset": "synthetic", "root": root} | changes
+    given |= {"given": parse_overrides(given.pop("space", [])), "overrides": parse_overrides(given.pop("set", []))}
+    return tune(plan(**given), trials, out, trainer)
+
+
+class Trainer:
+    """Stands in for training: valid prefers a large position_dim, test a small one."""
+
+    def __init__(self) -> None:
+        self.runs: list[Run] = []
+        self.epochs = 0
+
+    def __call__(self, run: Run, progress: Callable[[Mapping[str, Any]], None]) -> Outcome:
+        self.runs.append(run)
+        good = run.params["position_dim"] / 100 - run.params["net_dropout"]
+        for epoch in range(1, 5):
+            self.epochs += 1
+            progress({"epoch": epoch, "batch": 0, "batches": 1})
+            progress({"epoch": epoch, "valid": {"gAUC": good + epoch / 1000}})
+        return Outcome({"gAUC": 1 - good}, 4, 0.1, np.zeros(1, np.float32), 1)
+
+
+def space(root: Path, model: str = "DIN", pe: str = "cape", **overrides: Any) -> dict[str, Any]:
+    return dict(plan(model, pe, "synthetic", root, overrides).space)
+
+
+def test_selects_on_valid_and_reports_test_of_the_best(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer = Trainer()
+    small = ["net_dropout=[0.0, 0.3]", "attention_dropout=null"]
+    assert main(root, tmp_path / "t", trainer, trials=12, space=small) == 0
+    assert len(trainer.runs) == 12
+    assert {run.protocol for run in trainer.runs} == {"heldout"}
+    best = yaml.safe_load((tmp_path / "t" / "best.yaml").read_text())
+    assert best["params"]["position_dim"] == 64
+    assert best["params"]["net_dropout"] == 0.0
+    assert best["valid"] == pytest.approx(0.644)
+    assert best["test"]["gAUC"] == pytest.approx(0.36)
+    assert trainer.epochs < 4 * 12  # trials below the median were stopped
+    rows = list(csv.DictReader((tmp_path / "t" / "trials.csv").open()))
+    assert len(rows) == 12
+    assert {row["state"] for row in rows} == {"complete", "pruned"}
+    shown = capsys.readouterr()
+    assert "test: gAUC 0.36" in shown.out
+    assert "--set 'position_dim=64'" in shown.out
+    assert "pruned after epoch" in shown.err
+
+
+def test_a_study_goes_on_where_it_stopped(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def interrupted(run: Run, progress: Callable[[Mapping[str, Any]], None]) -> Outcome:
+        if len(trainer.runs) == 2:
+            raise KeyboardInterrupt
+        return trainer(run, progress)
+
+    trainer = Trainer()
+    assert main(root, tmp_path / "t", interrupted) == 130
+    assert "stopped: 2 of 4 trials are stored" in capsys.readouterr().err
+    assert main(root, tmp_path / "t", trainer) == 0
+    assert "2 of 4 trials are there already" in capsys.readouterr().err
+    assert len(trainer.runs) == 4
+    assert main(root, tmp_path / "t", trainer) == 0
+    assert len(trainer.runs) == 4
+    with pytest.raises(UserError, match="choose another --out"):
+        main(root, tmp_path / "t", trainer, set=["embedding_dim=8"])
+
+
+def test_equal_seeds_search_equally(root: Path, tmp_path: Path) -> None:
+    found = []
+    for name in ("a", "b"):
+        trainer = Trainer()
+        main(root, tmp_path / name, trainer)
+        found.append([dict(run.params) for run in trainer.runs])
+    assert found[0] == found[1]
+
+
+def test_the_space_follows_encoding_and_model(root: Path) -> None:
+    assert space(root).keys() == {"position_dim", "attention_dropout", "net_dropout"}
+    assert space(root, pe="rope").keys() == {"attention_dropout", "net_dropout"}
+    assert "position_dim" in space(root, pe="rope+cape")
+    heads = space(root, model="BST")["num_heads"]
+    assert heads == [1, 2, 4, 8]
+
+
+def test_heads_that_do_not_divide_the_items_are_left_out(root: Path) -> None:
+    assert space(root, "BST", embedding_dim=2)["num_heads"] == [1, 2, 4]
+
+
+def test_spaces_of_ones_own(root: Path, tmp_path: Path) -> None:
+    given = [
+        "learning_rate={low: 1e-4, high: 1e-2, log: true}",
+        "dnn_hidden_units=[[8], [16, 8]]",
+        "batch_size={low: 16, high: 64}",
+        "attention_dropout=null",
+    ]
+    trainer = Trainer()
+    assert main(root, tmp_path / "t", trainer, space=given, trials=6) == 0
+    for run in trainer.runs:
+        assert 1e-4 <= run.params["learning_rate"] <= 1e-2
+        assert run.params["dnn_hidden_units"] in ([8], [16, 8])
+        assert isinstance(run.params["batch_size"], int)
+        assert run.params["attention_dropout"] == 0  # as configured
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"space": ["position_dims=[8]"]}, "did you mean 'position_dim'?"),
+        ({"space": ["position_dim=8"]}, "a list of values"),
+        ({"space": ["position_dim=[8, big]"]}, "--space position_dim: 'position_dim': a valid integer"),
+        ({"space": ["position_encoding=[cape, rope]"]}, "position_encoding: use --pe"),
+        (
+            {"space": [f"{key}=null" for key in ("position_dim", "attention_dropout", "net_dropout")]},
+            "nothing to search",
+        ),
+        ({"set": ["net_droput=0"]}, "did you mean 'net_dropout'?"),
+        ({"pe": "cap"}, "did you mean 'cape'?"),
+        ({"model": "DINN"}, "did you mean 'DIN'?"),
+        ({"dataset": "nowhere"}, "no data set 'nowhere'"),
+    ],
+)
+def test_mistakes_are_refused_before_anything_is_trained(
+    root: Path, tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    trainer = Trainer()
+    with pytest.raises(UserError) as error:
+        main(root, tmp_path / "t", trainer, **changes)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not trainer.runs
+
+
+def test_without_optuna_the_extra_is_named(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    with pytest.raises(UserError, match=r"pip install 'ctr_pe\[tune\]'"):
+        main(root, tmp_path)
+
+
+def test_trains_for_real(root: Path, tmp_path: Path) -> None:
+    small = ["epochs=2", "embedding_dim=4", "attention_hidden_units=[4]", "dnn_hidden_units=[4]", "batch_size=100"]
+    assert main(root, tmp_path / "t", trials=2, set=small) == 0
+    best = yaml.safe_load((tmp_path / "t" / "best.yaml").read_text())
+    assert set(best["test"]) == {"gAUC", "AUC", "logloss"}
+    study = optuna.load_study(study_name="DIN-cape-synthetic", storage=f"sqlite:///{tmp_path / 't' / 'study.db'}")
+    assert len(study.trials) == 2

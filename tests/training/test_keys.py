@@ -1,0 +1,187 @@
+"""One training path: every key of training changes something or is refused, whichever way a run comes in."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from torch import Tensor
+
+from ctr_pe import cli, training
+from ctr_pe.checks import check_params
+from ctr_pe.commands import run_expid
+from ctr_pe.config import model_params, parse_overrides
+from ctr_pe.data.loader import BatchLoader
+from ctr_pe.data.synthetic import generate
+from ctr_pe.errors import UserError
+from ctr_pe.model_zoo.keys import TRAINING_KEYS
+from ctr_pe.training import Outcome, Run
+
+BASE = {
+    "attention_hidden_units": "[4]",
+    "batch_size": "32",
+    "dnn_hidden_units": "[4]",
+    "early_stop_patience": "3",
+    "embedding_dim": "4",
+    "epochs": "4",
+    "learning_rate": "0.1",
+    "monitor": "AUC",
+}
+CHANGES = {
+    "amp": "true",
+    "batch_size": "48",
+    "early_stop_patience": "1",
+    "embedding_regularizer": "0.01",
+    "epochs": "1",
+    "eval_steps": "2",
+    "gpu": "7",
+    "learning_rate": "0.01",
+    "loss": "mse_loss",
+    "max_gradient_norm": "0.01",
+    "metrics": "[logloss]",
+    "monitor": "logloss",
+    "monitor_mode": "min",
+    "net_regularizer": "0.01",
+    "num_workers": "2",
+    "optimizer": "SGD",
+    "reduce_lr_on_plateau": "false",
+    "save_best_only": "false",
+    "seed": "5",
+    "shuffle": "false",
+    "table_optimizer": "rowwise_adagrad",
+    "task": "regression",
+    "verbose": "1",
+}
+
+
+class Seen(NamedTuple):
+    """What there is to see of a run."""
+
+    code: int
+    error: str = ""
+    history: Sequence[Any] = ()
+    outcome: Sequence[Any] = ()
+    made_ahead: bool = False
+    bar: bool = False
+
+    def of(self, outcome: Outcome) -> Seen:
+        history = [(e.number, e.steps, e.loss, *e.metrics.items()) for e in outcome.history]
+        found = (outcome.epoch, *outcome.metrics.items(), outcome.scores.tobytes())
+        return self._replace(history=history, outcome=found)
+
+
+Way = Callable[..., Seen]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    generate(folder / "synthetic", users=12, valid_users=10, test_users=8, items=50, categories=5)
+    return folder
+
+
+def benchmark(pairs: Sequence[str], data: Path, out: Path, checkout: Path) -> int:
+    given = ["--model", "DIN", "--pe", "cape", "--repeats", "1", "--out", str(out), "--data-root", str(data)]
+    return cli.main(["benchmark", *given, *pairs])
+
+
+def tune(pairs: Sequence[str], data: Path, out: Path, checkout: Path) -> int:
+    space = ["net_dropout=[0]", "attention_dropout=null", "position_dim=null"]
+    given = ["--pe", "cape", "--trials", "1", "--out", str(out), "--data-root", str(data)]
+    return cli.main(["tune", *given, *(part for one in space for part in ("--space", one)), *pairs])
+
+
+def experiment(pairs: Sequence[str], data: Path, out: Path, checkout: Path) -> int:
+    (out / "data").symlink_to(data)
+    given = ["--config", str(checkout / "config"), "--expid", "DIN_synthetic", "--set", "position_encoding=cape"]
+    return run_expid.main([*given, *(["--set", "seed=0"] if "seed=5" not in pairs else []), *pairs])
+
+
+@pytest.fixture(params=[benchmark, tune, experiment], ids=lambda way: way.__name__)
+def way(
+    request: pytest.FixtureRequest,
+    data: Path,
+    tmp_path: Path,
+    checkout: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Iterator[Way]:
+    """Trains with BASE and what is given, in this process."""
+    outcomes: list[Outcome] = []
+    made_by: set[bool] = set()
+    train, batches = training.train, BatchLoader.__iter__
+
+    def recording(run: Run, progress: Any = None) -> Outcome:
+        outcomes.append(train(run, progress))
+        return outcomes[-1]
+
+    def iterate(self: BatchLoader) -> Iterator[dict[str, Tensor]]:
+        for made in batches(self):
+            made_by.add(threading.current_thread() is threading.main_thread())
+            yield made
+
+    def run_all(jobs: Sequence[Any], *_: Any) -> int:
+        recording(jobs[0].run)
+        return 0
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(training, "train", recording)
+    monkeypatch.setattr("ctr_pe.study.runner.run_all", run_all)
+    monkeypatch.setattr(BatchLoader, "__iter__", iterate)
+    before = logging.root.handlers[:], logging.root.level
+
+    def run(**changes: str) -> Seen:
+        pairs = [part for key, value in {**BASE, **changes}.items() for part in ("--set", f"{key}={value}")]
+        code = request.param(pairs, data, tmp_path, checkout)
+        shown = capsys.readouterr()
+        if code:
+            return Seen(code, shown.err)
+        (outcome,) = outcomes
+        return Seen(code, made_ahead=False in made_by, bar="it/s" in shown.out).of(outcome)
+
+    yield run
+    logging.root.handlers[:], level = before
+    logging.root.setLevel(level)
+
+
+@pytest.fixture(scope="module")
+def baseline(data: Path) -> Seen:
+    """The run with BASE, by a script of one's own."""
+    given = parse_overrides(f"{key}={value}" for key, value in BASE.items())
+    params = model_params("DIN", "synthetic", given) | {"net_dropout": 0}
+    own = ("position_encoding", "model_root", "seed")
+    params = {key: value for key, value in params.items() if key not in own}
+    return Seen(0).of(training.train(Run("DIN", data / "synthetic", "cape", 0, params=params)))
+
+
+def test_every_key_of_training_is_tried() -> None:
+    assert CHANGES.keys() == TRAINING_KEYS
+
+
+def test_all_ways_in_give_the_same_run(baseline: Seen, way: Way) -> None:
+    assert way() == baseline
+    assert 1 < len(baseline.history) <= 4
+
+
+@pytest.mark.parametrize("key", sorted(CHANGES))
+def test_every_key_changes_something_or_is_refused(key: str, baseline: Seen, way: Way) -> None:
+    found = way(**{key: CHANGES[key]})
+    if found.code:
+        assert key in found.error
+        assert found.code == 2
+    else:
+        assert found != baseline
+    if key == "num_workers":  # who makes the batches, and nothing else
+        assert found == baseline._replace(made_ahead=True)
+    if key == "verbose":
+        assert found == baseline._replace(bar=True)
+
+
+@pytest.mark.parametrize("key", ["train_data", "data_format", "min_categr_count"])
+def test_keys_of_data_are_refused_for_data_that_are_built(key: str) -> None:
+    with pytest.raises(UserError, match=f"{key}: the data set decides it"):
+        check_params("DIN", {key: 1})
