@@ -60,13 +60,14 @@ def model_class(name: str | type) -> Any:
     Raises:
         UserError: there is none of this name.
     """
-    from ctr_pe import model_zoo
+    from ctr_pe.model_zoo import MODELS
 
     if isinstance(name, type):
         return name
-    if name not in model_zoo.MODELS:
-        raise UserError(f"model '{name}' is unknown: {nearest(name, model_zoo.MODELS)}")
-    return getattr(model_zoo, name)
+    if name not in MODELS:
+        raise UserError(f"model '{name}' is unknown: {nearest(name, MODELS)}")
+    module, _, cls = MODELS[name].partition(":")
+    return getattr(importlib.import_module(module), cls)
 
 
 def check_encoding(name: str) -> str:

@@ -13,13 +13,14 @@ import yaml
 
 from ctr_pe import model_zoo
 from ctr_pe.checks import FUXICTR, known_types
-from ctr_pe.choices import ACTIVATIONS, CHOICES, FUSED, LOSSES, METRICS, OPTIMIZERS, choose
+from ctr_pe.choices import ACTIVATIONS, CHOICES, FUSED, LOSSES, OPTIMIZERS, choose
 from ctr_pe.cli import main
+from ctr_pe.commands.run_expid import main as run_expid
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.sources.fuxictr_csv import Column
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
-from ctr_pe.commands.run_expid import main as run_expid
+from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.model_zoo import DIEN, DIN, DMIN, MODELS
 from ctr_pe.units.activations import make_activation
 from ctr_pe.validate import check

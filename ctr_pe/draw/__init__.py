@@ -39,11 +39,11 @@ def picture(out: Path, wanted: Wanted) -> None:
     dataset, found = drawn(wanted)
     batch = some_requests(dataset, found[0].before, REQUESTS)
     longest = _longest(found[0], batch)
-    measured = {one.run.pe: _measured(one, batch, longest) for one in found}
+    measured = {one.pe: _measured(one, batch, longest) for one in found}
     side_by_side = [attention(pe, moments) for pe, moments in measured.items()]
     own = {pe: of_links(moments) for pe, moments in measured.items()}
     if len(found) == 1:
-        pe = found[0].run.pe
+        pe = found[0].pe
         sections = [Section(pe, [attention("Attention by position", measured[pe]), *own[pe]])]
     else:
         sections = [Section("Attention by position", side_by_side)]
@@ -81,7 +81,7 @@ def _about(found: list[Drawn], measured: Mapping[str, Any], requests: int) -> li
         lines[0] += " Heads are averaged where they are not named."
     if (count := len(all_units(found[0].before))) > UNITS:
         lines.append(f"Shown: the lowest {UNITS} of {count} attentions.")
-    gauc = {one.run.pe: one.result.metrics.get("gAUC") for one in found if one.result is not None}
+    gauc = {one.pe: one.result.metrics.get("gAUC") for one in found if one.result is not None}
     if scores := [f"{pe} {value:.4f}" for pe, value in gauc.items() if value is not None]:
         lines.append(f"gAUC on test: {', '.join(scores)}.")
     acts = {

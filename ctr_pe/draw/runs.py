@@ -50,6 +50,11 @@ class Drawn:
     after: Any = None
     result: Result | None = None
 
+    @property
+    def pe(self) -> str:
+        """The encoding's name."""
+        return str(self.run.pe)
+
 
 def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
     """The models asked for, in their order, and the data set they are made for.
