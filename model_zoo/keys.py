@@ -64,7 +64,9 @@ def check_gpu(gpu: Any) -> None:
         raise UserError(f"gpu: {gpu!r} is not a whole number")
     there = torch.cuda.device_count() if gpu >= 0 and torch.cuda.is_available() else 0
     if gpu >= there > 0:
-        raise UserError(f"gpu {gpu}: there is none of this number (--gpu: {', '.join(map(str, range(there)))}, -1: CPU)")
+        raise UserError(
+            f"gpu {gpu}: there is none of this number (--gpu: {', '.join(map(str, range(there)))}, -1: CPU)"
+        )
     if gpu >= 0 and there == 0:
         raise UserError(f"gpu {gpu}: there is no GPU here (--gpu -1 for the CPU)")
 

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 from ctr_pe.choices import FUSED, choose
 from ctr_pe.training.lazy import LazyTables
 
+
 def make_optimizer(model: Any, name: str, lr: float, table_optimizer: str | None = None) -> Optimizer:
     """The optimiser ``name`` of torch for a model's parameters, with its fused step where it has one.
 

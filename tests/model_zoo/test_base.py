@@ -85,7 +85,11 @@ class TestFieldGroups:
         seen: list[list[Tensor]] = []
         for one in (slice(None), slice(0, 1), slice(1, 2)):
             given = {key: value[one] for key, value in groups.items()}
-            pooled = {"item_history": {"feature_encoder": "layers.MaskedSumPooling()"}} if one.start and len(second) == 1 else {}
+            pooled = (
+                {"item_history": {"feature_encoder": "layers.MaskedSumPooling()"}}
+                if one.start and len(second) == 1
+                else {}
+            )
             model, found = build(tmp_path, pooled, **given, **params), []
             for index, table in enumerate(model.embedding_layer.parameters()):
                 nn.init.normal_(table, generator=torch.Generator().manual_seed(index))
@@ -299,7 +303,9 @@ class TestContextLength:
             build(tmp_path, **{key: value})
 
 
-@pytest.mark.parametrize(("gpus", "gpu", "message"), [(0, 0, "gpu 0: there is no GPU here"), (2, 2, "gpu 2: there is none")])
+@pytest.mark.parametrize(
+    ("gpus", "gpu", "message"), [(0, 0, "gpu 0: there is no GPU here"), (2, 2, "gpu 2: there is none")]
+)
 def test_a_gpu_that_is_not_there_is_refused(
     gpus: int, gpu: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -22,9 +22,7 @@ def test_it_joins_the_training_loss(name: str, encoding: str, tmp_path: Path) ->
         torch.manual_seed(3)
         output = model(rows)
         after.append(torch.rand(2))
-        losses.append(
-            (model.compute_loss(output, model.get_labels(rows)), {k: v[0] for k, v in model._auxiliary.items()})
-        )
+        losses.append((model.compute_loss(output, model.get_labels(rows)), dict(model.auxiliary_parts)))
     (plain, without), (total, parts) = losses
     assert NAME not in without
     assert parts[NAME].isfinite()

@@ -16,8 +16,8 @@ import yaml
 from ctr_pe.config import parse_overrides
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
-from ctr_pe.training import Outcome, Run
 from ctr_pe.study.tune import plan, tune
+from ctr_pe.training import Outcome, Run
 
 
 @pytest.fixture(scope="module")

@@ -79,7 +79,7 @@ Way = Callable[..., Seen]
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    generate(folder / "synthetic", users=12, valid_users=10, test_users=8, items=50, categories=5)
+    generate(folder / "synthetic", users=20, valid_users=10, test_users=10, items=50, categories=5)
     return folder
 
 
