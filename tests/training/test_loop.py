@@ -112,6 +112,15 @@ def test_a_step_needs_no_fit_and_clips_by_the_models_own_norm(tmp_path: Path) ->
     assert moved[2] == pytest.approx(1e-3, rel=1e-2)
 
 
+def test_fit_takes_all_parameters_as_fuxictrs_script_gives_them(tmp_path: Path) -> None:
+    params = {"epochs": 2, "max_gradient_norm": 1.0, "learning_rate": 0.1, "model": "DIN", "dnn_hidden_units": [8]}
+    model = build(tmp_path)
+    assert len(model.fit(Rows(), validation_data=Rows(), **params).history) == 2
+    assert model._max_gradient_norm == 1.0
+    with pytest.raises(UserError, match="did you mean 'epochs'"):
+        model.fit(Rows(), validation_data=Rows(), epoch=2)
+
+
 def test_a_stale_checkpoint_is_never_loaded(tmp_path: Path) -> None:
     build(tmp_path).fit(Rows(), epochs=1, validation_data=Rows())
     with pytest.raises(UserError, match="eval_steps=1000, but training has 2 steps"):
