@@ -262,8 +262,9 @@ class RankModel(BaseModel):  # type: ignore[misc]
                 own = {field: values.gather(1, newest) for field, values in own.items()}
             positions.append(Positions.from_mask(mask, age))  # looked up packed: most slots of a batch are padding
             histories.append({field: positions[-1].pack(values) for field, values in own.items()})
-        for field in {field for own in histories for field in own}:
-            ids[field] = torch.cat([own[field] for own in histories if field in own])
+        ids |= {
+            field: torch.cat([own[field] for own in histories if field in own]) for own in histories for field in own
+        }
         embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer if self.training else None)
         features = [embedded[name] for name in self.other_fields]
         clicked = self.get_labels(inputs).view(-1) > 0 if self.training else None
