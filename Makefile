@@ -12,7 +12,7 @@ lint:
 	ruff format --check .
 
 types:
-	mypy --strict ctr_pe
+	python .ci/types.py
 
 test:
 	pytest -q -n 2

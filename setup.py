@@ -3,7 +3,7 @@
 ``model_zoo/`` and ``config/`` stay at the top of the checkout, where FuxiCTR users look for them, and are installed
 inside the package: the fuxictr wheel already owns a top-level ``model_zoo``.
 
-``ctr_pe/compiled/`` is compiled where there is a C compiler. Without one the package does the same in torch.
+``ctr_pe/ops/csrc/`` is compiled where there is a C compiler. Without one the package does the same in torch.
 """
 
 import re
@@ -17,13 +17,10 @@ README = HERE / "README.md"
 VERSION = re.search(r'^__version__ = "(.+)"$', (HERE / "ctr_pe/__init__.py").read_text(encoding="utf-8"), re.MULTILINE)
 assert VERSION, "ctr_pe/__init__.py holds no __version__"
 
-COMPILED = Extension(
-    "ctr_pe.compiled._code",
-    [f"ctr_pe/compiled/{name}.c" for name in ("code", "avx2", "avx512")],
-    depends=[
-        f"ctr_pe/compiled/{name}.h"
-        for name in ("variant", "vectors", "contextual", "fading", "gate", "keep", "relative", "turn")
-    ],
+KERNELS = Extension(
+    "ctr_pe.ops._kernels",
+    [f"ctr_pe/ops/csrc/{name}.c" for name in ("kernels", "avx2", "avx512")],
+    depends=sorted(str(file.relative_to(HERE)) for file in (HERE / "ctr_pe/ops/csrc").glob("*.h")),
     extra_compile_args=["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"],
     extra_link_args=["-fopenmp"],
     optional=True,
@@ -40,7 +37,7 @@ setup(
     python_requires=">=3.11",
     packages=[*find_packages(include=["ctr_pe", "ctr_pe.*"]), "ctr_pe.model_zoo", "ctr_pe.configs"],
     package_dir={"ctr_pe.model_zoo": "model_zoo", "ctr_pe.configs": "config"},
-    ext_modules=[COMPILED] if sys.platform == "linux" else [],
+    ext_modules=[KERNELS] if sys.platform == "linux" else [],
     package_data={"ctr_pe": ["py.typed"], "ctr_pe.configs": ["*.yaml", "*/*.yaml"]},
     entry_points={"console_scripts": ["ctr-pe = ctr_pe.cli:main"]},
     install_requires=[

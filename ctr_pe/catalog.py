@@ -61,7 +61,7 @@ def _parameters(name: str) -> str:
 
 def _needs(name: str) -> str:
     cls = encoding_class(name)
-    wants = ["event times"] * cls.needs_age + ["fields"] * bool(set(FROM_DATA) & set(options_of(cls)))
+    wants = ["event times"] * cls.about.needs_age + ["fields"] * bool(set(FROM_DATA) & set(options_of(cls)))
     return ", ".join(wants) or "–"
 
 

@@ -69,19 +69,14 @@ class NextItemModel(RankModel):
         now = (rows[1:] == rows[:-1]).nonzero().squeeze(1)
         others, known = (self._given if self.groups[index].negative else self._drawn)(index, items, positions, now + 1)
         now = now[known]
-        self._losses.append(self.aux_net[index](states[now], items[now + 1], others[known]))
+        loss = self.aux_net[index](states[now], items[now + 1], others[known])
+        positions.add_losses({"next item": self._weight * loss})
 
-    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        self._inputs, self._losses = inputs, list[Tensor]()
-        outputs = super().forward(inputs)
-        if self._losses:
-            outputs["auxiliary_loss"] = self._weight * torch.stack(self._losses).sum()
-        del self._inputs, self._losses
+    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+        self._inputs = inputs
+        outputs: dict[str, Any] = super().forward(inputs)
+        del self._inputs
         return outputs
-
-    def auxiliary_losses(self, return_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        losses: dict[str, Tensor] = super().auxiliary_losses(return_dict)
-        return losses | {"next item": return_dict["auxiliary_loss"]} if "auxiliary_loss" in return_dict else losses
 
     def _ids(self, index: int, fields: Sequence[str], positions: Positions) -> dict[str, Tensor]:
         """Ids of the fields, packed as the history is: of each row the most recent items, as many as were read."""

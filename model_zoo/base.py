@@ -25,7 +25,7 @@ from ctr_pe.model_zoo.fields import Group, field_dim, field_groups, take_encoder
 from ctr_pe.model_zoo.keys import check_gpu, check_keys, count, number, prefixes, regularizer
 from ctr_pe.model_zoo.tables import look_up, regularization
 from ctr_pe.pe import build_pe, pe_options
-from ctr_pe.pe.base import Chain, PositionEncoding
+from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Items, Positions
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.dropout import Dropout
@@ -194,8 +194,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self._encodings += 1
         with _own_randomness(self._encodings):
             pe = fresh() if below is None else below.next_layer(fresh)
-        _check_heads(name, group, pe.dim + pe.added_dim, num_heads)
-        if pe.needs_age and group.age is None:
+        _check_heads(name, group, pe.out_dim, num_heads)
+        if pe.about.needs_age and group.age is None:
             raise UserError(f"position encoding '{group.encoding}' needs event times: the data have none (age_field)")
         return pe
 
@@ -248,7 +248,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """A batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}; in training also "penalties", the
-        regularisation of embedding tables, by their weights."""
+        regularisation of embedding tables by their weights, and "losses", what else is to be minimised, by name."""
         ids = {field: values for field, values in self.get_inputs(inputs).items() if field not in self._unread}
         positions, histories = [], []
         for group in self.groups:
@@ -268,6 +268,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer if self.training else None)
         features = [embedded[name] for name in self.other_fields]
         clicked = self.get_labels(inputs).view(-1) > 0 if self.training else None
+        losses: dict[str, Tensor] = {}
         of_groups = {
             field: iter(embedded[field].split([len(own[field]) for own in histories if field in own]))
             for field in {field for own in histories for field in own}
@@ -276,15 +277,17 @@ class RankModel(BaseModel):  # type: ignore[misc]
             target = torch.cat([embedded[field] for field in group.target], dim=-1)
             history = torch.cat([next(of_groups[field]) for field in group.history], dim=-1)
             chosen = None if clicked is None else clicked.new_full((len(history),), self._chosen[index])
-            places = positions[index].carrying(
+            at = positions[index].carrying(
                 Items(history, tuple(histories[index][field] for field in group.history), chosen),
                 Items(target, tuple(ids[field] for field in group.target), clicked),
             )
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
-                interest = self.interest(index, target, history, places)
+                interest = self.interest(index, target, history, at)
             features.append(interest.to(target.dtype))
+            for name, loss in at.losses.items():
+                losses[name] = losses[name] + loss if name in losses else loss
         y_pred = self._tower_of(torch.cat(features, dim=-1))
-        return {"y_pred": y_pred, "penalties": penalties} if self.training else {"y_pred": y_pred}
+        return {"y_pred": y_pred, "penalties": penalties, "losses": losses} if self.training else {"y_pred": y_pred}
 
     def _tower_of(self, features: Tensor) -> Tensor:
         alone = self.training and len(features) == 1
@@ -294,25 +297,11 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self.dnn.train(self.training)
         return y_pred
 
-    def auxiliary_losses(self, return_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """What training adds to the loss, by name: here the encodings' auxiliary losses, summed over the units."""
-        encodings = [module for module in self.modules() if isinstance(module, PositionEncoding)]
-        links = {link for chain in encodings if isinstance(chain, Chain) for link in chain.encodings}
-        losses: dict[str, Tensor] = {}
-        for encoding in encodings:
-            if encoding not in links:  # a chain speaks for its links
-                name = encoding.auxiliary or type(encoding).__name__
-                loss = encoding.auxiliary_loss()
-                losses[name] = losses[name] + loss if name in losses else loss
-        return losses
-
-    def add_loss(self, return_dict: Mapping[str, Tensor], y_true: Tensor) -> Tensor:
+    def add_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
         loss: Tensor = super().add_loss(return_dict, y_true)
-        self.auxiliary_parts = {}
-        for name, part in self.auxiliary_losses(return_dict).items():
+        self.auxiliary_parts = {name: part.detach() for name, part in return_dict.get("losses", {}).items()}
+        for part in return_dict.get("losses", {}).values():
             loss = loss + part
-            if part.requires_grad:
-                self.auxiliary_parts[name] = part.detach()
         return loss
 
     # FuxiCTR's names for training, which is ctr_pe.training: imported when used, because it stands above the models.

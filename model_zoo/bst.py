@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.keys import own_position_switch
+from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units.transformer import Transformer
@@ -28,26 +29,26 @@ class ConcatenatedPositions(PositionEncoding):
     Args:
         dim: item dim D, of which heads need not be divisors: they split D + P.
         max_len: slots of [history; target].
-        added_dim: P.
+        position_dim: P.
 
     Parameters: ``table (max_len, P)``, row 0 for the target; starts as sines and cosines of the distance.
     """
 
-    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, added_dim: int) -> None:
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: int) -> None:
         super().__init__(dim, max_len)
-        self.num_heads, self.added_dim = num_heads, added_dim
-        column = torch.arange(added_dim)
-        angle = torch.arange(max_len).unsqueeze(1) * 10000.0 ** (-(column - column % 2) / added_dim)
+        self.num_heads, self.out_dim = num_heads, dim + position_dim
+        column = torch.arange(position_dim)
+        angle = torch.arange(max_len).unsqueeze(1) * 10000.0 ** (-(column - column % 2) / position_dim)
         self.table = nn.Parameter(torch.where(column % 2 == 0, angle.sin(), angle.cos()))
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
-        index = positions.of(history, positions.distance).clamp(max=self.max_len - 1)
+        index = positions.like(history, positions.distance).clamp(max=self.max_len - 1)
         if target is not None:
             target = torch.cat([target, self.table[0].expand(len(target), -1)], -1)
         return target, torch.cat([history, nn.functional.embedding(index, self.table)], -1)
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
-        return PositionEncoding(self.dim + self.added_dim, self.max_len, self.num_heads)  # it is in the items already
+        return PositionEncoding(self.out_dim, self.max_len, self.num_heads)  # it is in the items already
 
 
 class BST(RankModel):
@@ -62,7 +63,7 @@ class BST(RankModel):
         net_dropout: rate after attention and feed-forward network, and in the tower.
         layer_norm, use_residual: of each block; norms come after the sums.
         seq_pooling_type: ``mean`` or ``sum`` over history and target, the state at the ``target``, or ``concat``: all
-            states, oldest first, each in the place that its distance from the target gives it.
+            states, oldest first, each in the slot of its distance from the target.
         use_causal_mask: each item sees itself and the items before it.
         use_position_emb: FuxiCTR's switch of its position vectors, which are ``position_encoding: native`` here. True
             or False without position_encoding means native or none.
@@ -95,9 +96,9 @@ class BST(RankModel):
             raise UserError(
                 f"BST: seq_pooling_type '{seq_pooling_type}' is unknown: {nearest(seq_pooling_type, POOLINGS)}"
             )
-        self.native_options = {"added_dim": self.embedding_dim}
+        self.native_options = {"position_dim": self.embedding_dim}
         self.pool = POOLINGS[seq_pooling_type]
-        self.transformers = nn.ModuleList(
+        self.transformers = ModuleList(
             Transformer(
                 self.build_stack(group, stacked_transformer_layers, num_heads),
                 causal=use_causal_mask,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.model_zoo.auxiliary import NextItemModel
+from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units import BilinearScore, DINScore, DotScore, TargetAttention
@@ -20,7 +21,7 @@ class DIEN(NextItemModel):
     """Per field group a GRU makes an interest state of each item, target attention weighs the states, and a second GRU,
     whose steps the weights gate, ends in the interest; then the tower.
 
-    Encodings act on the weights: what an encoding does to pooled values has no place here. Keys are FuxiCTR's; those of
+    Encodings act on the attention weights alone, which are all that the second GRU takes. Keys are FuxiCTR's; those of
     every model are in :class:`~ctr_pe.model_zoo.base.RankModel`.
 
     Args:
@@ -54,11 +55,11 @@ class DIEN(NextItemModel):
         aux_activation: str = "ReLU",
         **kwargs: Any,
     ) -> None:
-        tower = {"dnn_hidden_units": dnn_hidden_units, "net_dropout": net_dropout, "batch_norm": batch_norm}
-        super().__init__(feature_map, model_id, embedding_dim=embedding_dim, **tower, **kwargs)
+        tower: dict[str, Any] = {"dnn_hidden_units": dnn_hidden_units, "net_dropout": net_dropout}
+        super().__init__(feature_map, model_id, embedding_dim=embedding_dim, batch_norm=batch_norm, **tower, **kwargs)
         if gru_type not in GATES:
             raise UserError(f"gru_type '{gru_type}' is unknown: {nearest(gru_type, GATES)}")
-        scores = {
+        scores: dict[str, Callable[[int], nn.Module]] = {
             "dot": lambda dim: DotScore(dim, scaled=False),
             "bilinear": BilinearScore,
             "din": lambda dim: DINScore(dim, attention_hidden_units, attention_activation, attention_dropout),
@@ -69,14 +70,13 @@ class DIEN(NextItemModel):
             raise UserError(f"attention_type '{attention_type}' is unknown: {nearest(attention_type, names)}")
 
         def attention(pe: PositionEncoding) -> TargetAttention:
-            width = pe.dim + pe.added_dim
-            return TargetAttention(width, scores[score](width), pe, use_attention_softmax)
+            return TargetAttention(pe.out_dim, scores[score](pe.out_dim), pe, use_attention_softmax)
 
         encodings = [self.build_encoding(group, group.dim) for group in self.groups]
-        widths = [pe.dim + pe.added_dim for pe in encodings]
-        self.extractors = nn.ModuleList(GRU(width, width) for width in widths)
-        self.attentions = nn.ModuleList(attention(pe) for pe in encodings)
-        self.evolutions = nn.ModuleList(AttentionGRU(width, width, gru_type) for width in widths)
+        widths = [pe.out_dim for pe in encodings]
+        self.extractors = ModuleList(GRU(width, width) for width in widths)
+        self.attentions = ModuleList(attention(pe) for pe in encodings)
+        self.evolutions = ModuleList(AttentionGRU(width, width, gru_type) for width in widths)
         self.build_next_item_losses(aux_loss_alpha, widths, aux_hidden_units, aux_activation, dropout_rates=net_dropout)
         self.sum_pooling = enable_sum_pooling
         pooled = [2 * group.dim for group in self.groups] if enable_sum_pooling else []

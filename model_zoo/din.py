@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.fields import Group
+from ctr_pe.modules import ModuleList
 from ctr_pe.positions import Positions
 from ctr_pe.units import DINScore, TargetAttention
 
@@ -41,18 +42,18 @@ class DIN(RankModel):
         def attention(group: Group) -> TargetAttention:
             pe = self.build_encoding(group, group.dim)
             score = DINScore(
-                group.dim + pe.added_dim,
+                pe.out_dim,
                 attention_hidden_units,
                 attention_hidden_activations,
                 attention_dropout,
                 attention_output_activation,
             )
-            return TargetAttention(group.dim + pe.added_dim, score, pe, din_use_softmax)
+            return TargetAttention(pe.out_dim, score, pe, din_use_softmax)
 
-        self.attentions = nn.ModuleList(attention(group) for group in self.groups)
-        self.build_tower([unit.pe.dim + unit.pe.added_dim for unit in self.attentions])
+        self.attentions = ModuleList(attention(group) for group in self.groups)
+        self.build_tower([unit.pe.out_dim for unit in self.attentions])
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         unit = self.attentions[index]
-        interest, _ = unit(*unit.pe.embed(target, history, positions), positions)
+        interest: Tensor = unit(*unit.pe.embed(target, history, positions), positions)[0]
         return interest

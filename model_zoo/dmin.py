@@ -15,16 +15,17 @@ from torch import Tensor, nn
 from ctr_pe.model_zoo.auxiliary import NextItemModel
 from ctr_pe.model_zoo.fields import Group
 from ctr_pe.model_zoo.keys import own_position_switch
+from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding, PositionLinear
-from ctr_pe.positions import Places, Positions
+from ctr_pe.positions import Positions, Where
 from ctr_pe.units import DINScore, SelfAttention, TargetAttention
 from ctr_pe.units.dropout import Dropout
 
 
 class QueryPositions(PositionEncoding):
-    """DMIN's own: the query that meets item j is W [t; p_j] + c, with a vector p_j per distance.
+    """DMIN's own: the query of item j is W [t; p_j] + c, with a vector p_j per distance.
 
-    W acts on t and p_j apart: ``rotate`` turns the query into W_t t + c and puts W_p p_j beside the key, where
+    W acts on t and p_j apart: ``rotate`` makes the query W_t t + c and puts W_p p_j beside the key, where
     :class:`QueryScore` finds it.
 
     Args:
@@ -38,7 +39,7 @@ class QueryPositions(PositionEncoding):
         self.table = nn.Parameter(torch.zeros(max_len, position_dim))
         self.project = PositionLinear(dim + position_dim, dim)
 
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         of_target, of_position = self.project.weight.tensor_split([self.dim], dim=1)
         index = (keys_at.distance - 1).clamp(0, self.max_len - 1)
         shift = nn.functional.embedding(index, self.table @ of_position.T)
@@ -65,8 +66,9 @@ class AfterAttention(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
 
     def forward(self, attended: Tensor, items: Tensor) -> Tensor:
-        x = self.norm(items + self.dropout(attended))
-        return x + self.ffn(x)
+        x: Tensor = self.norm(items + self.dropout(attended))
+        summed: Tensor = x + self.ffn(x)
+        return summed
 
 
 class Interests(nn.Module):
@@ -90,19 +92,20 @@ class Interests(nn.Module):
         make_after: Callable[[], AfterAttention],
     ) -> None:
         super().__init__()
-        self.refiner, self.extractor, self.units = refiner, extractor, nn.ModuleList(units)
+        self.refiner, self.extractor, self.units = refiner, extractor, ModuleList(units)
         self.after_refiner = None if refiner is None else make_after()
-        self.after_heads = nn.ModuleList(make_after() for _ in units)
+        self.after_heads = ModuleList(make_after() for _ in units)
 
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """target (B, D), packed history (N, D) -> interests (B, H D), refined history (N, D)."""
-        target, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
-        if self.refiner is not None:
+        query, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
+        positions.embedded.update((unit.pe, None) for unit in (self.extractor, *self.units))  # positions are in what they get
+        if self.refiner is not None and self.after_refiner is not None:
             items = self.after_refiner(self.refiner(items, positions), items)
         heads, output, interests = self.extractor.heads(items, positions), self.extractor.output, []
         for index, columns in enumerate(output.weight.chunk(len(self.units), dim=1)):
             states = self.after_heads[index](nn.functional.linear(heads[:, index], columns, output.bias), items)
-            interest, _ = self.units[index](target, states, positions)
+            interest, _ = self.units[index](query, states, positions)
             interests.append(interest)
         return torch.cat(interests, dim=-1), items
 
@@ -154,14 +157,14 @@ class DMIN(NextItemModel):
         **kwargs: Any,
     ) -> None:
         own_position_switch("DMIN", "use_pos_emb", use_pos_emb, kwargs)
-        tower = {"net_dropout": net_dropout, "batch_norm": batch_norm, "bn_only_once": bn_only_once}
+        tower: dict[str, Any] = {"net_dropout": net_dropout, "batch_norm": batch_norm, "bn_only_once": bn_only_once}
         super().__init__(feature_map, model_id, dnn_activations=dnn_activations, **tower, **kwargs)
         self.native_options = {"position_dim": pos_emb_dim}
         self.enable_sum_pooling = enable_sum_pooling
 
         def interests(group: Group) -> Interests:
             first = self.build_encoding(group, group.dim, num_heads)
-            dim = group.dim + first.added_dim
+            dim = first.out_dim
 
             def attention(pe: PositionEncoding) -> SelfAttention:
                 return SelfAttention(dim, num_heads, pe, causal=True, dropout=attention_dropout)
@@ -177,8 +180,8 @@ class DMIN(NextItemModel):
             make_after = partial(AfterAttention, dim, net_dropout, layer_norm)
             return Interests(refiner, attention(second), [unit() for _ in range(num_heads)], make_after)
 
-        self.interests = nn.ModuleList(interests(group) for group in self.groups)
-        dims = [unit.units[0].pe.dim + unit.units[0].pe.added_dim for unit in self.interests]
+        self.interests = ModuleList(interests(group) for group in self.groups)
+        dims = [unit.units[0].pe.out_dim for unit in self.interests]
         self.build_next_item_losses(
             aux_loss_lambda,
             dims,
@@ -192,6 +195,7 @@ class DMIN(NextItemModel):
         self.build_tower(num_heads * dim + extra for dim, extra in zip(dims, pooled, strict=True))
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+        interests: Tensor
         interests, refined = self.interests[index](target, history, positions)
         self.learn_next_item(index, refined, history, positions)
         if not self.enable_sum_pooling:

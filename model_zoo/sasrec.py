@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.model_zoo.base import RankModel
+from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units.transformer import Transformer
@@ -50,7 +51,7 @@ class SASRec(RankModel):
         super().__init__(feature_map, model_id, **kwargs)
         if layer_norm not in ("pre", "post"):
             raise UserError(f"SASRec: layer_norm '{layer_norm}' is unknown: {nearest(layer_norm, ('pre', 'post'))}")
-        self.transformers = nn.ModuleList(
+        self.transformers = ModuleList(
             Transformer(
                 self.build_stack(group, num_blocks, num_heads),
                 input_dropout=hidden_dropout,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.fields import Group
+from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units import TargetAttention
@@ -17,7 +18,7 @@ class TIN(RankModel):
     """interest = sum of a_j (h̃_j ⊙ t̃) with a = softmax over the history of t̃ · h̃_j / sqrt(D), then the tower.
 
     ``native`` is the paper's target-aware temporal encoding: h̃_j = h_j + P[D_j] and t̃ = t + P[0], a learned vector per
-    distance from the target, added to query, key and value, which is ``naive``. Other encodings take its place; the
+    distance from the target, added to query, key and value, which is ``naive``. Other encodings replace it; the
     product with the target stays, the paper's target-aware representation.
 
     The tower gets the other fields and this interest, as in the paper. The official code pools u = sum of a_j h̃_j
@@ -33,13 +34,14 @@ class TIN(RankModel):
 
         def attention(group: Group) -> TargetAttention:
             pe = self.build_encoding(group, group.dim)
-            return TargetAttention(group.dim + pe.added_dim, "dot", pe)
+            return TargetAttention(pe.out_dim, "dot", pe)
 
-        self.attentions = nn.ModuleList(attention(group) for group in self.groups)
-        self.build_tower(unit.pe.dim + unit.pe.added_dim for unit in self.attentions)
+        self.attentions = ModuleList(attention(group) for group in self.groups)
+        self.build_tower(unit.pe.out_dim for unit in self.attentions)
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         unit = self.attentions[index]
-        target, history = unit.pe.embed(target, history, positions)
-        pooled, _ = unit(target, history, positions)
-        return pooled * target  # the target is the same in every term of the sum
+        query, items = unit.pe.embed(target, history, positions)
+        assert query is not None
+        pooled: Tensor = unit(query, items, positions)[0]
+        return pooled * query  # the target is the same in every term of the sum

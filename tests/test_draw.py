@@ -22,14 +22,15 @@ from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic import generate
 from ctr_pe.draw import main
 from ctr_pe.draw.figure import _packed, _scales
-from ctr_pe.draw.measure import Attention, Deeds, measure, planes
+from ctr_pe.draw.measure import Attention, Effects, measure, planes
 from ctr_pe.draw.panels import Heat, Lines, attention, of_links
 from ctr_pe.draw.runs import Drawn, drawn, some_requests
 from ctr_pe.draw.trial import AGES
 from ctr_pe.errors import UserError
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Pairs, Places
+from ctr_pe.pe.vectors import Vectors
+from ctr_pe.positions import Pairs, Where
 from ctr_pe.training import Run, train
 
 LONGEST = 12
@@ -68,12 +69,12 @@ def fresh(root: Path, pe: str, model: str = "DIN", options: list[str] | None = N
     return found.before.eval(), some_requests(dataset, found.before, 100)
 
 
-def deeds_of(root: Path, pe: str, model: str = "DIN", options: list[str] | None = None) -> tuple[Any, Deeds]:
+def effects_of(root: Path, pe: str, model: str = "DIN", options: list[str] | None = None) -> tuple[Any, Effects]:
     """The lowest unit's encoding and what it does."""
     built, batch = fresh(root, pe, model, options)
-    deeds = measure(built, batch, LONGEST)[0].deeds[0]
-    assert deeds is not None
-    return deeds.pe, deeds
+    effects = measure(built, batch, LONGEST)[0].effects[0]
+    assert effects is not None
+    return effects.pe, effects
 
 
 @pytest.mark.parametrize("model", ["DIN", "SASRec"])
@@ -86,7 +87,9 @@ def test_every_encoding_is_drawn_and_watching_changes_nothing(root: Path, pe: st
     encodings = [module for module in built.modules() if isinstance(module, PositionEncoding)]
     built.register_forward_hook(lambda _, __, out: seen.append(out["y_pred"]))
     units = measure(built, batch, LONGEST)
-    assert torch.equal(seen[0], undisturbed)
+    fused = model in ("SASRec", "BST", "DMIN") and pe in ("cope", "cape", "cape_additive", "cape_time")
+    # Watched, CAPE and its forms go through the hooks and not through their one operator: rounding differs.
+    torch.testing.assert_close(seen[0], undisturbed, rtol=0, atol=1e-6 if fused else 0)
     assert [module for module in built.modules() if isinstance(module, PositionEncoding)] == encodings
     assert all(np.isfinite(curve.y).all() for curve in attention(pe, [("now", units)]).curves)
     panels = of_links([("now", units)])
@@ -97,7 +100,7 @@ def test_every_encoding_is_drawn_and_watching_changes_nothing(root: Path, pe: st
 class Recency(PositionEncoding):
     """Nobody has heard of it."""
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         return logits + 3.0 / (1 + pairs.offset)
 
 
@@ -127,42 +130,42 @@ def test_attention_is_relative_to_an_even_share_however_long_the_history(root: P
 
 @pytest.mark.parametrize("model", ["DIN", "SASRec"])
 def test_biases_without_content_are_found_by_distance(root: Path, model: str) -> None:
-    pe, deeds = deeds_of(root, "alibi", model)
+    pe, effects = effects_of(root, "alibi", model)
     offset = torch.arange(1, LONGEST + 1) if model == "DIN" else torch.arange(LONGEST + 1)
-    assert deeds.bias is not None
-    torch.testing.assert_close(deeds.bias, -pe.slopes.unsqueeze(1) * offset)
-    assert deeds.added is None
-    pe, deeds = deeds_of(root, "t5", model)
-    assert deeds.bias is not None
-    torch.testing.assert_close(deeds.bias, pe.curve(offset, True))
+    assert effects.bias is not None
+    torch.testing.assert_close(effects.bias, -pe.slopes.unsqueeze(1) * offset)
+    assert effects.added is None
+    pe, effects = effects_of(root, "t5", model)
+    assert effects.bias is not None
+    torch.testing.assert_close(effects.bias, pe.curve(offset, True))
 
 
 @pytest.mark.parametrize("model", ["DIN", "SASRec"])
 def test_a_bias_of_time_is_found_by_age(root: Path, model: str) -> None:
-    pe, deeds = deeds_of(root, "time_bias", model)
+    pe, effects = effects_of(root, "time_bias", model)
     age, decay = torch.tensor(AGES, dtype=torch.float32), nn.functional.softplus(pe.decay).unsqueeze(1)
     bucket = torch.tensor([0, *range(1, len(AGES))])
-    assert deeds.bias_by_age is not None
+    assert effects.bias_by_age is not None
     expected = pe.amount.unsqueeze(1) * (1 + age / 3600) ** -decay + pe.table[bucket].T
-    torch.testing.assert_close(deeds.bias_by_age, expected, rtol=1e-4, atol=1e-5)
-    assert [panel.title for panel in of_links([("now", [holding(deeds)])])] == ["Bias by age"]
+    torch.testing.assert_close(effects.bias_by_age, expected, rtol=1e-4, atol=1e-5)
+    assert [panel.title for panel in of_links([("now", [holding(effects)])])] == ["Bias by age"]
 
 
-def holding(*deeds: Deeds | None) -> Attention:
+def holding(*effects: Effects | None) -> Attention:
     nothing = torch.zeros(1, LONGEST + 1)
-    return Attention("", nothing, torch.ones(1, dtype=torch.int64), True, list(deeds))
+    return Attention("", nothing, torch.ones(1, dtype=torch.int64), True, list(effects))
 
 
 @pytest.mark.parametrize("model", ["DIN", "SASRec"])
 @pytest.mark.parametrize("u", ["toeplitz", "full"])
 def test_the_matrices_are_the_kernels(root: Path, model: str, u: str) -> None:
-    pe, deeds = deeds_of(root, "kernel", model, [f"kernel_u={u}"])
+    pe, effects = effects_of(root, "kernel", model, [f"kernel_u={u}"])
     width = LONGEST + (model == "SASRec")
-    for found, factor in ((deeds.upper, "U"), (deeds.lower, "L")):
+    for found, factor in ((effects.upper, "U"), (effects.lower, "L")):
         assert found is not None
         torch.testing.assert_close(found[0], pe.matrix(factor, width), rtol=1e-4, atol=1e-4)
-    assert torch.equal(deeds.upper, deeds.upper.triu())  # type: ignore[union-attr]
-    assert torch.equal(deeds.lower, deeds.lower.tril())  # type: ignore[union-attr]
+    assert torch.equal(effects.upper, effects.upper.triu())  # type: ignore[union-attr]
+    assert torch.equal(effects.lower, effects.lower.tril())  # type: ignore[union-attr]
 
 
 def test_layers_that_share_a_matrix_have_one_picture(root: Path) -> None:
@@ -177,30 +180,30 @@ def test_contextual_positions_are_sums_of_gates(root: Path, pe: str, sign: int) 
     logits: list[Tensor] = []
     score = built.attentions[0].score
     score.register_forward_hook(lambda _, __, out: logits.append(out))
-    deeds = measure(built, batch, LONGEST)[0].deeds[0]
-    assert deeds is not None
-    assert deeds.places is not None
+    effects = measure(built, batch, LONGEST)[0].effects[0]
+    assert effects is not None
+    assert effects.positions is not None
     count = int((batch["item_history"][0] != 0).sum())
     gates = torch.sigmoid(sign * logits[0][:count])  # packed, the oldest item first
     expected = gates.flip(0).cumsum(0)[:LONGEST]
-    torch.testing.assert_close(deeds.places[0, 0, 1 : 1 + len(expected)], expected, rtol=1e-4, atol=1e-4)
-    assert deeds.places[0, 0, 1 + count :].isnan().all()
+    torch.testing.assert_close(effects.positions[0, 0, 1 : 1 + len(expected)], expected, rtol=1e-4, atol=1e-4)
+    assert effects.positions[0, 0, 1 + count :].isnan().all()
 
 
 @pytest.mark.parametrize("model", ["DIN", "SASRec"])
 def test_a_rotation_is_found_by_distance(root: Path, model: str) -> None:
-    pe, deeds = deeds_of(root, "rope", model)
+    pe, effects = effects_of(root, "rope", model)
     offset = torch.arange(1, LONGEST + 1) if model == "DIN" else torch.arange(LONGEST + 1)
     width = pe.head_dim
     turned = torch.cos(offset.unsqueeze(1) * 10000.0 ** (-2 * torch.arange(width // 2) / width)).mean(1)
-    assert deeds.turned is not None
-    torch.testing.assert_close(deeds.turned[0], turned, rtol=0, atol=0.1)
+    assert effects.turned is not None
+    torch.testing.assert_close(effects.turned[0], turned, rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("options", [{}, {"rope_layout": "interleaved"}])
 def test_phases_are_those_of_coordinates_that_turn_together(options: dict[str, str]) -> None:
     pe, x = build_pe("rope", 8, 10, **options), torch.randn(1, 8)
-    here, there = Places(torch.zeros(1, dtype=torch.int64)), Places(torch.tensor([3]))
+    here, there = Where(torch.zeros(1, dtype=torch.int64)), Where(torch.tensor([3]))
     before, after = planes(pe, x), planes(pe, pe.rotate(x, x, here, there)[1])
     by = torch.atan2(after[1], after[0]) - torch.atan2(before[1], before[0])
     expected = -3 * 10000.0 ** (-2 * torch.arange(4) / 8)
@@ -209,12 +212,12 @@ def test_phases_are_those_of_coordinates_that_turn_together(options: dict[str, s
 
 def test_every_key_has_a_phase(root: Path) -> None:
     built, batch = fresh(root, "euler")
-    deeds = measure(built, batch, LONGEST)[0].deeds[0]
-    assert deeds is not None
-    assert deeds.phases is not None
+    effects = measure(built, batch, LONGEST)[0].effects[0]
+    assert effects is not None
+    assert effects.phases is not None
     counts = (batch["item_history"] != 0).sum(1)
     reaching = torch.tensor([int((counts >= distance).sum()) for distance in range(1, LONGEST + 1)])
-    assert torch.equal(deeds.phases[:, 1:].sum(-1), reaching.expand(4, -1).float())
+    assert torch.equal(effects.phases[:, 1:].sum(-1), reaching.expand(4, -1).float())
 
 
 def test_attention_is_what_the_model_uses(root: Path) -> None:
@@ -258,7 +261,7 @@ def stored(root: Path, store: Store, pe: str, seed: int = 0, keep: bool = True, 
     outcome = train(Run("DIN", dataset.path, pe, seed, params=params, weights=weights))
     facts: dict[str, Any] = {"revision": None, "versions": {}, "seconds": 1.0, "threads": 1, "finished": ""}
     result = Result(
-        **key._asdict(),
+        **{name: value for name, value in key._asdict().items() if name != "device"},
         **facts,
         metrics=outcome.metrics,
         epoch=outcome.epoch,

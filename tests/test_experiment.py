@@ -235,4 +235,4 @@ def test_the_module_is_importable() -> None:
     from ctr_pe.model_zoo import run_expid
 
     assert Path(str(run_expid.__file__)).is_file()
-    assert run_expid.main is main
+    assert run_expid.main is main  # type: ignore[attr-defined]

@@ -70,7 +70,7 @@ def test_the_wheel_holds_the_package_and_nothing_else(wheel: Path, checkout: Pat
     names = set(zipfile.ZipFile(wheel).namelist())
     info = f"ctr_pe-{ctr_pe.__version__}.dist-info/"
     compiled = {name for name in names if name.endswith(".so")}  # where there is a compiler
-    assert compiled <= {f"ctr_pe/compiled/_code{suffix}" for suffix in EXTENSION_SUFFIXES}
+    assert compiled <= {f"ctr_pe/ops/_kernels{suffix}" for suffix in EXTENSION_SUFFIXES}
     assert {name for name in names - compiled if not name.startswith(info)} == installed_as(checkout)
     assert f"{info}licenses/LICENSE" in names
     assert zipfile.ZipFile(wheel).read(f"{info}top_level.txt").decode().split() == ["ctr_pe"]

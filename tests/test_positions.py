@@ -62,24 +62,27 @@ def test_blocks_hold_rows_of_like_length_with_the_newest_item_last() -> None:
     assert [[counts[row] for row in block.rows] for block in positions.blocks] == [[1, 3], [8, 9], [17, 20], [40]]
     packed = torch.arange(float(sum(counts)), requires_grad=True)
     seen = torch.zeros(len(packed))
-    for block in [*positions.blocks, positions.whole]:
-        laid, width = block.lay(packed), block.mask.shape[1]
+    for block in [*positions.blocks, *positions.whole]:
+        padded, width = block.pad(packed), block.mask.shape[1]
         assert width == max(counts[row] for row in block.rows)
-        for row, values, mask in zip(block.rows.tolist(), laid.tolist(), block.mask.tolist(), strict=True):
+        for row, values, mask in zip(block.rows.tolist(), padded.tolist(), block.mask.tolist(), strict=True):
             first = sum(counts[:row])
             assert mask == [False] * (width - counts[row]) + [True] * counts[row]
             assert values == [0.0] * (width - counts[row]) + list(range(first, first + counts[row]))
-        assert block.take(laid).tolist() == packed[block.items].tolist()
-        assert torch.equal(block.lay(positions.pack(positions.distance)), block.distance * block.mask)
-        keys = block.from_target().key
-        assert keys.age is not None
-        assert torch.equal(keys.age[:, 0], block.lay(positions.pack(age)))
-        laid.sum().backward()
-        if block is not positions.whole:
+        assert block.gather(padded).tolist() == packed[block.items].tolist()
+        assert torch.equal(block.pad(positions.pack(positions.distance)), block.distance * block.mask)
+        padded.sum().backward()
+        if block is not positions.whole[0]:
             seen[block.items] += 1
     assert seen.tolist() == [1.0] * len(packed)
     assert packed.grad is not None
     assert packed.grad.tolist() == [2.0] * len(packed)
+    every = [positions.target_pairs(), *positions.item_pairs(True), *positions.item_pairs(False)]
+    every += [*positions.newest_pairs(True), *positions.item_pairs(True, positions.whole)]
+    for pairs in every:
+        assert torch.equal(pairs.key.distance[0, 0], pairs.block.distance)
+        assert pairs.key.age is not None
+        assert torch.equal(pairs.key.age[:, 0], pairs.block.pad(positions.pack(age)))
 
 
 def test_blocks_have_a_largest_size() -> None:
@@ -93,23 +96,81 @@ def test_blocks_have_a_largest_size() -> None:
 def test_no_block_without_items() -> None:
     assert Positions.from_mask(mask("...", "...")).blocks == []
     assert Positions.from_mask(torch.zeros(0, 3, dtype=torch.bool)).blocks == []
-    assert Positions.from_mask(torch.zeros(2, 0, dtype=torch.bool)).whole.mask.shape == (2, 0)
+    assert Positions.from_mask(torch.zeros(2, 0, dtype=torch.bool)).whole[0].mask.shape == (2, 0)
 
 
 def test_pairs_of_a_target() -> None:
-    pairs = Positions.from_mask(mask("x.x.", "....", "..x.")).whole.from_target()
+    pairs = Positions.from_mask(mask("x.x.", "....", "..x.")).target_pairs()
     assert pairs.allowed.tolist() == [[[[True, True]]], [[[False] * 2]], [[[False, True]]]]
     assert pairs.offset.tolist() == [[[[2, 1]]]]
     assert pairs.causal
+    assert not pairs.self_attention
+    assert pairs.block is pairs.positions.whole[0]
 
 
 def test_pairs_of_items() -> None:
-    block = Positions.from_mask(mask(".x.xx", "x....")).whole
-    both, causal = block.from_items(False), block.from_items(True)
+    positions = Positions.from_mask(mask(".x.xx", "x...."))
+    (both,), (causal,) = (positions.item_pairs(causal, positions.whole) for causal in (False, True))
+    assert both.self_attention
     assert (both.causal, causal.causal) == (False, True)
     assert both.allowed[1, 0].tolist() == [[False] * 3, [False] * 3, [False, False, True]]
     assert causal.allowed[0, 0].tolist() == [[True, False, False], [True, True, False], [True] * 3]
     assert both.offset.tolist() == [[[[0, -1, -2], [1, 0, -1], [2, 1, 0]]]]  # places that the key lies before the query
+
+
+def test_pairs_of_the_newest_item_are_the_last_of_all_items() -> None:
+    counts = [3, 0, 20, 9, 1, 40, 17, 0, 8]
+    rows = torch.arange(50) < torch.tensor(counts).unsqueeze(1)
+    positions = Positions.from_mask(rows, torch.arange(rows.numel(), 0, -1).view_as(rows))
+    for causal in (False, True):
+        (whole,) = positions.item_pairs(causal, positions.whole)
+        for alone in positions.newest_pairs(causal):
+            width, of = alone.block.mask.shape[1], alone.block.rows
+            assert (alone.causal, alone.self_attention) == (causal, True)
+            assert torch.equal(alone.allowed, whole.allowed[of, :, -1:, -width:])
+            assert torch.equal(alone.offset, whole.offset[..., -1:, -width:])
+            assert alone.query.age is not None
+            assert whole.query.age is not None
+            assert torch.equal(alone.query.age, whole.query.age[of, :, -1:])
+
+
+def test_stacked_layers_share_pairs() -> None:
+    positions = Positions.from_mask(mask("xxx", "x.."))
+    for causal in (False, True):
+        first, again = positions.item_pairs(causal), positions.item_pairs(causal)
+        assert [one is other for one, other in zip(first, again, strict=True)] == [True]
+        assert first[0].causal == causal
+
+
+def test_an_embedding_of_pairs_is_that_of_their_keys_padded() -> None:
+    counts = [3, 0, 20, 9, 1, 40, 17, 0, 8]
+    rows = torch.zeros(len(counts), 50, dtype=torch.bool)
+    for row, (filled, count) in enumerate(zip(rows, counts, strict=True)):
+        filled[torch.randperm(50, generator=torch.Generator().manual_seed(row))[:count]] = True
+    embedding = torch.randn(sum(counts), 5)
+    positions = Positions.from_mask(rows).carrying(Items(embedding))
+    assert len(positions.blocks) > 2
+    every = [positions.target_pairs(), *positions.item_pairs(False), *positions.item_pairs(True)]
+    for pairs in [*every, *positions.newest_pairs(True), *positions.newest_pairs(False)]:
+        for columns in (slice(1, 4), slice(0, 5), slice(1, 3)):
+            got = pairs.embedding(columns)
+            assert torch.equal(got, pairs.block.pad(embedding)[..., columns])
+            assert not got[~pairs.block.mask].any()
+            assert pairs.embedding(columns) is got  # fetched once for all layers
+
+
+def test_losses_of_a_name_add_up_and_are_the_batch_s_own() -> None:
+    positions = Positions.from_mask(mask("xx.", "...", "..x"))
+    positions.add_losses({"contrast": torch.tensor(1.0), "next": torch.tensor(5.0)})
+    embedding = Items(torch.zeros(3, 1)), Items(torch.zeros(3, 1))
+    for others in (
+        positions.carrying(*embedding),
+        positions.with_target(),
+        positions.carrying(*embedding).with_target(),
+    ):
+        others.add_losses({"contrast": torch.tensor(2.0)})
+    assert {name: loss.item() for name, loss in positions.losses.items()} == {"contrast": 7.0, "next": 5.0}
+    assert not Positions.from_mask(mask("xx.", "...", "..x")).losses
 
 
 def test_what_items_are_is_carried_along() -> None:

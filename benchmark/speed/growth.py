@@ -85,7 +85,7 @@ def tensor(settings: Settings) -> Figure:
 def largest_tensor(call: Callable[[], object]) -> int:
     """Elements of the largest tensor that any operation in ``call`` makes."""
 
-    class Largest(TorchDispatchMode):
+    class Largest(TorchDispatchMode):  # type: ignore[no-untyped-call]
         elements = 0
 
         def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -95,7 +95,8 @@ def largest_tensor(call: Callable[[], object]) -> int:
                     self.elements = max(self.elements, made.numel())  # an expanded view takes no memory
             return out
 
-    with Largest() as seen:
+    seen = Largest()  # type: ignore[no-untyped-call]
+    with seen:
         call()
     return seen.elements
 

@@ -67,8 +67,8 @@ def wait(gpu: int) -> Callable[[], object] | None:
 
 def needs_age(pe: str) -> bool:
     """Whether an encoding wants event times."""
-    fields = {"field_dims": (4, 4), "field_sizes": (9, 9)}
-    return build_pe(pe, 8, 4, **fields).needs_age
+    fields: dict[str, Any] = {"field_dims": (4, 4), "field_sizes": (9, 9)}
+    return build_pe(pe, 8, 4, **fields).about.needs_age
 
 
 def _fields(model: str) -> Mapping[str, Any]:

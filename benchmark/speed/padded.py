@@ -19,6 +19,7 @@ from fuxictr.pytorch.models import BaseModel
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, pad, scaled_dot_product_attention
 
+from ctr_pe.modules import ModuleList
 from speed.data import HISTORY, MAX_LEN, TARGET
 
 
@@ -114,7 +115,7 @@ class DIN(PaddedModel):
     def build(self, dim: int, **params: Any) -> int:
         units, activation = params["attention_hidden_units"], params["attention_hidden_activations"]
         score = DINScore(dim, units, activation, params["attention_dropout"])
-        self.attentions = nn.ModuleList([TargetAttention(score)])
+        self.attentions = ModuleList([TargetAttention(score)])
         return dim
 
     def interest(self, target: Tensor, history: Tensor, mask: Tensor, distance: Tensor) -> Tensor:
@@ -122,14 +123,23 @@ class DIN(PaddedModel):
         return interest
 
 
+class PoolsWithPositions(nn.Module):
+    """TIN's attention, whose parameters are those of its positions."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__()
+        self.pe = Positions(rows, dim)
+
+
 class TIN(PaddedModel):
     def build(self, dim: int, **params: Any) -> int:
-        self.attentions = nn.ModuleList([nn.ModuleDict({"pe": Positions(MAX_LEN + 1, dim)})])
+        self.attentions = ModuleList([PoolsWithPositions(MAX_LEN + 1, dim)])
         return dim
 
     def interest(self, target: Tensor, history: Tensor, mask: Tensor, distance: Tensor) -> Tensor:
-        pe = self.attentions[0]["pe"]
-        items, query = history + pe(distance), target + pe.table[0]
+        pe = self.attentions[0].pe
+        items: Tensor = history + pe(distance)
+        query = target + pe.table[0]
         weights = masked_softmax((items @ query.unsqueeze(-1)).squeeze(-1) * target.shape[-1] ** -0.5, mask)
         return (weights.unsqueeze(-1) * items).sum(1) * query
 
@@ -156,9 +166,9 @@ class DIEN(PaddedModel):
     def build(self, dim: int, **params: Any) -> int:
         units, activation = params["attention_hidden_units"], params["attention_activation"]
         score = DINScore(dim, units, activation, params["attention_dropout"])
-        self.extractors = nn.ModuleList([nn.GRU(dim, dim, batch_first=True)])
-        self.attentions = nn.ModuleList([TargetAttention(score)])
-        self.evolutions = nn.ModuleList([AUGRU(dim)])
+        self.extractors = ModuleList([nn.GRU(dim, dim, batch_first=True)])
+        self.attentions = ModuleList([TargetAttention(score)])
+        self.evolutions = ModuleList([AUGRU(dim)])
         return dim
 
     def interest(self, target: Tensor, history: Tensor, mask: Tensor, distance: Tensor) -> Tensor:
@@ -188,7 +198,7 @@ class SelfAttention(nn.Module):
         return scaled_dot_product_attention(query, key, value, allowed, self.dropout if self.training else 0.0)
 
     def _split(self, x: Tensor) -> Tensor:
-        return x.unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
+        return x.view(*x.shape[:-1], self.num_heads, -1).transpose(1, 2)
 
 
 class Block(nn.Module):
@@ -204,7 +214,8 @@ class Block(nn.Module):
     def forward(self, x: Tensor, allowed: Tensor) -> Tensor:
         if self.norm == "pre":
             x = x + self.dropout(self.attention(self.layer_norm1(x), allowed))
-            return x + self.dropout(self.ffn(self.layer_norm2(x)))
+            whole: Tensor = x + self.dropout(self.ffn(self.layer_norm2(x)))
+            return whole
         x = self.layer_norm1(x + self.dropout(self.attention(x, allowed)))
         summed: Tensor = self.layer_norm2(x + self.dropout(self.ffn(x)))
         return summed
@@ -213,12 +224,11 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     def __init__(self, blocks: Sequence[Block], last_norm: nn.Module) -> None:
         super().__init__()
-        self.blocks, self.layer_norm = nn.ModuleList(blocks), last_norm
+        self.blocks, self.layer_norm = ModuleList(blocks), last_norm
 
     @property
     def pe(self) -> Positions:
-        pe: Positions = self.blocks[0].attention.pe
-        return pe
+        return self.blocks[0].attention.pe
 
     def forward(self, items: Tensor, allowed: Tensor) -> Tensor:
         for block in self.blocks:
@@ -244,7 +254,7 @@ class BST(PaddedModel):
             Block(attention(None if layer else first), width, nn.LeakyReLU(), dropout, norm)
             for layer in range(params["stacked_transformer_layers"])
         ]
-        self.transformers = nn.ModuleList([Transformer(blocks, nn.Identity())])
+        self.transformers = ModuleList([Transformer(blocks, nn.Identity())])
         return width
 
     def interest(self, target: Tensor, history: Tensor, mask: Tensor, distance: Tensor) -> Tensor:
@@ -270,7 +280,7 @@ class SASRec(PaddedModel):
             Block(attention(None if layer else first), dim, nn.ReLU(), params["hidden_dropout"], "pre")
             for layer in range(params["num_blocks"])
         ]
-        self.transformers = nn.ModuleList([Transformer(blocks, nn.LayerNorm(dim))])
+        self.transformers = ModuleList([Transformer(blocks, nn.LayerNorm(dim))])
         self.dropout = nn.Dropout(params["hidden_dropout"])
         return dim
 
@@ -296,8 +306,9 @@ class AfterAttention(nn.Module):
         self.ffn = nn.Sequential(nn.Linear(dim, 2 * dim), nn.ReLU(), nn.Linear(2 * dim, dim))
 
     def forward(self, attended: Tensor, items: Tensor) -> Tensor:
-        x: Tensor = self.norm(items + self.dropout(attended))
-        return x + self.ffn(x)
+        x = self.norm(items + self.dropout(attended))
+        summed: Tensor = x + self.ffn(x)
+        return summed
 
 
 class Interests(nn.Module):
@@ -315,8 +326,8 @@ class Interests(nn.Module):
             return TargetAttention(score, Positions(MAX_LEN, width, (dim + width, dim)))
 
         self.after_refiner = after()
-        self.after_heads = nn.ModuleList(after() for _ in range(heads))
-        self.units = nn.ModuleList(unit() for _ in range(heads))
+        self.after_heads = ModuleList(after() for _ in range(heads))
+        self.units = ModuleList(unit() for _ in range(heads))
 
     def forward(self, target: Tensor, history: Tensor, mask: Tensor, distance: Tensor) -> Tensor:
         allowed = causal(mask)
@@ -331,7 +342,7 @@ class Interests(nn.Module):
 class DMIN(PaddedModel):
     def build(self, dim: int, **params: Any) -> int:
         heads = params.pop("num_heads")
-        self.interests = nn.ModuleList([Interests(dim, heads, **params)])
+        self.interests = ModuleList([Interests(dim, heads, **params)])
         return dim * int(heads)
 
     def interest(self, target: Tensor, history: Tensor, mask: Tensor, distance: Tensor) -> Tensor:

@@ -193,8 +193,8 @@ def machine(allocator: str, gpu: int) -> dict[str, Any]:
     """What the figures depend on."""
     import torch
 
-    from ctr_pe import compiled
     from ctr_pe.benchmark.runner import revision
+    from ctr_pe.ops import native
 
     return {
         "cpu": _cpu(),
@@ -203,7 +203,7 @@ def machine(allocator: str, gpu: int) -> dict[str, Any]:
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
         "gpu": torch.cuda.get_device_name(gpu) if gpu >= 0 else None,
         "allocator": allocator,
-        "compiled": compiled.library() is not None,
+        "compiled": native.LIBRARY is not None,
         "platform": platform.platform(),
         "libc": " ".join(platform.libc_ver()),
         "python": platform.python_version(),

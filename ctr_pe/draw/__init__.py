@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     import argparse
     from collections.abc import Mapping, Sequence
 
-    from ctr_pe.draw.measure import Attention, Deeds
+    from ctr_pe.draw.measure import Attention, Effects
     from ctr_pe.draw.runs import Drawn
 
 SUFFIXES = (".png", ".svg", ".pdf")
@@ -83,14 +83,16 @@ def _about(found: list[Drawn], measured: Mapping[str, Any], requests: int) -> li
     trained = found[0].after is not None
     when = "Dashed: before training, solid: after." if trained else "As initialised."
     lines = [f"{when} {requests:,} test requests; the query is the newest of its sequence."]
-    if any(deeds.pe.num_heads > 1 for moments in measured.values() for deeds in _deeds(moments)):
+    if any(effects.pe.num_heads > 1 for moments in measured.values() for effects in _effects(moments)):
         lines[0] += " Heads are averaged where they are not named."
     if (count := len(all_units(found[0].before))) > UNITS:
         lines.append(f"Shown: the lowest {UNITS} of {count} attentions.")
     gauc = {one.run.pe: one.result.metrics.get("gAUC") for one in found if one.result is not None}
     if scores := [f"{pe} {value:.4f}" for pe, value in gauc.items() if value is not None]:
         lines.append(f"gAUC on test: {', '.join(scores)}.")
-    acts = {pe: any(deeds.visible for deeds in _deeds(moments)) for pe, moments in measured.items() if pe != "none"}
+    acts = {
+        pe: any(effects.visible for effects in _effects(moments)) for pe, moments in measured.items() if pe != "none"
+    }
     flat = [pe for pe, visible in acts.items() if not visible]
     if flat:
         at_first = "before training" if trained else "as initialised"
@@ -98,9 +100,9 @@ def _about(found: list[Drawn], measured: Mapping[str, Any], requests: int) -> li
     return lines
 
 
-def _deeds(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Deeds]:
+def _effects(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Effects]:
     """At the first moment, in all units."""
-    return [deeds for unit in moments[0][1] for deeds in unit.deeds if deeds is not None]
+    return [effects for unit in moments[0][1] for effects in unit.effects if effects is not None]
 
 
 __all__ = ["main"]

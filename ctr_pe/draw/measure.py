@@ -1,6 +1,6 @@
 """What encodings do inside a model: hooks watched on real requests, and tried on made-up items.
 
-B requests, H heads, d head dim, n items, K = longest + 1 offsets, C planes, A angles. An offset is how many places an
+B requests, H heads, d head dim, n items, K = longest + 1 offsets, C planes, A angles. An offset is how many items an
 item lies before the query, which is the newest of its sequence: the target, where the target takes part.
 """
 
@@ -16,9 +16,10 @@ from torch import Tensor, nn
 
 from ctr_pe.draw.trial import Trial, Unit, flat, identity, mixed_weights
 from ctr_pe.pe.base import Chain, PositionEncoding
-from ctr_pe.positions import Pairs, Places, Positions
+from ctr_pe.pe.contextual import ContextualEncoding
+from ctr_pe.pe.vectors import Vectors
+from ctr_pe.positions import Pairs, Positions, Where
 from ctr_pe.units import SelfAttention, TargetAttention
-from ctr_pe.units.dropout import Dropout
 
 UNITS = 3
 """Attention units of a model that are shown: the lowest."""
@@ -26,7 +27,7 @@ ANGLES = 24
 
 
 @dataclass
-class Deeds:
+class Effects:
     """What one encoding (or link of a chain) does in one unit. None or empty: nothing of this kind.
 
     Tried, without items, over offsets (``first`` is the nearest): ``bias (H, n)`` added to logits, ``pooled (H, n)``
@@ -35,7 +36,7 @@ class Deeds:
     gets, from the target to the oldest; ``upper``, ``lower`` (H, n, n): what logits and weights are multiplied with
     from the right, the oldest item first.
 
-    Watched, on real requests: ``added (B, H, K)`` to logits, if that depends on the items, ``places (B, H, K)``:
+    Watched, on real requests: ``added (B, H, K)`` to logits, if that depends on the items, ``positions (B, H, K)``:
     contextual positions; NaN where there is no item; ``phases (C, K, A)``: keys by angle.
     """
 
@@ -50,7 +51,7 @@ class Deeds:
     upper: Tensor | None = None
     lower: Tensor | None = None
     added: Tensor | None = None
-    places: Tensor | None = None
+    positions: Tensor | None = None
     phases: Tensor | None = None
 
     @property
@@ -74,12 +75,12 @@ class Attention:
     weights: Tensor
     items: Tensor
     softmax: bool
-    deeds: list[Deeds | None] = field(default_factory=list)  # per link; None if it is that of a unit before
+    effects: list[Effects | None] = field(default_factory=list)  # per link; None if it is that of a unit before
 
 
 @torch.inference_mode()
 def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Attention]:
-    """Watch the units of a model on a batch, and try their encodings, up to ``longest`` places from the query."""
+    """Watch the units of a model on a batch, and try their encodings, up to ``longest`` items from the query."""
     model.eval()
     units = units_of(model)
     rows = len(next(iter(batch.values())))
@@ -88,7 +89,7 @@ def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Atten
     try:
         for label, unit in units.items():
             links = list(unit.pe.encodings) if isinstance(unit.pe, Chain) else [unit.pe]
-            watched[label] = [Watched(link, rows, longest) for link in links]  # type: ignore[arg-type]
+            watched[label] = [Watched(link, rows, longest) for link in links]
             unit.pe = Chain(watched[label]) if len(links) > 1 else watched[label][0]
         model(batch)
     finally:
@@ -97,10 +98,10 @@ def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Atten
     found, tried = [], set()
     for label, unit in units.items():
         last = watched[label][-1]
-        weights = last.weights if pools(model, unit, batch) else last.shares
+        weights = last.weights if pools(model, unit, batch) else last.softmaxed
         seen = Attention(label, weights.mean(1), last.items, getattr(unit, "softmax", True))
         for link in watched[label]:
-            seen.deeds.append(None if link.pe in tried else _deeds(unit, link, longest))
+            seen.effects.append(None if link.pe in tried else _effects(unit, link, longest))
             tried.add(link.pe)
         found.append(seen)
     return found
@@ -145,9 +146,9 @@ class Watched(PositionEncoding):
     def __init__(self, pe: PositionEncoding, rows: int, longest: int) -> None:
         super().__init__(pe.dim, pe.max_len)
         self.pe, self.num_heads, self.head_dim = pe, pe.num_heads, pe.head_dim
-        self.added_dim, self.needs_vectors, self.needs_age = pe.added_dim, pe.needs_vectors, pe.needs_age
+        self.out_dim, self.about = pe.out_dim, pe.about
         nothing = torch.full((rows, pe.num_heads, longest + 1), math.nan)
-        self.added, self.places, self.shares, self.weights = (nothing.clone() for _ in range(4))
+        self.added, self.positions, self.softmaxed, self.weights = (nothing.clone() for _ in range(4))
         self.items = torch.zeros(rows, dtype=torch.int64)
         self.phases = torch.zeros(0)
         self.longest = longest
@@ -155,38 +156,24 @@ class Watched(PositionEncoding):
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         return self.pe.embed(target, history, positions)
 
-    def side(self, items: Tensor) -> dict[PositionEncoding, Tensor]:
-        return self.pe.side(items)
-
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         query, turned = self.pe.rotate(query, keys, query_at, keys_at)
         if turned.shape == keys.shape and not torch.equal(turned, keys):
             self._keep_phases(turned, keys_at.distance)
         return query, turned
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        out = self.pe.bias(query, keys, logits, pairs)
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+        out = self.pe.bias(logits, vectors, pairs)
         self._keep(self.added, out - logits, pairs)
-        places = getattr(self.pe, "places", None)
-        if callable(places):
-            self._keep(self.places, places(logits, pairs), pairs)
+        if isinstance(self.pe, ContextualEncoding):
+            self._keep(self.positions, self.pe.fractional_positions(logits, pairs), pairs)
         return out
 
-    def weigh(
-        self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs, dropout: Dropout | None = None
-    ) -> Tensor:
-        self.bias(query, keys, logits, pairs)  # to see what it adds
-        return self.pe.weigh(query, keys, logits, pairs, dropout)
-
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, pairs: Pairs, dropout: Dropout) -> Tensor:
-        super().attend(query, keys, values, pairs, dropout)  # to see what the hooks do
-        return self.pe.attend(query, keys, values, pairs, dropout)
-
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
         self.items[pairs.block.rows] = pairs.allowed[:, 0, -1].sum(-1)
-        self._keep(self.shares, weights, pairs)
-        self._keep(self.weights, mixed_weights(self.pe, weights, pairs), pairs)
-        return self.pe.mix(weights, values, pairs)
+        self._keep(self.softmaxed, weights, pairs)
+        self._keep(self.weights, mixed_weights(self.pe, weights, vectors, pairs), pairs)
+        return self.pe.mix(weights, vectors, pairs)
 
     def _keep(self, table: Tensor, values: Tensor, pairs: Pairs) -> None:
         """Of values (R, H, Q, L), those of the last query."""
@@ -219,26 +206,26 @@ def planes(pe: PositionEncoding, vectors: Tensor) -> tuple[Tensor, Tensor]:
     return vectors[..., :half], vectors[..., half : 2 * half]
 
 
-def _deeds(unit: Unit, watched: Watched, longest: int) -> Deeds:
+def _effects(unit: Unit, watched: Watched, longest: int) -> Effects:
     trial = Trial(unit, watched.pe, longest)
-    deeds = Deeds(watched.pe, first=int(not trial.own))
+    effects = Effects(watched.pe, first=int(not trial.own))
     if trial.overrides("embed"):
-        deeds.similar = trial.similar()
+        effects.similar = trial.similar()
     if trial.overrides("rotate"):
-        deeds.turned = trial.turned(trial.by_order)
-        deeds.turned_by_age = trial.turned(trial.by_age) if watched.needs_age else None
-        deeds.phases = watched.phases if len(watched.phases) else None
+        effects.turned = trial.turned(trial.by_order)
+        effects.turned_by_age = trial.turned(trial.by_age) if watched.about.needs_age else None
+        effects.phases = watched.phases if len(watched.phases) else None
     if trial.overrides("bias"):
-        deeds.upper = trial.matrix(trial.added)
-        deeds.bias = trial.of_newest(trial.added(trial.by_order))
-        deeds.bias_by_age = trial.of_newest(trial.added(trial.by_age)) if watched.needs_age else None
-        deeds.added = watched.added if trial.reads_items() else None
-        deeds.places = watched.places if not watched.places.isnan().all() else None
+        effects.upper = trial.matrix(trial.added)
+        effects.bias = trial.of_newest(trial.added(trial.by_order))
+        effects.bias_by_age = trial.of_newest(trial.added(trial.by_age)) if watched.about.needs_age else None
+        effects.added = watched.added if trial.reads_items() else None
+        effects.positions = watched.positions if not watched.positions.isnan().all() else None
     if trial.overrides("mix"):
-        deeds.lower = trial.matrix(trial.mixed)
+        effects.lower = trial.matrix(trial.mixed)
         pooled = trial.of_newest(trial.mixed(trial.by_order))
-        deeds.pooled = None if deeds.lower is not None or flat(pooled) else pooled
-    return deeds
+        effects.pooled = None if effects.lower is not None or flat(pooled) else pooled
+    return effects
 
 
-__all__ = ["UNITS", "Attention", "Deeds", "all_units", "measure"]
+__all__ = ["UNITS", "Attention", "Effects", "all_units", "measure"]

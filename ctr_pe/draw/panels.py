@@ -15,7 +15,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ctr_pe.draw.measure import Attention, Deeds
+from ctr_pe.draw.measure import Attention, Effects
 from ctr_pe.draw.trial import AGES, identity
 
 Values = npt.NDArray[Any]
@@ -23,7 +23,7 @@ USERS, RINGS, HEADS = 8, 10, 8
 FEWEST = 20
 """Requests that a mean is taken over at least."""
 INITIAL, BEFORE, AFTER = "as initialised", "before training", "after training"
-BACK, LOGIT = "places before the query", "added to the logit"
+BACK, LOGIT = "items before the query", "added to the logit"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,7 +95,7 @@ class Rings(Panel):
         return [self.share]
 
 
-Moments = Sequence[tuple[str, Deeds]]
+Moments = Sequence[tuple[str, Effects]]
 """When, and what an encoding did then."""
 
 
@@ -117,11 +117,11 @@ def of_links(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Panel]:
     found: list[Panel] = []
     units = moments[0][1]
     for kind in KINDS:
-        for link in range(max(len(unit.deeds) for unit in units)):
+        for link in range(max(len(unit.effects) for unit in units)):
             by_unit: dict[str, list[Panel]] = {}
             for index, unit in enumerate(units):
-                of_unit = [(when, at[index].deeds[link]) for when, at in moments if link < len(unit.deeds)]
-                panels = list(kind([(when, deeds) for when, deeds in of_unit if deeds is not None]))
+                of_unit = [(when, at[index].effects[link]) for when, at in moments if link < len(unit.effects)]
+                panels = list(kind([(when, effects) for when, effects in of_unit if effects is not None]))
                 if panels and not any(_equal(panels, others) for others in by_unit.values()):
                     by_unit[unit.label] = panels
             for label, panels in by_unit.items():
@@ -133,9 +133,9 @@ def notes(panels: Sequence[Panel]) -> list[str]:
     """What a reader of these panels must know."""
     lines = []
     if any(isinstance(panel, Lines) and panel.diagonal for panel in panels):
-        lines.append("Contextual positions: a line per user; dotted: one place per item.")
+        lines.append("Contextual positions: a line per user; dotted: plain distance.")
     if any(isinstance(panel, Rings) for panel in panels):
-        lines.append(f"Phases: where the keys of up to {RINGS} places back lie, the nearest on the innermost ring.")
+        lines.append(f"Phases: where the keys of up to {RINGS} items back are, the nearest on the innermost ring.")
     return lines
 
 
@@ -148,17 +148,17 @@ def _equal(panels: Sequence[Panel], others: Sequence[Panel]) -> bool:
 def _bias(moments: Moments) -> Iterator[Panel]:
     """By distance: where it depends on the items, its mean over requests and heads, where the middle 80 % lie, and what
     zero vectors would get."""
-    if all(deeds.added is None for _, deeds in moments):
+    if all(effects.added is None for _, effects in moments):
         yield from _by_distance("bias", "Bias by distance", LOGIT, None, moments)
         return
     curves = []
-    for when, deeds in moments:
-        if deeds.added is not None:
-            x, mean, band = _means(deeds.added)
+    for when, effects in moments:
+        if effects.added is not None:
+            x, mean, band = _means(effects.added)
             curves.append(Curve(x, mean.mean(0), "" if when == BEFORE else "mean, 80 %", 0, when == BEFORE, band))
-        if deeds.bias is not None and when != BEFORE:
-            x = np.arange(deeds.first, deeds.first + deeds.bias.shape[1])
-            curves.append(Curve(x, deeds.bias.mean(0).numpy(), "of zero vectors", 1))
+        if effects.bias is not None and when != BEFORE:
+            x = np.arange(effects.first, effects.first + effects.bias.shape[1])
+            curves.append(Curve(x, effects.bias.mean(0).numpy(), "of zero vectors", 1))
     yield Lines(title="Bias by distance", y=LOGIT, curves=tuple(curves))
 
 
@@ -167,11 +167,11 @@ def _by_distance(
 ) -> Iterator[Panel]:
     """Curves per head, unless all are flat."""
     curves = []
-    for when, deeds in moments:
-        values = getattr(deeds, name)
+    for when, effects in moments:
+        values = getattr(effects, name)
         heads = [] if values is None else _distinct(values)
         for index, head in enumerate(heads):
-            x = np.asarray(AGES, float) if ages else np.arange(deeds.first, deeds.first + values.shape[1])
+            x = np.asarray(AGES, float) if ages else np.arange(effects.first, effects.first + values.shape[1])
             label = f"head {head + 1}" if len(heads) > 1 and when != BEFORE else ""
             curves.append(Curve(x, values[head].numpy(), label, index, when == BEFORE))
     if any(np.ptp(curve.y) > 1e-6 for curve in curves):
@@ -179,33 +179,33 @@ def _by_distance(
 
 
 def _vectors(moments: Moments) -> Iterator[Panel]:
-    for when, deeds in moments:
-        if deeds.similar is not None:
-            matrix = deeds.similar.numpy()
+    for when, effects in moments:
+        if effects.similar is not None:
+            matrix = effects.similar.numpy()
             yield Heat(
                 title="Position vectors: cosine", when=when, x="distance", y="distance", matrix=matrix, scale="cosine"
             )
 
 
-def _places(moments: Moments) -> Iterator[Panel]:
+def _contextual_positions(moments: Moments) -> Iterator[Panel]:
     """A line per user; the same users in all pictures of the data set."""
-    for when, deeds in moments:
-        if deeds.places is not None:
-            places = deeds.places.mean(1)
-            x = np.arange(places.shape[1])
-            curves = [Curve(x, places[row].numpy(), "", index) for index, row in enumerate(_users(places))]
+    for when, effects in moments:
+        if effects.positions is not None:
+            positions = effects.positions.mean(1)
+            x = np.arange(positions.shape[1])
+            curves = [Curve(x, positions[row].numpy(), "", index) for index, row in enumerate(_users(positions))]
             yield Lines(
                 title=f"Positions of {len(curves)} users",
                 when=when,
                 y="contextual position",
                 curves=tuple(curves),
                 diagonal=True,
-                share="places",
+                share="positions",
             )
 
 
 def _matrices(name: str, title: str, moments: Moments) -> Iterator[Panel]:
-    known = [(when, getattr(deeds, name)) for when, deeds in moments if getattr(deeds, name) is not None]
+    known = [(when, getattr(effects, name)) for when, effects in moments if getattr(effects, name) is not None]
     if len(known) > 1 and identity(known[0][1]) and not identity(known[1][1]):
         del known[0]  # needs no picture
     for when, matrix in known:
@@ -223,7 +223,7 @@ def _matrices(name: str, title: str, moments: Moments) -> Iterator[Panel]:
 
 
 def _phases(moments: Moments) -> Iterator[Panel]:
-    known = [(when, deeds.phases) for when, deeds in moments if deeds.phases is not None]
+    known = [(when, effects.phases) for when, effects in moments if effects.phases is not None]
     planes = len(known[0][1]) if known else 0
     for plane in sorted({0, planes // 2} if planes else ()):
         for when, phases in known:
@@ -241,7 +241,7 @@ KINDS: tuple[Callable[[Moments], Iterator[Panel]], ...] = (
     partial(_by_distance, "turned_by_age", "Rotation by age", "product with itself", 1.0, ages=True),
     partial(_by_distance, "pooled", "Added weights by distance", "added to the weight", None),
     _vectors,
-    _places,
+    _contextual_positions,
     partial(_matrices, "upper", "U: logits"),
     partial(_matrices, "lower", "L: values"),
     _phases,

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Items, Pairs, Places, Positions
+from ctr_pe.pe.vectors import ItemVectors, TargetVectors, Vectors
+from ctr_pe.positions import Items, Pairs, Positions, Where
 from ctr_pe.units import SelfAttention, TargetAttention
 
 AGES = [0, *(2**k for k in range(27))]  # seconds, up to two years
@@ -45,17 +46,26 @@ class Trial:
         age = torch.arange(items, 0, -1).expand(rows, -1) * gap
         return Positions.from_mask(torch.ones(rows, items, dtype=torch.bool), age)
 
-    def _pairs(self, positions: Positions, random: bool) -> Pairs:
+    def _pairs(self, positions: Positions, random: bool) -> tuple[Pairs, Vectors]:
         rows, items = positions.mask.shape
-        own, dim = self._vectors(random, rows * items, self.pe.dim), self.pe.dim
-        block = positions.carrying(Items(own), Items(self._vectors(random, rows, dim))).whole
+        dim, heads, width = self.pe.dim, self.pe.num_heads, self.pe.head_dim
+        packed, target = self._random(random, rows * items, dim), self._random(random, rows, dim)
+        positions = positions.carrying(Items(packed), Items(target))
         if isinstance(self.unit, SelfAttention):
-            side = {pe: block.lay(wanted) for pe, wanted in self.pe.side(own).items()}
-            return replace(block.from_items(self.unit.causal), scale=self.pe.head_dim**-0.5, side=side)
-        score = self.unit.score
-        return replace(block.from_target(), scale=getattr(score, "scale", 1.0), project=getattr(score, "project", None))
+            (pairs,) = positions.item_pairs(self.unit.causal, positions.whole)
+            query, keys = (self._random(random, rows, heads, items, width) for _ in range(2))
+            return pairs, ItemVectors(query, width**-0.5, keys, keys)
+        pairs, score = positions.target_pairs(), self.unit.score
+        query, keys = self._random(random, rows, 1, 1, dim), self._random(random, rows * items, dim)
 
-    def _vectors(self, random: bool, *shape: int) -> Tensor:
+        def rescored(shift: Tensor) -> Tensor:
+            moved: Tensor = score(query[:, 0, 0], keys + shift, positions.real[0])
+            return pairs.block.pad(moved)[:, None, None, :]
+
+        scale, project = getattr(score, "scale", 1.0), getattr(score, "project", None)
+        return pairs, TargetVectors(query, scale, keys, pairs.block, rescored, project)
+
+    def _random(self, random: bool, *shape: int) -> Tensor:
         return torch.randn(*shape, generator=self.draw) if random else torch.zeros(shape)
 
     def added(self, positions: Positions, last: Tensor | None = None, random: bool = False) -> Tensor:
@@ -64,22 +74,20 @@ class Trial:
         ``random``: queries, keys and items are random vectors, not 0.
         """
         rows, items = positions.mask.shape
-        pairs, heads, dim = self._pairs(positions, random), self.pe.num_heads, self.pe.head_dim
-        queries = pairs.allowed.shape[2]
-        logits = torch.zeros(rows, heads, queries, items)
+        pairs, vectors = self._pairs(positions, random)
+        logits = torch.zeros(rows, self.pe.num_heads, pairs.allowed.shape[2], items)
         if last is not None:
             logits[:, :, -1] = last.unsqueeze(1)
-        query, keys = (self._vectors(random, rows, heads, count, dim) for count in (queries, items))
-        return self.pe.bias(query, keys, logits, pairs)[:, :, -1]
+        return self.pe.bias(logits, vectors, pairs)[:, :, -1]
 
     def mixed(self, positions: Positions, last: Tensor | None = None) -> Tensor:
         """The same for weights and ``mix``."""
         rows, items = positions.mask.shape
-        pairs, heads = self._pairs(positions, False), self.pe.num_heads
-        weights = torch.zeros(rows, heads, pairs.allowed.shape[2], items)
+        pairs, vectors = self._pairs(positions, False)
+        weights = torch.zeros(rows, self.pe.num_heads, pairs.allowed.shape[2], items)
         if last is not None:
             weights[:, :, -1] = last.unsqueeze(1)
-        return mixed_weights(self.pe, weights, pairs)[:, :, -1]
+        return mixed_weights(self.pe, weights, vectors, pairs)[:, :, -1]
 
     def of_newest(self, by_row: Tensor) -> Tensor:
         """(1, H, n), the oldest first -> (H, n) from the nearest on; (len(AGES), H, 1 or 2) -> (H, len(AGES))."""
@@ -108,13 +116,13 @@ class Trial:
         rows, items = positions.mask.shape
         if self.own:
             vector = torch.randn(many, 1, 1, 1, dim, generator=self.draw).expand(-1, rows, heads, items, -1)
-            at = self._pairs(positions, False).key
-            at = Places(at.distance, at.age.repeat(many, 1, 1))  # type: ignore[union-attr]
+            at = self._pairs(positions, False)[0].key
+            at = Where(at.distance, at.age.repeat(many, 1, 1))  # type: ignore[union-attr]
             here = at
         else:
             vector = torch.randn(many, 1, dim, generator=self.draw).expand(-1, rows * items, -1)
-            at = Places(positions.distance.flatten().repeat(many), positions.age.flatten().repeat(many))  # type: ignore[union-attr]
-            here = Places(torch.zeros_like(at.distance), torch.zeros_like(at.distance))
+            at = Where(positions.distance.flatten().repeat(many), positions.age.flatten().repeat(many))  # type: ignore[union-attr]
+            here = Where(torch.zeros_like(at.distance), torch.zeros_like(at.distance))
         vectors = vector.flatten(0, 1)
         query, keys = self.pe.rotate(vectors, vectors, here, at)
         if not query.shape == keys.shape == vectors.shape:
@@ -144,8 +152,10 @@ def flat(curve: Tensor) -> bool:
 __all__ = ["AGES", "Trial", "Unit", "flat", "identity"]
 
 
-def mixed_weights(pe: PositionEncoding, weights: Tensor, pairs: Pairs) -> Tensor:
-    """With which weights the items are pooled in the end, (B, H, Q, L), whether ``mix`` changes weights or values."""
+def mixed_weights(pe: PositionEncoding, weights: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+    """The weights (B, H, Q, L) with which items are pooled in the end, whether ``mix`` changes weights or values."""
+    if not isinstance(vectors, ItemVectors):
+        return pe.mix(weights, vectors, pairs)[0]
     every_item = torch.eye(weights.shape[-1]).expand(*weights.shape[:2], -1, -1)
-    weights, values = pe.mix(weights, every_item, pairs)
-    return weights @ values if pairs.among_items else weights
+    weights, mixed = pe.mix(weights, replace(vectors, value=every_item), pairs)
+    return weights @ mixed.values

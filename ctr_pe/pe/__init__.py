@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe.errors import UserError, nearest
@@ -23,6 +24,9 @@ REGISTRY = {
     "alibi": "ctr_pe.pe.alibi:ALiBi",
     "kerple_log": "ctr_pe.pe.kerple:KerpleLog",
     "kerple_power": "ctr_pe.pe.kerple:KerplePower",
+    "fire": "ctr_pe.pe.fire:FIRE",
+    "dape": "ctr_pe.pe.dape:DAPE",
+    "fox": "ctr_pe.pe.fox:FoX",
     "xlnet": "ctr_pe.pe.xlnet:XLNet",
     "kernel": "ctr_pe.pe.kernel:Kernel",
     "euler": "ctr_pe.pe.euler:Euler",
@@ -99,6 +103,12 @@ def encoding_class(name: str) -> type[PositionEncoding]:
     return loaded
 
 
-def options_of(cls: type[PositionEncoding]) -> list[str]:
+def options_of(cls: type[PositionEncoding]) -> tuple[str, ...]:
     """Names of its keyword arguments."""
-    return [p.name for p in inspect.signature(cls).parameters.values() if p.kind is inspect.Parameter.KEYWORD_ONLY]
+    hashable: Any = cls  # which the type checker doubts
+    return _keyword_only(hashable)
+
+
+@cache
+def _keyword_only(call: Any) -> tuple[str, ...]:
+    return tuple(p.name for p in inspect.signature(call).parameters.values() if p.kind is p.KEYWORD_ONLY)

@@ -54,7 +54,7 @@ def attach(model: nn.Module, name: str, max_len: int | None = None, **options: A
 
         new = (added[0].next_layer(fresh) if added else fresh()).train(unit.training)
         added.append(new if like is None else new.to(like.device, like.dtype))
-        links = old.encodings if isinstance(old, Chain) else [] if type(old) is PositionEncoding else [old]
+        links = list(old.encodings) if isinstance(old, Chain) else [] if type(old) is PositionEncoding else [old]
         joined.append(Chain([*links, new]) if links else new)
     for unit, pe in zip(units, joined, strict=True):
         unit.pe = pe

@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import TYPE_CHECKING, ClassVar
+from functools import partial, wraps
+from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
-from ctr_pe.positions import Pairs, Places, Positions
-
-if TYPE_CHECKING:
-    from ctr_pe.units.dropout import Dropout
+from ctr_pe.modules import ModuleList
+from ctr_pe.pe.vectors import Attended, Vectors
+from ctr_pe.positions import Pairs, Positions, Where
 
 
 @dataclass(frozen=True)
@@ -25,17 +23,46 @@ class About:
 
     ``paper``: author and year. ``equation``: s = logit, t = target, h = item, D_j = its distance.
     ``cost``: multiply-adds per query and head, with L keys and T table rows. ``extrapolates``: what happens to
-    histories longer than any in training.
+    histories longer than any in training. ``needs_age``: it reads the ages of items; data without times are refused.
     """
 
     paper: str
     equation: str
     cost: str
     extrapolates: str
+    needs_age: bool = False
+
+
+class Contextual(NamedTuple):
+    """A bias of contextual positions as the operands of :mod:`ctr_pe.ops.contextual`: what is summed, and the table."""
+
+    table: Tensor
+    gate: tuple[Tensor, Tensor] | None
+    steps: Tensor | None
+    sign: int
+    scale: float
+
+
+def _noted(embed: Callable[..., Any]) -> Callable[..., Any]:
+    """``embed`` that says in the positions which encoding it has been applied for."""
+
+    @wraps(embed)
+    def noting(
+        self: PositionEncoding, target: Tensor | None, history: Tensor, positions: Positions
+    ) -> tuple[Tensor | None, Tensor]:
+        positions.embedded[self] = None
+        result: tuple[Tensor | None, Tensor] = embed(self, target, history, positions)
+        return result
+
+    noting.noted = True  # type: ignore[attr-defined]
+    return noting
 
 
 class PositionEncoding(nn.Module):
     """A position encoding overrides the hooks it needs; units and models call all of them and know none by name.
+
+    ``out_dim``: width of the items after ``embed``, D unless it concatenates. ``loss_names``: names of the losses that
+    ``losses`` gives; () for none.
 
     Args:
         dim: item dim D.
@@ -46,19 +73,8 @@ class PositionEncoding(nn.Module):
         ValueError: a size is not a positive integer, or heads do not divide dim.
     """
 
-    about: ClassVar[About] = About(paper="–", equation="s_j", cost="0", extrapolates="yes")
-
-    needs_vectors: bool = False
-    """Whether ``bias`` and ``mix`` read keys and values. Otherwise target attention spares itself to lay them out."""
-
-    auxiliary: str = ""
-    """What ``auxiliary_loss`` is, a few words for the log."""
-
-    needs_age: bool = False
-    """Whether it reads the ages of items; data without event times are refused."""
-
-    added_dim: int = 0
-    """Dims that ``embed`` appends to each item; units of a concatenating encoding are built for ``dim + added_dim``."""
+    about: About = About(paper="–", equation="s_j", cost="0", extrapolates="yes")
+    loss_names: tuple[str, ...] = ()
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
         super().__init__()
@@ -68,70 +84,56 @@ class PositionEncoding(nn.Module):
         if dim % num_heads:
             raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}")
         self.dim, self.max_len, self.num_heads, self.head_dim = dim, max_len, num_heads, dim // num_heads
-        self._losses: list[Tensor] = []
+        self.out_dim = dim
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if not hasattr(cls.embed, "noted"):
+            cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
-        """Before the network: target (B, D) or None, history (B, L, D) or packed (N, D) -> the same, or D + added_dim
-        wide. ``positions.of(history, x)`` gives x per slot in the layout of the history."""
+        """Before the network: target (B, D) or None, history (B, L, D) or packed (N, D) -> the same, ``out_dim`` wide.
+
+        ``positions.like(history, x)`` gives x per slot in the layout of the history. Called once per batch; a unit
+        whose caller has not done so does it itself.
+        """
         return target, history
 
-    def side(self, items: Tensor) -> dict[PositionEncoding, Tensor]:
-        """Before self-attention: packed items (N, D) as they were looked up -> what ``bias`` wants to know of each,
-        (N, any), under this encoding. It finds that in ``pairs.side``, laid out (R, W, any)."""
-        return {}
+    embed.noted = False  # type: ignore[attr-defined]  # it changes nothing, so nobody needs to know that it was called
 
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
-        """Before the score: query (..., d) and keys (..., d), each with places that broadcast against its leading axes.
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
+        """Before the score: query (..., d) and keys (..., d), and where they stand, which broadcasts against their
+        leading axes.
 
         Any layout is possible, (B, H, L, d) as well as (N, d) for the N real items of a batch, so encodings work on
         the last axis alone. Values are never rotated.
         """
         return query, keys
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        """After the score: query (B, H, Q, d) and keys (B, H, L, d) as before ``rotate``, logits (B, H, Q, L) of the
-        unit's own score -> logits with position in them. Entries that are not allowed are masked afterwards. Without
-        ``needs_vectors`` keys may be empty, (B, H, 0, d)."""
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+        """After the score: logits (B, H, Q, L) of the unit's own score -> logits with position in them. Pairs that are
+        not allowed are masked afterwards."""
         return logits
 
-    def weigh(
-        self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs, dropout: Dropout | None = None
-    ) -> Tensor:
-        """The softmax of what ``bias`` gives, and dropout: (B, H, Q, L). Overridden to do it in one pass."""
-        weights = pairs.softmax(self.bias(query, keys, logits, pairs))
-        return weights if dropout is None else dropout(weights)
+    def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
+        """Before pooling: attention weights (B, H, Q, L) and vectors -> the weights, and the values that they pool. In
+        target attention the weights alone count."""
+        return weights, vectors
 
-    def attend(self, query: Tensor, keys: Tensor, values: Tensor, pairs: Pairs, dropout: Dropout) -> Tensor:
-        """All of self-attention, by the hooks: query (B, Q, H, d), keys and values (B, L, H, d) -> what is pooled,
-        (B, Q, H, d). Overridden to do it in one pass."""
-        query, keys, values = (x.transpose(1, 2).contiguous() for x in (query, keys, values))  # (B, H, L, d)
-        turned_query, turned_keys = self.rotate(query, keys, pairs.query, pairs.key)
-        turned_query = turned_query * pairs.scale  # not the products: there are more of them
-        logits = turned_query @ turned_keys.transpose(-1, -2)
-        weights = self.weigh(query, keys, logits, pairs, dropout)
-        weights, mixed = self.mix(weights, values, pairs)
-        pooled: Tensor = weights.to(mixed.dtype) @ mixed
-        return pooled.transpose(1, 2)
-
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        """Before pooling: weights (B, H, Q, L) after the softmax and values (B, H, L, d), zero at padding -> those that
-        are pooled. In target attention the weights alone count, and without ``needs_vectors`` values may be empty,
-        (B, H, 0, d)."""
-        return weights, values
-
-    def auxiliary_loss(self) -> Tensor:
-        """Scalar that training adds to the loss: what hooks gave to ``learn`` since the last call, 0 without."""
-        losses, self._losses = self._losses, []
-        return torch.stack(losses).sum() if losses else torch.zeros(())
-
-    def learn(self, loss: Tensor) -> None:
-        """For hooks, in training: add a scalar to the auxiliary loss."""
-        self._losses.append(loss)
+    def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
+        """In training, after a unit has attended: its blocks, which together have every row with items -> scalars by
+        name that are to be minimised too. Called if there are ``loss_names``; then all queries are computed."""
+        return {}
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         """The encoding of the layer stacked on this one's: ``fresh()``, with parameters of its own, unless the method
         acts on the input only (then no encoding) or shares its parameters (then ``self``)."""
         return fresh()
+
+    def contextual(self, pairs: Pairs) -> Contextual | None:
+        """The whole effect on self-attention as operands of one operator, if it is a bias of contextual positions and
+        nothing else: then that operator replaces the hooks."""
+        return None
 
 
 class Chain(PositionEncoding):
@@ -146,55 +148,54 @@ class Chain(PositionEncoding):
         if len(sizes) != 1:
             raise ValueError(f"a chain needs encodings of one (dim, max_len, num_heads), got {sorted(sizes)}")
         super().__init__(*sizes.pop())
-        self.encodings = nn.ModuleList(encodings)
-        self.added_dim = sum(pe.added_dim for pe in encodings)
-        self.needs_vectors = any(pe.needs_vectors for pe in encodings)
-        self.needs_age = any(pe.needs_age for pe in encodings)
-        self.auxiliary = ", ".join(pe.auxiliary for pe in encodings if pe.auxiliary)
-
-    def _links(self) -> list[PositionEncoding]:
-        return [pe for pe in self.encodings if isinstance(pe, PositionEncoding)]
+        self.encodings = ModuleList(encodings)
+        self.out_dim = self.dim + sum(pe.out_dim - pe.dim for pe in encodings)
+        self.about = About("–", "one after the other", "the sum", "–", any(pe.about.needs_age for pe in encodings))
+        self.loss_names = tuple(name for pe in encodings for name in pe.loss_names)
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
-        for pe in self._links():
+        for pe in self.encodings:
             target, history = pe.embed(target, history, positions)
         return target, history
 
-    def side(self, items: Tensor) -> dict[PositionEncoding, Tensor]:
-        return {pe: wanted for link in self._links() for pe, wanted in link.side(items).items()}
-
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
-        for pe in self._links():
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
+        for pe in self.encodings:
             query, keys = pe.rotate(query, keys, query_at, keys_at)
         return query, keys
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        for pe in self._links():
-            logits = pe.bias(query, keys, logits, pairs)
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+        for pe in self.encodings:
+            logits = pe.bias(logits, vectors, pairs)
         return logits
 
-    def weigh(
-        self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs, dropout: Dropout | None = None
-    ) -> Tensor:
-        *others, last = self._links()
-        for pe in others:
-            logits = pe.bias(query, keys, logits, pairs)
-        return last.weigh(query, keys, logits, pairs, dropout)
+    def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
+        for pe in self.encodings:
+            weights, vectors = pe.mix(weights, vectors, pairs)
+        return weights, vectors
 
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        for pe in self._links():
-            weights, values = pe.mix(weights, values, pairs)
-        return weights, values
+    def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for pe in self.encodings:
+            for name, loss in pe.losses(attended).items():
+                found[name] = found[name] + loss if name in found else loss
+        return found
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()
         assert isinstance(above, Chain)
-        return Chain(
-            [pe.next_layer(partial(_same, new)) for pe, new in zip(self._links(), above._links(), strict=True)]
-        )
+        pairs = zip(self.encodings, above.encodings, strict=True)
+        return Chain([pe.next_layer(partial(_same, new)) for pe, new in pairs])
 
-    def auxiliary_loss(self) -> Tensor:
-        return torch.stack([pe.auxiliary_loss() for pe in self._links()]).sum()
+
+def embed_for(
+    unit: nn.Module, pe: PositionEncoding, target: Tensor | None, history: Tensor, positions: Positions
+) -> tuple[Tensor | None, Tensor]:
+    """For units: ``pe.embed``, unless the caller or another unit has applied it to this batch."""
+    if positions.embedded.get(pe, unit) is not unit:
+        return target, history
+    embedded = pe.embed(target, history, positions)
+    positions.embedded[pe] = unit
+    return embedded
 
 
 def _same(pe: PositionEncoding) -> PositionEncoding:

@@ -10,7 +10,7 @@ from ctr_pe.pe.contextual import ContextualEncoding, check_span
 
 
 class CAPE(ContextualEncoding):
-    """Items unlike the target push older items away; items like it share a place.
+    """Items unlike the target push older items further away; items like it leave them where they are.
 
     Equations 1 to 5 of the paper, on the unit's own logits s (any score function):
     g_j = 1 - σ(s_j), p_j = sum of g_k for k = j..newest, t' = SiLU(W t + b), logits s_j + t' · e[p_j]; e between two

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import About
+from ctr_pe.pe.base import About, Contextual
 from ctr_pe.pe.contextual import ContextualEncoding, widen
+from ctr_pe.pe.vectors import TargetVectors, Vectors
 from ctr_pe.positions import Pairs
 
 
@@ -32,14 +33,17 @@ class AdditiveCAPE(ContextualEncoding):
         self.scale = self.head_dim**-0.5
         self.table = nn.Parameter(torch.zeros(max_len + 1, self.head_dim))
 
-    def _only_places(self, pairs: Pairs) -> bool:
-        return type(self).bias is AdditiveCAPE.bias and pairs.rescore is None
-
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        if pairs.rescore is None:
-            return super().bias(query, keys, logits, pairs)
-        place = self.places(widen(logits), pairs)[pairs.allowed].clamp(max=self.max_len).unsqueeze(1)  # (N, 1)
-        low = place.detach().floor().long().squeeze(1)
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+        if not isinstance(vectors, TargetVectors):
+            return super().bias(logits, vectors, pairs)
+        position = (
+            self.fractional_positions(logits, pairs)[pairs.allowed].clamp(max=self.max_len).unsqueeze(1)
+        )  # (N, 1)
+        low = position.detach().floor().long().squeeze(1)
         high = (low + 1).clamp(max=self.max_len)
         table = widen(self.table)
-        return pairs.rescore(torch.lerp(table[low], table[high], place - low.unsqueeze(1)).to(self.table.dtype))
+        vector = torch.lerp(table[low], table[high], position - low.unsqueeze(1))
+        return vectors.rescore(vector.to(self.table.dtype))
+
+    def contextual(self, pairs: Pairs) -> Contextual:
+        return self.operands(pairs)

@@ -1,4 +1,4 @@
-"""CAPE in which time makes the steps: items that follow each other quickly share a place (no paper; after CAPE).
+"""CAPE whose gates grow with the pause between items, so that a session counts as one item (no paper; after CAPE).
 
 B batch, L history slots, Q queries, H heads.
 """
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ctr_pe.pe.base import About
 from ctr_pe.pe.cape import CAPE
+from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.time_bias import ages, check_seconds
 from ctr_pe.positions import Pairs
 
@@ -18,7 +19,7 @@ class TimeCAPE(CAPE):
     """CAPE with gates g_ij (1 - exp(-Δ_j / τ_h)), Δ_j the seconds between item j and the next one towards the query.
 
     Items of one session are seconds or minutes apart and add next to nothing, a pause of days adds a whole gate: a
-    session counts as one place. In target attention the next item after the newest is the target, at age 0. Where no
+    session counts as one item. In target attention the next item after the newest is the target, at age 0. Where no
     item follows, as after the query itself under a causal mask, the gate counts in full. If all pauses are long
     against τ, this is CAPE exactly. An event that seems to follow the next one has Δ = 0.
 
@@ -37,8 +38,8 @@ class TimeCAPE(CAPE):
         equation="s_j + SiLU(W t + b) · e[p_j], p_j = Σ_{k=j..n} (1 - σ(s_k)) (1 - exp(-(age_k - age_{k+1}) / τ))",
         cost="d P + T P + 2 L",
         extrapolates="last row of e",
+        needs_age=True,
     )
-    needs_age = True
 
     def __init__(
         self,
@@ -54,9 +55,9 @@ class TimeCAPE(CAPE):
         self.session_gap = check_seconds("session_gap", session_gap)
         self.stretch = nn.Parameter(torch.zeros(num_heads))
 
-    def steps(self, pairs: Pairs, dtype: torch.dtype) -> Tensor:
-        """(B, H, L) in [0, 1]: share of a place that lies between each key and the next newer one."""
+    def steps(self, pairs: Pairs) -> Tensor:
+        """(B, H, L) in [0, 1]: the part of a gate that counts between each key and the next newer one."""
         age = ages(pairs.key, "cape_time")  # (B, 1, L)
         pause = (age - nn.functional.pad(age[..., 1:], (0, 1))).clamp(min=0)
-        rate = (-self.stretch).to(dtype).exp().view(-1, 1) / self.session_gap
-        return -torch.expm1(-rate * pause.to(dtype))
+        rate = (-widen(self.stretch)).exp().view(-1, 1) / self.session_gap
+        return -torch.expm1(-rate * pause)

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.contextual import widen
+from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.positions import Pairs
 
 FUSIONS = ("sum", "concat", "gate")
@@ -33,7 +33,7 @@ class DIF(PositionEncoding):
     - The paper's item is its id alone. Here the item's own source and the values see the item as the model has it, with
       all its fields, and the attributes have scores of their own beside it.
     - In target attention attributes are scored by products too, also beside a DIN or bilinear score.
-    - ``concat`` and ``gate`` act on whole rows of scores. Forbidden scores are zero in them, and columns count places
+    - ``concat`` and ``gate`` act on whole rows of scores. Forbidden scores are zero in them, and columns count items
       from the query (from the newest item where attention is bidirectional), so neither sees the future or padding.
       They have ``max_len`` columns; keys further back are summed over the sources by ``concat``, weighted like the rest
       of their row by ``gate``.
@@ -65,7 +65,7 @@ class DIF(PositionEncoding):
             that are no multiple of the heads, a negative dif_predict.
     """
 
-    about: ClassVar[About] = About(
+    about = About(
         paper="Xie 2022",
         equation="s_j + (sum over fields f of (Q_f t_f) · (K_f h_j,f) + (Q p_0) · (K p_{D_j})) / sqrt(d)",
         cost="L per dim of the fields' projections; P² + L P for positions, once for all rows",
@@ -123,7 +123,7 @@ class DIF(PositionEncoding):
         ids = {} if field_sizes is None or not dif_predict else dict(enumerate(field_sizes[1:], start=1))
         self.predictors = nn.ModuleDict({str(f): PositionLinear(dim, count) for f, count in ids.items() if count > 1})
         if self.predictors:
-            self.needs_vectors, self.auxiliary = True, "attribute predictors"
+            self.loss_names = ("attribute predictors",)
 
     def _source_dims(self, given: int | Sequence[int] | None) -> list[int]:
         """Dims of each attribute's projections."""
@@ -140,19 +140,16 @@ class DIF(PositionEncoding):
             raise ValueError(f"{name} must be a positive multiple of num_heads={self.num_heads}, got {size!r}")
         return size
 
-    def side(self, items: Tensor) -> dict[PositionEncoding, Tensor]:
-        return {self: items[:, self.attributes]} if self.widths else {}
-
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         apart = self.fusion != "sum"
         scores = [logits]
         if self.widths:
-            attributes = self._among_items if pairs.among_items else self._of_target
+            attributes = self._among_items if pairs.self_attention else self._of_target
             scores += attributes(pairs, apart)
         if self.position is not None:
-            places = (nn.functional.embedding(at.distance.flatten().clamp(max=self.max_len), self.table)
-                      for at in (pairs.query, pairs.key))  # fmt: skip
-            queried, keyed = self.position(*places)  # by distance, the same in every row
+            rows = (nn.functional.embedding(at.distance.flatten().clamp(max=self.max_len), self.table)
+                    for at in (pairs.query, pairs.key))  # fmt: skip
+            queried, keyed = self.position(*rows)  # by distance, the same in every row
             scores.append(queried @ keyed.transpose(-1, -2) * self.scale)
         if self.fusion == "concat":
             return self._concatenated(scores, pairs)
@@ -167,7 +164,7 @@ class DIF(PositionEncoding):
 
         Packed: q · (WK e) = (WKᵀ q) · e, so nothing is projected per item.
         """
-        of = pairs.block.of
+        of = pairs.positions
         assert of.target is not None
         assert of.items is not None
         targets = self._fields(of.target.embedding[:, self.attributes])
@@ -175,11 +172,11 @@ class DIF(PositionEncoding):
         rows, _ = of.real
         products = torch.cat(sought, -1).index_select(0, rows) * of.items.embedding[:, self.attributes]  # (N, A)
         parts = self._fields(products) if apart else (products,)
-        return [pairs.block.lay(part.sum(-1) * self.scale)[:, None, None] for part in parts]
+        return [pairs.block.pad(part.sum(-1) * self.scale)[:, None, None] for part in parts]
 
     def _among_items(self, pairs: Pairs, apart: bool) -> list[Tensor]:
         """Scores (R, H, Q, L) of the items' attributes, one for each or their sum."""
-        fields = self._fields(pairs.side[self])
+        fields = self._fields(pairs.embedding(self.attributes))
         newest = pairs.query.distance.shape[-1]  # queries are the last items, or all
         projected = [source(field[:, -newest:], field) for source, field in zip(self._sources, fields, strict=True)]
         if len(projected) > 1 and not apart:  # a sum of products is a product of vectors side by side
@@ -212,31 +209,30 @@ class DIF(PositionEncoding):
         share = outer(hidden).softmax(0)
         return torch.stack([part * score for part, score in zip(share, scores, strict=True)]).sum(0)
 
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        if self.training and self.predictors:
-            self._learn_attributes(weights, values, pairs)
-        return weights, values
-
-    def _learn_attributes(self, weights: Tensor, values: Tensor, pairs: Pairs) -> None:
-        block, of = pairs.block, pairs.block.of
-        asked = of.items if pairs.among_items else of.target
-        if asked is None or asked.chosen is None or not asked.ids or not pairs.causal:
-            return
+    def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
+        """Of the attributes of what was chosen: the target, or in self-attention the item after each."""
+        if not self.predictors or not attended or not attended[0].pairs.causal:
+            return {}
+        pairs, of = attended[0].pairs, attended[0].pairs.positions
+        asked = of.items if pairs.self_attention else of.target
+        if asked is None or asked.chosen is None or not asked.ids:
+            return {}
         chosen, ids = asked.chosen, asked.ids
-        pooled = (weights.to(values.dtype) @ values).transpose(1, 2).flatten(2)  # (R, Q, D)
-        if pairs.among_items:  # asked what comes next: the packed item after this one, if it is of the same row
+        if pairs.self_attention:  # the packed item after this one, if it is of the same row
             rows, _ = of.real
             same_row = torch.cat([rows[1:] == rows[:-1], chosen.new_zeros(1)])
             chosen, ids = chosen.roll(-1) & same_row, tuple(field.roll(-1) for field in ids)
-            states, places = block.take(pooled), block.items
-        else:
-            states, places = pooled[:, 0], block.rows
-        for field, predictor in self.predictors.items():
-            answers = ids[int(field)]
-            known = chosen & (answers > 0)
-            here = known[places]
-            loss = _cross_entropies(widen(predictor(states[here]))[:, 1:], answers[places][here] - 1)
-            self.learn(self.predict * loss.sum() / known.sum().clamp(min=1))  # a mean over all blocks of the batch
+        found = []
+        for one in attended:
+            block, pooled = one.pairs.block, one.pooled.transpose(1, 2).flatten(2)  # (R, Q, D)
+            states, index = (block.gather(pooled), block.items) if pairs.self_attention else (pooled[:, 0], block.rows)
+            for field, predictor in self.predictors.items():
+                answers = ids[int(field)]
+                known = chosen & (answers > 0)
+                here = known[index]
+                loss = _cross_entropies(widen(predictor(states[here]))[:, 1:], answers[index][here] - 1)
+                found.append(loss.sum() / known.sum().clamp(min=1))  # a mean over all blocks of the batch
+        return {"attribute predictors": self.predict * torch.stack(found).sum()}
 
 
 class Source(nn.Module):
@@ -262,8 +258,8 @@ class Source(nn.Module):
 
 
 def _columns(pairs: Pairs) -> Tensor:
-    """(1, 1, Q, L): in which column of a fusion a key stands, and as well which key stands in a column."""
-    if pairs.among_items and pairs.causal:
+    """(1, 1, Q, L): the column of a fusion that each key has, and also the key that each column has."""
+    if pairs.self_attention and pairs.causal:
         return pairs.offset % pairs.offset.shape[-1]  # later keys, which are forbidden, come last
     return (pairs.key.distance - 1).unsqueeze(-2).expand_as(pairs.offset)
 

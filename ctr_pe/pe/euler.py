@@ -6,15 +6,16 @@ slots, P planes: pairs of coordinates, each a complex number λ e^(iθ) with mod
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.ops.rotation import halves, in_halves, rotate_planes, rotate_rows
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
-from ctr_pe.pe.turning import halves, in_halves, turn, turned, turned_rows
-from ctr_pe.positions import Pairs, Places, Positions
+from ctr_pe.pe.vectors import Attended, TargetVectors
+from ctr_pe.positions import Positions, Where
 
 CHOICES = {
     "position_index": ("distance", "rank"),
@@ -26,10 +27,10 @@ CHOICES = {
 
 
 class Euler(PositionEncoding):
-    """Phases of queries and keys are scaled, shifted and turned by the position (equations 3 to 13).
+    """Phases of queries and keys are scaled, shifted and rotated by the position (equations 3 to 13).
 
-    Input: h'_j = (h_j + p[D_j]) turned by ψ[D_j], the target likewise with row 0, once for queries, keys and values
-    (equations 5, 6). Each layer: λ_q e^(i(δ θ_q + b)) for queries and λ_k e^(i δ θ_k) for keys, both turned by
+    Input: h'_j = (h_j + p[D_j]) rotated by ψ[D_j], the target likewise with row 0, once for queries, keys and values
+    (equations 5, 6). Each layer: λ_q e^(i(δ θ_q + b)) for queries and λ_k e^(i δ θ_k) for keys, both rotated by
     -distance · g with g_c = 10000^(-2c/d) (equations 7 to 12), so that a dot product is the sum over planes of
     λ_q λ_k cos(δ (θ_q - θ_k) + b + offset · g). The target lies at distance 0, so the same rule serves any score
     function (one-sided form). With δ = 1 and b = 0 it is RoPE. The last coordinate of an odd d stays as it is. Where δ
@@ -46,7 +47,7 @@ class Euler(PositionEncoding):
             ``none``, fixed at 1 and 0: the paper's "w/o adaptation function".
         euler_frequencies: g ``fixed``; ``learned`` from there (with euler_adaptation ``none``: "w learnable positional
             encoding"); or ``none``, no rotation by position: "w/o differential rotation".
-        euler_rotary_embedding: turn the input by ψ; False is "w/o rotary embedding".
+        euler_rotary_embedding: rotate the input by ψ; False is "w/o rotary embedding".
         euler_planes: pairs of coordinates and their g ``per_head``; or of the ``full`` item, before it is split into
             heads, as in the authors' code.
         euler_layout: ``half`` pairs coordinate c with c + d/2; ``interleaved``, as in their code, 2c with 2c + 1.
@@ -117,36 +118,48 @@ class Euler(PositionEncoding):
             nn.Parameter(self._fixed_frequencies(torch.get_default_dtype(), torch.device("cpu"))) if learned else None
         )
         if euler_contrast > 0:
-            self.needs_vectors, self.auxiliary = True, "phase contrast"
+            self.loss_names = ("phase contrast",)
             self.phase_weight = nn.Parameter(torch.ones(planes if self.full else num_heads * planes))
             self._seed = int(torch.randint(2**62, ()))
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         if self.table is None:
             return target, history
-        moved = self._placed(
-            history, positions.of(history, positions.rank - 1 if self.from_oldest else positions.distance)
+        moved = self._at_input(
+            history, positions.like(history, positions.rank - 1 if self.from_oldest else positions.distance)
         )
         if history.dim() == 3:  # padding keeps what it holds
             moved = torch.where(positions.mask.unsqueeze(-1), moved, history)
         if target is not None:
-            target = self._placed(target, positions.count if self.from_oldest else positions.count.new_zeros(1))
+            target = self._at_input(target, positions.count if self.from_oldest else positions.count.new_zeros(1))
         return target, moved
 
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         if self.scale is None and not self.rotates:
             return query, keys
         of_keys = self._angle(keys_at.distance, keys)
         of_query = of_keys if query_at is keys_at else self._angle(query_at.distance, query)
         if self.shift is not None:
             of_query = of_query + self.shift
-        return self._turned(query, of_query), self._turned(keys, of_keys)
+        return self._rotated(query, of_query), self._rotated(keys, of_keys)
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        if self.training and self.contrast > 0:
-            with torch.autocast(logits.device.type, enabled=False):
-                self.learn(self.contrast * self._contrasted(query, keys, pairs))
-        return logits
+    def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
+        if not self.contrast or not attended:
+            return {}
+        losses = []
+        for one in attended:
+            query, block = one.vectors.query, one.pairs.block
+            with torch.autocast(query.device.type, enabled=False):
+                if isinstance(one.vectors, TargetVectors):  # rows of like length together: the cost is length squared
+                    for part in one.pairs.positions.blocks:
+                        keys = part.pad(one.vectors.packed).unsqueeze(1)
+                        losses.append(self._phase_loss(keys, None, part.mask))
+                else:
+                    losses.append(self._phase_loss(query, self.shift, block.mask))
+                    losses.append(self._phase_loss(one.vectors.keys, None, block.mask))
+        rows = len(attended[0].pairs.positions.mask)
+        total = torch.stack(losses).sum() if losses else self.phase_weight.new_zeros(())
+        return {"phase contrast": self.contrast * total / max(rows, 1)}
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()
@@ -154,17 +167,17 @@ class Euler(PositionEncoding):
         above.table = above.psi = None  # they act once, at the input
         return above
 
-    def _placed(self, items: Tensor, index: Tensor) -> Tensor:
-        """items (..., D) with position added and their phases turned by ψ; index (...) of the rows."""
+    def _at_input(self, items: Tensor, index: Tensor) -> Tensor:
+        """items (..., D) with position added and their phases rotated by ψ; index (...) of the rows."""
         rows = index.clamp(0, self.max_len)
         assert self.table is not None
         if self.psi is None:
             return items + nn.functional.embedding(rows, self.table)
-        return turned_rows(items, rows, self.table, self.psi, self.interleaved)
+        return rotate_rows(items, rows, self.table, self.psi, interleaved=self.interleaved)
 
-    def _turned(self, vectors: Tensor, angle: Tensor) -> Tensor:
-        """vectors (..., d) with phases scaled, and turned by angle (..., P)."""
-        moved = turned(self._merged(vectors), angle, self.interleaved, self.scale)
+    def _rotated(self, vectors: Tensor, angle: Tensor) -> Tensor:
+        """vectors (..., d) with phases scaled, and rotated by angle (..., P)."""
+        moved = rotate_planes(self._merged(vectors), angle, self.scale, interleaved=self.interleaved)
         if self._merges:
             moved = moved.squeeze(-3).view(*moved.shape[:-3], -1, self.num_heads, self.head_dim).transpose(-3, -2)
         return moved
@@ -190,16 +203,6 @@ class Euler(PositionEncoding):
         plane = torch.arange(self.width // 2, device=device, dtype=dtype)
         return 10000.0 ** (plane * (-2.0 / self.width))
 
-    def _contrasted(self, query: Tensor, keys: Tensor, pairs: Pairs) -> Tensor:
-        block = pairs.block
-        if pairs.rescore is None:
-            losses = [self._phase_loss(query, self.shift, block.mask), self._phase_loss(keys, None, block.mask)]
-        else:  # target attention; rows of like length together, as the cost is the square of the longest
-            packed, losses = block.take(keys.transpose(1, 2)), [query.new_zeros(())]
-            for part in block.of.blocks:
-                losses.append(self._phase_loss(part.lay(packed).transpose(1, 2), None, part.mask))
-        return torch.stack(losses).sum() / max(len(block.of.mask), 1)
-
     def _phase_loss(self, vectors: Tensor, shift: Tensor | None, real: Tensor) -> Tensor:
         """Phase contrast of vectors (R, H, W, d), summed over the real ones (R, W)."""
         phase = phases(widen(in_halves(self._merged(vectors), self.interleaved)))
@@ -212,7 +215,7 @@ class Euler(PositionEncoding):
         return phase_contrast(phase, kept, real, self.phase_weight / self.temperature)
 
     def _draw(self, shape: torch.Size) -> Tensor:
-        """Which phases stay, bool. From a generator of its own: the random stream of training stays where it is. On the
+        """Which phases stay, bool. From a generator of its own, so that other draws of training stay the same. On the
         CPU whatever the device, so that all draw the same."""
         self._seed += 1
         draw = torch.Generator().manual_seed(self._seed)
@@ -239,7 +242,7 @@ def phase_contrast(phase: Tensor, kept: Tensor, real: Tensor, weight: Tensor) ->
         weight: w (P,), over the temperature.
     """
     one = torch.cat([torch.ones_like(weight), torch.zeros_like(weight)])
-    phasors = turn(one.expand(*phase.shape[:-1], -1), phase)  # cosines, then sines
+    phasors = rotate_planes(one.expand(*phase.shape[:-1], -1), phase)  # cosines, then sines
     masked = torch.lerp(one, phasors, torch.cat([kept, kept], -1).to(phase.dtype))
     logits = weight.repeat(2) * phasors @ masked.transpose(-1, -2)  # cos(a - b) = cos a cos b + sin a sin b
     logits = logits.masked_fill(~real.unsqueeze(1), torch.finfo(logits.dtype).min)

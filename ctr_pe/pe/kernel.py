@@ -6,12 +6,14 @@ B batch, L history slots, Q queries, H heads, K rows of the kernel: max_len.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
+from ctr_pe.pe.vectors import ItemVectors, Vectors
 from ctr_pe.positions import Pairs
 
 SHARED = {"none": (), "u": ("U",), "l": ("L",), "both": ("U", "L")}
@@ -85,20 +87,23 @@ class Kernel(PositionEncoding):
                     start = start.expand(num_heads, *start.shape)
                 self.register_parameter(name, nn.Parameter(start.clone()))
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         if not self.names["U"]:
             return logits
         # What is not allowed must not enter the sums. The unit masks afterwards.
         return self._times("U", widen(logits) * pairs.admitted, pairs)
 
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
+    def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
         if not self.names["L"]:
-            return weights, values
-        if weights.shape[-2] > 1 and pairs.among_items and (self.at_end or "toeplitz" in self.names["L"]):
+            return weights, vectors
+        aligned = self.at_end or "toeplitz" in self.names["L"]
+        if isinstance(vectors, ItemVectors) and weights.shape[-2] > 1 and aligned:
+            values = vectors.value
             with torch.autocast(values.device.type, enabled=False):  # a (L V): the fewest products
-                return weights, (self.matrix("L", values.shape[-2]) @ widen(values)).to(values.dtype)
-        # (a L) V. Weights that L moves onto padding meet values of zero.
-        return self._times("L", widen(weights), pairs), values
+                moved = (self.matrix("L", values.shape[-2]) @ widen(values)).to(values.dtype)
+            return weights, replace(vectors, value=moved)
+        # (a L) V. Weights that L moves onto padding multiply values of zero.
+        return self._times("L", widen(weights), pairs), vectors
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()

@@ -61,9 +61,9 @@ class KerplePower(RelativeBias):
 
     def curve(self, offset: Tensor, causal: bool) -> Tensor:
         a, b = nn.functional.softplus(widen(self.r1)), 2 * torch.sigmoid(widen(self.r2))
-        places = offset.abs()
+        distance = offset.abs()
         # 0^b is 0, but its gradient is 0 · log 0.
-        power = places.clamp(min=1).to(b.dtype) ** b.unsqueeze(1) * (places > 0)
+        power = distance.clamp(min=1).to(b.dtype) ** b.unsqueeze(1) * (distance > 0)
         return -a.unsqueeze(1) * power
 
 

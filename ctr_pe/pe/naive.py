@@ -49,9 +49,9 @@ class AbsolutePositions(PositionEncoding):
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         table = self.vectors(history, positions)
-        index = positions.of(history, positions.rank - 1 if self.from_oldest else positions.distance)
+        index = positions.like(history, positions.rank - 1 if self.from_oldest else positions.distance)
         # Padding keeps what it holds: adding a position there would make empty slots look like items.
-        history = history + _row(table, index) * positions.of(history, positions.mask).unsqueeze(-1)
+        history = history + _row(table, index) * positions.like(history, positions.mask).unsqueeze(-1)
         if target is not None and self.on_target:
             own = positions.count if self.from_oldest else torch.zeros_like(positions.count)
             target = target + _row(table, own)

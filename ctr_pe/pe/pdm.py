@@ -14,7 +14,8 @@ from torch import Tensor, nn
 
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.contextual import widen
-from ctr_pe.positions import Pairs, Positions
+from ctr_pe.pe.vectors import Attended, Vectors
+from ctr_pe.positions import Pairs
 
 AUGMENTATIONS = ("reorder", "mask", "crop")
 CONTRASTED = ("hidden", "last", "norm")
@@ -29,17 +30,17 @@ class PDM(PositionEncoding):
 
     Contrastive loss (equation 6), with a weight above 0 and in training: two augmented views of each row go through the
     layer's attention without positions; z, all their hidden vectors one after the other (zero where there is no item),
-    meet in dot products: each view has its twin for a positive and the views of the batch's other rows for negatives.
-    The loss is the mean over views, and layers add theirs up. Logits are those that reach this encoding. In target
-    attention, where items have no hidden vectors, a_j v_j takes their place; the target is in z only where it is one of
+    are compared by dot products: a view's positive is the other view of its row, its negatives those of other rows.
+    The loss is the mean over views, and layers add theirs up. Logits are those of the layer's softmax. In target
+    attention, where items have no hidden vectors, a_j v_j is taken instead; the target is in z only where it is one of
     the sequence.
 
     Args:
         pdm_contrast: weight of the contrastive loss (paper: 0.1); 0 for none.
         pdm_augment: ``reorder`` shuffles consecutive items, ``crop`` drops them, ``mask`` drops items anywhere, whose
-            places stay empty.
+            slots stay empty.
         pdm_ratio: share of a row's items that it concerns, rounded down.
-        pdm_contrast_on: ``hidden``, all hidden vectors; ``last``, that of the newest place; ``norm``, all after add and
+        pdm_contrast_on: ``hidden``, all hidden vectors; ``last``, that of the newest slot; ``norm``, all after add and
             norm: layer norm, without weights, of hidden vector + value, which stands for the residual that an encoding
             does not see.
         pdm_temperature: divides the dot products.
@@ -86,31 +87,23 @@ class PDM(PositionEncoding):
         self.contrast, self.augment, self.ratio = pdm_contrast, pdm_augment, pdm_ratio
         self.contrast_on, self.temperature = pdm_contrast_on, pdm_temperature
         if pdm_contrast > 0:
-            self.needs_vectors, self.auxiliary = True, f"PDM {pdm_augment} contrast"
+            self.loss_names = (f"PDM {pdm_augment} contrast",)
         self.table = nn.Parameter(torch.empty(max_len + 1, dim))
         nn.init.normal_(self.table, std=0.02)
         self.query = PositionLinear(dim, dim, bias=False)
         self.key = PositionLinear(dim, dim, bias=False)
         self._seed = int(torch.randint(2**62, ()))
-        self._logits: Tensor | None = None  # on their way from bias to mix
-        self._views: dict[Positions, list[Views]] = {}  # of the blocks of each batch
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        if self.training and self.contrast > 0:
-            self._logits = logits
-        return logits
+    def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
+        return weights + self.position_weights(pairs), vectors
 
-    def mix(self, weights: Tensor, values: Tensor, pairs: Pairs) -> tuple[Tensor, Tensor]:
-        logits, self._logits = self._logits, None
-        if logits is not None:
-            self._keep_views(logits, values, pairs)
-        return weights + self.position_weights(pairs), values
-
-    def auxiliary_loss(self) -> Tensor:
-        views, self._views = self._views, {}
-        for of_batch in filter(None, views.values()):
-            self.learn(self.contrast * contrast(of_batch, self.temperature).mean())
-        return super().auxiliary_loss()
+    def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
+        if not self.contrast or not attended:
+            return {}
+        views = [pair for one in attended for pair in self._views(one)]
+        if not views:
+            return {}
+        return {self.loss_names[0]: self.contrast * contrast(views, self.temperature).mean()}
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()
@@ -133,24 +126,19 @@ class PDM(PositionEncoding):
         projected: Tensor = project(rows)
         return projected.view(len(rows), self.num_heads, self.head_dim).transpose(0, 1)
 
-    def _keep_views(self, logits: Tensor, values: Tensor, pairs: Pairs) -> None:
-        block, of = pairs.block, pairs.block.of
+    def _views(self, one: Attended) -> list[Views]:
+        """Two views of each row, in groups of rows of like length."""
+        logits, values, pairs = widen(one.logits), widen(one.vectors.values), one.pairs
         with torch.autocast(logits.device.type, enabled=False):
-            first, second = (
-                self._encode(widen(logits), widen(values), pairs, *self._augmented(block.mask)) for _ in range(2)
-            )
-        kept = self._views.setdefault(of, [])
-        if pairs.rescore is None:
-            kept.append((first, second))
-        elif of.blocks:  # all rows at once: taken apart by length, so that most of what is zero is left out
-            order, sizes = torch.cat([part.rows for part in of.blocks]), [len(part.rows) for part in of.blocks]
-            ones, others = torch.split(first[order], sizes), torch.split(second[order], sizes)
-            for part, one, other in zip(of.blocks, ones, others, strict=True):
-                width = part.mask.shape[1]
-                kept.append((one[:, -width:], other[:, -width:]))
+            first, second = (self._encode(logits, values, pairs, *self._augmented(pairs.block.mask)) for _ in range(2))
+        if pairs.self_attention:
+            return [(first, second)]
+        blocks = pairs.positions.blocks  # target attention has all rows in one block, most of it padding
+        parts = zip(blocks, *map(blocks.split_rows, (first, second)), strict=True) if blocks else ()
+        return [(x[:, -block.mask.shape[1] :], y[:, -block.mask.shape[1] :]) for block, x, y in parts]
 
     def _augmented(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """A view of each row: the item (its slot) in each place (R, W) int64, and which items are still there (R, W).
+        """A view of each row: the item (its slot) in each slot (R, W) int64, and which items are still there (R, W).
 
         Random numbers come from a generator of their own: the random stream of training stays where it is.
         """
@@ -173,12 +161,12 @@ class PDM(PositionEncoding):
 
     def _encode(self, logits: Tensor, values: Tensor, pairs: Pairs, order: Tensor, there: Tensor) -> Tensor:
         """Vectors (R, W, D) of each row's view, in its order; the newest alone (R, 1, D) for ``last``."""
-        place = order.argsort(1)  # of each item
-        allowed = pairs.allowed.gather(-1, place[:, None, None].expand_as(pairs.allowed)) & there[:, None, None]
-        if pairs.rescore is not None:  # target attention
+        slot = order.argsort(1)  # of each item, in the view
+        allowed = pairs.allowed.gather(-1, slot[:, None, None].expand_as(pairs.allowed)) & there[:, None, None]
+        if not pairs.self_attention:
             hidden = _softmax(logits, replace(pairs, allowed=allowed)).transpose(-1, -2) * values
         else:  # items see what is before them in the new order, so none has to be moved
-            allowed = allowed.gather(-2, place[:, None, :, None].expand_as(allowed)) & there[:, None, :, None]
+            allowed = allowed.gather(-2, slot[:, None, :, None].expand_as(allowed)) & there[:, None, :, None]
             hidden = _softmax(logits, replace(pairs, allowed=allowed)) @ values
         if self.contrast_on == "norm":
             hidden = hidden + values
@@ -193,7 +181,7 @@ def contrast(views: Sequence[Views], temperature: float = 1.0) -> Tensor:
     """-log of the twin's share in exp(z · z' / temperature) among the other 2 M - 1 views (equation 6).
 
     Args:
-        views: groups of rows, each with two views (R, W, D): vectors in W places, the newest last. Groups may differ in
+        views: groups of rows, each with two views (R, W, D): vectors in W slots, the newest last. Groups may differ in
             W, what is missing is zero.
 
     Returns:
@@ -212,7 +200,7 @@ def contrast(views: Sequence[Views], temperature: float = 1.0) -> Tensor:
         flat.append(z.flip(1).flatten(1))  # the newest first
         twins.append(rows + torch.arange(len(z), device=z.device).roll(len(z) // 2))
         rows += len(z)
-    # Products with wider groups need the newest places alone.
+    # Products with wider groups need the newest slots alone.
     upper, done = [], 0
     for index, z in enumerate(flat):
         others = torch.cat([other[:, : z.shape[1]] for other in flat[index:]])

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Pairs
 
 
@@ -21,13 +22,13 @@ class RelativeBias(PositionEncoding):
     """
 
     def curve(self, offset: Tensor, causal: bool) -> Tensor:
-        """β (H, K) at offsets (K,) int64: places that the key lies before the query, negative for later keys.
+        """β (H, K) at offsets (K,) int64: items that the key lies before the query, negative for later keys.
 
         In float32 at least, whatever the parameters are. ``causal``: no key lies later.
         """
         raise NotImplementedError
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         offset = pairs.offset[0, 0]  # (Q, L), of every row, and one less from key to key
         distinct = torch.cat([offset[:, :1].flatten().flip(0), offset[:1, 1:].flatten()])  # Q + L - 1, descending
         # Each query's keys begin one offset before those of the query above.

@@ -5,15 +5,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ctr_pe.ops.rotation import rotate_planes
 from ctr_pe.pe.base import About, PositionEncoding
-from ctr_pe.pe.turning import turned
-from ctr_pe.positions import Places
+from ctr_pe.positions import Where
 
 
 class RoPE(PositionEncoding):
-    """Turns each pair of coordinates by -distance · base^(-2c/d), so that a dot product depends on offsets only.
+    """Rotates each pair of coordinates by -distance · base^(-2c/d), so that a dot product depends on offsets only.
 
-    The target lies at distance 0 and is not turned, so the same rule serves self-attention and any score function of
+    The target is at distance 0 and is not rotated, so the same rule serves self-attention and any score function of
     target attention (one-sided form). The last coordinate of an odd head dim stays as it is.
 
     Args:
@@ -26,7 +26,7 @@ class RoPE(PositionEncoding):
 
     about = About(
         paper="Su 2021",
-        equation="score(t, R(-D_j) h_j), R(m) turns plane c by m · base^(-2c/d)",
+        equation="score(t, R(-D_j) h_j), R(m) rotates plane c by m · base^(-2c/d)",
         cost="2 L d",
         extrapolates="yes",
     )
@@ -46,17 +46,17 @@ class RoPE(PositionEncoding):
         self.interleaved = rope_layout == "interleaved"
         self.base = float(rope_base)
 
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         of_keys = self._by_order(keys, keys_at, self.head_dim)
         of_query = of_keys if query_at is keys_at else self._by_order(query, query_at, self.head_dim)
-        return self._turn(query, of_query), self._turn(keys, of_keys)
+        return self._rotated(query, of_query), self._rotated(keys, of_keys)
 
-    def _by_order(self, vectors: Tensor, at: Places, width: int) -> Tensor:
+    def _by_order(self, vectors: Tensor, at: Where, width: int) -> Tensor:
         """Angles (..., width / 2) of the planes of vectors that are ``width`` wide."""
         # Angles in float32 at least: in half precision the fastest planes would be off after a few positions.
         plane = torch.arange(width // 2, device=vectors.device, dtype=torch.promote_types(vectors.dtype, torch.float32))
         return -at.distance.unsqueeze(-1) * self.base ** (plane * (-2.0 / max(width, 1)))
 
-    def _turn(self, vectors: Tensor, angle: Tensor) -> Tensor:
-        """vectors (..., d) with their planes turned by angles (..., d/2)."""
-        return turned(vectors, angle, self.interleaved)
+    def _rotated(self, vectors: Tensor, angle: Tensor) -> Tensor:
+        """vectors (..., d) with their planes rotated by angles (..., d/2)."""
+        return rotate_planes(vectors, angle, interleaved=self.interleaved)

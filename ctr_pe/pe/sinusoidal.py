@@ -23,7 +23,7 @@ class Sinusoidal(AbsolutePositions):
 
     Args:
         position_index, on_target: see :class:`~ctr_pe.pe.naive.AbsolutePositions`.
-        sinusoidal_scale: factor of P. Embeddings that start small, as FuxiCTR's N(0, 1e-4), drown in waves of 1.
+        sinusoidal_scale: factor of P. Embeddings that start small, as FuxiCTR's N(0, 1e-4), are lost beside waves of 1.
 
     Raises:
         ValueError: an unknown position_index, or a scale that is no number above 0.
@@ -58,11 +58,11 @@ class Sinusoidal(AbsolutePositions):
         return table * self.scale
 
 
-def waves(places: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """sin(p w_c) and cos(p w_c) of places (T,), w_c = 10000^(-2c/D): (T, D/2 rounded up), (T, D/2 rounded down).
+def waves(position: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """sin(p w_c) and cos(p w_c) of positions p (T,), w_c = 10000^(-2c/D): (T, D/2 rounded up), (T, D/2 rounded down).
 
-    In ``dtype``, computed in float32 at least: in half precision the fastest waves are off after a few places.
+    In ``dtype``, computed in float32 at least: in half precision the fastest waves are off after a few positions.
     """
-    wave = torch.arange((dim + 1) // 2, device=places.device, dtype=torch.promote_types(dtype, torch.float32))
-    angle = places.unsqueeze(-1) * 10000.0 ** (wave * (-2.0 / dim))
+    wave = torch.arange((dim + 1) // 2, device=position.device, dtype=torch.promote_types(dtype, torch.float32))
+    angle = position.unsqueeze(-1) * 10000.0 ** (wave * (-2.0 / dim))
     return angle.sin().to(dtype), angle[:, : dim // 2].cos().to(dtype)

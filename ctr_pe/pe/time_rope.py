@@ -1,4 +1,4 @@
-"""RoPE by order and by time: planes turn with the distance of an item and with its age (no paper; after RoPE)."""
+"""RoPE by order and by time: planes are rotated by the distance of an item and by its age (no paper; after RoPE)."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from torch import Tensor
 from ctr_pe.pe.base import About
 from ctr_pe.pe.rope import RoPE
 from ctr_pe.pe.time_bias import ages, check_seconds
-from ctr_pe.positions import Places
+from ctr_pe.positions import Where
 
 
 class TimeRoPE(RoPE):
-    """Turns planes of coordinates by -distance · f_c as RoPE does, and by -2π age / T_c, once around in T_c seconds.
+    """Rotates planes of coordinates by -distance · f_c as RoPE does, and by -2π age / T_c, once around in T_c seconds.
 
     The periods T_c = S (L/S)^((c + 1/2) / P), c = 0..P-1, go from minutes to months, so that some plane tells any two
     times apart. A dot product depends on offsets in order and on differences in time. The target has distance and age
-    0 and is not turned, so this too serves any score function of target attention.
+    0 and is not rotated, so this too serves any score function of target attention.
 
     Args:
-        rope_time: ``split``: the first half of the planes, rounded down, turns by order, a RoPE half as wide; the
-            others turn by time. ``sum``: every plane turns by both.
+        rope_time: ``split``: the first half of the planes, rounded down, is rotated by order, a RoPE half as wide;
+            the others by time. ``sum``: every plane by both.
         shortest_period, longest_period: S and L, in seconds.
         rope_base, rope_layout: RoPE's.
 
@@ -36,8 +36,8 @@ class TimeRoPE(RoPE):
         equation="score(t, R(-D_j, -age_j) h_j)",
         cost="2 L d",
         extrapolates="yes",
+        needs_age=True,
     )
-    needs_age = True
 
     def __init__(
         self,
@@ -63,16 +63,16 @@ class TimeRoPE(RoPE):
         self.width_by_order = self.head_dim if self.summed else 2 * (planes // 2)
         self.planes_by_time = planes if self.summed else planes - planes // 2
 
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Places, keys_at: Places) -> tuple[Tensor, Tensor]:
+    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         of_query, of_keys = ages(query_at, "time_rope"), ages(keys_at, "time_rope")
         if of_query.dim() > 1:  # self-attention counts from its newest item: only times between items matter
             newest = of_query[..., -1:]
             of_query, of_keys = of_query - newest, of_keys - newest
         angle = self._angle(keys, keys_at, of_keys)
         of_its = angle if query_at is keys_at else self._angle(query, query_at, of_query)
-        return self._turn(query, of_its), self._turn(keys, angle)
+        return self._rotated(query, of_its), self._rotated(keys, angle)
 
-    def _angle(self, vectors: Tensor, at: Places, age: Tensor) -> Tensor:
+    def _angle(self, vectors: Tensor, at: Where, age: Tensor) -> Tensor:
         """(..., d/2)"""
         by_order = self._by_order(vectors, at, self.width_by_order)
         by_time = self._by_time(age).to(by_order.dtype)
@@ -81,7 +81,7 @@ class TimeRoPE(RoPE):
         return torch.cat((by_order.expand(*by_time.shape[:-1], -1), by_time), dim=-1)
 
     def _by_time(self, age: Tensor) -> Tensor:
-        """(..., planes), in float64 up to the part of a turn: years in seconds have more digits than float32."""
+        """(..., planes), in float64 up to the fraction of a period: years in seconds have more digits than float32."""
         plane = torch.arange(self.planes_by_time, device=age.device, dtype=torch.float64)
         period = self.shortest * (self.longest / self.shortest) ** ((plane + 0.5) / self.planes_by_time)
         turns = age.unsqueeze(-1) / period

@@ -5,22 +5,17 @@ B batch, L keys, Q queries, H heads, D item dim, d = D / H head dim, M offsets.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import once_differentiable
 
-from ctr_pe import compiled
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.sinusoidal import waves
+from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Pairs
-
-NARROW = 32
-"""Head dims up to which the compiled code is the faster one."""
 
 
 class XLNet(PositionEncoding):
@@ -46,32 +41,21 @@ class XLNet(PositionEncoding):
         self.position_bias = nn.Parameter(torch.zeros(num_heads, self.head_dim))
         self.projection = PositionLinear(dim, dim, bias=False)
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        if pairs.project is not None:
-            query = pairs.project(query)
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+        query = vectors.in_key_space(vectors.query)
         wide = widen(logits)
         later = 0 if pairs.causal else wide.shape[-2] - 1
-        scored = self.of_offsets(pairs, later + 1) * pairs.scale  # (H, d, M)
-        added: Tensor
-        if pairs.packed is None and self.head_dim <= NARROW and compiled.suits(wide, query, keys, scored):
-            given = query, keys, self.content_bias * pairs.scale, self.position_bias, scored
-            added = _Compiled.apply(pairs.causal, wide, *given)  # type: ignore[no-untyped-call]
-            return added
+        scored = self.of_offsets(pairs, later + 1) * vectors.scale  # (H, d, M)
         rows, heads, queries, _ = query.shape
         scores = torch.bmm(_per_head(query + self.position_bias.unsqueeze(1)), scored)  # (H, B Q, M)
         per_offset = scores.view(heads, rows, queries, scored.shape[-1])
-        added = _Added.apply(wide, per_offset, self._of_content(keys, pairs))  # type: ignore[no-untyped-call]
+        of_content = vectors.key_products(self.content_bias * vectors.scale).unsqueeze(2)  # (B, H, 1, L)
+        added: Tensor = _Added.apply(wide, per_offset, of_content)  # type: ignore[no-untyped-call]
         return added
 
-    def _of_content(self, keys: Tensor, pairs: Pairs) -> Tensor:
-        """u · k (B, H, 1, L)."""
-        content_bias = self.content_bias * pairs.scale
-        if pairs.packed is not None:
-            return pairs.block.lay(pairs.packed @ content_bias[0])[:, None, None]
-        return (keys @ content_bias.unsqueeze(-1)).transpose(-1, -2)
-
     def of_offsets(self, pairs: Pairs, more: int) -> Tensor:
-        """W R(o) by head, (H, d, L + more): as the last query sees the keys, oldest first, and ``more`` later ones."""
+        """W R(o) by head, (H, d, L + more): at the offsets of the keys from the last query, oldest first, and ``more``
+        later ones."""
         keys = pairs.key.distance.shape[-1]
         offset = keys - pairs.query.distance[0, 0, -1] - torch.arange(keys + more, device=pairs.query.distance.device)
         waved = torch.cat(waves(offset, self.dim, self.projection.weight.dtype), -1)
@@ -114,62 +98,6 @@ class _Added(torch.autograd.Function):
         by_key(of_scores, ctx.offsets - 1)[..., keys:] = 0
         by_key(of_scores, keys).copy_(grad.transpose(0, 1))
         return grad, of_scores, grad.sum(-2, keepdim=True).to(ctx.types[1])
-
-
-class _Input(ctypes.Structure):
-    """The structure ``Relative`` in compiled/relative.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("B", "H", "Q", "L", "D", "M", "causal")),
-        *((name, ctypes.c_void_p) for name in ("logits", "query", "key", "u", "v", "offsets")),
-    )
-
-
-class _Gradients(ctypes.Structure):
-    """The structure ``Related`` in compiled/relative.h."""
-
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("query", "key", "sums"))
-
-
-class _Compiled(torch.autograd.Function):
-    """logits (B, H, Q, L) + u · keys (B, H, L, d) + (query (B, H, Q, d) + v) · offsets (H, d, M), u and v (H, d).
-    ``causal``: logits of later keys, which are forbidden, stay as they are."""
-
-    @staticmethod
-    def forward(ctx: Any, causal: bool, *given: Tensor) -> Tensor:
-        logits, *others = (x.contiguous() for x in given)
-        out, room = torch.empty_like(logits), _room(logits)
-        call = _input(causal, logits.shape, others[-1].shape[-1], logits, *others)
-        compiled.run("relative_forward", ctypes.byref(call), out.data_ptr(), room.data_ptr())
-        ctx.save_for_backward(*others)
-        ctx.causal = causal
-        return out
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        grad, (query, keys, u, v, offsets) = grad.contiguous(), ctx.saved_tensors
-        of_query, of_keys, threads = torch.empty_like(query), torch.empty_like(keys), torch.get_num_threads()
-        sums = grad.new_zeros(threads, len(u), 2 + offsets.shape[-1], u.shape[-1])  # each thread has its own
-        into = (_Gradients * threads)(
-            *(_Gradients(*map(compiled.address, (of_query, of_keys, of_thread))) for of_thread in sums)
-        )
-        by_row, room = offsets.mT.contiguous(), _room(grad)
-        call = _input(ctx.causal, grad.shape, offsets.shape[-1], None, query, keys, u, v, by_row)
-        compiled.run("relative_backward", ctypes.byref(call), grad.data_ptr(), into, room.data_ptr())
-        whole = sums.sum(0)
-        return None, grad, of_query, of_keys, whole[:, 0], whole[:, 1], whole[:, 2:].mT
-
-
-def _input(
-    causal: bool, shape: torch.Size, offsets: int, logits: Tensor | None, query: Tensor, *others: Tensor
-) -> _Input:
-    return _Input(*shape, query.shape[-1], offsets, causal, *map(compiled.address, (logits, query, *others)))
-
-
-def _room(logits: Tensor) -> Tensor:
-    """For each thread, to work in."""
-    return logits.new_empty(torch.get_num_threads(), logits.shape[-1])
 
 
 def _per_head(vectors: Tensor) -> Tensor:

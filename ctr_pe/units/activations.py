@@ -7,9 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from ctr_pe import compiled
 from ctr_pe.errors import UserError
-from ctr_pe.units.gate import gated
+from ctr_pe.ops.dice import dice
 
 
 class Dice(nn.Module):
@@ -25,31 +24,23 @@ class Dice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, units) -> (N, units)."""
-        if x.dim() == 2 and compiled.suits(x, self.alpha):
-            return self._compiled(x)
-        if self.of_batch(len(x)):
-            normed = self.bn(x)
-        else:
-            normed = nn.functional.batch_norm(x, self.bn.running_mean, self.bn.running_var, eps=self.bn.eps)
-        p = torch.sigmoid(normed)
-        return x * torch.lerp(self.alpha.to(p.dtype), torch.ones_like(p), p)
-
-    def _compiled(self, x: Tensor) -> Tensor:
-        mean = variance = x.new_zeros(())
+        wide = x.float() if x.itemsize < 4 else x
+        mean = variance = wide.new_zeros(())
         if self.of_batch(len(x)):
             with torch.no_grad():
-                mean = x.mean(0)
-                variance = (x - mean).square_().mean(0)
+                mean = wide.mean(0)
+                variance = (wide - mean).square_().mean(0)
         factor, shift = self.norm(len(x), mean, variance)
-        return gated(x, factor, shift, self.alpha, mean if self.of_batch(len(x)) else None)
+        y = dice(wide, factor, shift, self.alpha.to(wide.dtype), mean if self.of_batch(len(x)) else None)
+        return y.to(x.dtype)
 
     def of_batch(self, rows: int) -> bool:
         """Whether so many rows are normed by their own statistics."""
         return self.training and rows > 1
 
     def norm(self, rows: int, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
-        """Factor and shift (units,) that norm so many rows of this mean and variance, or of the running ones, which
-        they enter; as ``forward`` does."""
+        """Factor and shift (units,) that norm so many rows by this mean and variance, which enter the running ones, or
+        by the running ones."""
         running_mean, running_variance, batches = self.bn.running_mean, self.bn.running_var, self.bn.num_batches_tracked
         assert running_mean is not None
         assert running_variance is not None

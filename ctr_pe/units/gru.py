@@ -98,8 +98,8 @@ def by_step(positions: Positions) -> tuple[Tensor, list[int]]:
     rows, _ = positions.real
     count, step = positions.count, positions.pack(positions.rank)
     longest_first = count.argsort(descending=True, stable=True)
-    place = torch.empty_like(count).index_copy(0, longest_first, torch.arange(len(count), device=count.device))
-    return (step * len(count) + place[rows]).argsort(), step.bincount()[1:].tolist()
+    rank = torch.empty_like(count).index_copy(0, longest_first, torch.arange(len(count), device=count.device))
+    return (step * len(count) + rank[rows]).argsort(), step.bincount()[1:].tolist()
 
 
 # of_item (n, k S), of_state (n, k S), state (n, S), weight (n, 1) -> state (n, S)

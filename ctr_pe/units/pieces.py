@@ -10,7 +10,6 @@ N pairs, n of a piece, B rows, D item dim, W input and V output width of a layer
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -18,10 +17,9 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from ctr_pe import compiled
+from ctr_pe.ops.dice import dice, dice_backward
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.dropout import Dropout
-from ctr_pe.units.gate import Gate
 
 SIZE = 2**18
 """Numbers in a piece: 1 MB in float32."""
@@ -132,45 +130,25 @@ class Activated(Source):
         return of_y if self.share is None else of_y.mul_(self.share)
 
 
-class Gated(Activated):
-    """Dice: f(x) = x (α + (1 - α) σ(a x + c)), where a and c norm the batch. a, c and α (W,)."""
+class DiceActivated(Activated):
+    """dropout(Dice(x)) and a bias. ``norm``: factor and shift (W,)."""
 
-    def __init__(self, x: Tensor, bias: Tensor, dice: Dice, dropout: Dropout, factor: Tensor, shift: Tensor) -> None:
-        super().__init__(x, bias, dice, dropout, factor, shift, dice.alpha)
+    def __init__(self, x: Tensor, bias: Tensor, activation: Dice, dropout: Dropout, *norm: Tensor) -> None:
+        super().__init__(x, bias, activation, dropout, *norm, activation.alpha)
 
-    def activate(self, kept: Tensor | None) -> Tensor:
-        factor, shift, alpha = self.tensors[2:]
-        self.p = torch.addcmul(shift, self.x, factor).sigmoid_()
-        self.gate = torch.lerp(alpha, alpha.new_ones(()), self.p)
-        return self.drop(self.gate * self.x, kept)
-
-    def activate_backward(self, of_y: Tensor, for_x: Tensor) -> None:
-        factor, _, alpha = self.tensors[2:]
-        for_factor, for_shift, for_alpha = self.gradients[2:]
-        of_y = self.drop_backward(of_y)
-        of_alpha = (of_y * self.x).mul_(1 - self.p)
-        for_alpha += of_alpha.sum(0)
-        of_normed = of_alpha.mul_(self.p).mul_(1 - alpha)
-        for_shift += of_normed.sum(0)
-        torch.mul(of_y, self.gate, out=for_x).addcmul_(of_normed, factor)
-        for_factor += of_normed.mul_(self.x).sum(0)
-
-
-class CompiledGated(Gated):
-    """The same in one pass each way, for what :func:`~ctr_pe.compiled.suits`."""
+    def start_backward(self, tensors: tuple[Tensor, ...]) -> None:
+        super().start_backward(tensors)
+        self.sums = tensors[2].new_zeros(3, len(tensors[2]))
+        self.gradients[2:] = self.sums.unbind()
 
     def activate(self, kept: Tensor | None) -> Tensor:
+        self.kept_here = kept
         factor, shift, alpha = self.tensors[2:]
-        self.given = ctypes.byref(Gate.of(self.x, factor, shift, alpha, kept, self.dropout.factor))
-        y = torch.empty_like(self.x)
-        compiled.run("gate_forward", self.given, y.data_ptr())
-        return y
+        return dice(self.x, factor, shift, alpha, kept=kept, kept_factor=self.dropout.factor)
 
     def activate_backward(self, of_y: Tensor, for_x: Tensor) -> None:
-        for_factor, for_shift, for_alpha = (gradient.data_ptr() for gradient in self.gradients[2:])
-        of_y = of_y.contiguous()
-        into = for_x.data_ptr(), for_alpha, for_shift, for_factor
-        compiled.run("gate_backward", self.given, of_y.data_ptr(), *into)
+        factor, shift, alpha = self.tensors[2:]
+        dice_backward(of_y, self.x, factor, shift, alpha, self.kept_here, self.dropout.factor, for_x, self.sums)
 
 
 def suit(layers: Sequence[nn.Module], items: Tensor) -> bool:
@@ -191,14 +169,13 @@ def mlp(source: Source, weight: Tensor, layers: Sequence[nn.Module]) -> Tensor:
         elif not isinstance(layer, nn.Linear):
             activation = layer
         else:
-            dice = activation if isinstance(activation, Dice) else None
-            moments = dice is not None and dice.of_batch(source.pairs)
+            own = activation if isinstance(activation, Dice) else None
+            moments = own is not None and own.of_batch(source.pairs)
             x, mean, variance = _product(source, weight, moments)
-            if dice is None:
+            if own is None:
                 source = Activated(x, layer.bias, activation, dropout)
             else:
-                kind = CompiledGated if compiled.suits(x, dice.alpha) else Gated
-                source = kind(x, layer.bias, dice, dropout, *dice.norm(source.pairs, mean, variance))
+                source = DiceActivated(x, layer.bias, own, dropout, *own.norm(source.pairs, mean, variance))
             weight, activation, dropout = layer.weight, nn.Identity(), Dropout(0.0)
     out: Tensor = activation(_product(source, weight, moments=False)[0])
     return out

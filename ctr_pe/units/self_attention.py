@@ -6,12 +6,13 @@ d = D / H head dim.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
+import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Blocks, Items, Pairs, Positions
+from ctr_pe.ops.contextual import contextual_attention
+from ctr_pe.pe.base import Contextual, PositionEncoding, embed_for
+from ctr_pe.pe.vectors import Attended, ItemVectors
+from ctr_pe.positions import Items, Pairs, Positions
 from ctr_pe.units.dropout import Dropout
 
 
@@ -19,9 +20,9 @@ class SelfAttention(nn.Module):
     """softmax(q_i · k_j / sqrt(d) and position) v_j per head, then the output projection. No residual, no norm.
 
     Args:
-        dim: item dim D (plus ``pe.added_dim``, if the encoding widens the items).
+        dim: item dim D, or ``pe.out_dim`` if the encoding widens the items.
         num_heads: H.
-        pe: the encoding, built for the same dim and heads; none by default. ``embed`` is the caller's to apply.
+        pe: the encoding, built for the same dim and heads; none by default.
         causal: item i sees itself and the items before it.
         dropout: rate on the attention weights.
 
@@ -41,11 +42,10 @@ class SelfAttention(nn.Module):
     ) -> None:
         super().__init__()
         self.pe = pe if pe is not None else PositionEncoding(dim, max_len=1, num_heads=num_heads)
-        if (self.pe.dim + self.pe.added_dim, self.pe.num_heads) != (dim, num_heads):
+        if (self.pe.out_dim, self.pe.num_heads) != (dim, num_heads):
             raise ValueError(
-                f"self-attention of dim={dim}, num_heads={num_heads} needs an encoding with "
-                f"dim={dim - self.pe.added_dim}, num_heads={num_heads}; "
-                f"got dim={self.pe.dim}, num_heads={self.pe.num_heads}"
+                f"self-attention of dim={dim}, num_heads={num_heads} needs an encoding with out_dim={dim}, "
+                f"num_heads={num_heads}; got out_dim={self.pe.out_dim}, num_heads={self.pe.num_heads}"
             )
         if dim % num_heads:
             raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}")
@@ -61,56 +61,88 @@ class SelfAttention(nn.Module):
         """
         packed = positions.pack(items) if items.dim() == 3 else items
         states: Tensor = self.output(self.heads(packed, positions).flatten(-2))
-        return positions.spread(states) if items.dim() == 3 else states
+        return positions.unpack(states) if items.dim() == 3 else states
 
     def heads(self, packed: Tensor, positions: Positions) -> Tensor:
         """packed items (N, D) -> what each head pools, before the output projection: (N, H, d)."""
-        positions = self._carrying(packed, positions)
+        packed, positions = self._input(packed, positions)
         projected: list[Tensor] = [project(packed) for project in (self.query, self.key, self.value)]
         blocks = positions.blocks
         if not blocks:
             return projected[2].view(0, self.num_heads, packed.shape[-1] // self.num_heads)
-        sides = self._sides(positions, blocks)
-        pooled = [
-            block.take(self._attend(block.from_items(self.causal, self.scale), side, *map(block.place, parts)))
-            for block, side, *parts in zip(blocks, sides, *map(blocks.split, projected), strict=True)
-        ]
-        return blocks.join(pooled)
+        query, key, value = map(blocks.pad, projected)
+        pooled = self._attend(positions.item_pairs(self.causal), query, key, value)
+        return blocks.join([block.gather(own) for block, own in zip(blocks, pooled, strict=True)])
 
     def newest(self, packed: Tensor, positions: Positions) -> Tensor:
         """packed items (N, D) -> the state (B, D) of each row's newest item alone, at a fraction of the cost.
 
-        Every row has an item. An encoding with an auxiliary loss wants to see all queries.
+        Every row has an item. An encoding with losses wants to see all queries.
         """
-        positions = self._carrying(packed, positions)
+        packed, positions = self._input(packed, positions)
         query: Tensor = self.query(packed.index_select(0, positions.newest))
         blocks = positions.newest_blocks
         if not blocks:
             return query
-        sides, queries = self._sides(positions, blocks), blocks.split_rows(query.unsqueeze(1))
-        keys, values = blocks.split(self.key(packed)), blocks.split(self.value(packed))
-        pooled = [
-            self._attend(block.from_newest(self.causal, self.scale), side, own, *map(block.place, parts))
-            for block, side, own, *parts in zip(blocks, sides, queries, keys, values, strict=True)
-        ]
+        queries, pairs = blocks.split_rows(query.unsqueeze(1)), positions.newest_pairs(self.causal)
+        keys, values = blocks.pad(self.key(packed)), blocks.pad(self.value(packed))
+        pooled = self._attend(pairs, queries, keys, values, losses=False)
         states: Tensor = self.output(blocks.join_rows(pooled).flatten(1))
         return states
 
-    @staticmethod
-    def _carrying(packed: Tensor, positions: Positions) -> Positions:
-        return positions if positions.items is not None else positions.carrying(Items(packed))
-
-    def _sides(self, positions: Positions, blocks: Blocks) -> list[dict[PositionEncoding, Tensor]]:
-        """What the encoding wants to know of the items of each block."""
-        assert positions.items is not None
-        wanted = self.pe.side(positions.items.embedding)
-        parts = {pe: blocks.split(of_items) for pe, of_items in wanted.items()}
-        return [{pe: block.place(own[k]) for pe, own in parts.items()} for k, block in enumerate(blocks)]
+    def _input(self, packed: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
+        if positions.items is None:
+            positions = positions.carrying(Items(packed))
+        return embed_for(self, self.pe, None, packed, positions)[1], positions
 
     def _attend(
-        self, pairs: Pairs, side: dict[PositionEncoding, Tensor], query: Tensor, key: Tensor, value: Tensor
-    ) -> Tensor:
-        """query (R, Q, D), key and value (R, W, D) -> (R, Q, H, d)."""
-        pairs = replace(pairs, side=side) if side else pairs
+        self,
+        pairs: list[Pairs],
+        queries: list[Tensor],
+        keys: list[Tensor],
+        values: list[Tensor],
+        losses: bool = True,
+    ) -> list[Tensor]:
+        """Block by block: queries (R, Q, D), keys and values (R, W, D) -> what is pooled (R, Q, H, d)."""
+        attended = [self._block(*block) for block in zip(pairs, queries, keys, values, strict=True)]
+        found = [one for _, one in attended if one is not None]
+        if losses and self._learns:
+            pairs[0].positions.add_losses(self.pe.losses(found))
+        return [pooled for pooled, _ in attended]
+
+    @property
+    def _learns(self) -> bool:
+        return self.training and bool(self.pe.loss_names)
+
+    def _block(self, pairs: Pairs, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Attended | None]:
         query, key, value = (x.view(*x.shape[:2], self.num_heads, -1) for x in (query, key, value))
-        return self.pe.attend(query, key, value, pairs, self.dropout)
+        operands = None if self._learns else self.pe.contextual(pairs)
+        if operands is not None:
+            return self._contextual(operands, pairs, query, key, value), None
+        query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (R, H, W, d)
+        vectors = ItemVectors(query, self.scale, key, value)
+        rotated_query, rotated_key = self.pe.rotate(query, key, pairs.query, pairs.key)
+        logits = rotated_query * self.scale @ rotated_key.transpose(-1, -2)  # scaled before: the products are more
+        logits = self.pe.bias(logits, vectors, pairs)
+        weights, mixed = self.pe.mix(self.dropout(pairs.softmax(logits)), vectors, pairs)
+        pooled = weights.to(mixed.values.dtype) @ mixed.values  # (R, H, Q, d)
+        return pooled.transpose(1, 2), Attended(logits, pooled, vectors, pairs)
+
+    def _contextual(self, operands: Contextual, pairs: Pairs, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """All of it in one operator."""
+        table, gate, steps, sign, scale = operands
+        shape = torch.Size((len(query), self.num_heads, query.shape[1], key.shape[1]))
+        kept = (self.dropout.draw(shape), self.dropout.factor) if self.dropout.draws else None
+        return contextual_attention(
+            query,
+            key,
+            value,
+            table,
+            pairs.allowed,
+            gate,
+            steps,
+            sign=sign,
+            scale=scale,
+            product=self.scale,
+            dropout=kept,
+        )

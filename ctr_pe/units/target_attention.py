@@ -7,14 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.errors import nearest
-from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Items, Places, Positions
+from ctr_pe.pe.base import PositionEncoding, embed_for
+from ctr_pe.pe.vectors import Attended, TargetVectors
+from ctr_pe.positions import Items, Positions, Where
 from ctr_pe.units.scores import SCORES
 
 
@@ -22,10 +22,10 @@ class TargetAttention(nn.Module):
     """interest = sum of a_j h_j with a = softmax over the real items of score(t, h_j) and position.
 
     Args:
-        dim: item dim D (plus ``pe.added_dim``, if the encoding widens the items).
+        dim: item dim D, or ``pe.out_dim`` if the encoding widens the items.
         score: ``dot`` (t · h / sqrt(D)), ``bilinear``, ``din``, or a module with the signature of
             :class:`~ctr_pe.units.scores.DotScore`.
-        pe: the encoding, with one head; none by default. Its ``embed`` is the caller's to apply, once per batch.
+        pe: the encoding, with one head; none by default.
         softmax: False takes the masked logits themselves as weights, as the DIN paper does.
 
     Raises:
@@ -46,10 +46,10 @@ class TargetAttention(nn.Module):
             score = SCORES[score](dim)
         self.score: nn.Module = score
         self.pe = pe if pe is not None else PositionEncoding(dim, max_len=1)
-        if (self.pe.dim + self.pe.added_dim, self.pe.num_heads) != (dim, 1):
+        if (self.pe.out_dim, self.pe.num_heads) != (dim, 1):
             raise ValueError(
-                f"target attention of dim={dim} needs an encoding with dim={dim - self.pe.added_dim}, num_heads=1; "
-                f"got dim={self.pe.dim}, num_heads={self.pe.num_heads}"
+                f"target attention of dim={dim} needs an encoding with out_dim={dim}, num_heads=1; "
+                f"got out_dim={self.pe.out_dim}, num_heads={self.pe.num_heads}"
             )
         self.softmax = softmax
 
@@ -63,38 +63,32 @@ class TargetAttention(nn.Module):
         items = positions.pack(history) if history.dim() == 3 else history
         if positions.items is None:
             positions = positions.carrying(Items(items), Items(target))
-        rows, _ = positions.real
-        zero, age = positions.distance.new_zeros(len(target)), positions.age
-        here = Places(zero, None if age is None else zero)
-        there = Places(positions.pack(positions.distance), None if age is None else positions.pack(age))
+        embedded, items = embed_for(self, self.pe, target, items, positions)
+        assert embedded is not None
+        target, (rows, _), pairs = embedded, positions.real, positions.target_pairs()
+        zero, age, block = positions.distance.new_zeros(len(target)), positions.age, pairs.block
+        here = Where(zero, None if age is None else zero)
+        there = Where(positions.pack(positions.distance), None if age is None else positions.pack(age))
         query, keys = self.pe.rotate(target, items, here, there)
 
-        block = positions.whole
-
-        def scored(moved: Tensor) -> Tensor:
-            return block.lay(self.score(query, moved, rows))[:, None, None, :]  # (B, 1, 1, L)
+        def scored(rotated: Tensor) -> Tensor:
+            return block.pad(self.score(query, rotated, rows))[:, None, None, :]  # (B, 1, 1, L)
 
         def rescored(shift: Tensor) -> Tensor:
             with _side_stream(shift.device):
                 return scored(keys + shift)
 
-        pairs = replace(
-            block.from_target(),
-            packed=items,
-            rescore=rescored,
-            scale=getattr(self.score, "scale", 1.0),
-            project=getattr(self.score, "project", None),
-        )
-        whole, logits = target[:, None, None, :], scored(keys)  # one head, one query
-        values = block.lay(items)[:, None] if self.pe.needs_vectors else whole[:, :, :0]
-        if self.softmax:
-            weights = self.pe.weigh(whole, values, logits, pairs)
-        else:
-            weights = self.pe.bias(whole, values, logits, pairs) * pairs.admitted
-        mixed, _ = self.pe.mix(weights, values, pairs)
-        share = block.take(mixed[:, 0, 0]).to(items.dtype).unsqueeze(-1)
-        interest = torch.zeros_like(target, dtype=items.dtype).index_add(0, rows, share * items)
-        return interest, positions.spread(block.take(weights[:, 0, 0]))
+        scale, project = getattr(self.score, "scale", 1.0), getattr(self.score, "project", None)
+        vectors = TargetVectors(target[:, None, None, :], scale, items, block, rescored, project)
+        logits = self.pe.bias(scored(keys), vectors, pairs)
+        weights = pairs.softmax(logits) if self.softmax else logits * pairs.admitted
+        mixed, _ = self.pe.mix(weights, vectors, pairs)
+        pooling = block.gather(mixed[:, 0, 0]).to(items.dtype).unsqueeze(-1)
+        interest = torch.zeros_like(target, dtype=items.dtype).index_add(0, rows, pooling * items)
+        if self.training and self.pe.loss_names:
+            attended = Attended(logits, interest[:, None, None, :], vectors, pairs)
+            positions.add_losses(self.pe.losses([attended]))
+        return interest, positions.unpack(block.gather(weights[:, 0, 0]))
 
 
 @contextmanager

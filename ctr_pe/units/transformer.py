@@ -11,6 +11,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units.activations import make_activation
@@ -94,17 +95,15 @@ class Transformer(nn.Module):
         super().__init__()
         if not encodings:
             raise ValueError("a transformer needs at least one block")
-        self.dim = encodings[0].dim + encodings[0].added_dim
+        self.dim = encodings[0].out_dim
         self.dropout = Dropout(input_dropout)
-        self.blocks = nn.ModuleList(TransformerBlock(self.dim, pe.num_heads, pe, **block) for pe in encodings)
+        self.blocks = ModuleList(TransformerBlock(self.dim, pe.num_heads, pe, **block) for pe in encodings)
         self.layer_norm = nn.LayerNorm(self.dim) if block.get("norm") == "pre" else nn.Identity()
 
     @property
-    def pe(self) -> PositionEncoding:
-        """The encoding of the lowest block."""
-        lowest = self.blocks[0]
-        assert isinstance(lowest, TransformerBlock)
-        return lowest.attention.pe
+    def encodings(self) -> list[PositionEncoding]:
+        """Of the blocks, the lowest first."""
+        return [block.attention.pe for block in self.blocks]
 
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         """target (B, D), packed history (N, D) -> packed states (M, D) of [history; target], their positions."""
@@ -116,14 +115,13 @@ class Transformer(nn.Module):
     def of_target(self, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         """target (B, D), packed history (N, D) -> the states (B, D) at the targets.
 
-        The last block computes no other, unless its encoding has an auxiliary loss to learn from all of them.
+        The last block computes no other, unless its encoding has losses, which want all of them.
         """
         states, whole = self._embedded(target, history, positions)
         *lower, last = self.blocks
-        assert isinstance(last, TransformerBlock)
         for block in lower:
             states = block(states, whole)
-        if self.training and last.attention.pe.auxiliary:
+        if self.training and last.attention.pe.loss_names:
             states = last(states, whole).index_select(0, whole.newest)
         else:
             states = last.newest(states, whole)
@@ -132,7 +130,9 @@ class Transformer(nn.Module):
 
     def _embedded(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         """packed (M, D) of [history; target] and its positions."""
-        embedded, history = self.pe.embed(target, history, positions)
+        lowest, *upper = self.encodings
+        embedded, history = lowest.embed(target, history, positions)
+        positions.embedded.update(dict.fromkeys(upper))  # positions are in what they get
         assert embedded is not None
         states, whole = append_target(embedded, history, positions)
         return self.dropout(states), whole

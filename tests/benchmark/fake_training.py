@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -94,7 +94,7 @@ def jobs_of(
     **params: Any,
 ) -> list[Job]:
     return [
-        Job(Run(model, pe, seed, params), Key(model, dataset, protocol, hash_of(params), "d" * 32, pe, seed))
+        Job(cast(Any, Run(model, pe, seed, params)), Key(model, dataset, protocol, hash_of(params), "d" * 32, pe, seed))
         for seed in range(1, seeds + 1)
         for pe in pes
     ]

@@ -58,7 +58,7 @@ def test_every_promise_has_a_case() -> None:
         assert found[f"encoding.cape.{model}.{shape}"] == ("≤", 1.05 if shape == "amazon" else 1.08)
         assert found[f"encoding.naive.{model}.{shape}"] == ("≤", 1.15)
     assert [cases.overhead(pe, full=False) for pe in ("kernel", "pdm", "dif")] == [1.5, 1.5, None]
-    assert run.ON_GPU == {"seeds.five": 0.7}
+    assert cases.ON_GPU == {"seeds.five": 0.7}
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_several_things_each_have_a_baseline_beside_them() -> None:
 
 def test_a_commands_own_memory_is_apart_from_the_files_that_it_maps(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(bytes(200_000_000))
-    lines = "import mmap, sys, time", "own = b'x' * 100_000_000", "file = open(sys.argv[1], 'rb')"
+    lines: tuple[str, ...] = "import mmap, sys, time", "own = b'x' * 100_000_000", "file = open(sys.argv[1], 'rb')"
     lines += (
         "mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)",
         "mapped.find(b'x')",
@@ -311,8 +311,8 @@ def test_the_padded_model_gives_our_scores_and_gradients(model: str, amazon: Dat
         side.dnn.register_forward_pre_hook(lambda _, args: interests.append(args[0][:, 16:].detach()))
         scores.append(side.eval()(batch)["y_pred"])
         (scores[-1] * torch.linspace(-1, 1, 96).unsqueeze(1)).sum().backward()
-    assert torch.allclose(*scores, rtol=0, atol=1e-5)
-    assert torch.allclose(*interests, rtol=1e-5, atol=1e-5)
+    assert torch.allclose(scores[0], scores[1], rtol=0, atol=1e-5)
+    assert torch.allclose(interests[0], interests[1], rtol=1e-5, atol=1e-5)
     assert interests[0].std(0).median() > 0.05
     theirs = dict(padded.named_parameters())
     largest = max(float(weight.grad.abs().max()) for weight in theirs.values())

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.ops.contextual.reference import interpolate
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pe.cape import CAPE
-from ctr_pe.pe.contextual import interpolate
+from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Pairs, Positions
-from ctr_pe.testing import CHECKS, UNITS, Factory, check_pe
+from ctr_pe.testing import CHECKS, UNITS, Factory, check_pe, checks, units_of
 
 NAMES = [*available_pes(), "rope+cape", "naive+cope"]
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
@@ -48,6 +49,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "rope+pdm+kernel": ("rope+pdm+kernel", {}),
 }
 CASES = {name: (name, {}) for name in NAMES} | VARIANTS
+PAIRS = [(unit, check) for check in CHECKS for unit in units_of(check)]
 
 
 def factory(case: str) -> Factory:
@@ -55,19 +57,38 @@ def factory(case: str) -> Factory:
     return lambda dim, max_len, heads: build_pe(name, dim, max_len, heads, **options)
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("unit", UNITS)
+@pytest.mark.parametrize(("unit", "check"), PAIRS)
 @pytest.mark.parametrize("case", CASES)
 def test_contract(case: str, unit: str, check: str) -> None:
     CHECKS[check](factory(case), unit)
 
 
+class IsNoNumber(PositionEncoding):
+    """NaN, wherever one looks."""
+
+    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        return None if target is None else target * torch.nan, history * torch.nan
+
+
+@pytest.mark.parametrize(("unit", "check"), PAIRS)
+def test_no_check_ends_without_having_checked(unit: str, check: str) -> None:
+    with pytest.raises(AssertionError):
+        CHECKS[check](IsNoNumber, unit)
+
+
+def test_every_check_and_every_unit_is_asked_for() -> None:
+    asked = [(unit, check) for check, unit, _ in checks(IsNoNumber)]
+    assert asked == PAIRS
+    assert {check for _, check in PAIRS} == set(CHECKS)
+    assert {unit for unit, _ in PAIRS} == set(UNITS)
+
+
 class FutureHasGates(CAPE):
     """The released CAPE code: gates of forbidden keys are not zero, so items to come push those before them away."""
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         pairs = replace(pairs, allowed=torch.ones_like(pairs.allowed))
-        return super().bias(query, keys, logits, pairs)
+        return super().bias(logits, vectors, pairs)
 
 
 class CountsSlots(PositionEncoding):
@@ -84,10 +105,10 @@ class CountsSlots(PositionEncoding):
 class NoClamp(CAPE):
     """A table lookup that only works for histories that fit."""
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         if logits.shape[-1] > self.max_len + 1:
             raise AssertionError("index out of range")
-        return super().bias(query, keys, logits, pairs)
+        return super().bias(logits, vectors, pairs)
 
 
 class MixesRows(PositionEncoding):
@@ -100,7 +121,7 @@ class MixesRows(PositionEncoding):
 class SeesTheFuture(PositionEncoding):
     """A bias made of all logits of the row, the forbidden ones too."""
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         # One number per query and key, so that softmax cannot cancel it.
         return logits * (1 + logits.sum(-1, keepdim=True).tanh())
 
@@ -108,7 +129,7 @@ class SeesTheFuture(PositionEncoding):
 class SeesLaterTimes(PositionEncoding):
     """A bias by the share of the history's time, which later items stretch."""
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         assert pairs.key.age is not None
         age = pairs.key.age.unsqueeze(-2) * pairs.block.mask[:, None, None]
         return logits - age / age.sum(-1, keepdim=True).clamp(min=1)
@@ -117,9 +138,9 @@ class SeesLaterTimes(PositionEncoding):
 class CountsQueries(PositionEncoding):
     """Offsets from the number of the query, as if there were as many as keys."""
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         queries, keys_seen = logits.shape[-2:]
-        if not pairs.among_items:
+        if not pairs.self_attention:
             return logits
         return logits - 0.3 * (torch.arange(queries).unsqueeze(1) - torch.arange(keys_seen)).clamp(min=0)
 
@@ -127,7 +148,7 @@ class CountsQueries(PositionEncoding):
 class WrongGradient(PositionEncoding):
     """A value whose gradient is cut."""
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         return logits + logits.detach() ** 2
 
 

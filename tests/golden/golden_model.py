@@ -91,7 +91,7 @@ def set_weights(model: nn.Module, rename: dict[str, str] | None = None, power: i
         tensor.copy_(formula(name, tensor.shape, power).to(tensor.dtype))
 
 
-def reference(checkout: str, model: str, folder: Path) -> tuple[Any, dict[str, str]]:
+def reference(checkout: str, model: str, folder: Path) -> tuple[Any, dict[str, Any]]:
     """FuxiCTR's own class of a model, from a git checkout (or bare repository), and where it comes from."""
 
     def git(*args: str) -> str:

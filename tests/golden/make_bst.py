@@ -23,7 +23,8 @@ PADDINGS = {"none": batch(False), "left": batch(True), "right": right_padded(bat
 
 def params(case: dict[str, Any]) -> dict[str, Any]:
     common = {key: value for key, value in PARAMS.items() if key != "attention_hidden_units"}
-    return common | case["block"] | {"seq_pooling_type": case["pooling"], "use_position_emb": case["positions"]}
+    block: dict[str, Any] = case["block"]
+    return common | block | {"seq_pooling_type": case["pooling"], "use_position_emb": case["positions"]}
 
 
 def main(checkout: str) -> None:
@@ -38,8 +39,8 @@ def main(checkout: str) -> None:
             set_weights(model, power=2)
             for padding, rows in PADDINGS.items():
                 cases.append(case | {"padding": padding, "y_pred": model.eval()(rows)["y_pred"].view(-1).tolist()})
-    rows = ",\n  ".join(json.dumps(case) for case in cases)
-    Path(__file__).with_name("bst.json").write_text(f'{{"about": {json.dumps(about)},\n "cases": [\n  {rows}\n ]}}\n')
+    lines = ",\n  ".join(json.dumps(case) for case in cases)
+    Path(__file__).with_name("bst.json").write_text(f'{{"about": {json.dumps(about)},\n "cases": [\n  {lines}\n ]}}\n')
 
 
 if __name__ == "__main__":

@@ -50,7 +50,7 @@ def main(checkout: str) -> None:
     with tempfile.TemporaryDirectory() as folder:
         theirs, about = reference(checkout, "DIEN", Path(folder))
         for gate, attention, softmax, pooling in itertools.product(GATES, ATTENTIONS, (True, False), (True, False)):
-            case = {"gate": gate, "attention": attention, "softmax": softmax, "pooling": pooling}
+            case: dict[str, Any] = {"gate": gate, "attention": attention, "softmax": softmax, "pooling": pooling}
             model = theirs(feature_map(Path(folder)), **params(**case))
             set_weights(model, power=2)
             for padding, rows in PADDINGS.items():

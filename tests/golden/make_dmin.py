@@ -24,7 +24,8 @@ REFINERS = ("off", "published", "masked")
 def params(case: dict[str, Any]) -> dict[str, Any]:
     fields = {"target_field": [TARGET], "sequence_field": [HISTORY]}
     switches = {"use_pos_emb": case["positions"], "use_behavior_refiner": case["refiner"] != "off"}
-    return PARAMS | {"pos_emb_dim": 3} | fields | switches | case["layers"]
+    block: dict[str, Any] = case["layers"]
+    return PARAMS | {"pos_emb_dim": 3} | fields | switches | block
 
 
 def forbid(refiner: nn.Module, args: tuple[Tensor, ...], kwargs: dict[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
@@ -69,8 +70,8 @@ def main(checkout: str) -> None:
         about["auxiliary_loss"] = [auxiliary_loss(model)]
         model.model_dim = 8
         about["auxiliary_loss"].append(auxiliary_loss(model))
-    rows = ",\n  ".join(json.dumps(case) for case in cases)
-    Path(__file__).with_name("dmin.json").write_text(f'{{"about": {json.dumps(about)},\n "cases": [\n  {rows}\n ]}}\n')
+    lines = ",\n  ".join(json.dumps(case) for case in cases)
+    Path(__file__).with_name("dmin.json").write_text(f'{{"about": {json.dumps(about)},\n "cases": [\n  {lines}\n ]}}\n')
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def ours(case: dict[str, Any], folder: Path) -> Tensor:
     return output
 
 
-def of_padding(*names: str) -> Any:
+def of_padding(*names: str) -> pytest.MarkDecorator:
     def label(case: dict[str, Any]) -> str:
         return "-".join(str(value) for value in list(case.values())[:5])
 

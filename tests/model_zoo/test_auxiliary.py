@@ -33,7 +33,7 @@ class Last(NextItemModel):
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         self.learn_next_item(index, history, history, positions)
-        return positions.spread(history).sum(1)
+        return positions.unpack(history).sum(1)
 
 
 def build(folder: Path, negatives: bool = False, **params: Any) -> Last:
@@ -44,6 +44,11 @@ def build(folder: Path, negatives: bool = False, **params: Any) -> Last:
     for table in model.embedding_layer.parameters():
         torch.nn.init.normal_(table)
     return model.train()
+
+
+def loss_of(outputs: dict[str, Any]) -> Tensor:
+    loss: Tensor = outputs["losses"]["next item"]
+    return loss
 
 
 def with_negatives(rows: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -78,7 +83,7 @@ def test_equals_a_loop_over_pairs(left: bool, tmp_path: Path) -> None:
             positive, negative = (model.aux_net[0].mlp(torch.cat([state, other])) for other in after)
             total, pairs = total - logsigmoid(positive)[0] - logsigmoid(-negative)[0], pairs + 1
     assert pairs == 2 + 5 + 4 - 1
-    got = model(rows)["auxiliary_loss"]
+    got = loss_of(model(rows))
     assert got.shape == ()
     assert torch.allclose(got, 0.5 * total / pairs, atol=1e-12)
 
@@ -89,9 +94,7 @@ def test_padding_and_truncation_change_nothing(tmp_path: Path) -> None:
         losses = []
         for layout in ({}, {"slots": 11}, {"left": True, "slots": 9}):
             rows = batch(counts, **layout)  # type: ignore[arg-type]
-            losses.append(
-                build(tmp_path, negatives).double()(with_negatives(rows) if negatives else rows)["auxiliary_loss"]
-            )
+            losses.append(loss_of(build(tmp_path, negatives).double()(with_negatives(rows) if negatives else rows)))
         assert torch.allclose(torch.stack(losses), losses[0], atol=1e-12)
 
 
@@ -105,7 +108,7 @@ def test_histories_cut_to_max_len(left: bool, tmp_path: Path) -> None:
         short[field] = torch.nn.utils.rnn.pad_sequence(newest, batch_first=True)
     cut, whole = build(tmp_path, negatives=True, max_len=4)(rows), build(tmp_path, negatives=True)(short)
     assert torch.allclose(cut["y_pred"], whole["y_pred"])
-    assert torch.allclose(cut["auxiliary_loss"], whole["auxiliary_loss"])
+    assert torch.allclose(loss_of(cut), loss_of(whole))
 
 
 def test_other_items_are_others(tmp_path: Path) -> None:
@@ -125,7 +128,7 @@ def test_other_items_are_others(tmp_path: Path) -> None:
 def test_draws_repeat_and_leave_the_random_stream_alone(tmp_path: Path) -> None:
     first, second = build(tmp_path), build(tmp_path)
     rows = batch([3, 6, 5])
-    losses = [[model(rows)["auxiliary_loss"].item() for _ in range(3)] for model in (first, second)]
+    losses = [[loss_of(model(rows)).item() for _ in range(3)] for model in (first, second)]
     assert losses[0] == losses[1]
     assert len(set(losses[0])) == 3
     torch.manual_seed(3)
@@ -138,10 +141,10 @@ def test_draws_repeat_and_leave_the_random_stream_alone(tmp_path: Path) -> None:
 def test_one_step_lowers_it_and_reaches_both_classes(tmp_path: Path) -> None:
     model, rows = build(tmp_path, negatives=True, learning_rate=0.05), with_negatives(batch([3, 0, 6, 1, 5]))
     model._max_gradient_norm = 10.0
-    before = model(rows)["auxiliary_loss"].item()
+    before = loss_of(model(rows)).item()
     for _ in range(30):
         assert model.train_step(rows).isfinite()
-    assert model(rows)["auxiliary_loss"].item() < before / 2
+    assert loss_of(model(rows)).item() < before / 2
     logits: list[Tensor] = []
     model.aux_net[0].mlp[-1].register_forward_hook(lambda module, inputs, output: logits.append(output.squeeze(-1)))
     model(rows)
@@ -153,10 +156,10 @@ def test_it_is_added_in_training_only(tmp_path: Path) -> None:
     model, rows = build(tmp_path), batch([3, 6])
     output, labels = model(rows), model.get_labels(rows)
     plain = {"y_pred": output["y_pred"]}
-    assert torch.allclose(model.add_loss(output, labels), model.add_loss(plain, labels) + output["auxiliary_loss"])
+    assert torch.allclose(model.add_loss(output, labels), model.add_loss(plain, labels) + loss_of(output))
     assert model.eval()(rows).keys() == {"y_pred"}
     off = build(tmp_path, weight=0)
-    assert "auxiliary_loss" not in off(rows)
+    assert not off(rows)["losses"]
     assert not hasattr(off, "aux_net")
 
 
@@ -173,7 +176,7 @@ def test_one_kind_of_item_has_no_other(tmp_path: Path) -> None:
     rows = batch([3, 2])
     for field in ("item_history", "cate_history"):
         rows[field] = (rows[field] > 0).long() * 5
-    assert build(tmp_path)(rows)["auxiliary_loss"].item() == 0
+    assert loss_of(build(tmp_path)(rows)).item() == 0
 
 
 def test_negative_fields_stay_out_of_the_tower(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,10 +14,22 @@ from models import PARAMS, SMALL, batch, feature_map
 from models import build as build_model
 from torch import Tensor, nn
 
+from ctr_pe import Chain, build_pe
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import DIN
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.vectors import Attended
 
 build = partial(build_model, "DIN")
+
+
+class Small(PositionEncoding):
+    """An encoding that is to be small, and is off by 2."""
+
+    loss_names = ("smallness",)
+
+    def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
+        return {"smallness": sum(0.0 * one.logits.sum() for one in attended) + torch.tensor(2.0)}
 
 
 class TestFieldGroups:
@@ -248,14 +261,17 @@ class TestLoss:
     def test_learning_rate_as_text(self, tmp_path: Path) -> None:
         assert build(tmp_path, learning_rate="1e-3").optimizer.param_groups[0]["lr"] == 0.001
 
-    @pytest.mark.parametrize("encoding", ["none", "rope+cape"])
-    def test_auxiliary_losses_reach_the_training_loss_once(self, encoding: str, tmp_path: Path) -> None:
-        model, rows = build(tmp_path, position_encoding=encoding), batch([3, 1])
+    @pytest.mark.parametrize("before", [[], ["rope", "cape"]])
+    def test_auxiliary_losses_reach_the_training_loss_once(self, before: list[str], tmp_path: Path) -> None:
+        model, rows = build(tmp_path), batch([3, 1])
+        sizes = (model.attentions[0].pe.dim, 6)
+        links = [*(build_pe(name, *sizes) for name in before), Small(*sizes)]
+        model.attentions[0].pe = Chain(links) if before else links[0]
         output, labels = model(rows), model.get_labels(rows)
-        plain, pe = model.add_loss(output, labels), model.attentions[0].pe
-        last = pe.encodings[-1] if encoding == "rope+cape" else pe
-        last.auxiliary_loss = lambda: torch.tensor(2.5)
-        assert torch.allclose(model.add_loss(output, labels), plain + 2.5)
+        assert output["losses"] == {"smallness": 2.0}
+        plain = model.add_loss({"y_pred": output["y_pred"]}, labels)
+        assert torch.allclose(model.add_loss(output, labels), plain + 2.0)
+        assert model(rows)["losses"] == {"smallness": 2.0}  # of this batch alone
 
     @pytest.mark.parametrize("tower", [{"batch_norm": True}, {"dnn_activations": "Dice"}])
     def test_a_batch_of_one_row_trains_with_running_statistics(self, tower: dict[str, Any], tmp_path: Path) -> None:

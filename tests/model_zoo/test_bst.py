@@ -25,11 +25,11 @@ def randomised(model: Any) -> Any:
 
 class TestConcatenatedPositions:
     def test_passes_the_battery(self) -> None:
-        check_pe(lambda dim, max_len, num_heads: ConcatenatedPositions(dim, max_len, num_heads, added_dim=4))
+        check_pe(lambda dim, max_len, num_heads: ConcatenatedPositions(dim, max_len, num_heads, position_dim=4))
 
     @pytest.mark.parametrize("width", [4, 5, 1])
     def test_starts_as_sines_and_cosines(self, width: int) -> None:
-        table = ConcatenatedPositions(8, 7, added_dim=width).table.double()
+        table = ConcatenatedPositions(8, 7, position_dim=width).table.double()
         distance = torch.arange(7).double()
         for column in range(width):
             angle = distance * 10000.0 ** (-(column // 2) * 2 / width)
@@ -37,7 +37,7 @@ class TestConcatenatedPositions:
 
     def test_is_of_the_embedding_s_width_beside_every_item(self, tmp_path: Path) -> None:
         model = build("BST", tmp_path, position_encoding="native")
-        encoding = model.transformers[0].pe
+        encoding = model.transformers[0].encodings[0]
         assert tuple(encoding.table.shape) == (SLOTS + 1, 4)  # as FuxiCTR's: history and target
         assert model.transformers[0].dim == 12
         assert sum(isinstance(module, ConcatenatedPositions) for module in model.modules()) == 1

@@ -107,10 +107,10 @@ class TestAuxiliaryLoss:
                 pairs += 1
         output = model(rows)
         assert pairs == 2 + 4 + 4
-        assert torch.allclose(output["auxiliary_loss"], 0.7 * total / pairs, rtol=0, atol=1e-12)
+        assert torch.allclose(output["losses"]["next item"], 0.7 * total / pairs, rtol=0, atol=1e-12)
         plain = nn.functional.binary_cross_entropy(output["y_pred"], rows["label"].double().view(-1, 1))
         loss = model.add_loss(output, rows["label"].double().view(-1, 1))
-        assert torch.allclose(loss, plain + output["auxiliary_loss"], rtol=0, atol=1e-12)
+        assert torch.allclose(loss, plain + output["losses"]["next item"], rtol=0, atol=1e-12)
 
     @pytest.mark.parametrize("given", [False, True])
     def test_it_teaches_extractor_and_embeddings(self, given: bool, tmp_path: Path) -> None:
@@ -119,7 +119,7 @@ class TestAuxiliaryLoss:
         rows, losses = batch([6] * 16), []
         rows = with_others(rows) if given else rows
         for _ in range(150):
-            losses.append(model.train()(rows)["auxiliary_loss"].item())
+            losses.append(model.train()(rows)["losses"]["next item"].item())
             model.train_step(rows)
         assert losses[0] == pytest.approx(2 * 0.693, abs=0.1)
         assert sum(losses[-10:]) < 0.6 * sum(losses[:10])
@@ -128,7 +128,7 @@ class TestAuxiliaryLoss:
         values = []
         for layout in ({}, {"left": True}, {"slots": 11}):
             model = randomised(build(tmp_path, aux_loss_alpha=1.0, age_field="age_history"))
-            values.append(model.train()(batch(COUNTS, **layout))["auxiliary_loss"])  # type: ignore[arg-type]
+            values.append(model.train()(batch(COUNTS, **layout))["losses"]["next item"])  # type: ignore[arg-type]
         assert torch.allclose(torch.stack(values), values[0], rtol=0, atol=1e-12)
 
     @pytest.mark.parametrize("counts", [[0], [0, 0], [1, 1, 0], [2]])
@@ -139,22 +139,24 @@ class TestAuxiliaryLoss:
         assert all(parameter.isfinite().all() for parameter in model.parameters())
 
     def test_evaluation_and_weight_zero_have_none(self, tmp_path: Path) -> None:
-        assert "auxiliary_loss" not in build(tmp_path, aux_loss_alpha=1.0).eval()(batch(COUNTS))
+        assert "losses" not in build(tmp_path, aux_loss_alpha=1.0).eval()(batch(COUNTS))
         model = build(tmp_path).train()
-        assert "auxiliary_loss" not in model(batch(COUNTS))
+        assert not model(batch(COUNTS))["losses"]
         assert not any(name.startswith("aux_net") for name, _ in model.named_parameters())
 
     def test_an_encoding_that_widens_the_items(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """States are wider then; what comes next is still an item, without its position."""
 
         class Beside(PositionEncoding):
-            added_dim = 3
+            def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
+                super().__init__(dim, max_len, num_heads)
+                self.out_dim = dim + 3
 
             def embed(
                 self, target: Tensor | None, history: Tensor, positions: Positions
             ) -> tuple[Tensor | None, Tensor]:
                 assert target is not None
-                place = positions.of(history, positions.distance).unsqueeze(-1).expand(-1, 3)
+                place = positions.like(history, positions.distance).unsqueeze(-1).expand(-1, 3)
                 return nn.functional.pad(target, (0, 3)), torch.cat([history, place.to(history.dtype)], -1)
 
         monkeypatch.setattr(DIEN, "native", Beside)

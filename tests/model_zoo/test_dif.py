@@ -25,8 +25,8 @@ def recorded(model: Any) -> tuple[list[DIF], list[Tensor]]:
     for pe in encodings:
         nn.init.normal_(pe.sources["1"].query.weight, generator=draw)
 
-        def bias(query: Tensor, keys: Tensor, logits: Tensor, pairs: Any, plain: Any = pe.bias) -> Tensor:
-            fused: Tensor = plain(query, keys, logits, pairs)
+        def bias(logits: Tensor, vectors: Any, pairs: Any, plain: Any = pe.bias) -> Tensor:
+            fused: Tensor = plain(logits, vectors, pairs)
             added.append((fused - logits).detach())
             return fused
 
@@ -72,11 +72,11 @@ def test_attribute_scores_come_from_the_category_alone(name: str, heads: int, ca
 def test_predictors_learn_in_training_where_attention_sees_no_answer(name: str, predicts: bool, tmp_path: Path) -> None:
     model = build(name, tmp_path, position_encoding="dif", dif_predict=5.0).train()
     rows = batch([3, 0, 6, 1])
-    outputs = model(rows)
-    loss = model.auxiliary_losses(outputs)["attribute predictors"]
-    assert (loss > 0) == predicts
+    losses = model(rows)["losses"]
+    assert ("attribute predictors" in losses) == predicts
     if predicts:
-        loss.backward()
+        assert losses["attribute predictors"] > 0
+        losses["attribute predictors"].backward()
         for pe in encodings_of(model):
             assert list(pe.predictors) == ["1"]
             assert pe.predictors["1"].weight.shape == (CATEGORIES, 8)
@@ -86,10 +86,8 @@ def test_predictors_learn_in_training_where_attention_sees_no_answer(name: str, 
 def test_a_target_that_was_not_clicked_is_not_predicted(tmp_path: Path) -> None:
     model = build("DIN", tmp_path, position_encoding="dif", dif_predict=5.0).train()
     rows = batch([3, 2, 6, 1])
-    model(rows | {"label": torch.zeros(4)})
-    assert model.auxiliary_losses({})["attribute predictors"] == 0
-    model(rows)
-    assert model.auxiliary_losses({})["attribute predictors"] > 0
+    assert model(rows | {"label": torch.zeros(4)})["losses"]["attribute predictors"] == 0
+    assert model(rows)["losses"]["attribute predictors"] > 0
 
 
 @pytest.mark.parametrize("chosen", [True, False])
@@ -98,8 +96,7 @@ def test_items_that_were_not_chosen_are_not_predicted(chosen: bool, tmp_path: Pa
     marked = {name: {"chosen": chosen} for name in ("item_history", "cate_history")}
     model = build("SASRec", tmp_path, marked, position_encoding="dif", dif_predict=5.0).train()
     rows = batch([3, 2, 6, 1]) | {"label": torch.zeros(4)}  # the targets were not chosen either
-    model(rows)
-    assert (model.auxiliary_losses({})["attribute predictors"] > 0) == chosen
+    assert (model(rows)["losses"]["attribute predictors"] > 0) == chosen
 
 
 def test_one_field_has_positions_only(tmp_path: Path) -> None:

@@ -142,12 +142,12 @@ class TestInterests:
 def test_auxiliary_loss_trains_the_refiner(tmp_path: Path) -> None:
     """Its gradient alone reaches the refiner, and items, but not the extractor."""
     model, rows = build("DMIN", tmp_path).train(), batch([3, 0, 6, 1, 5])
-    model(rows)["auxiliary_loss"].backward()
+    model(rows)["losses"]["next item"].backward()
     interests = model.interests[0]
     assert all(parameter.grad is not None for parameter in interests.refiner.parameters())
     assert all(parameter.grad is None for parameter in interests.extractor.parameters())
     plain = build("DMIN", tmp_path, aux_loss_lambda=0).train()
-    assert "auxiliary_loss" not in plain(rows)
+    assert not plain(rows)["losses"]
 
 
 def test_heads_are_what_self_attention_sums() -> None:
@@ -157,4 +157,4 @@ def test_heads_are_what_self_attention_sums() -> None:
     assert heads.shape == (9, 2, 4)
     columns = layer.output.weight.chunk(2, dim=1)
     total: Tensor = sum((heads[:, h] @ columns[h].T for h in range(2)), start=layer.output.bias)
-    assert torch.allclose(positions.spread(total), layer(rows.history, positions), atol=1e-12)
+    assert torch.allclose(positions.unpack(total), layer(rows.history, positions), atol=1e-12)

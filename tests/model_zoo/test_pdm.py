@@ -22,7 +22,7 @@ def test_it_joins_the_training_loss(name: str, encoding: str, tmp_path: Path) ->
         torch.manual_seed(3)
         output = model(rows)
         after.append(torch.rand(2))
-        losses.append((model.compute_loss(output, model.get_labels(rows)), dict(model.auxiliary_parts)))
+        losses.append((model.compute_loss(output, model.get_labels(rows)), output["losses"]))
     (plain, without), (total, parts) = losses
     assert NAME not in without
     assert parts[NAME].isfinite()
@@ -37,10 +37,10 @@ def test_padding_does_not_change_it(name: str, tmp_path: Path) -> None:
     for layout in ({}, {"slots": 11}, {"left": True, "slots": 9}):
         model = build(name, tmp_path, position_encoding="pdm", pdm_contrast=1.0, pdm_ratio=0.5).double().train()
         rows = batch([3, 0, 6, 1, 5], **layout)  # type: ignore[arg-type]
-        losses.append(model.auxiliary_losses(model(rows))[NAME])
+        losses.append(model(rows)["losses"][NAME])
     assert torch.allclose(torch.stack(losses), losses[0])
 
 
 def test_evaluation_has_none(tmp_path: Path) -> None:
     model = build("SASRec", tmp_path, position_encoding="pdm", pdm_contrast=1.0).eval()
-    assert model.auxiliary_losses(model(batch([3, 1])))[NAME] == 0
+    assert model(batch([3, 1])).keys() == {"y_pred"}

@@ -47,7 +47,7 @@ def reference(model: Any, rows: dict[str, Tensor], row: int, pre: bool) -> Tenso
     sequence = [pair for pair in ids if pair[0] != 0] + [target]
     items = [torch.cat([table[i] for table, i in zip(tables, pair, strict=True)]) for pair in sequence]
     stack = model.transformers[0]
-    states = [item + stack.pe.table[len(items) - 1 - index] for index, item in enumerate(items)]
+    states = [item + stack.encodings[0].table[len(items) - 1 - index] for index, item in enumerate(items)]
     for block in stack.blocks:
         if pre:
             attended = attend(block.attention, [norm(block.layer_norm1, x) for x in states])

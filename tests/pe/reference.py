@@ -69,6 +69,12 @@ class Method:
         """Logits of self-attention: item i of n looks at ``keys``, those of items 0, 1, ... (up to i, if causal)."""
         return [query @ key / math.sqrt(len(query)) for key in keys]
 
+    def of_heads(
+        self, i: int, queries: Sequence[Tensor], keys: Sequence[Sequence[Tensor]], n: int
+    ) -> list[list[Tensor]]:
+        """The same of all heads."""
+        return [self.of_item(i, head, *of_head, n) for head, of_head in enumerate(zip(queries, keys, strict=True))]
+
     def pooling(self, attention: Tensor, i: int, n: int, head: int) -> Tensor:
         """Weights with which values are pooled, from those of the softmax; i = n for the target."""
         return attention
@@ -163,13 +169,12 @@ def self_attention(method: Method, layer: Any, items: Sequence[Tensor]) -> list[
 
     states = []
     for i in range(n):
-        parts = []
-        for head in range(heads):
-            seen = range(i + 1) if layer.causal else range(n)
-            keys = [project(layer.key, items[j], head) for j in seen]
-            logits = method.of_item(i, head, project(layer.query, items[i], head), keys, n)
+        parts, seen = [], range(i + 1) if layer.causal else range(n)
+        queries = [project(layer.query, items[i], head) for head in range(heads)]
+        keys = [[project(layer.key, items[j], head) for j in seen] for head in range(heads)]
+        for head, logits in enumerate(method.of_heads(i, queries, keys, n)):
             pooling = method.pooling(softmax(logits), i, n, head)
-            parts.append(sum(pooling[j] * project(layer.value, items[j], head) for j in seen))
+            parts.append(torch.stack([pooling[j] * project(layer.value, items[j], head) for j in seen]).sum(0))
         states.append(layer.output.weight @ torch.cat(parts) + layer.output.bias)
     return states
 
@@ -178,13 +183,15 @@ def dot(target: Tensor, key: Tensor) -> Tensor:
     return target @ key / math.sqrt(len(target))
 
 
-def bilinear(weight: Tensor) -> Score:
-    def score(target: Tensor, key: Tensor) -> Tensor:
-        product: Tensor = key @ score.project(target)
-        return product
+class Bilinear:
+    def __init__(self, weight: Tensor) -> None:
+        self.weight = weight
 
-    score.project = lambda target: weight @ target
-    return score
+    def project(self, target: Tensor) -> Tensor:
+        return self.weight @ target
+
+    def __call__(self, target: Tensor, key: Tensor) -> Tensor:
+        return key @ self.project(target)
 
 
 def din(mlp: Any) -> Score:
@@ -192,12 +199,14 @@ def din(mlp: Any) -> Score:
     return lambda target, key: mlp(torch.cat([target, key, target - key, target * key]).unsqueeze(0)).squeeze()
 
 
+import reference_adaptive  # noqa: E402
 import reference_dif  # noqa: E402
 import reference_euler  # noqa: E402
 import reference_kernel  # noqa: E402
 import reference_relative  # noqa: E402
 import reference_time  # noqa: E402
 
+METHODS |= reference_adaptive.METHODS
 METHODS |= reference_dif.METHODS
 METHODS |= reference_euler.METHODS
 METHODS |= reference_kernel.METHODS

@@ -66,4 +66,4 @@ class Euler(Method):
         ]
 
 
-METHODS = {"euler": Euler}
+METHODS: dict[str, type[Method]] = {"euler": Euler}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from reference import Method, Score, row, softmax
 from torch import Tensor
+
+
+def add(terms: Iterable[Tensor]) -> Tensor:
+    return torch.stack(list(terms)).sum(0)
 
 
 class Kernel(Method):
@@ -40,7 +44,7 @@ class Kernel(Method):
         return self.full(self.weights["lower"], j, m, n)
 
     def summed(self, logits: Sequence[Tensor], n: int, head: int) -> list[Tensor]:
-        return [sum(logits[m] * self.u(m, j, n, head) for m in range(j + 1)) for j in range(len(logits))]
+        return [add(logits[m] * self.u(m, j, n, head) for m in range(j + 1)) for j in range(len(logits))]
 
     def of_target(self, score: Score, target: Tensor, history: Sequence[Tensor]) -> list[Tensor]:
         return self.summed(super().of_target(score, target, history), len(history), 0)
@@ -52,7 +56,7 @@ class Kernel(Method):
         if self.options.get("kernel_l") == "none":
             return attention
         seen = len(attention)
-        return torch.stack([sum(attention[j] * self.ell(j, m, n) for j in range(m, seen)) for m in range(seen)])
+        return torch.stack([add(attention[j] * self.ell(j, m, n) for j in range(m, seen)) for m in range(seen)])
 
 
 class PDM(Method):

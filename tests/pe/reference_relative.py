@@ -11,7 +11,7 @@ from torch import Tensor
 
 
 def wave(position: int, c: int, dim: int) -> float:
-    return position * 10000.0 ** (-2 * c / dim)
+    return position * float(10000.0 ** (-2 * c / dim))
 
 
 class Sinusoidal(Method):

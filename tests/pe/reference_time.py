@@ -16,7 +16,7 @@ class TimeBias(Method):
         while bucket < 31 and seconds >= 2**bucket:
             bucket += 1
         b = torch.log(1 + torch.exp(self.weights["decay"][head]))
-        fading = (1 + seconds / self.options.get("time_unit", 3600)) ** -b
+        fading: Tensor = (1 + seconds / self.options.get("time_unit", 3600)) ** -b
         return self.weights["amount"][head] * fading + self.weights["table"][bucket, head]
 
     def of_target(self, score: Score, target: Tensor, history: Sequence[Tensor]) -> list[Tensor]:

@@ -27,6 +27,8 @@ CASES = [(name, {}) for name in reference.METHODS] + [
     ("time_rope", {"shortest_period": 1000.0, "longest_period": 30_000.0}),
     ("cape_time", {"session_gap": 60.0, "position_dim": 3}),
     ("cape_time", {"position_span": "between"}),
+    ("dape", {"dape_base": "kerple_log"}),
+    ("dape", {"dape_base": "alibi"}),
     ("dif", {"field_dims": (3, 2, 1)}),
     ("dif", {"field_dims": (4, 2), "dif_source_dim": 3, "dif_positions": False}),
     ("dif", {"field_dims": (3, 2, 1), "dif_fusion": "concat", "dif_source_dim": [3, 6], "dif_position_dim": 3}),
@@ -79,7 +81,7 @@ def test_target_attention(name: str, options: dict[str, Any], score: str) -> Non
     interest, weights = unit(*pe.embed(batch.target, batch.history, positions), positions)
     score_of = {
         "dot": lambda: reference.dot,
-        "bilinear": lambda: reference.bilinear(unit.score.weight),
+        "bilinear": lambda: reference.Bilinear(unit.score.weight),
         "din": lambda: reference.din(unit.score.mlp),
     }[score]()
     for b in range(len(COUNTS)):

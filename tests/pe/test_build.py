@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from ctr_pe import Chain, PositionEncoding, Positions, available_pes, build_pe
 from ctr_pe.errors import UserError
 from ctr_pe.pe.cape import CAPE
+from ctr_pe.pe.dif import DIF
 from ctr_pe.pe.rope import RoPE
+from ctr_pe.positions import Items
 from ctr_pe.units import SelfAttention
 
 
@@ -46,18 +49,35 @@ def test_options_of_other_encodings_are_left_aside() -> None:
 def test_chain_by_name() -> None:
     pe = build_pe("rope+cape", 8, 5, position_dim=3)
     assert isinstance(pe, Chain)
-    assert [type(link) for link in pe.encodings] == [RoPE, CAPE]
-    assert pe.auxiliary_loss().item() == 0.0
+    kinds: list[type] = [RoPE, CAPE]
+    assert [type(link) for link in pe.encodings] == kinds
+    assert pe.loss_names == ()
 
 
-def test_every_link_of_a_chain_gets_its_side_information() -> None:
+def test_every_link_of_a_chain_sees_the_item_embeddings() -> None:
     pe = build_pe("dif+cape+dif", 8, 5, 2, field_dims=[4, 4])
     assert isinstance(pe, Chain)
-    items = torch.randn(3, 8)
-    assert {link: wanted.shape for link, wanted in pe.side(items).items()} == {
-        link: (3, 4) for link in pe.encodings if type(link).__name__ == "DIF"
-    }
-    assert SelfAttention(8, 2, pe)(items, Positions.from_mask(torch.ones(1, 3, dtype=torch.bool))).isfinite().all()
+    first, _, last = pe.encodings
+    for link in (first, last):
+        assert isinstance(link, DIF)
+        nn.init.normal_(link.sources["1"].query.weight)  # type: ignore[union-attr]
+    items, mask = torch.randn(3, 8), torch.ones(1, 3, dtype=torch.bool)
+    layer = SelfAttention(8, 2, pe)
+    states = layer(items, Positions.from_mask(mask).carrying(Items(items)))
+    assert states.isfinite().all()
+    other = Items(torch.cat([items[:, :4], torch.randn(3, 4)], 1))
+    for link in (first, last):
+        alone = SelfAttention(8, 2, Chain([link]))
+        alone.load_state_dict(
+            {key: value for key, value in layer.state_dict().items() if ".encodings" not in key}, strict=False
+        )
+        assert not torch.allclose(
+            *(alone(items, Positions.from_mask(mask).carrying(of)) for of in (Items(items), other))
+        )
+        nn.init.zeros_(link.sources["1"].query.weight)  # type: ignore[union-attr, arg-type]
+        assert not torch.allclose(layer(items, Positions.from_mask(mask).carrying(Items(items))), states)
+        nn.init.normal_(link.sources["1"].query.weight)  # type: ignore[union-attr, arg-type]
+        states = layer(items, Positions.from_mask(mask).carrying(Items(items)))
 
 
 def test_chain_of_different_sizes() -> None:

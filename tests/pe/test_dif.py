@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pe.dif import DIF
+from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Items, Pairs, Positions
 from ctr_pe.units import SelfAttention, TargetAttention
 
@@ -42,8 +43,8 @@ class Recorder(DIF):
         super().__init__(*sizes, **options)
         self.seen: list[tuple[Tensor, Tensor]] = []
 
-    def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-        fused = super().bias(query, keys, logits, pairs)
+    def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+        fused = super().bias(logits, vectors, pairs)
         self.seen.append((logits.detach(), fused.detach()))
         return fused
 
@@ -216,6 +217,10 @@ def test_refuses(options: dict[str, Any], message: str) -> None:
         DIF(D, L, 2, **options)
 
 
+def loss_of(positions: Positions) -> Tensor:
+    return positions.losses["attribute predictors"]
+
+
 class TestPredictors:
     SIZES = (50, 5, 0)  # ids of the item, of an attribute, and none: vectors
 
@@ -248,7 +253,7 @@ class TestPredictors:
         rows = [b for b in range(len(ids)) if target.chosen[b] and ids[b] > 0]
         assert 0 < len(rows) < int(target.chosen.sum())  # some are not clicked, some have no id
         want = self.expected(pe, [interest[b] for b in rows], [ids[b] for b in rows])
-        assert torch.allclose(pe.auxiliary_loss(), want, atol=1e-12)
+        assert torch.allclose(loss_of(positions), want, atol=1e-12)
 
     def test_in_causal_self_attention_each_item_predicts_the_next_of_its_row(self) -> None:
         pe, (items, _, positions) = self.build(2), self.batch()
@@ -263,7 +268,7 @@ class TestPredictors:
                     found.append(states[i])
                     answers.append(ids[i + 1])
             first += count
-        assert torch.allclose(pe.auxiliary_loss(), self.expected(pe, found, answers), atol=1e-12)
+        assert torch.allclose(loss_of(positions), self.expected(pe, found, answers), atol=1e-12)
 
     @pytest.mark.parametrize("unit", ["target", "causal"])
     def test_zero_predictors_lose_log_2(self, unit: str) -> None:
@@ -272,15 +277,16 @@ class TestPredictors:
         for predictor in pe.predictors.parameters():
             nn.init.zeros_(predictor)
         self.attend(pe, positions, unit)
-        assert torch.allclose(pe.auxiliary_loss(), torch.tensor(3 * math.log(2), dtype=torch.float64))
+        assert torch.allclose(loss_of(positions), torch.tensor(3 * math.log(2), dtype=torch.float64))
 
-    def attend(self, pe: DIF, positions: Positions, unit: str) -> None:
+    def attend(self, pe: DIF, positions: Positions, unit: str, training: bool = True) -> None:
         assert positions.items is not None
         assert positions.target is not None
         if unit == "target":
-            TargetAttention(D, "dot", pe)(positions.target.embedding, positions.items.embedding, positions)
+            attention = TargetAttention(D, "dot", pe).train(training)
+            attention(positions.target.embedding, positions.items.embedding, positions)
         else:
-            SelfAttention(D, 1, pe, unit == "causal").double()(positions.items.embedding, positions)
+            SelfAttention(D, 1, pe, unit == "causal").double().train(training)(positions.items.embedding, positions)
 
     @pytest.mark.parametrize("unit", ["target", "causal", "both"])
     def test_when_nothing_is_learned(self, unit: str) -> None:
@@ -288,14 +294,16 @@ class TestPredictors:
         items, target, positions = self.batch()
         unlabelled = positions.carrying(replace(items, chosen=None), replace(target, chosen=None))
         unknown = positions.carrying(Items(items.embedding), Items(target.embedding))
-        pe, off, evaluated = self.build(), self.build(predict=0.0), self.build().eval()
-        for encoding, places in ((off, positions), (evaluated, positions), (pe, unlabelled), (pe, unknown)):
+        pe, off = self.build(), self.build(predict=0.0)
+        for encoding, places in ((off, positions), (pe, unlabelled), (pe, unknown)):
             self.attend(encoding, places, unit)
-            assert not encoding._losses
+            assert not places.losses
+        self.attend(pe, positions, unit, training=False)
+        assert not positions.losses
         assert not off.predictors
-        assert not off.needs_vectors
+        assert (off.loss_names, pe.loss_names) == ((), ("attribute predictors",))
         self.attend(pe, positions, unit)
-        assert bool(pe._losses) == (unit != "both")
+        assert bool(positions.losses) == (unit != "both")
 
     @pytest.mark.parametrize("unit", ["target", "causal"])
     def test_no_known_answer_is_no_loss(self, unit: str) -> None:
@@ -303,7 +311,7 @@ class TestPredictors:
         blank = [replace(x, ids=tuple(torch.zeros_like(ids) for ids in x.ids)) for x in (items, target)]
         pe = self.build()
         self.attend(pe, positions.carrying(*blank), unit)
-        loss = pe.auxiliary_loss()
+        loss = loss_of(positions)
         assert loss == 0
         loss.backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in pe.parameters())

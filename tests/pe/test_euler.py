@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from ctr_pe import Chain, PositionEncoding, Positions
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import MODELS
+from ctr_pe.ops.rotation import rotate_planes as turn
 from ctr_pe.pe import build_pe
 from ctr_pe.pe.euler import Euler, phase_contrast, phases
 from ctr_pe.pe.naive import Naive
 from ctr_pe.pe.rope import RoPE
-from ctr_pe.pe.turning import turn
-from ctr_pe.positions import Places
+from ctr_pe.positions import Where
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
 
@@ -44,11 +44,15 @@ def drawn(dim: int = D, heads: int = 1, **options: Any) -> Euler:
 
 
 def rotated(pe: PositionEncoding, query: Tensor, key: Tensor, query_at: int, key_at: int) -> tuple[Tensor, Tensor]:
-    return pe.rotate(query, key, Places(torch.tensor(query_at)), Places(torch.tensor(key_at)))
+    return pe.rotate(query, key, Where(torch.tensor(query_at)), Where(torch.tensor(key_at)))
 
 
 def as_complex(x: Tensor) -> Tensor:
     return torch.complex(*x.chunk(2, dim=-1))
+
+
+def loss_of(positions: Positions) -> Tensor:
+    return positions.losses["phase contrast"]
 
 
 def frequencies(dim: int) -> Tensor:
@@ -63,10 +67,10 @@ class TestRotation:
         euler = Euler(dim, L, euler_adaptation=adaptation, euler_layout=layout).double()
         rope = RoPE(dim, L, rope_layout=layout)
         query, keys = vectors(3, dim), vectors(5, dim, seed=1)
-        at = Places(torch.zeros(3, dtype=torch.int64)), Places(torch.tensor([9, 4, 2, 2, 1]))
+        at = Where(torch.zeros(3, dtype=torch.int64)), Where(torch.tensor([9, 4, 2, 2, 1]))
         for ours, theirs in zip(euler.rotate(query, keys, *at), rope.rotate(query, keys, *at), strict=True):
             assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
-        heads, place = vectors(3, 1, 4, dim), Places(torch.tensor([[[4, 3, 2, 1]]]))
+        heads, place = vectors(3, 1, 4, dim), Where(torch.tensor([[[4, 3, 2, 1]]]))
         for ours, theirs in zip(
             euler.rotate(heads, heads, place, place), rope.rotate(heads, heads, place, place), strict=True
         ):
@@ -134,7 +138,7 @@ class TestRotation:
         assert pe.scale is not None
         assert pe.shift is not None
         query, keys = vectors(3, L, D), vectors(3, L, D, seed=1)
-        at = Places(torch.arange(L, 0, -1)[None, None])
+        at = Where(torch.arange(L, 0, -1)[None, None])
         split = [x.view(3, L, heads, D // heads).transpose(1, 2) for x in (query, keys)]
         a, b = pe.rotate(split[0], split[1], at, at)
         logits = (a @ b.transpose(-1, -2)).sum(1)
@@ -155,7 +159,7 @@ class TestRotation:
 
     def test_half_precision_keeps_its_angles(self) -> None:
         x = torch.ones(1, D)
-        far, exact = Places(torch.tensor([997])), rotated(Euler(D, L).double(), x.double(), x.double(), 997, 997)[1]
+        far, exact = Where(torch.tensor([997])), rotated(Euler(D, L).double(), x.double(), x.double(), 997, 997)[1]
         for half in (torch.float16, torch.bfloat16):
             got = Euler(D, L).to(half).rotate(x.to(half), x.to(half), far, far)[1]
             assert got.dtype == half
@@ -359,30 +363,32 @@ class TestPhaseContrast:
         batch = Batch.random(counts).laid_out("mixed")
         positions = Positions.from_mask(batch.mask)
         assert len(positions.blocks) > 1
-        layer(batch.history, positions)
+        _, moved = pe.embed(None, batch.history, positions)
+        layer(moved, positions)
         assert pe.scale is not None
         assert pe.shift is not None
         want = torch.zeros(()).double()
-        for history, mask in zip(batch.history, batch.mask, strict=True):
+        for history, mask in zip(moved, batch.mask, strict=True):
             for project, shift in ((layer.query, pe.shift), (layer.key, 0.0)):
                 parts = project(history[mask])
                 parts = parts.unflatten(1, (heads, -1)) if planes == "per_head" else parts.unsqueeze(1)
                 phase = (as_complex(parts).angle() * pe.scale + shift).flatten(1)
                 want = want + loop_contrast(phase, phase, pe.phase_weight / 0.7)
-        assert torch.allclose(pe.auxiliary_loss(), 0.25 * want / len(counts))
-        assert pe.auxiliary_loss() == 0
+        assert torch.allclose(loss_of(positions), 0.25 * want / len(counts))
 
     def test_of_target_attention(self) -> None:
         counts = [3, 0, 30, 1, 30]
         pe = drawn(**CONTRAST, euler_mask_rate=0.0)
         unit = TargetAttention(D, "bilinear", pe).double().train()
         batch = Batch.random(counts).laid_out("left")
-        unit(batch.target, batch.history, Positions.from_mask(batch.mask))
+        positions = Positions.from_mask(batch.mask)
+        target, moved = pe.embed(batch.target, batch.history, positions)
+        unit(target, moved, positions)
         want = torch.zeros(()).double()
-        for history, mask in zip(batch.history, batch.mask, strict=True):
+        for history, mask in zip(moved, batch.mask, strict=True):
             phase = as_complex(history[mask]).angle() * pe.scale
             want = want + loop_contrast(phase, phase, pe.phase_weight)
-        assert torch.allclose(pe.auxiliary_loss(), want / len(counts))
+        assert torch.allclose(loss_of(positions), want / len(counts))
 
     @pytest.mark.parametrize("unit", ["dot", "self"])
     def test_padding_changes_nothing_and_masks_do_not_disturb(self, unit: str) -> None:
@@ -394,9 +400,10 @@ class TestPhaseContrast:
             batch = Batch.random([3, 0, 6, 1, 9]).laid_out(layout)
             before = torch.get_rng_state()
             inputs = (batch.target, batch.history) if unit == "dot" else (batch.history,)
-            module(*inputs, Positions.from_mask(batch.mask))
+            positions = Positions.from_mask(batch.mask)
+            module(*inputs, positions)
             assert torch.equal(torch.get_rng_state(), before)
-            found.append(pe.auxiliary_loss())
+            found.append(loss_of(positions))
         assert found[0] > 0
         assert torch.allclose(torch.stack(found), found[0], rtol=0, atol=1e-9)
 
@@ -408,8 +415,9 @@ class TestPhaseContrast:
             batch = Batch.random([6, 6], torch.float32)
             found = []
             for _ in range(2):
-                unit(batch.target, batch.history, Positions.from_mask(batch.mask))
-                found.append(pe.auxiliary_loss().item())
+                positions = Positions.from_mask(batch.mask)
+                unit(batch.target, batch.history, positions)
+                found.append(loss_of(positions).item())
             return found
 
         first = losses(0)
@@ -427,10 +435,10 @@ class TestPhaseContrast:
         for options, training in ((CONTRAST, False), ({}, True)):
             pe = Euler(D, L, **options)
             unit = TargetAttention(D, pe=pe).train(training)
-            unit(batch.target, batch.history, Positions.from_mask(batch.mask))
-            assert pe.auxiliary_loss() == 0
-            assert pe.needs_vectors == bool(options)
-            assert pe.auxiliary == ("phase contrast" if options else "")
+            positions = Positions.from_mask(batch.mask)
+            unit(batch.target, batch.history, positions)
+            assert not positions.losses
+            assert pe.loss_names == (("phase contrast",) if options else ())
 
     def test_all_that_it_depends_on_learns(self) -> None:
         pe = drawn(heads=2, **CONTRAST)
@@ -438,7 +446,7 @@ class TestPhaseContrast:
         batch = Batch.random([3, 0, 6])
         positions = Positions.from_mask(batch.mask)
         layer(pe.embed(None, batch.history, positions)[1], positions)
-        pe.auxiliary_loss().backward()
+        loss_of(positions).backward()
         learning = {name for name, p in layer.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
         names = {"table", "psi", "scale", "shift", "phase_weight"}
         assert learning == {f"pe.{name}" for name in names} | {
@@ -453,8 +461,8 @@ class TestPhaseContrast:
             batch = Batch.random(counts)
             batch.history.requires_grad_()
             inputs = (batch.target, batch.history) if unit == "dot" else (batch.history,)
-            output = module(*inputs, Positions.from_mask(batch.mask))
-            loss = pe.auxiliary_loss()
+            positions = Positions.from_mask(batch.mask)
+            output, loss = module(*inputs, positions), sum(positions.losses.values())
             ((output[0] if unit == "dot" else output).sum() + loss).backward()
             assert (loss > 0) == (2 in counts)
             assert batch.history.grad is not None
@@ -467,8 +475,9 @@ class TestPhaseContrast:
             pe = Euler(D, L, **CONTRAST, euler_temperature=0.1)
             unit = TargetAttention(D, pe=pe).train()
             with torch.autocast("cpu", torch.bfloat16, enabled=amp):
-                unit(batch.target, batch.history, Positions.from_mask(batch.mask))
-            found.append(pe.auxiliary_loss())
+                positions = Positions.from_mask(batch.mask)
+                unit(batch.target, batch.history, positions)
+            found.append(loss_of(positions))
         assert found[1].dtype == torch.float32
         assert torch.allclose(found[1], found[0], rtol=1e-6)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import hooks
 import pytest
 import torch
 from torch import Tensor, nn
@@ -42,14 +43,15 @@ def randomised(pe: Any, seed: int = 5) -> Any:
 
 def mixed(pe: Any, weights: Tensor, positions: Positions) -> Tensor:
     """Pooling weights of target attention (B, L) from those of the softmax."""
-    out: Tensor = pe.mix(weights[:, None, None], weights[:, None, None, :, None], positions.whole.from_target())[0]
+    pairs = positions.target_pairs()
+    out: Tensor = pe.mix(weights[:, None, None], hooks.vectors_for(pairs, D), pairs)[0]
     return out[:, 0, 0]
 
 
 def summed(pe: Any, logits: Tensor, positions: Positions) -> Tensor:
     """Logits of target attention (B, L)."""
-    none = logits[:, None, None, :0]
-    out: Tensor = pe.bias(none, none, logits[:, None, None], positions.whole.from_target())
+    pairs = positions.target_pairs()
+    out: Tensor = pe.bias(logits[:, None, None], hooks.vectors_for(pairs, D), pairs)
     return out[:, 0, 0]
 
 
@@ -124,12 +126,11 @@ def test_logits_form_equals_key_form(causal: bool) -> None:
 
 @pytest.mark.parametrize("what", [-1e300, 0.0, 1e300])
 def test_what_is_not_allowed_stays_out_of_the_sums(what: float) -> None:
-    for pairs in (lengths(L, 2).whole.from_target(), lengths(L, 2).whole.from_items(True)):
+    for pairs in (lengths(L, 2).target_pairs(), hooks.item_pairs(lengths(L, 2), True)):
         pe = randomised(Kernel(D, L))
-        logits = vectors(*pairs.allowed.shape)
-        nothing = logits[..., :0]
-        want = pe.bias(nothing, nothing, logits, pairs)
-        got = pe.bias(nothing, nothing, logits.masked_fill(~pairs.allowed, what), pairs)
+        logits, given = vectors(*pairs.allowed.shape), hooks.vectors_for(pairs, D)
+        want = pe.bias(logits, given, pairs)
+        got = pe.bias(logits.masked_fill(~pairs.allowed, what), given, pairs)
         assert torch.equal(got[pairs.allowed], want[pairs.allowed])
 
 
@@ -161,7 +162,8 @@ def test_degrees_of_freedom(options: dict[str, Any], per_layer: int, shared: int
     own = {parameter for block in model.blocks for parameter in block.attention.pe.parameters()}  # type: ignore[union-attr]
     states, _ = model(vectors(4, D), vectors(4 * (L - 1), D, seed=1), lengths(*[L - 1] * 4))
     (states * vectors(*states.shape, seed=2)).sum().backward()
-    assert sum(int((parameter.grad != 0).sum()) for parameter in own) == blocks * per_layer + shared
+    learning: list[int] = [int(parameter.grad.count_nonzero()) for parameter in own]
+    assert sum(learning) == blocks * per_layer + shared
 
 
 @pytest.mark.parametrize(("name", "options"), [("lower", {}), ("upper", {"kernel_u": "full", "kernel_l": "none"})])
@@ -187,14 +189,14 @@ def test_rows_of_l_are_counted_from_the_anchor(anchor: str, index: tuple[int, in
     with torch.no_grad():
         pe.lower[index] = 0.5
     weights, positions = vectors(3, L).abs(), lengths(L, 4, 2)
-    weights = weights * positions.whole.mask
+    weights = weights * positions.whole[0].mask
     moved = mixed(pe, weights, positions) - weights
     for b, count in enumerate((L, 4)):
         source, place = (L - 1, L - 3) if anchor == "end" else (L - count + 2, L - count)
         want = torch.zeros(L).double()
         want[place] = 0.5 * weights[b, source]
         assert torch.allclose(moved[b], want, atol=1e-15)
-    assert torch.equal(moved[2] * positions.whole.mask[2], torch.zeros(L).double())  # two items: no third
+    assert torch.equal(moved[2] * positions.whole[0].mask[2], torch.zeros(L).double())  # two items: no third
 
 
 @pytest.mark.parametrize(("anchor", "kept"), [("end", slice(0, 3)), ("start", slice(L, None))])
@@ -244,9 +246,9 @@ def test_heads_share_one_u_or_have_their_own() -> None:
     assert pe.lower.shape == (L, L)
     with torch.no_grad():
         pe.toeplitz[1].copy_(vectors(L))
-    pairs = lengths(L).whole.from_items(True)
+    pairs = hooks.item_pairs(lengths(L), True)
     logits = vectors(1, HEADS, L, L)
-    got = pe.bias(logits, logits, logits, pairs)
+    got = pe.bias(logits, hooks.item_vectors(vectors(1, HEADS, L, D // HEADS)), pairs)
     assert torch.equal(got[0, 0].tril(), logits[0, 0].tril())
     assert torch.allclose(got[0, 1].tril(), (logits[0, 1].tril() @ pe.matrix("U", L)[1]).tril())
 
@@ -256,17 +258,18 @@ def test_long_sequences_in_pieces(options: dict[str, Any]) -> None:
     """Pieces are for causal attention alone, whose lower triangle is that of any other."""
     width = 2 * PIECE + 7
     pe = randomised(Kernel(D, width - 3, HEADS, **options))
-    block = lengths(width, width - 10).whole
-    causal, both = block.from_items(True), block.from_items(False)
-    logits = vectors(2, HEADS, width, width)
+    positions = lengths(width, width - 10)
+    causal, both = hooks.item_pairs(positions, True), hooks.item_pairs(positions, False)
+    logits, real = vectors(2, HEADS, width, width), causal.block.mask[:, None, None]
+    given = hooks.item_vectors(logits)
     whole = replace(both, allowed=causal.allowed)
     assert not whole.causal
-    got, want = pe.bias(logits, logits, logits, causal), pe.bias(logits, logits, logits, whole)
+    got, want = pe.bias(logits, given, causal), pe.bias(logits, given, whole)
     assert torch.allclose(got[causal.allowed.expand_as(got)], want[causal.allowed.expand_as(got)], atol=1e-12)
     weights = logits * causal.allowed
-    (a, got), (b, want) = pe.mix(weights, logits, causal), pe.mix(weights, logits, whole)
-    got, want = a @ got, b @ want
-    assert torch.allclose(got * block.mask[:, None, None], want * block.mask[:, None, None], atol=1e-12)
+    (a, got), (b, want) = pe.mix(weights, given, causal), pe.mix(weights, given, whole)
+    got, want = a @ got.values, b @ want.values
+    assert torch.allclose(got * real, want * real, atol=1e-12)
 
 
 @pytest.mark.parametrize(

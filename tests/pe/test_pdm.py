@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import hooks
 import pytest
 import torch
 from torch import Tensor, nn
@@ -38,18 +39,20 @@ class TestPositions:
     @pytest.mark.parametrize("causal", [True, False])
     def test_weights_of_both_branches_sum_to_one_each(self, causal: bool) -> None:
         pe = randomised(PDM(D, L, HEADS))
-        pairs = lengths(*COUNTS).whole.from_items(causal)
+        pairs = hooks.item_pairs(lengths(*COUNTS), causal)
+        given = hooks.item_vectors(vectors(len(COUNTS), HEADS, L, D // HEADS))
         attention = pairs.softmax(vectors(len(COUNTS), HEADS, L, L)) * pairs.admitted
         real = pairs.allowed.any(-1).expand(-1, HEADS, -1).double()
-        for weights, want in ((pe.position_weights(pairs), 1.0), (pe.mix(attention, attention, pairs)[0], 2.0)):
+        for weights, want in ((pe.position_weights(pairs), 1.0), (pe.mix(attention, given, pairs)[0], 2.0)):
             assert torch.allclose(weights.sum(-1), want * real)
             assert (weights[~pairs.allowed.expand_as(weights)] == 0).all()
 
     def test_weights_depend_on_places_alone(self) -> None:
         pe = randomised(PDM(D, L))
-        pairs = lengths(*COUNTS, 5).whole.from_target()
-        weights = [pe.mix(pairs.softmax(s), s, pairs)[0] - pairs.softmax(s)
-                   for s in (vectors(6, 1, 1, L), vectors(6, 1, 1, L, seed=1))]  # fmt: skip
+        pairs = lengths(*COUNTS, 5).target_pairs()
+        given = [hooks.target_vectors(vectors(6, D, seed=k), pairs, vectors(20, D, seed=k)) for k in range(2)]
+        weights = [pe.mix(pairs.softmax(s), v, pairs)[0] - pairs.softmax(s)
+                   for s, v in zip((vectors(6, 1, 1, L), vectors(6, 1, 1, L, seed=1)), given, strict=True)]  # fmt: skip
         assert torch.allclose(weights[0], weights[1], atol=1e-15)
         assert torch.allclose(weights[0][3], weights[0][5], atol=1e-15)  # both of 5 items
         assert (weights[0][0] - weights[0][1]).abs().max() > 1e-3
@@ -58,7 +61,7 @@ class TestPositions:
         pe = randomised(PDM(D, L, HEADS))
         nn.init.zeros_(pe.query.weight)
         for causal in (True, False):
-            pairs = lengths(*COUNTS).whole.from_items(causal)
+            pairs = hooks.item_pairs(lengths(*COUNTS), causal)
             allowed = pairs.allowed.double()
             want = allowed / allowed.sum(-1, keepdim=True).clamp(min=1)
             assert torch.allclose(pe.position_weights(pairs), want.expand(-1, HEADS, -1, -1))
@@ -70,9 +73,8 @@ class TestPositions:
         batch = vectors(2, D), vectors(2, L, D, seed=1), lengths(L, 4)
         (interest, weights), (without, want) = unit(*batch), plain(*batch)
         assert torch.equal(weights, want)
-        extra = lengths(L, 4).spread(
-            lengths(L, 4).whole.take(pe.position_weights(lengths(L, 4).whole.from_target())[:, 0, 0])
-        )
+        pairs = lengths(L, 4).target_pairs()
+        extra = pairs.positions.unpack(pairs.block.gather(pe.position_weights(pairs)[:, 0, 0]))
         assert torch.allclose(interest, without + (extra.unsqueeze(-1) * batch[1]).sum(1))
 
     def test_layers_share_the_table_and_have_their_own_projections(self) -> None:
@@ -92,6 +94,10 @@ class TestPositions:
         shapes = {key: tuple(value.shape) for key, value in pe.state_dict().items()}
         assert shapes == {"table": (101, 64), "query.weight": (64, 64), "key.weight": (64, 64)}
         assert pe.table.std().item() == pytest.approx(0.02, rel=0.05)  # type: ignore[union-attr]
+
+
+def loss_of(positions: Positions, augment: str = "reorder") -> Tensor:
+    return positions.losses[f"PDM {augment} contrast"]
 
 
 class TestContrast:
@@ -140,12 +146,12 @@ class TestAugmentation:
     def views(augment: str, ratio: float, counts: tuple[int, ...], times: int = 50) -> list[tuple[Tensor, Tensor]]:
         torch.manual_seed(3)
         pe = PDM(D, 20, pdm_contrast=0.1, pdm_augment=augment, pdm_ratio=ratio)
-        return [pe._augmented(lengths(*counts).whole.mask) for _ in range(times)]
+        return [pe._augmented(lengths(*counts).whole[0].mask) for _ in range(times)]
 
     def test_reordering_keeps_all_but_one_piece(self) -> None:
         counts, starts = (20, 5, 4, 10), [set[int]() for _ in range(4)]
         for order, there in self.views("reorder", 0.2, counts, 300):
-            assert torch.equal(there, lengths(*counts).whole.mask)
+            assert torch.equal(there, lengths(*counts).whole[0].mask)
             for b, count in enumerate(counts):
                 items = order[b].tolist()
                 assert sorted(items) == list(range(20))  # the same items
@@ -160,31 +166,31 @@ class TestAugmentation:
     def test_masking_leaves_places_empty(self) -> None:
         counts, lost = (20, 7, 1), torch.zeros(3, 20)
         for order, there in self.views("mask", 0.5, counts):
-            mask = lengths(*counts).whole.mask
+            mask = lengths(*counts).whole[0].mask
             assert torch.equal(order, torch.arange(20).expand(3, -1))
             assert torch.equal((mask & ~there).sum(1), torch.tensor([10, 3, 0]))
             assert not (there & ~mask).any()
             lost += mask & ~there
-        assert torch.equal(lost > 0, lengths(20, 7, 0).whole.mask)  # any item may be lost
+        assert torch.equal(lost > 0, lengths(20, 7, 0).whole[0].mask)  # any item may be lost
 
     def test_cropping_drops_a_piece_and_closes_the_gap(self) -> None:
         counts, lost = (20, 7, 1), torch.zeros(3, 20)
         for order, there in self.views("crop", 0.5, counts):
-            mask = lengths(*counts).whole.mask
+            mask = lengths(*counts).whole[0].mask
             for b, count in enumerate(counts):
                 gone = (mask & ~there)[b].nonzero().flatten().tolist()
                 assert gone == list(range(gone[0], gone[0] + count // 2)) if count > 1 else not gone
                 kept = there[b].nonzero().flatten().tolist()
                 assert order[b].tolist()[20 - len(kept) :] == kept  # in their order, up to the newest place
             lost += mask & ~there
-        assert torch.equal(lost > 0, lengths(20, 7, 0).whole.mask)
+        assert torch.equal(lost > 0, lengths(20, 7, 0).whole[0].mask)
 
     @pytest.mark.parametrize("augment", AUGMENTATIONS)
     @pytest.mark.parametrize("ratio", [0.2, 0.29])
     def test_rows_too_short_for_the_ratio_stay_as_they_are(self, augment: str, ratio: float) -> None:
         short = math.ceil(1 / ratio) - 1
         for order, there in self.views(augment, ratio, (short, 1, 2)):
-            assert torch.equal(there, lengths(short, 1, 2).whole.mask)
+            assert torch.equal(there, lengths(short, 1, 2).whole[0].mask)
             assert torch.equal(order, torch.arange(short).expand(3, -1))
 
     def test_shares_are_rounded_down_and_not_below(self) -> None:
@@ -195,8 +201,9 @@ class TestAugmentation:
     def test_nothing_may_be_left(self, augment: str) -> None:
         pe = PDM(D, L, pdm_contrast=0.1, pdm_augment=augment, pdm_ratio=1, pdm_contrast_on="norm")
         unit, history = TargetAttention(D, pe=pe), torch.randn(5, L, D, requires_grad=True)
-        unit(torch.randn(5, D), history, lengths(*COUNTS))
-        loss = pe.auxiliary_loss()
+        positions = lengths(*COUNTS)
+        unit(torch.randn(5, D), history, positions)
+        loss = loss_of(positions, augment)
         loss.backward()
         assert loss.isfinite()
         assert history.grad is not None
@@ -208,7 +215,7 @@ class TestAugmentation:
         assert not torch.equal(first[0][0], first[1][0])
 
 
-View = Callable[[list[int]], list[int | None]]
+View = Callable[[list[int]], Sequence[int | None]]
 VIEWS: dict[str, tuple[View, View]] = {  # the items in their new order; None where one is missing
     "reorder": (lambda items: items[::-1], lambda items: items[1:] + items[:1]),
     "mask": (
@@ -293,8 +300,7 @@ class TestLoss:
             return plain.heads(items[b, order], lengths(len(order))).flatten(1)
 
         want = expected(hidden, lambda b, item: plain.value(items[b, item]), kind, on)
-        assert torch.allclose(pe.auxiliary_loss(), want)
-        assert pe.auxiliary_loss() == 0  # once
+        assert torch.allclose(loss_of(positions, kind), want)
 
     def test_target_attention(self, kind: str, on: str) -> None:
         pe = self.encoding(kind, on, 1)
@@ -307,7 +313,7 @@ class TestLoss:
             return weights[0].unsqueeze(1) * items[b, order]
 
         want = expected(hidden, lambda b, item: items[b, item], kind, on)
-        assert torch.allclose(pe.auxiliary_loss(), want)
+        assert torch.allclose(loss_of(positions, kind), want)
 
 
 @pytest.mark.parametrize("unit", ["target", "self"])
@@ -319,24 +325,22 @@ class TestTraining:
         return TargetAttention(D, pe=pe) if unit == "target" else SelfAttention(D, HEADS, pe, True)
 
     @staticmethod
-    def run(module: Any, items: Tensor) -> None:
+    def run(module: Any, items: Tensor) -> Positions:
         batch = (items, lengths(*COUNTS))
         module(*((items[:, 0], *batch) if isinstance(module, TargetAttention) else batch))
+        return batch[1]
 
     def test_off_costs_nothing(self, unit: str) -> None:
         module = self.module(unit)
         module.pe._augmented = None
-        self.run(module, torch.randn(5, L, D))
-        assert not module.pe.auxiliary_loss().requires_grad
-        assert (module.pe.needs_vectors, module.pe.auxiliary) == (False, "")
+        assert not self.run(module, torch.randn(5, L, D)).losses
+        assert module.pe.loss_names == ()
 
     def test_evaluation_has_none(self, unit: str) -> None:
         module = self.module(unit, pdm_contrast=0.1)
-        assert (module.pe.needs_vectors, module.pe.auxiliary) == (True, "PDM reorder contrast")
-        self.run(module, torch.randn(5, L, D))
-        assert module.pe.auxiliary_loss() > 0
-        self.run(module.eval(), torch.randn(5, L, D))
-        assert module.pe.auxiliary_loss() == 0
+        assert module.pe.loss_names == ("PDM reorder contrast",)
+        assert loss_of(self.run(module, torch.randn(5, L, D))) > 0
+        assert not self.run(module.eval(), torch.randn(5, L, D)).losses
 
     def test_the_random_stream_stays_where_it_is(self, unit: str) -> None:
         after = []
@@ -351,16 +355,14 @@ class TestTraining:
         losses = []
         for _ in range(2):
             module = self.module(unit, pdm_contrast=0.1, pdm_ratio=0.7)
-            for _ in range(2):
-                self.run(module, torch.ones(5, L, D).cumsum(1))
-                losses.append(module.pe.auxiliary_loss().item())
+            items = torch.ones(5, L, D).cumsum(1)
+            losses += [loss_of(self.run(module, items)).item() for _ in range(2)]
         assert losses[:2] == losses[2:]
         assert losses[0] != losses[1]  # each batch has views of its own
 
     def test_positions_do_not_learn_from_it(self, unit: str) -> None:
         module, items = self.module(unit, pdm_contrast=0.1), torch.randn(5, L, D, requires_grad=True)
-        self.run(module, items)
-        module.pe.auxiliary_loss().backward()
+        loss_of(self.run(module, items)).backward()
         assert all(parameter.grad is None for parameter in module.pe.parameters())
         assert items.grad is not None
         assert items.grad.abs().max() > 0
@@ -369,7 +371,7 @@ class TestTraining:
         module = self.module(unit, pdm_contrast=0.1, pdm_contrast_on="last")
         empty = Positions.from_mask(torch.zeros(2, 3, dtype=torch.bool))
         module(*([torch.randn(2, D)] if unit == "target" else []), torch.randn(2, 3, D), empty)
-        assert module.pe.auxiliary_loss() == 0
+        assert sum(empty.losses.values()) == 0
 
     def test_mixed_precision(self, unit: str) -> None:
         module, items = self.module(unit, pdm_contrast=0.1, pdm_contrast_on="norm"), torch.randn(5, L, D)
@@ -377,8 +379,7 @@ class TestTraining:
         for enabled in (False, True):
             module.pe._seed = 0
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
-                self.run(module, items)
-            losses.append(module.pe.auxiliary_loss())
+                losses.append(loss_of(self.run(module, items)))
         assert losses[1].dtype == torch.float32
         assert torch.allclose(losses[0], losses[1], rtol=0.1)
 

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import hooks
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ctr_pe import Positions
+from ctr_pe.ops.contextual.reference import contextual_positions, interpolate
 from ctr_pe.pe import build_pe
 from ctr_pe.pe.cape import CAPE
-from ctr_pe.pe.contextual import contextual_positions, interpolate
 from ctr_pe.pe.cope import CoPE
 from ctr_pe.pe.naive import Naive
 from ctr_pe.pe.rope import RoPE
-from ctr_pe.positions import Pairs, Places
+from ctr_pe.positions import Pairs, Where
 from ctr_pe.units import SelfAttention, TargetAttention
 
 D, L = 8, 6
@@ -32,7 +33,7 @@ def vectors(*shape: int, seed: int = 0) -> Tensor:
 def scored_bias(pe: nn.Module, logits: Tensor, query: Tensor, pairs: Pairs) -> Tensor:
     """What a contextual encoding adds to the logits (B, L) of a target (B, D)."""
     wide = logits[:, None, None, :]
-    added: Tensor = pe.bias(query[:, None, None, :], query[:, None, None, :], wide, pairs) - wide  # type: ignore[operator]
+    added: Tensor = pe.bias(wide, hooks.target_vectors(query, pairs), pairs) - wide  # type: ignore[operator]
     return added[:, 0, 0]
 
 
@@ -111,8 +112,8 @@ class TestRoPE:
     @staticmethod
     def turned(x: Tensor, distance: int, **options: object) -> Tensor:
         pe = RoPE(x.shape[-1], L, **options)  # type: ignore[arg-type]
-        at = Places(torch.tensor(distance))
-        return pe.rotate(x, x, Places(torch.tensor(0)), at)[1]
+        at = Where(torch.tensor(distance))
+        return pe.rotate(x, x, Where(torch.tensor(0)), at)[1]
 
     @pytest.mark.parametrize("layout", ["half", "interleaved"])
     @pytest.mark.parametrize("dim", [1, 2, 7, 8])
@@ -144,7 +145,7 @@ class TestRoPE:
 
     def test_half_precision_keeps_its_angles(self) -> None:
         x = torch.ones(1, 8)
-        far, exact = Places(torch.tensor([997])), self.turned(torch.ones(8, dtype=torch.float64), 997)
+        far, exact = Where(torch.tensor([997])), self.turned(torch.ones(8, dtype=torch.float64), 997)
         half = RoPE(8, L).half().rotate(x.half(), x.half(), far, far)[1][0].double()
         assert (half - exact).abs().max() < 5e-3
 
@@ -153,22 +154,22 @@ class TestContextual:
     """CoPE and CAPE."""
 
     @pytest.mark.parametrize(("pe", "all_open"), [(CoPE(D, L), 40.0), (CAPE(D, L, position_dim=3), -40.0)])
-    def test_open_gates_give_relative_positions_closed_gates_none(self, pe: nn.Module, all_open: float) -> None:
-        pe = pe.double()
+    def test_open_gates_give_relative_positions_closed_gates_none(self, pe: CoPE | CAPE, all_open: float) -> None:
+        pe.double()
         for parameter in pe.parameters():
             nn.init.normal_(parameter)
         query, positions = vectors(2, D), full()
         gated = query
-        if isinstance(pe, CAPE):
+        if pe.gate is not None:
             gated = nn.functional.silu(pe.gate(query))
         table = pe.table
-        opened = scored_bias(pe, torch.full((2, L), all_open).double(), query, positions.whole.from_target())
+        opened = scored_bias(pe, torch.full((2, L), all_open).double(), query, positions.target_pairs())
         assert torch.allclose(opened, gated @ table[[6, 5, 4, 3, 2, 1]].T, atol=1e-9)  # type: ignore[index]
-        closed = scored_bias(pe, torch.full((2, L), -all_open).double(), query, positions.whole.from_target())
+        closed = scored_bias(pe, torch.full((2, L), -all_open).double(), query, positions.target_pairs())
         assert torch.allclose(closed, (gated @ table[0]).unsqueeze(1).expand(2, L), atol=1e-9)  # type: ignore[index]
 
     def test_gates_of_the_two_add_up_to_one(self) -> None:
-        pairs, table = full().whole.from_target(), torch.arange(L + 1.0, dtype=torch.float64)
+        pairs, table = full().target_pairs(), torch.arange(L + 1.0, dtype=torch.float64)
         logits = vectors(2, L)
         cope, cape = CoPE(1, L).double(), CAPE(1, L, position_dim=1).double()
         one = torch.ones(2, 1, dtype=torch.float64)
@@ -183,11 +184,10 @@ class TestContextual:
         assert torch.allclose(steps, torch.sigmoid(-logits[:, :-1]))  # p_j - p_{j+1} = g_j, so p falls with j
 
     def test_swapping_neighbours_moves_only_the_newer_of_the_two(self) -> None:
-        pairs = full(1).whole.from_target()
         gates = torch.rand(1, 1, 1, L, dtype=torch.float64)
-        p = contextual_positions(gates, pairs, False)[0, 0, 0]
+        p = contextual_positions(gates)[0, 0, 0]
         order = [0, 1, 3, 2, 4, 5]
-        swapped = contextual_positions(gates[..., order], pairs, False)[0, 0, 0]
+        swapped = contextual_positions(gates[..., order])[0, 0, 0]
         assert torch.allclose(swapped[[0, 1, 2, 4, 5]], p[[0, 1, 2, 4, 5]])
         assert (swapped[3] - p[3]).abs() > 1e-3
 
@@ -224,7 +224,7 @@ class TestContextual:
         pe, query = CAPE(D, L).double(), vectors(2, D)
         nn.init.normal_(pe.table)
         logits = torch.tensor([[-800.0, 800.0, -50.0, 50.0, 0.0, 1e4]] * 2, dtype=torch.float64, requires_grad=True)
-        scored_bias(pe, logits, query, full().whole.from_target()).sum().backward()
+        scored_bias(pe, logits, query, full().target_pairs()).sum().backward()
         assert logits.grad is not None
         assert logits.grad.isfinite().all()
 
@@ -233,7 +233,7 @@ class TestContextual:
         with torch.no_grad():
             pe.table.copy_(torch.arange(21.0).unsqueeze(1))
             pe.gate.weight.fill_(1.0)
-        pairs = full(1, 12).whole.from_target()
+        pairs = full(1, 12).target_pairs()
         pairs = replace(pairs, allowed=torch.arange(12) < 2)
         bias = scored_bias(pe, torch.zeros(1, 12).double(), torch.ones(1, 1).double(), pairs)
         position = bias / nn.functional.silu(torch.ones(()).double())
@@ -247,12 +247,12 @@ class TestContextual:
         last = layer(items, full())[:, -1]
         query, keys, values = layer.query(items[:, -1]), layer.key(items), layer.value(items)
         logits = (query.unsqueeze(1) * keys).sum(-1) / D**0.5
-        weights = (logits + scored_bias(pe, logits, query, full().whole.from_target())).softmax(-1)
+        weights = (logits + scored_bias(pe, logits, query, full().target_pairs())).softmax(-1)
         assert torch.allclose(last, layer.output((weights.unsqueeze(-1) * values).sum(1)))
 
     def test_between_sums_towards_the_query_on_both_sides(self) -> None:
         gates = torch.rand(1, 1, 4, 4, dtype=torch.float64)
-        p = contextual_positions(gates, full(1, 4).whole.from_items(False), True)[0, 0]
+        p = contextual_positions(gates, between=True)[0, 0]
         g = gates[0, 0]
         for i in range(4):
             for j in range(4):
@@ -268,8 +268,8 @@ class TestContextual:
             pe.table.copy_(torch.arange(slots + 1.0).unsqueeze(1) / 0.7310586)  # the bias is the position
         logits = torch.linspace(-2, 2, slots)[None, None, None].bfloat16()
         exact = torch.sigmoid(-logits.double()).flip(-1).cumsum(-1).flip(-1)
-        query = torch.ones(1, 1, 1, 1)
-        got = pe.bias(query, query, logits, full(1, slots).whole.from_target()) - logits.float()
+        pairs = full(1, slots).target_pairs()
+        got = pe.bias(logits, hooks.target_vectors(torch.ones(1, 1), pairs), pairs) - logits.float()
         assert got.dtype == torch.float32
         assert (got - exact).abs().max() < 1e-3
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
+import hooks
 import models
 import pytest
 import torch
@@ -45,9 +46,10 @@ def drawn(name: str, heads: int = 1, max_len: int = L) -> RelativeBias:
 class TestAll:
     def test_sees_order_but_not_content(self, name: str) -> None:
         pe, logits = drawn(name), vectors(2, 1, 1, L)
-        pairs, query = full().whole.from_target(), vectors(2, 1, 1, D)
-        added = pe.bias(query, query, logits, pairs) - logits
-        other = pe.bias(7 * query, query, -3 * logits, pairs) + 3 * logits
+        pairs = full().target_pairs()
+        one, another = (hooks.target_vectors(vectors(2, D, seed=k), pairs, vectors(2 * L, D, seed=k)) for k in (1, 2))
+        added = pe.bias(logits, one, pairs) - logits
+        other = pe.bias(-3 * logits, another, pairs) + 3 * logits
         assert torch.allclose(added, other, atol=1e-12)
         assert torch.allclose(added[0], added[1], atol=1e-12)
         assert (added[0, 0, 0].diff().abs() > 1e-4).all()
@@ -95,8 +97,9 @@ class TestAll:
     def test_position_stays_in_float32_under_autocast(self, name: str) -> None:
         pe = drawn(name).float()
         offsets = torch.arange(400, 0, -1)
-        query = torch.ones(1, 1, 1, D)
-        got = pe.bias(query, query, torch.zeros(1, 1, 1, 400).bfloat16(), full(1, 400).whole.from_target())
+        pairs = full(1, 400).target_pairs()
+        ones = hooks.target_vectors(torch.ones(1, D), pairs)
+        got = pe.bias(torch.zeros(1, 1, 1, 400).bfloat16(), ones, pairs)
         assert got.dtype == torch.float32
         assert torch.allclose(got[0, 0].double(), drawn(name).curve(offsets, True), rtol=1e-5)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import hooks
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,7 +17,7 @@ from ctr_pe.pe.cape_time import TimeCAPE
 from ctr_pe.pe.rope import RoPE
 from ctr_pe.pe.time_bias import TimeBias
 from ctr_pe.pe.time_rope import TimeRoPE
-from ctr_pe.positions import Places
+from ctr_pe.positions import Where
 from ctr_pe.units import SelfAttention, TargetAttention
 
 D, L = 8, 6
@@ -140,7 +141,7 @@ def test_training_starts_as_none(name: str, score: str) -> None:
 @pytest.mark.parametrize("name", [*NAMES, "time_bias+cape", "cape+time_rope"])
 def test_without_ages_one_line_says_so(name: str) -> None:
     positions = Positions.from_mask(torch.ones(2, L, dtype=torch.bool))
-    assert build_pe(name, D, L).needs_age
+    assert build_pe(name, D, L).about.needs_age
     for unit in (TargetAttention(D, pe=build_pe(name, D, L)), SelfAttention(D, 2, build_pe(name, D, L, 2))):
         batch = (torch.zeros(2, D), torch.zeros(2, L, D))[-1 if isinstance(unit, SelfAttention) else 0 :]
         with pytest.raises(ValueError, match=r"time_?\w* needs the ages of the items") as caught:
@@ -174,9 +175,9 @@ class TestTimeBias:
     @staticmethod
     def of_ages(pe: TimeBias, ages: Tensor) -> Tensor:
         """What it adds to the logits of target attention, (B, L)."""
-        pairs = at(ages).whole.from_target()
+        pairs = at(ages).target_pairs()
         logits = torch.zeros(len(ages), 1, 1, ages.shape[1], dtype=pe.table.dtype)
-        return pe.bias(torch.zeros(1), torch.zeros(1), logits, pairs)[:, 0, 0]
+        return pe.bias(logits, hooks.vectors_for(pairs, D), pairs)[:, 0, 0]
 
     def test_each_bucket_is_twice_as_long_as_the_one_before(self) -> None:
         """Float32 would take 2²⁶ - 1 for 2²⁶, and a rounded logarithm 8 for less than 2³."""
@@ -225,7 +226,7 @@ class TestTimeRoPE:
     def turned(x: Tensor, distance: int, age: int, **options: Any) -> Tensor:
         pe = TimeRoPE(x.shape[-1], L, **options)
         zero = torch.tensor(0)
-        return pe.rotate(x, x, Places(zero, zero), Places(torch.tensor(distance), torch.tensor(age)))[1]
+        return pe.rotate(x, x, Where(zero, zero), Where(torch.tensor(distance), torch.tensor(age)))[1]
 
     @pytest.mark.parametrize("layout", ["half", "interleaved"])
     @pytest.mark.parametrize("how", ["split", "sum"])
@@ -255,13 +256,13 @@ class TestTimeRoPE:
         moved, later = self.turned(x, 3, 0), self.turned(x, 0, HOUR)
         assert torch.equal(moved[[2, 3, 6, 7]], x[[2, 3, 6, 7]])
         assert torch.equal(later[[0, 1, 4, 5]], x[[0, 1, 4, 5]])
-        places = Places(torch.tensor(0)), Places(torch.tensor(3))
+        places = Where(torch.tensor(0)), Where(torch.tensor(3))
         half = RoPE(4, L).rotate(x[[0, 1, 4, 5]], x[[0, 1, 4, 5]], *places)[1]
         assert torch.allclose(moved[[0, 1, 4, 5]], half)
 
     @pytest.mark.parametrize("layout", ["half", "interleaved"])
     def test_sum_without_time_is_rope(self, layout: str) -> None:
-        x, places = vectors(7), (Places(torch.tensor(0)), Places(torch.tensor(4)))
+        x, places = vectors(7), (Where(torch.tensor(0)), Where(torch.tensor(4)))
         rope = RoPE(7, L, rope_layout=layout).rotate(x, x, *places)[1]
         assert torch.equal(self.turned(x, 4, 0, rope_time="sum", rope_layout=layout), rope)
 
@@ -298,8 +299,8 @@ class TestTimeCAPE:
             pe.gate.weight.fill_(1.0)
             pe.table.copy_(torch.arange(21.0).unsqueeze(1) / nn.functional.silu(torch.ones(1).double()))
             pe.stretch.fill_(stretch)
-        logits, one = torch.zeros(1, 1, 1, slots).double(), torch.ones(1, 1, 1, 1).double()
-        bias: Tensor = pe.bias(one, one, logits, at(torch.tensor([ages])).whole.from_target())
+        logits, pairs = torch.zeros(1, 1, 1, slots).double(), at(torch.tensor([ages])).target_pairs()
+        bias: Tensor = pe.bias(logits, hooks.target_vectors(torch.ones(1, 1).double(), pairs), pairs)
         return (2 * bias.flatten()).tolist()
 
     def test_a_session_is_one_place(self) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Pairs
+from ctr_pe.pe.vectors import Attended
 from ctr_pe.training import fit, save, score
 
 build = partial(build_model, "DIN")
@@ -207,12 +207,10 @@ def test_weights_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
 
 def test_auxiliary_losses_are_told_apart(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     class Small(PositionEncoding):
-        auxiliary = "smallness"
+        loss_names = ("smallness",)
 
-        def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: Pairs) -> Tensor:
-            if self.training:
-                self.learn(0.0 * logits.sum() + 2.0)
-            return logits
+        def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
+            return {"smallness": sum(0.0 * one.logits.sum() for one in attended) + torch.tensor(2.0)}
 
     model = build(tmp_path)
     model.attentions[0].pe = Small(model.attentions[0].pe.dim, 6)

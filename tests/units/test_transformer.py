@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -71,7 +73,8 @@ def test_shapes(depth: int, norm: str | None, counts: list[int]) -> None:
 
 def test_no_rows() -> None:
     unit, positions = stack("cape"), Positions.from_mask(torch.zeros(0, 4, dtype=torch.bool))
-    assert unit.of_target(*torch.zeros(2, 0, D, dtype=torch.float64), positions).shape == (0, D)
+    target, items = torch.zeros(2, 0, D, dtype=torch.float64)
+    assert unit.of_target(target, items, positions).shape == (0, D)
 
 
 def test_the_last_block_computes_the_target_alone() -> None:
@@ -84,13 +87,29 @@ def test_the_last_block_computes_the_target_alone() -> None:
 
 
 @pytest.mark.parametrize(("name", "options"), [("pdm", {"pdm_contrast": 0.1}), ("euler", {"euler_contrast": 0.1})])
-def test_an_auxiliary_loss_sees_all_queries(name: str, options: dict[str, object]) -> None:
+def test_an_auxiliary_loss_sees_all_queries(
+    name: str, options: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
     unit, (target, items, positions) = stack(name, **options).train(), rows(COUNTS)
     losses = []
     for alone in (True, False):
         for layer, block in enumerate(unit.blocks):
             block.attention.pe._seed = layer  # type: ignore[union-attr]
+        positions.losses.clear()
+        found: list[Tensor] = []
+        for block in unit.blocks:
+            pe = block.attention.pe  # type: ignore[union-attr]
+            monkeypatch.setattr(pe, "losses", partial(noted, found, partial(type(pe).losses, pe)))
         unit.of_target(target, items, positions) if alone else unit(target, items, positions)
-        losses.append([block.attention.pe.auxiliary_loss().item() for block in unit.blocks])  # type: ignore[union-attr,operator]
+        assert len(found) == len(unit.blocks)
+        losses.append([loss.item() for loss in found])
+        (total,) = positions.losses.values()
+        assert total.item() == pytest.approx(sum(losses[-1]))
     assert losses[0] == pytest.approx(losses[1])
     assert min(losses[0]) > 0
+
+
+def noted(found: list[Tensor], losses: Callable[[Any], dict[str, Tensor]], attended: Any) -> dict[str, Tensor]:
+    given = losses(attended)
+    found.extend(given.values())
+    return given

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import hooks
 import pytest
 import torch
 from fuxictr.pytorch.layers import DIN_Attention
@@ -22,12 +23,12 @@ from ctr_pe.units import (
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_softmax_is_zero_where_not_allowed_and_finite_where_nothing_is(dtype: torch.dtype) -> None:
-    pairs = Positions.from_mask(torch.tensor([[False, True], [False, False]])).whole.from_target()
+    pairs = Positions.from_mask(torch.tensor([[False, True], [False, False]])).target_pairs()
     logits = torch.tensor([[[[1.0]]], [[[-4e4]]]], dtype=dtype).requires_grad_()
     weights = pairs.softmax(logits)
     assert weights.dtype == torch.promote_types(dtype, torch.float32)
     assert weights.flatten().tolist() == [1.0, 1.0]
-    wide = Positions.from_mask(torch.tensor([[True, True], [False, True], [False, False]])).whole.from_items(True)
+    wide = hooks.item_pairs(Positions.from_mask(torch.tensor([[True, True], [False, True], [False, False]])), True)
     logits = torch.full((3, 1, 2, 2), -4e4, dtype=dtype).requires_grad_()
     weights = wide.softmax(logits)
     assert weights[0, 0].tolist() == [[1.0, 0.0], [0.5, 0.5]]
@@ -122,7 +123,7 @@ class TestDice:
 
 def test_without_softmax_padding_has_zero_weight_under_any_bias() -> None:
     class Shift(PositionEncoding):
-        def bias(self, query: Tensor, keys: Tensor, logits: Tensor, pairs: object) -> Tensor:
+        def bias(self, logits: Tensor, vectors: object, pairs: object) -> Tensor:
             return logits + 5
 
     batch = Batch.random([2, 0]).laid_out("left")
@@ -150,10 +151,12 @@ def test_nan_in_padding_does_not_reach_the_interest() -> None:
 
 
 def test_encoding_that_widens_items() -> None:
-    """The pattern of concatenated positions: embed appends added_dim dims, units are built for dim + added_dim."""
+    """The pattern of concatenated positions: embed appends dims, units are built for its out_dim."""
 
     class Concatenated(PositionEncoding):
-        added_dim = 3
+        def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
+            super().__init__(dim, max_len, num_heads)
+            self.out_dim = dim + 3
 
         def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
             extra = positions.distance.unsqueeze(-1).expand(-1, -1, 3).to(history.dtype)
@@ -165,7 +168,7 @@ def test_encoding_that_widens_items() -> None:
     unit = TargetAttention(11, "din", pe).double()
     interest, _ = unit(*pe.embed(batch.target, batch.history, positions), positions)
     assert interest.shape == (2, 11)
-    with pytest.raises(ValueError, match="needs an encoding with dim=5"):
+    with pytest.raises(ValueError, match=r"needs an encoding with out_dim=8.*got out_dim=11"):
         TargetAttention(8, "din", pe)
 
 
@@ -191,7 +194,7 @@ def test_self_attention_equals_torch_s(causal: bool) -> None:
     ("build", "message"),
     [
         (lambda: TargetAttention(8, "dott"), "did you mean 'dot'"),
-        (lambda: TargetAttention(8, pe=build_pe("cape", 16, 5)), "needs an encoding with dim=8"),
+        (lambda: TargetAttention(8, pe=build_pe("cape", 16, 5)), r"needs an encoding with out_dim=8.*got out_dim=16"),
         (lambda: TargetAttention(8, pe=build_pe("cape", 8, 5, num_heads=2)), "num_heads=1"),
         (lambda: SelfAttention(8, 3), "not divisible by num_heads=3"),
         (lambda: SelfAttention(8, 2, build_pe("cape", 8, 5)), "num_heads=2"),

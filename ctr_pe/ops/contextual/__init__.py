@@ -1,0 +1,100 @@
+"""Attention with contextual positions: CoPE (Golovneva et al. 2024) and CAPE (Yuan et al. 2025, equations 1 to 5).
+
+B batch, H heads, Q queries, L keys, D width of the queries, T rows of the table, P its width.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ctr_pe.ops import native
+from ctr_pe.ops.contextual import cpu, reference
+from ctr_pe.ops.contextual.reference import widen
+
+
+def contextual_bias(
+    logits: Tensor,
+    query: Tensor,
+    table: Tensor,
+    allowed: Tensor,
+    gate: tuple[Tensor, Tensor] | None = None,
+    steps: Tensor | None = None,
+    *,
+    sign: float,
+    scale: float = 1.0,
+    among_items: bool = False,
+    between: bool = False,
+) -> Tensor:
+    """logits + t' · e[p] with p_ij = Σ g_ik over the keys k from j to the newest allowed one.
+
+    Gates are g = σ(sign · logit) · steps, 0 where not allowed. e between two rows of the table is interpolated.
+    t' = SiLU(W t + b), or scale · t without a gate.
+
+    Args:
+        logits: (B, H, Q, L), keys in time order. query: t (B, H, Q, D). table: e (T, P); past its end the last row.
+        allowed: (B, 1, Q, L) bool.
+        gate: W (P, D) and b (P,), or None, then P is D.
+        steps: (B, H, L) in [0, 1], or None for ones.
+        among_items: self-attention, whose queries are the last Q of the L items; then the newest allowed key's gate
+            counts in full, whatever its step. Otherwise queries come after all keys.
+        between: sum the gates from the key to the query itself, in both directions. It differs in self-attention that
+            is not causal only, and is always computed in torch: leave it off elsewhere.
+
+    Returns:
+        (B, H, Q, L), float32 at least. What stands where a key is not allowed is undefined.
+
+    Raises:
+        ValueError: shapes or types that do not match.
+    """
+    logits, (weight, bias) = widen(logits), gate or (None, None)
+    if not between and query.itemsize <= 4 and native.takes(logits, table, weight, bias, steps):
+        given = logits, query.float(), table, allowed, weight, bias, steps
+        out: Tensor = cpu.contextual_bias(*given, float(sign), float(scale), among_items)
+        return out
+    return reference.contextual_bias(logits, query, table, allowed, gate, steps, sign, scale, among_items, between)
+
+
+def contextual_attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    table: Tensor,
+    allowed: Tensor,
+    gate: tuple[Tensor, Tensor] | None = None,
+    steps: Tensor | None = None,
+    *,
+    sign: float,
+    scale: float = 1.0,
+    product: float,
+    dropout: tuple[Tensor, float] | None = None,
+) -> Tensor:
+    """Σ_j w_ij value_j, w the softmax over allowed keys of :func:`contextual_bias` of product · query · key.
+
+    Self-attention: queries are the last Q of the L items.
+
+    Args:
+        query: (B, Q, H, D). key, value: (B, L, H, D).
+        product: factor of the logits, 1 / sqrt(D) as a rule.
+        dropout: of the attention weights: which are kept, (B, H, Q, L) int16, 1 or 0, and their factor.
+        table, allowed, gate, steps, sign, scale: as in :func:`contextual_bias`.
+
+    Returns:
+        (B, Q, H, D); zeros where nothing is allowed.
+
+    Raises:
+        ValueError: shapes or types that do not match.
+    """
+    weight, bias = gate or (None, None)
+    # One query per row leaves nothing to save but the bias.
+    if query.shape[1] > 1 and native.takes(query, key, value, table, weight, bias, steps):
+        kept, factor = dropout or (None, 1.0)
+        given = query, key, value, table, allowed, weight, bias, steps, kept
+        pooled: Tensor = cpu.contextual_attention(*given, float(sign), float(scale), float(product), float(factor))[0]
+        return pooled
+    query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (B, H, L, D)
+    logits = (query * product) @ key.transpose(-1, -2)  # not the products: there are more of them
+    logits = contextual_bias(logits, query, table, allowed, gate, steps, sign=sign, scale=scale, among_items=True)
+    return reference.pool(logits, value, allowed, dropout).transpose(1, 2)
+
+
+__all__ = ["contextual_attention", "contextual_bias"]

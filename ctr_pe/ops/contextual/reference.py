@@ -1,0 +1,172 @@
+"""Contextual positions in torch.
+
+B batch, H heads, Q queries, L keys, T rows of the table, P its width.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+
+def contextual_bias(
+    logits: Tensor,
+    query: Tensor,
+    table: Tensor,
+    allowed: Tensor,
+    gate: tuple[Tensor, Tensor] | None,
+    steps: Tensor | None,
+    sign: float,
+    scale: float,
+    among_items: bool,
+    between: bool,
+) -> Tensor:
+    gates = open_gates(logits, allowed, sign)
+    if steps is not None:
+        gates = gates * towards_query(steps.unsqueeze(2), allowed, among_items, between)
+    position = contextual_positions(gates, among_items and between)
+    query = query * scale if gate is None else nn.functional.silu(nn.functional.linear(query, *gate))
+    return logits + place_scores(query, table, position)
+
+
+def pool(logits: Tensor, value: Tensor, allowed: Tensor, dropout: tuple[Tensor, float] | None) -> Tensor:
+    """Softmax of logits (B, H, Q, L) over the allowed keys, dropout, and the values (B, H, L, D) pooled by these weights:
+    (B, H, Q, D), zeros where nothing is allowed."""
+    weights = (logits + barrier(allowed)).softmax(-1)
+    if dropout is not None:
+        kept, factor = dropout
+        weights = weights * kept.to(weights.dtype).mul_(factor)
+    return (weights.to(value.dtype) @ value).masked_fill(~allowed.any(-1, keepdim=True), 0)
+
+
+def open_gates(logits: Tensor, allowed: Tensor, sign: float) -> Tensor:
+    """σ(sign · logits), zero where not allowed: (B, H, Q, L)."""
+    return torch.sigmoid(barrier(allowed) - logits if sign < 0 else barrier(allowed) + logits)
+
+
+def barrier(allowed: Tensor) -> Tensor:
+    """float32, 0 where allowed, elsewhere the lowest finite number. Not -inf: a row of nothing else would give NaN, in
+    the gradient too. Computed with numbers, because torch takes many times as long where a bool meets a float."""
+    return (allowed.view(torch.int8).to(torch.float32) - 1) * torch.finfo(torch.float32).max
+
+
+def contextual_positions(gates: Tensor, between: bool = False) -> Tensor:
+    """Sum gates over keys: p_ij = sum of g_ik for k from j to the newest allowed key (CAPE paper, equation 2).
+
+    Args:
+        gates: (B, H, Q, L) in [0, 1], zero where not allowed; keys in time order.
+        between: sum from j to the query i instead, in either direction; queries are the last Q of the items.
+
+    Returns:
+        (B, H, Q, L) positions in [0, L].
+    """
+    to_newest: Tensor = _SuffixSum.apply(gates)  # type: ignore[no-untyped-call]
+    if not between:
+        return to_newest
+    offset = _offset(gates)
+    own = offset == 0
+    from_own = (to_newest * own).sum(-1, keepdim=True)
+    own_gate = (gates * own).sum(-1, keepdim=True)
+    return torch.where(offset >= 0, to_newest - from_own + own_gate, from_own - to_newest + gates)
+
+
+def towards_query(steps: Tensor, allowed: Tensor, among_items: bool, between: bool) -> Tensor:
+    """Steps from each key to the next newer one (B, H, 1, L) -> to the next one towards the query, (B, H, Q, L).
+
+    Among items it is one where none follows: at the newest allowed key, and with ``between`` at the query itself.
+    """
+    if not among_items:
+        return steps
+    if between:
+        offset, before = _offset(allowed), nn.functional.pad(steps[..., :-1], (1, 0))
+        return torch.where(offset > 0, steps, before).masked_fill(offset == 0, 1)
+    from_here = allowed.flip(-1).cumsum(-1).flip(-1)  # how many keys are allowed from each one on
+    return torch.where(allowed & (from_here == 1), 1, steps)
+
+
+def _offset(pairs: Tensor) -> Tensor:
+    """(Q, L): how many items the key lies before the query; negative for later keys. pairs (B, any, Q, L)."""
+    queries, keys = pairs.shape[-2:]
+    index = torch.arange(keys, device=pairs.device)
+    return index[keys - queries :, None] - index
+
+
+def place_scores(query: Tensor, table: Tensor, position: Tensor) -> Tensor:
+    """query · e[p], e interpolated between rows of the table (CAPE paper, equations 3 and 5).
+
+    The query is scored against the rows and the scores are interpolated, which is the same and needs no vector per
+    pair. Positions count keys, so rows past their number are not scored.
+
+    Args:
+        query: (B, H, Q, P). table: (T, P). position: (B, H, Q, L), at most L.
+
+    Returns:
+        (B, H, Q, L), float32 at least.
+    """
+    rows = table[: position.shape[-1] + 1]
+    scores = query @ torch.cat([rows, rows[-1:]]).T
+    return _interpolate(widen(scores), position, bounded=len(rows) > position.shape[-1])
+
+
+def interpolate(table: Tensor, position: Tensor) -> Tensor:
+    """Linear interpolation of scores per query.
+
+    Args:
+        table: (B, H, Q, T) score of each table row under each query.
+        position: (B, H, Q, L) fractional rows; those below 0 or past T - 1 take the first or last row.
+
+    Returns:
+        (B, H, Q, L).
+    """
+    return _interpolate(torch.cat([table, table[..., -1:]], -1), position, bounded=False)
+
+
+def _interpolate(table: Tensor, position: Tensor, bounded: bool) -> Tensor:
+    """table (B, H, Q, T + 1), whose last row is there twice; ``bounded``: no position is below 0 or past T - 1."""
+    interpolated: Tensor = _Interpolation.apply(table, position, bounded)  # type: ignore[no-untyped-call]
+    return interpolated
+
+
+def widen(x: Tensor) -> Tensor:
+    """Position arithmetic needs float32: a sum of 100 gates is off by 0.15 positions in bfloat16."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
+
+
+# Gradients by hand, because autograd would keep and pass over several times as many tensors of the size of the logits.
+
+
+class _SuffixSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.flip(-1).cumsum(-1).flip(-1)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad.cumsum(-1)
+
+
+class _Interpolation(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, table: Tensor, position: Tensor, bounded: bool) -> Tensor:
+        clamped = position if bounded else position.clamp(0, table.shape[-1] - 2)
+        low = clamped.long()
+        fraction = clamped.frac()  # a quarter of the time of clamped - low, whose types differ
+        value = table.gather(-1, low)
+        step = table[..., 1:].gather(-1, low).sub_(value)  # not to the ceiling, which has no gradient at integers
+        result = torch.addcmul(value, step, fraction)
+        if not bounded:  # below the table nothing depends on the position; past it the step is 0
+            step *= position >= 0
+        ctx.save_for_backward(low, fraction, step)
+        ctx.rows = table.shape[-1]
+        return result
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
+        low, fraction, step = ctx.saved_tensors
+        upper = grad * fraction
+        table = grad.new_zeros(*grad.shape[:-1], ctx.rows)
+        table.scatter_add_(-1, low, grad - upper)
+        table[..., 1:].scatter_add_(-1, low, upper)
+        return table, grad * step, None

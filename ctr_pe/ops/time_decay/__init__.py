@@ -1,0 +1,35 @@
+"""A bias by the time between events: a power law and a learned step function."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from ctr_pe.ops import native
+from ctr_pe.ops.time_decay import cpu, reference
+from ctr_pe.ops.time_decay.reference import BUCKETS
+
+
+def time_decay_bias(
+    logits: Tensor, amount: Tensor, decay: Tensor, table: Tensor, query_age: Tensor, key_age: Tensor, unit: float
+) -> Tensor:
+    """logits + a_h (1 + Δ/u)^(-b_h) + B[bucket(Δ), h], Δ the seconds between query and key, whichever is older.
+
+    Bucket 0 holds Δ = 0, bucket k the times from 2^(k-1) to 2^k seconds, the last one all longer times.
+
+    Args:
+        logits: (B, H, Q, L). amount, decay: a and b (H,). table: B (32, H).
+        query_age: (B or 1, 1, Q) int64, seconds. key_age: (B, 1, L).
+        unit: u, in seconds.
+
+    Returns:
+        (B, H, Q, L), float32 at least.
+    """
+    logits = logits.float() if logits.itemsize < 4 else logits
+    query_age = query_age.expand(len(key_age), 1, -1)
+    if native.takes(logits, amount, decay, table):
+        out: Tensor = cpu.time_decay(logits, amount, decay, table, query_age, key_age, unit)
+        return out
+    return reference.time_decay(logits, amount, decay, table, query_age, key_age, unit)
+
+
+__all__ = ["BUCKETS", "time_decay_bias"]

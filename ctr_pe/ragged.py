@@ -1,0 +1,198 @@
+"""Histories of different lengths as tensors: padded, packed, or in blocks of rows of like length.
+
+B batch, L history slots, N real items of the batch, R rows of a block, W its slots, n its real items.
+
+Padded histories are (B, L, ...) with padding anywhere, packed ones (N, ...): the real items alone, row by row. Most
+slots of a batch are padding, so models look up, score and pool packed items. Attention pads them again in blocks: rows
+of like length, the newest item in the last slot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+NARROWEST, LARGEST = 4, 180_000
+"""Rows with up to so many items share a block; a block has at most so many (query, key) pairs per head. Smaller blocks
+lose more to the overhead of calls, larger ones do not fit the cache."""
+SLOT = 24
+"""Pairs that a slot counts for where each row has one query."""
+
+
+@dataclass(frozen=True, eq=False)
+class Block:
+    """Rows of a batch, padded so that the newest item of each is in the last of W slots, without gaps.
+
+    ``rows`` (R,) int64: which rows of the batch. ``items`` (n,) int64: indices of the block's items among the packed
+    items of the batch. ``mask`` (R, W) bool: True = real item.
+    """
+
+    rows: Tensor
+    items: Tensor
+    mask: Tensor
+
+    @cached_property
+    def distance(self) -> Tensor:
+        """(W,) int64: W, ..., 2, 1, the distance of each slot's item from the target."""
+        return torch.arange(self.mask.shape[1], 0, -1, device=self.mask.device)
+
+    def pad(self, packed: Tensor) -> Tensor:
+        """Packed items of the batch (N, ...) -> (R, W, ...), zero at padding."""
+        return self.scatter(packed.index_select(0, self.items))
+
+    def scatter(self, own: Tensor) -> Tensor:
+        """The block's items (n, ...), in the order of ``items`` -> (R, W, ...), zero at padding."""
+        if len(own) == self.mask.numel():
+            return own.view(*self.mask.shape, *own.shape[1:])
+        empty = own.new_zeros(self.mask.numel(), *own.shape[1:])
+        return empty.index_copy(0, self._slots, own).view(*self.mask.shape, *own.shape[1:])
+
+    def gather(self, padded: Tensor) -> Tensor:
+        """(R, W, ...) -> the block's items (n, ...), in the order of ``items``."""
+        flat = padded.flatten(0, 1)
+        return flat if len(self.items) == len(flat) else flat.index_select(0, self._slots)
+
+    @cached_property
+    def _slots(self) -> Tensor:
+        return self.mask.flatten().nonzero().squeeze(1)
+
+
+class Blocks(list[Block]):
+    """Blocks that together have every row with items, once."""
+
+    def split(self, packed: Tensor) -> list[Tensor]:
+        """Packed items of the batch (N, ...) -> the items (n, ...) of each block."""
+        return list(torch.split(packed.index_select(0, self._items), [len(block.items) for block in self]))
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        """The items (n, ...) of each block -> packed (N, ...)."""
+        whole = torch.cat(parts)
+        return torch.empty_like(whole).index_copy(0, self._items, whole)
+
+    def split_rows(self, per_row: Tensor) -> list[Tensor]:
+        """(B, ...) -> (R, ...) of each block."""
+        return list(torch.split(per_row.index_select(0, self._rows), [len(block.rows) for block in self]))
+
+    def join_rows(self, parts: list[Tensor]) -> Tensor:
+        """(R, ...) of each block -> (B, ...); every row has items."""
+        whole = torch.cat(parts)
+        return torch.empty_like(whole).index_copy(0, self._rows, whole)
+
+    def pad(self, packed: Tensor) -> list[Tensor]:
+        """Packed items of the batch (N, ...) -> (R, W, ...) of each block, zero at padding."""
+        return [block.scatter(own) for block, own in zip(self, self.split(packed), strict=True)]
+
+    def pad_once(self, key: Hashable, packed: Callable[[], Tensor]) -> list[Tensor]:
+        """:meth:`pad`, computed at the first call with a key."""
+        if key not in self._padded:
+            self._padded[key] = self.pad(packed())
+        return self._padded[key]
+
+    @cached_property
+    def _padded(self) -> dict[Hashable, list[Tensor]]:
+        return {}
+
+    @cached_property
+    def _items(self) -> Tensor:
+        return torch.cat([block.items for block in self])
+
+    @cached_property
+    def _rows(self) -> Tensor:
+        return torch.cat([block.rows for block in self])
+
+
+@dataclass(frozen=True, eq=False)
+class Ragged:
+    """A batch of histories of different lengths.
+
+    ``mask`` (B, L) bool: True = real item. Real items are in time order, oldest first; padding may lie anywhere.
+    """
+
+    mask: Tensor
+
+    @cached_property
+    def real(self) -> tuple[Tensor, Tensor]:
+        """Row and slot (N,), (N,) int64 of every real item, row by row."""
+        rows, slots = self.mask.nonzero(as_tuple=True)
+        return rows, slots
+
+    @cached_property
+    def count(self) -> Tensor:
+        """(B,) int64: real items per row."""
+        return self.mask.sum(1)
+
+    @cached_property
+    def newest(self) -> Tensor:
+        """(B,) int64: index of each row's newest item among the packed ones. A row needs to have one."""
+        return self.count.cumsum(0) - 1
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """(B, L, ...) -> the real items (N, ...)."""
+        return padded.flatten(0, 1).index_select(0, self._slots)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """(N, ...) -> (B, L, ...): real items in their slots, zero at padding."""
+        empty = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
+        return empty.index_copy(0, self._slots, packed).view(*self.mask.shape, *packed.shape[1:])
+
+    def like(self, history: Tensor, per_slot: Tensor) -> Tensor:
+        """Values per slot (B, L) in the layout of ``history``: unchanged for (B, L, D), packed for (N, D)."""
+        return per_slot if history.dim() == 3 else self.pack(per_slot)
+
+    def append(self, packed: Tensor, last: Tensor) -> Tensor:
+        """(N, ...) of items and (B, ...) of targets -> packed (N + B, ...): each row's items, then its target."""
+        return torch.cat([packed, last]).index_select(0, self._with_last)
+
+    @cached_property
+    def whole(self) -> Blocks:
+        """All rows in one block, in their order, as wide as the longest history."""
+        rows = torch.arange(len(self.mask), device=self.mask.device)
+        items = torch.arange(len(self.real[0]), device=self.mask.device)
+        return Blocks([self._block(rows, items, int(self.count.max()) if len(rows) else 0)])
+
+    @cached_property
+    def blocks(self) -> Blocks:
+        """Every row that has items, in blocks of like length: attention costs the square of the longest in a block.
+
+        A block's longest history is at most half longer than its shortest, or ``NARROWEST`` items long.
+        """
+        return self._blocks(lambda width: width**2)
+
+    @cached_property
+    def newest_blocks(self) -> Blocks:
+        """The same for one query per row, whose blocks have more rows."""
+        return self._blocks(lambda width: width * SLOT)
+
+    def _blocks(self, cost: Callable[[int], int]) -> Blocks:
+        order = self.count.argsort(stable=True)
+        counts = self.count[order].tolist()
+        start = self.count.cumsum(0)[order] - self.count[order]  # of each row's first item among the packed
+        blocks, first, last = Blocks(), sum(count == 0 for count in counts), len(counts)
+        while first < last:
+            widest, stop = max(NARROWEST, counts[first] + counts[first] // 2), first + 1
+            while stop < last and counts[stop] <= widest and (stop + 1 - first) * cost(counts[stop]) <= LARGEST:
+                stop += 1
+            rows, sizes = order[first:stop], self.count[order[first:stop]]
+            shift = start[first:stop] - sizes.cumsum(0) + sizes
+            n = sum(counts[first:stop])
+            items = torch.arange(n, device=order.device) + shift.repeat_interleave(sizes, output_size=n)
+            blocks.append(self._block(rows, items, counts[stop - 1]))
+            first = stop
+        return blocks
+
+    def _block(self, rows: Tensor, items: Tensor, width: int) -> Block:
+        distance = torch.arange(width, 0, -1, device=rows.device)
+        return Block(rows, items, distance <= self.count[rows].unsqueeze(1))
+
+    @cached_property
+    def _slots(self) -> Tensor:
+        return self.mask.flatten().nonzero().squeeze(1)
+
+    @cached_property
+    def _with_last(self) -> Tensor:
+        rows, _ = self.real
+        return torch.cat([rows, torch.arange(len(self.mask), device=rows.device)]).argsort(stable=True)

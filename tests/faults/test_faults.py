@@ -1,0 +1,287 @@
+"""Each fault, put into a copy of the package, makes the tests that are named beside it fail.
+
+What the fast tests cover is shown by this list. A fault says what it breaks, which text, found once in the package, is
+replaced by which, and the tests that must notice.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+pytestmark = pytest.mark.slow
+
+
+class Fault(NamedTuple):
+    about: str
+    old: str
+    new: str
+    tests: str
+
+
+BUILD, CUTS, LOADER = "tests/data/test_build.py::", "tests/data/test_cuts.py::", "tests/data/test_loader.py::"
+METRICS, PAIRED = "tests/evaluation/test_metrics.py::", "tests/evaluation/test_paired.py::"
+POSITIONS, BATTERY = "tests/test_positions.py::", "tests/contract/test_battery.py::test_contract"
+PROPERTIES, RELATIVE, GRU = "tests/pe/test_properties.py::", "tests/pe/test_relative.py::", "tests/units/test_gru.py::"
+DIN = f"{BUILD}test_din_equals_the_reference[500000-time-0]"
+DIN_IN_BLOCKS = f"{BUILD}test_din_equals_the_reference[60-order-0]"
+LOOP = f"{PAIRED}test_equal_to_a_loop_that_copies_the_rows"
+CONTEXTUAL = f"{PROPERTIES}TestContextual::"
+
+FAULTS = [
+    # data
+    Fault(
+        "a history holds the event that it is for",
+        "end: Ints = before[events.tie[target]]",
+        "end: Ints = before[events.tie[target]] + 1",
+        DIN,
+    ),
+    Fault(
+        "a history holds events of the same second",
+        "tie=_last_true(later),",
+        "tie=np.arange(len(user)),",
+        DIN,
+    ),
+    Fault(
+        "a long history keeps its oldest events",
+        "begin = np.maximum(oldest, end - max_len)",
+        "begin, end = oldest, np.minimum(end, oldest + max_len)",
+        DIN,
+    ),
+    Fault(
+        "a history goes on with the events of another user",
+        "oldest: Ints = before[events.first[target]]",
+        "oldest: Ints = np.zeros(len(target), np.int64)",
+        DIN_IN_BLOCKS,
+    ),
+    Fault(
+        "the last event of a user is of the valid split",
+        "[np.minimum(from_end, 2)]",
+        "[np.minimum(from_end + 1, 2)]",
+        DIN,
+    ),
+    Fault(
+        "a row at the time of a cut is of the split before",
+        'pl.col("time") >= test, pl.col("time") >= valid',
+        'pl.col("time") > test, pl.col("time") > valid',
+        f"{CUTS}test_a_row_at_the_time_of_a_cut_is_of_the_later_split",
+    ),
+    Fault(
+        "a negative was chosen by its user",
+        "gaps = chosen - (np.arange(len(chosen)) - start[user])",
+        "gaps = chosen + 0 * start[user]",
+        f"{BUILD}test_a_negative_was_never_chosen_by_its_user_before_or_after",
+    ),
+    Fault(
+        "some items are never drawn",
+        "generator.integers(0, np.maximum(left, 1))",
+        "generator.integers(0, np.maximum(left // 2, 1))",
+        f"{BUILD}test_negatives_are_uniform_over_what_is_left_and_depend_on_the_seed",
+    ),
+    Fault(
+        "negatives of all blocks are drawn alike",
+        "seed=[recipe.seed, block]",
+        "seed=[recipe.seed]",
+        f"{CUTS}test_users_of_different_blocks_get_negatives_of_their_own",
+    ),
+    Fault(
+        "ids go by all rows",
+        "train = rows.rows(np.flatnonzero(rows.split == 0))",
+        "train = rows",
+        f"{BUILD}test_ids_go_by_frequency_in_the_training_rows",
+    ),
+    Fault(
+        "ages are in milliseconds",
+        "(np.repeat(rows.time, length) - history.time[index]) // self.seconds",
+        "(np.repeat(rows.time, length) - history.time[index])",
+        f"{BUILD}test_rows_count_in_milliseconds_or_dates_become_seconds",
+    ),
+    Fault(
+        "rows that nobody clicked make a history",
+        '= columns["label"] == 0',
+        '= columns["label"] == 2',
+        f"{BUILD}test_a_log_of_impressions_under_din_gives_its_positives",
+    ),
+    Fault(
+        "a batch is padded on the other side",
+        "_moves(start, length, slots * width)",
+        "_moves(start, length, slots * width + width - length)",
+        f"{LOADER}test_batches_equal_the_rows_read_one_by_one",
+    ),
+    Fault(
+        "every epoch has the order of the first",
+        "np.random.default_rng((self.seed, self.epoch)).shuffle(rows)",
+        "np.random.default_rng((self.seed, 0)).shuffle(rows)",
+        f"{LOADER}test_each_epoch_is_a_new_order_that_depends_on_seed_and_epoch_only",
+    ),
+    # statistics
+    Fault(
+        "the bootstrap draws rows",
+        "codes, count = group_codes(users, len(np.asarray(labels)))",
+        "codes, count = np.arange(len(np.asarray(labels))), len(np.asarray(labels))",
+        LOOP,
+    ),
+    Fault(
+        "p values are of one side",
+        "p = min(1.0, 2 * (1 + int(side)) / (len(finite) + 1))",
+        "p = min(1.0, (1 + int(side)) / (len(finite) + 1))",
+        LOOP,
+    ),
+    Fault(
+        "intervals hold nine tenths",
+        "np.quantile(finite, (0.025, 0.975))",
+        "np.quantile(finite, (0.05, 0.95))",
+        LOOP,
+    ),
+    Fault(
+        "p values are not corrected",
+        "steps = p[order] * np.arange(len(order), 0, -1)",
+        "steps = p[order]",
+        f"{PAIRED}test_holm_by_hand",
+    ),
+    Fault(
+        "corrected p values fall",
+        "np.maximum.accumulate(steps)",
+        "steps",
+        f"{PAIRED}test_holm_by_hand",
+    ),
+    Fault(
+        "gAUC weights all users alike",
+        "weight = np.where(groups.mixed, groups.positives + groups.negatives, 0)",
+        "weight = groups.mixed.astype(np.int64)",
+        f"{METRICS}test_gauc_by_hand",
+    ),
+    Fault(
+        "gAUC counts users of one class",
+        "weight = np.where(groups.mixed, groups.positives + groups.negatives, 0)",
+        "weight = groups.positives + groups.negatives",
+        f"{METRICS}test_gauc_by_hand",
+    ),
+    Fault(
+        "ties count nothing",
+        "weights=block_positives * (below + block_negatives / 2)",
+        "weights=block_positives * below",
+        f"{METRICS}test_equal_to_fuxictr",
+    ),
+    # core
+    Fault(
+        "distances come from the slot",
+        "distance=(newer + 1).masked_fill(~mask, 0)",
+        "distance=torch.arange(mask.shape[1], 0, -1).expand_as(mask)",
+        f"{POSITIONS}test_distance_counts_from_the_newest_real_item_whatever_the_padding",
+    ),
+    Fault(
+        "the target is an item of the past",
+        "age = None if self.age is None else torch.nn.functional.pad(self.age, (0, 1))",
+        "age = None if self.age is None else torch.nn.functional.pad(self.age, (0, 1), value=1)",
+        "tests/test_with_target.py",
+    ),
+    Fault(
+        "the target's distance is one",
+        "zero, age = self.distance.new_zeros(1, 1, 1), self.of.age",
+        "zero, age = self.distance.new_ones(1, 1, 1), self.of.age",
+        f"{POSITIONS}test_pairs_of_a_target",
+    ),
+    Fault(
+        "a causal query sees one item more",
+        "allowed & (self.distance <= self.distance.unsqueeze(-1)).mT",
+        "allowed & (self.distance <= self.distance.unsqueeze(-1) + 1).mT",
+        f"{POSITIONS}test_pairs_of_items",
+    ),
+    Fault(
+        "gates are summed from the oldest item",
+        "return x.flip(-1).cumsum(-1).flip(-1)",
+        "return x.cumsum(-1)",
+        f"{CONTEXTUAL}test_open_gates_give_relative_positions_closed_gates_none",
+    ),
+    Fault(
+        "interpolation takes the row above",
+        "step = table[..., 1:].gather(-1, low).sub_(value)",
+        "value = table[..., 1:].gather(-1, low)\n        step = torch.zeros_like(value)",
+        f"{CONTEXTUAL}test_scoring_once_equals_scoring_interpolated_rows",
+    ),
+    Fault(
+        "what is kept is not scaled",
+        "return CHOICES / (CHOICES - self._dropped) if self._dropped < CHOICES else 0.0",
+        "return 1.0",
+        "tests/units/test_dropout.py::test_rate_and_mean_and_independence",
+    ),
+    Fault(
+        "the slowest planes turn fastest",
+        "self.base ** (plane * (-2.0 / max(width, 1)))",
+        "self.base ** (plane * (2.0 / max(width, 1)))",
+        "tests/pe/test_against_reference.py::test_target_attention",
+    ),
+    Fault(
+        "items after the query get no bias",
+        "torch.log1p(b.unsqueeze(1) * offset.abs())",
+        "torch.log1p(b.unsqueeze(1) * offset.clamp(min=0))",
+        f"{RELATIVE}TestKerple::test_falls_strictly_from_zero",
+    ),
+    Fault(
+        "attention of the AUGRU does not weigh its update",
+        "return torch.lerp(state, new, weight * update)",
+        "return torch.lerp(state, new, update)",
+        f"{GRU}TestAttention::test_augru_without_attention_stays_where_it_is",
+    ),
+    Fault(
+        "only the last link's auxiliary loss counts",
+        "torch.stack([pe.auxiliary_loss() for pe in self._links()]).sum()",
+        "self._links()[-1].auxiliary_loss()",
+        "tests/pe/test_chain_losses.py",
+    ),
+    Fault(
+        "SASRec drops nothing of its input",
+        "input_dropout=hidden_dropout,",
+        "input_dropout=0.0,",
+        "tests/model_zoo/test_input_dropout.py",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def copy(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the checkout whose modules lie where their names say, so that none is taken from the installation."""
+    root = tmp_path_factory.mktemp("copy") / "checkout"
+    ignored = shutil.ignore_patterns("__pycache__", ".*", "results")
+    for folder in ("ctr_pe", "tests", "benchmark", "config"):
+        shutil.copytree(checkout / folder, root / folder, ignore=ignored)
+    shutil.copytree(checkout / "model_zoo", root / "ctr_pe" / "model_zoo", ignore=ignored)
+    shutil.copytree(checkout / "config", root / "ctr_pe" / "configs", ignore=ignored)
+    shutil.copy(checkout / "pyproject.toml", root)
+    return root
+
+
+def run(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
+    return subprocess.run([*command, *tests], cwd=copy, env=environment, capture_output=True, text=True)
+
+
+@pytest.fixture
+def broken(copy: Path, fault: Fault) -> Iterator[Path]:
+    texts = {path: path.read_text(encoding="utf-8") for path in sorted((copy / "ctr_pe").rglob("*.py"))}
+    found = [path for path, text in texts.items() for _ in range(text.count(fault.old))]
+    assert len(found) == 1, f"'{fault.old}' is {len(found)} times in the package: name another text for this fault"
+    (path,) = found
+    path.write_text(texts[path].replace(fault.old, fault.new), encoding="utf-8")
+    yield copy
+    path.write_text(texts[path], encoding="utf-8")
+
+
+def test_unbroken_all_of_them_pass(copy: Path) -> None:
+    unbroken = run(copy, *sorted({fault.tests for fault in FAULTS}))
+    assert unbroken.returncode == 0, unbroken.stdout
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=[fault.about for fault in FAULTS])
+def test_is_noticed(broken: Path, fault: Fault) -> None:
+    ran = run(broken, fault.tests)
+    assert ran.returncode == 1, f"{fault.about}: nobody noticed\n{ran.stdout}"
