@@ -167,7 +167,7 @@ def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     logging.info("Params: %s", json.dumps({key: str(value) for key, value in params.items()}, indent=4))
     source, pe = open_source(params), params.get("position_encoding", "none")
     seed = int(params.get("seed", 0))
-    outcome = train(Run(cls, source, pe, seed, params=params, gpu=params.get("gpu", -1), threads=None))
+    outcome = train(Run(cls, source, pe, seed, params=params, gpu=params.get("gpu", -1), threads=0))
     for split, found in (("validation", dict(outcome.valid)), ("test", outcome.metrics)):
         logging.info("%s: %s", split, " - ".join(f"{name}: {value:.6f}" for name, value in found.items()))
     return dict(outcome.valid), outcome.metrics

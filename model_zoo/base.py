@@ -54,6 +54,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         max_position: positions from here on share one row of an encoding's table; None for max_len.
         embedding_dim: of every field that sets none of its own.
         dnn_hidden_units, dnn_activations, net_dropout, batch_norm: the tower; ``bn_only_once`` norms its input alone.
+        max_gradient_norm: of all gradients together, 10 if it is not given.
         amp: mixed precision: attention in bfloat16, positions, weights and the tower in float32.
         embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
         table_optimizer: ``lazy_adam`` or ``rowwise_adagrad`` updates and regularises only the rows of embedding tables
@@ -311,11 +312,22 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self.loss_fn = loss_function(loss)
         self.optimizer = make_optimizer(self, optimizer, lr, self._table_optimizer)
 
-    def fit(self, data_generator: Any, epochs: int = 1, validation_data: Any = None, **options: Any) -> Fitted:
-        """Train, and end with the weights of the best epoch: :func:`ctr_pe.training.fit`."""
+    def fit(
+        self,
+        data_generator: Any,
+        epochs: int = 1,
+        validation_data: Any = None,
+        max_gradient_norm: float | None = None,
+        **params: Any,
+    ) -> Fitted:
+        """Train, and end with the weights of the best epoch: :func:`ctr_pe.training.fit`.
+
+        ``params``: FuxiCTR hands over all parameters of an experiment; the model has them already.
+        """
         from ctr_pe.training import fit
 
-        return fit(self, data_generator, validation_data, epochs, **options)
+        check_keys(type(self), params)
+        return fit(self, data_generator, validation_data, epochs, max_gradient_norm)
 
     def train_step(self, batch_data: Mapping[str, Tensor]) -> Tensor:
         from ctr_pe.training import train_step

@@ -13,9 +13,7 @@ def target_spec(known: int, source: str = "item") -> dict[str, Any]:
     return {"source": source, "type": "categorical", "padding_idx": 0, "oov_idx": known + 1, "vocab_size": known + 2}
 
 
-def history_spec(
-    target: str, known: int, max_len: int, source: str = "history", chosen: bool = True
-) -> dict[str, Any]:
+def history_spec(target: str, known: int, max_len: int, source: str = "history", chosen: bool = True) -> dict[str, Any]:
     """A list of ids that shares the embedding of the column ``target``; no encoder, or FuxiCTR would pool the list.
 
     ``chosen``: false for items that were shown and not chosen, which no model then learns to predict.

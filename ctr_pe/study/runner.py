@@ -160,6 +160,7 @@ def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
         seconds=round(outcome.seconds, 3),
         threads=run.threads,
         gpu=run.gpu,
+        device=key.device,
         parameters=outcome.parameters,
         params=dict(run.params),
         auxiliary=dict(outcome.auxiliary),

@@ -66,13 +66,13 @@ class Result:
     parameters: int
     finished: str  # UTC
     gpu: int = -1
+    device: str = "cpu"
     params: dict[str, Any] = field(default_factory=dict)
     auxiliary: dict[str, float] = field(default_factory=dict)  # losses by name, means over the last epoch
 
     @property
     def key(self) -> Key:
-        hashes = (self.config_hash, self.data_hash)
-        return Key(self.model, self.dataset, self.protocol, *hashes, self.pe, self.seed, device_of(self.gpu))
+        return Key(*(getattr(self, part) for part in Key._fields))
 
 
 def device_of(gpu: int) -> str:
@@ -206,6 +206,7 @@ def _result(record: Any) -> Result:
     if not isinstance(record, dict) or not isinstance(record.get("metrics"), dict):
         raise TypeError("not a result")
     known = {key: value for key, value in record.items() if key in _FIELDS}
+    known.setdefault("device", device_of(record.get("gpu", -1)))
     known["metrics"] = {name: float("nan" if value is None else value) for name, value in record["metrics"].items()}
     return Result(**known)
 

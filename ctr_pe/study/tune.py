@@ -219,7 +219,9 @@ class _Objective:
                 if trial.should_prune():
                     raise optuna.TrialPruned
 
-        run = Run(search.model, search.dataset.path, search.pe, search.seed, "heldout", params, search.gpu, search.threads)
+        run = Run(
+            search.model, search.dataset.path, search.pe, search.seed, "heldout", params, search.gpu, search.threads
+        )
         outcome = self.train(run, progress)
         trial.set_user_attr("test", outcome.metrics)
         trial.set_user_attr("epoch", outcome.epoch)

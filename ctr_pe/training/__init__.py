@@ -1,4 +1,4 @@
-"""The one way to train: ``train`` makes a run of a model's name and a data set, ``fit`` trains a model that is there."""
+"""The one way to train: ``train`` takes a model's name and a data set, ``fit`` a model that is there."""
 
 from ctr_pe.training.loop import Epoch, Fitted, Progress, fit, save
 from ctr_pe.training.run import PROTOCOLS, Outcome, Run, build_model, train

@@ -86,12 +86,12 @@ class LazyTables(Optimizer):
         for optimizer in self.each:
             optimizer.step()
 
-    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+    def state_dict(self) -> dict[str, Any]:
         """That of both optimisers."""
         others, tables = (optimizer.state_dict() for optimizer in self.each)
         return {"others": others, "tables": tables}
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Go on from :meth:`state_dict` of an optimiser for the same parameters."""
         for optimizer, name in zip(self.each, ("others", "tables"), strict=True):
             optimizer.load_state_dict(state_dict[name])

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,17 +41,17 @@ class Run:
     ``pe``: an encoding, or one per field group. ``protocol``: ``heldout`` trains on train and selects the epoch on
     valid; ``paper`` trains on train + valid and selects on test. ``params``: all other hyper-parameters under FuxiCTR's
     names; with ``model_root`` the checkpoint stays there. ``threads``: of this run; another number may change the last
-    bits of the results; None leaves them as they are. ``weights``: a file for those of the best epoch.
+    bits of the results; 0 leaves it as it is. ``weights``: a file for those of the best epoch.
     """
 
     model: str | type
     dataset: Path | Source
-    pe: str | Sequence[str]
+    pe: Any
     seed: int
     protocol: str = "heldout"
     params: Mapping[str, Any] = field(default_factory=dict)
     gpu: int = -1
-    threads: int | None = 1
+    threads: int = 1
     weights: Path | None = None
 
 
@@ -84,7 +84,7 @@ def train(run: Run, progress: Progress | None = None) -> Outcome:
     if run.protocol not in PROTOCOLS:
         raise UserError(f"protocol '{run.protocol}' is unknown: {nearest(run.protocol, PROTOCOLS)}")
     start = time.perf_counter()
-    if run.threads is not None:
+    if run.threads > 0:
         torch.set_num_threads(run.threads)
     source = run.dataset if isinstance(run.dataset, Source) else Source.of(open_dataset(str(run.dataset)))
     params = {**run.params, "seed": run.seed}

@@ -113,9 +113,7 @@ def result_of(key: Key, **changes: Any) -> Result:
         "parameters": 1000,
         "finished": "2025-01-01T00:00:00+00:00",
     }
-    named = key._asdict()
-    facts["gpu"] = -1 if named.pop("device") == "cpu" else 0
-    return Result(**named, **(facts | changes))
+    return Result(**key._asdict(), **(facts | changes))
 
 
 def fill(store: Store, jobs: Sequence[Job]) -> None:

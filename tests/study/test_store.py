@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import json
 import math
 import multiprocessing
@@ -170,3 +171,29 @@ def test_hash_tells_hyper_parameters_apart(other: dict[str, Any]) -> None:
 def test_names_of_score_files_differ() -> None:
     keys = [job.key for job in jobs_of() + jobs_of(x=1) + jobs_of(dataset="b") + jobs_of(protocol="paper")]
     assert len({key.name for key in keys}) == len(keys)
+
+
+def test_the_device_is_part_of_what_a_run_is(tmp_path: Path) -> None:
+    """Rows from before there was a device are those of the CPU, unless they name a GPU; names of their files stay."""
+    (job,) = jobs_of(["none"], 1)
+    of_gpu = job.key._replace(device="cuda")
+    store = Store(tmp_path)
+    for key in (job.key, of_gpu):
+        store.append(result_of(key), rows_of_test()[0].astype(np.float32))
+    assert list(store.read()) == [job.key, of_gpu]
+    assert job.key.name != of_gpu.name
+    assert job.key.name.endswith(hashlib.blake2b(json.dumps(job.key[:7]).encode(), digest_size=8).hexdigest())
+    lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    for line, gpu in zip(lines, (-1, 0), strict=True):
+        del line["device"]
+        line["gpu"] = gpu
+    old = tmp_path / "old"
+    old.mkdir()
+    (old / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert list(Store(old).read()) == [job.key, of_gpu]
+
+
+def test_the_published_runs_can_be_read(checkout: Path, tmp_path: Path) -> None:
+    for file in (checkout / "benchmark" / "results").glob("*.jsonl"):
+        (tmp_path / "results.jsonl").write_bytes(file.read_bytes())
+        assert {key.device for key in Store(tmp_path).read()} == {"cpu"}

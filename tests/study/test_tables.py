@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_training import fill, jobs_of, rows_of_test, scores_of
+from fake_training import fill, jobs_of, result_of, rows_of_test, scores_of
 
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import METRICS
@@ -168,3 +168,11 @@ def test_runs_of_other_hyper_parameters_are_not_mixed(tmp_path: Path) -> None:
     tables = make_tables(store_of(tmp_path, jobs_of(seeds=3), jobs_of(["none"], seeds=1, epochs=1)))
     assert sorted(len(table.rows) for table in tables) == [1, 2]
     assert all(f"hyper-parameters {table.identity[3]}" in table.title for table in tables)
+
+
+def test_runs_on_other_devices_are_not_mixed(tmp_path: Path) -> None:
+    store = store_of(tmp_path, jobs_of(seeds=2))
+    for job in jobs_of(seeds=1):
+        store.append(result_of(job.key._replace(device="cuda")), scores_of(job.key.pe, job.key.seed))
+    tables = make_tables(store)
+    assert {"on cuda" in table.title: len(table.rows[0].seeds) for table in tables} == {False: 2, True: 1}

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import torch
 from torch import Tensor
 
 from ctr_pe import cli, training
@@ -80,7 +81,7 @@ Way = Callable[..., Seen]
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
-    generate(folder / "synthetic", users=12, valid_users=10, test_users=8, items=50, categories=5)
+    generate(folder / "synthetic", users=20, valid_users=10, test_users=10, items=50, categories=5)
     return folder
 
 
@@ -134,9 +135,9 @@ def way(
     monkeypatch.setattr(BatchLoader, "__iter__", iterate)
     before = logging.root.handlers[:], logging.root.level
 
-    def run(**changes: str) -> Seen:
+    def run(*options: str, **changes: str) -> Seen:
         pairs = [part for key, value in {**BASE, **changes}.items() for part in ("--set", f"{key}={value}")]
-        code = request.param(pairs, data, tmp_path, checkout)
+        code = request.param([*pairs, *options], data, tmp_path, checkout)
         shown = capsys.readouterr()
         if code:
             return Seen(code, shown.err)
@@ -179,6 +180,19 @@ def test_every_key_changes_something_or_is_refused(key: str, baseline: Seen, way
         assert found == baseline._replace(made_ahead=True)
     if key == "verbose":
         assert found == baseline._replace(bar=True)
+
+
+def test_a_gpu_that_is_not_there_is_refused(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    found = way("--gpu", "0")
+    assert found.code == 2
+    assert "error: gpu 0: there is no GPU here (--gpu -1 for the CPU)" in found.error
+
+
+def test_a_script_of_ones_own_is_refused_too(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="gpu 0: there is no GPU here"):
+        training.train(Run("DIN", data / "synthetic", "cape", 0, gpu=0))
 
 
 @pytest.mark.parametrize("key", ["train_data", "data_format", "min_categr_count"])

@@ -87,7 +87,8 @@ def test_fit_can_be_called_again(changes: dict[str, Any], tmp_path: Path) -> Non
     model, short = build(tmp_path, **changes), Rows(batch([3, 2]))
     first = model.fit(long, epochs=2, validation_data=Rows())
     again = model.fit(short, epochs=3, validation_data=Rows())
-    assert [epoch.steps for epoch in first.history] == ([5, 10] if not changes else list(range(1, 1 + len(first.history))))
+    every = model._eval_steps or 5
+    assert [epoch.steps for epoch in first.history] == [every * n for n in range(1, 11)][: len(first.history)]
     assert [epoch.steps for epoch in again.history] == [1, 2, 3][: len(again.history)]
     assert again.history[0].number == 1
     assert again.best in again.history
@@ -109,6 +110,15 @@ def test_a_step_needs_no_fit_and_clips_by_the_models_own_norm(tmp_path: Path) ->
     ]
     assert moved[0] == moved[1] > 1e-2
     assert moved[2] == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_fit_takes_all_parameters_as_fuxictrs_script_gives_them(tmp_path: Path) -> None:
+    params = {"epochs": 2, "max_gradient_norm": 1.0, "learning_rate": 0.1, "model": "DIN", "dnn_hidden_units": [8]}
+    model = build(tmp_path)
+    assert len(model.fit(Rows(), validation_data=Rows(), **params).history) == 2
+    assert model._max_gradient_norm == 1.0
+    with pytest.raises(UserError, match="did you mean 'epochs'"):
+        model.fit(Rows(), validation_data=Rows(), epoch=2)
 
 
 def test_a_stale_checkpoint_is_never_loaded(tmp_path: Path) -> None:
