@@ -1,4 +1,4 @@
-"""Contextual positions: the kernel gives what the reference gives, at every edge; the reference what the equations say."""
+"""Contextual positions: the kernel gives what the reference gives, and this what the equations say, at every edge."""
 
 from __future__ import annotations
 
@@ -301,15 +301,14 @@ def test_shapes_that_do_not_match_are_refused(attention: bool, which: str) -> No
     shapes = SHAPES | {which: (*SHAPES[which][:-1], SHAPES[which][-1] + 1)}
     given = {name: torch.ones(shape) for name, shape in shapes.items()}
     allowed, gate = given["allowed"].bool(), (given["weight"], given["bias"])
+    vectors, options = (given["query"], given["key"], given["value"]), {"sign": 1.0}
+    call: Callable[..., Tensor] = contextual_attention
+    if attention or which in ("key", "value", "kept"):
+        options |= {"product": 1.0, "dropout": (given["kept"].short(), 1.0)}
+    else:
+        call, vectors = contextual_bias, (torch.ones(2, 3, 5, 8), given["query"].transpose(1, 2))
     with pytest.raises(ValueError, match="does not match"):
-        if attention or which in ("key", "value", "kept"):
-            vectors = given["query"], given["key"], given["value"]
-            dropout = given["kept"].short(), 1.0
-            options = {"sign": 1.0, "product": 1.0, "dropout": dropout}
-            contextual_attention(*vectors, torch.ones(9, 4), allowed, gate, given["steps"], **options)
-        else:
-            logits, query = torch.ones(2, 3, 5, 8), given["query"].transpose(1, 2)
-            contextual_bias(logits, query, torch.ones(9, 4), allowed, gate, given["steps"], sign=1.0)
+        call(*vectors, torch.ones(9, 4), allowed, gate, given["steps"], **options)
 
 
 @needs_kernels

@@ -122,5 +122,5 @@ def test_shapes_that_do_not_match_are_refused() -> None:
         (amount, decay, table, query_age[..., :2], key_age),
         (amount, decay, table, query_age, key_age.int()),
     ):
-        with pytest.raises(ValueError, match="match|must be"):
+        with pytest.raises(ValueError, match=r"match|must be"):
             time_decay_bias(logits, *given, 60.0)
