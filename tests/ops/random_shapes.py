@@ -15,7 +15,7 @@ from ctr_pe.ops.dropout import keep_mask
 from ctr_pe.ops.rotation import rotate_planes, rotate_rows
 from ctr_pe.ops.time_decay import time_decay_bias
 
-RUNS = 20
+RUNS = 60
 
 
 def size(least: int, most: int) -> int:
