@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparing import TESTS, calls, compare, needs_kernels, outcome, threads
+from comparing import calls, compare, needs_kernels, outcome, threads
 from fenced import Fenced
 from torch import Tensor, nn
 
 from ctr_pe.ops import native
-from ctr_pe.ops.dice import cpu, dice, dice_backward
+from ctr_pe.ops.dice import dice, dice_backward
 from ctr_pe.units import pieces
 from ctr_pe.units.activations import Dice
 
@@ -49,6 +49,8 @@ def test_equals_torch_s_batch_norm(dtype: torch.dtype, rows: int, width: int, tr
     """Values, all gradients, and what evaluation will norm with; also of every other column."""
     torch.manual_seed(rows)
     x, alpha = 2 + 3 * torch.randn(rows, 2 * width, dtype=dtype), torch.randn(width, dtype=dtype)
+    if rows == 2:
+        x[0] = x[1] + 3  # two rows that are almost equal leave few digits
     ours, bn = Dice(width).to(dtype).train(training), nn.BatchNorm1d(width, 1e-9, 0.01, affine=False).double()
 
     def plain(x: Tensor, alpha: Tensor) -> Tensor:
@@ -157,18 +159,3 @@ def test_shapes_that_do_not_match_are_refused(which: int) -> None:
     given[which + 1] = torch.ones(4) if which < 3 else torch.ones(6, 5)
     with pytest.raises(ValueError, match=r"does not match|kept .* int16"):
         dice(*given[:4], kept=given[4])
-
-
-@needs_kernels
-def test_torch_sees_an_operator() -> None:
-    (x, *columns), kept = drawn(6, 5, 0.3)
-    factor, shift, alpha = columns
-    for mean, mask in ((None, None), (None, kept), (x.mean(0), None)):
-        leaves = [part.clone().requires_grad_() for part in (x, alpha)]
-        norm = (factor, shift) if mean is not None else [part.clone().requires_grad_() for part in (factor, shift)]
-        torch.library.opcheck(cpu.dice, (leaves[0], *norm, leaves[1], mean, mask, 1.5), test_utils=TESTS)
-    into = torch.empty_like(x).zero_(), torch.zeros(3, 5)
-    torch.library.opcheck(cpu.dice_backward, (x, x, *columns, kept, 1.5, *into), test_utils=TESTS)
-    compiled = torch.compile(lambda *given: dice(*given).square(), backend="aot_eager", fullgraph=True)
-    for got, want in zip(outcome(compiled, x, *columns), outcome(lambda *g: dice(*g).square(), x, *columns), strict=True):
-        assert torch.allclose(got, want)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparing import TESTS, calls, needs_kernels, threads
+from comparing import calls, needs_kernels, threads
 from fenced import Fenced
 
 from ctr_pe.ops import native
-from ctr_pe.ops.dropout import cpu, keep_mask, reference
+from ctr_pe.ops.dropout import keep_mask, reference
 
 COUNTS = [0, 1, 3, 4, 31, 32, 33, 63, 64, 65, 1003]
 
@@ -49,10 +49,3 @@ def test_no_memory_of_others_is_touched(count: int, at_end: bool) -> None:
     native.call("keep_mask", seed, count, 100, kept)
     assert torch.equal(kept, reference.keep_mask(seed, torch.Size([count]), 100))
     fence.protect()
-
-
-@needs_kernels
-def test_torch_sees_an_operator() -> None:
-    torch.library.opcheck(cpu.keep_mask, (torch.tensor([5]), [3, 7], 100), test_utils=TESTS)
-    compiled = torch.compile(lambda seed: keep_mask(seed, torch.Size([3, 7]), 0.3), backend="aot_eager", fullgraph=True)
-    assert torch.equal(compiled(torch.tensor([5])), keep_mask(torch.tensor([5]), torch.Size([3, 7]), 0.3))

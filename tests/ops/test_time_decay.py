@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from comparing import TESTS, compare, needs_kernels, outcome, threads
+from comparing import compare, needs_kernels, threads
 from fenced import Fenced
 from torch import Tensor
 
 from ctr_pe.ops import native
-from ctr_pe.ops.time_decay import cpu, time_decay_bias
+from ctr_pe.ops.time_decay import time_decay_bias
 
 
 def ages(rows: int, queries: int, keys: int) -> tuple[Tensor, Tensor]:
@@ -29,7 +29,9 @@ def learned(heads: int) -> list[Tensor]:
 
 @needs_kernels
 @pytest.mark.parametrize("unit", [1.0, 3600.0, 1e9])
-@pytest.mark.parametrize("shape", [(3, 2, 4, 27), (2, 1, 1, 16), (1, 3, 5, 5), (4, 2, 1, 1), (0, 2, 3, 4), (2, 2, 3, 0)])
+@pytest.mark.parametrize(
+    "shape", [(3, 2, 4, 27), (2, 1, 1, 16), (1, 3, 5, 5), (4, 2, 1, 1), (0, 2, 3, 4), (2, 2, 3, 0)]
+)
 def test_equals_the_reference(shape: tuple[int, int, int, int], unit: float) -> None:
     torch.manual_seed(0)
     rows, heads, queries, keys = shape
@@ -120,23 +122,5 @@ def test_shapes_that_do_not_match_are_refused() -> None:
         (amount, decay, table, query_age[..., :2], key_age),
         (amount, decay, table, query_age, key_age.int()),
     ):
-        with pytest.raises(ValueError, match="match|must be"):
+        with pytest.raises(ValueError, match=r"match|must be"):
             time_decay_bias(logits, *given, 60.0)
-
-
-@needs_kernels
-def test_torch_sees_an_operator() -> None:
-    torch.manual_seed(0)
-    query_age, key_age = ages(2, 3, 5)
-    given = torch.randn(2, 2, 3, 5), *learned(2)
-    leaves = [x.clone().requires_grad_() for x in given]
-    torch.library.opcheck(cpu.time_decay, (*leaves, query_age, key_age, 60.0), test_utils=TESTS)
-    backward = cpu._time_decay_backward
-    torch.library.opcheck(backward, (*given[:3], query_age, key_age, 60.0), test_utils=TESTS)
-
-    def call(*given: Tensor) -> Tensor:
-        return time_decay_bias(*given, query_age, key_age, 60.0).square()
-
-    compiled = torch.compile(call, backend="aot_eager", fullgraph=True)
-    for got, want in zip(outcome(compiled, *given), outcome(call, *given), strict=True):
-        assert torch.allclose(got, want)

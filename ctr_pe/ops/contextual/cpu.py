@@ -1,5 +1,5 @@
-"""Contextual positions by the kernel (``csrc/contextual.h``), in one pass over the pairs each way; torch takes two dozen.
-With the products of queries and keys and the pooling of values it is all of attention."""
+"""Contextual positions by the kernel (``csrc/contextual.h``), in one pass over the pairs each way; torch takes two
+dozen. With the products of queries and keys and the pooling of values it is all of attention."""
 
 from __future__ import annotations
 

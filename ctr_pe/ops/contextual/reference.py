@@ -32,7 +32,7 @@ def contextual_bias(
 
 
 def pool(logits: Tensor, value: Tensor, allowed: Tensor, dropout: tuple[Tensor, float] | None) -> Tensor:
-    """Softmax of logits (B, H, Q, L) over the allowed keys, dropout, and the values (B, H, L, D) pooled by these weights:
+    """Softmax of logits (B, H, Q, L) over the allowed keys, dropout, and the values (B, H, L, D) pooled by it:
     (B, H, Q, D), zeros where nothing is allowed."""
     weights = (logits + barrier(allowed)).softmax(-1)
     if dropout is not None:

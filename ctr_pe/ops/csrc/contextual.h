@@ -310,7 +310,7 @@ INLINE int64_t start(const Contextual *in, int64_t line, int64_t from, float *re
         of->top = 0.0f;
         of->logits = in->keys ? of->room[0] : (float *)in->logits + at;
         of->result = in->keys ? of->room[1] : result + at;
-        of->grads = in->keys ? of->room[2] : grads + at;
+        of->grads = in->keys ? of->room[2] : grads ? grads + at : 0;
         of->kept = in->keys ? of->room[3] : 0;
         if (of->line < from) continue;
         copy(in->query + query_at(s, of->line), in->D, s->query + g * dim);

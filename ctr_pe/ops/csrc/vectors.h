@@ -21,6 +21,7 @@ enum { LANES = 4 };
 #endif
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Bits __attribute__((vector_size(4 * LANES))); /* of floats; unsigned, so that they may overflow */
 typedef double Doubles __attribute__((vector_size(8 * LANES)));
 
 INLINE int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
@@ -149,14 +150,14 @@ INLINE Floats exponential(Floats x) {
     const Floats r = (x * 46.1662407f - (counted - 12582912.0f)) + x * 6.16308157e-7f;
     const Ints number = (Ints)counted;
     const __m512 root = _mm512_permutex2var_ps(_mm512_load_ps(POWERS), (__m512i)number, _mm512_load_ps(POWERS + LANES));
-    const Floats power = (Floats)((Ints)root + ((number >> 5) << 23));
+    const Floats power = (Floats)((Bits)root + ((Bits)(number >> 5) << 23));
     return power + power * (r * (0.0216611661f + r * 0.000234601964f));
 #else
     const Floats whole = (x * 1.44269504f + 12582912.0f) - 12582912.0f;
     const Floats r = (x * 1.44269504f - whole) + x * 1.92596299e-8f, rr = r * r;
     const Floats low = (1.0f + r * 0.693147181f) + rr * (0.240226507f + r * 0.0555041087f);
     const Floats high = (0.00961812911f + r * 0.00133335581f) + rr * 0.000154035304f;
-    const Ints power = (__builtin_convertvector(whole, Ints) + 127) << 23;
+    const Bits power = ((Bits)__builtin_convertvector(whole, Ints) + 127) << 23;
     return (low + rr * rr * high) * (Floats)power;
 #endif
 }
@@ -174,8 +175,8 @@ INLINE void sine_cosine(Floats x, Floats *sine, Floats *cosine) {
     const Floats s = r + r * z * (-0.166666549f + z * (0.00833217814f + z * -0.000195172984f));
     const Floats c = 1.0f - 0.5f * z + z * z * (0.0416666469f + z * (-0.00138873675f + z * 2.4438451e-05f));
     const Ints quarter = __builtin_convertvector(whole, Ints), odd = -(quarter & 1);
-    *sine = (Floats)((Ints)where(odd, c, s) ^ ((quarter & 2) << 30));
-    *cosine = (Floats)((Ints)where(odd, s, c) ^ (((quarter + 1) & 2) << 30));
+    *sine = (Floats)((Bits)where(odd, c, s) ^ ((Bits)(quarter & 2) << 30));
+    *cosine = (Floats)((Bits)where(odd, s, c) ^ ((((Bits)quarter + 1) & 2) << 30));
 }
 
 /* The phase of x + iy in [-pi, pi], 0 of 0, by a polynomial up to an eighth of pi: to 1e-7. */

@@ -57,6 +57,16 @@ def _checked(x: Tensor, kept: Tensor | None, *columns: Tensor) -> tuple[Tensor, 
     return x.contiguous(), None if kept is None else kept.contiguous(), [column.contiguous() for column in columns]
 
 
+def _both(grad: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    of_x, sums = _both_fake(grad, x)
+    _dice_backward(grad, x, *given, of_x, sums.zero_())
+    return of_x, sums
+
+
+def _both_fake(grad: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+    return x.new_empty(x.shape), x.new_empty(3, x.shape[1])
+
+
 def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     *tensors, ctx.kept_factor = inputs
     ctx.save_for_backward(*tensors)
@@ -64,13 +74,12 @@ def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     x, factor, shift, alpha, mean, kept = ctx.saved_tensors
-    of_x, sums = x.new_empty(x.shape), x.new_zeros(3, x.shape[1])
-    dice_backward(grad, x, factor, shift, alpha, kept, ctx.kept_factor, of_x, sums)
+    of_x, sums = _dice_gradients(grad, x, factor, shift, alpha, kept, ctx.kept_factor)
     of_factor, of_shift, of_alpha = sums.unbind()
     if mean is not None:  # factor and shift norm x by its own mean and variance
         of_variance = (of_factor - mean * of_shift) * factor**3 / -2
         slope = of_variance * (2 / len(x))
-        of_x = of_x.addcmul_(x, slope).sub_(of_shift * factor / len(x) + slope * mean)
+        of_x = torch.addcmul(of_x, x, slope).sub_(of_shift * factor / len(x) + slope * mean)
         return of_x, None, None, of_alpha, None, None, None
     return of_x, of_factor, of_shift, of_alpha, None, None, None
 
@@ -78,6 +87,9 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
 _COMMON = "Tensor x, Tensor factor, Tensor shift, Tensor alpha"
 dice = operator(
     f"dice({_COMMON}, Tensor? mean, Tensor? kept, float kept_factor) -> Tensor", _dice, _dice_fake, _gradients, _setup
+)
+_dice_gradients = operator(
+    f"dice_gradients(Tensor grad, {_COMMON}, Tensor? kept, float kept_factor) -> (Tensor, Tensor)", _both, _both_fake
 )
 dice_backward = operator(
     f"dice_backward(Tensor grad, {_COMMON}, Tensor? kept, float kept_factor, Tensor(a!) of_x, Tensor(b!) sums) -> ()",
