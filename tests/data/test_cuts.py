@@ -7,8 +7,8 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from ctr_pe.data.sources.log import build
 from ctr_pe.data.recipe import load_recipe
+from ctr_pe.data.sources.log import build
 
 
 @pytest.mark.parametrize("step", [1, 1_000, 10_000_019])
