@@ -321,7 +321,7 @@ def test_a_mask_that_is_not_bool_is_refused() -> None:
 def test_half_precision_is_widened(dtype: torch.dtype) -> None:
     allowed, given = torch.ones(2, 1, 3, 9).bool(), [torch.randn(2, 2, 3, n) for n in (9, 4)]
     half = [x.to(dtype) for x in given]
-    found = contextual_bias(*half, torch.randn(5, 4), allowed, sign=1.0)
+    found = contextual_bias(*half, torch.randn(5, 4).to(dtype), allowed, sign=1.0)
     assert found.dtype == torch.float32
 
 
