@@ -321,13 +321,15 @@ def test_a_mask_that_is_not_bool_is_refused() -> None:
 def test_half_precision_is_widened(dtype: torch.dtype) -> None:
     allowed, given = torch.ones(2, 1, 3, 9).bool(), [torch.randn(2, 2, 3, n) for n in (9, 4)]
     half = [x.to(dtype) for x in given]
-    found = contextual_bias(*half, torch.randn(5, 4), allowed, sign=1.0)
+    found = contextual_bias(*half, torch.randn(5, 4).to(dtype), allowed, sign=1.0)
     assert found.dtype == torch.float32
 
 
 @needs_kernels
-def test_one_query_per_row_takes_the_bias_alone() -> None:
-    given = torch.randn(2, 1, 2, 4), torch.randn(2, 9, 2, 4), torch.randn(2, 9, 2, 4), torch.randn(5, 4)
+def test_the_reference_takes_the_kernel_of_the_bias_where_it_can() -> None:
+    """Vectors in half precision, a table that is not."""
+    given = [torch.randn(2, 3, 2, 4).bfloat16(), *(torch.randn(2, 9, 2, 4).bfloat16() for _ in "kv")]
     with calls() as seen:
-        contextual_attention(*given, torch.ones(2, 1, 1, 9).bool(), sign=1.0, product=0.5)
+        pooled = contextual_attention(*given, torch.randn(5, 4), torch.ones(2, 1, 3, 9).bool(), sign=1.0, product=0.5)
     assert seen == ["contextual_bias"]
+    assert pooled.dtype == torch.bfloat16

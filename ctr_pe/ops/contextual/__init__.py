@@ -85,8 +85,7 @@ def contextual_attention(
         ValueError: shapes or types that do not match.
     """
     weight, bias = gate or (None, None)
-    # One query per row leaves nothing to save but the bias.
-    if query.shape[1] > 1 and native.takes(query, key, value, table, weight, bias, steps):
+    if native.takes(query, key, value, table, weight, bias, steps):
         kept, factor = dropout or (None, 1.0)
         given = query, key, value, table, allowed, weight, bias, steps, kept
         pooled: Tensor = cpu.contextual_attention(*given, float(sign), float(scale), float(product), float(factor))[0]
