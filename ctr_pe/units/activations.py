@@ -24,18 +24,18 @@ class Dice(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, units) -> (N, units)."""
-        wide = x.float() if x.itemsize < 4 else x
-        mean = variance = wide.new_zeros(())
-        if self.of_batch(len(x)):
+        single = x.float() if x.itemsize < 4 else x
+        mean = variance = single.new_zeros(())
+        if self.uses_own_statistics(len(x)):
             with torch.no_grad():
-                mean = wide.mean(0)
-                variance = (wide - mean).square_().mean(0)
+                mean = single.mean(0)
+                variance = (single - mean).square_().mean(0)
         factor, shift = self.norm(len(x), mean, variance)
-        y = dice(wide, factor, shift, self.alpha.to(wide.dtype), mean if self.of_batch(len(x)) else None)
+        y = dice(single, factor, shift, self.alpha.to(single.dtype), mean if self.uses_own_statistics(len(x)) else None)
         return y.to(x.dtype)
 
-    def of_batch(self, rows: int) -> bool:
-        """Whether so many rows are normed by their own statistics."""
+    def uses_own_statistics(self, rows: int) -> bool:
+        """Whether a batch of so many rows is normed by its own mean and variance."""
         return self.training and rows > 1
 
     def norm(self, rows: int, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
@@ -45,7 +45,7 @@ class Dice(nn.Module):
         assert running_mean is not None
         assert running_variance is not None
         assert batches is not None
-        if self.of_batch(rows):
+        if self.uses_own_statistics(rows):
             with torch.no_grad():
                 batches += 1
                 running_mean.lerp_(mean, self.bn.momentum or 0.0)
@@ -62,14 +62,10 @@ def make_activation(name: str, units: int) -> nn.Module:
     Raises:
         UserError: none of :data:`ctr_pe.choices.ACTIVATIONS`.
     """
-    known: dict[str, Callable[[], nn.Module]] = {
-        "dice": lambda: Dice(units),
-        "prelu": lambda: nn.PReLU(units, init=0.1),
-        "relu": nn.ReLU,
-        "sigmoid": nn.Sigmoid,
-        "tanh": nn.Tanh,
+    name = choose("activation", name)
+    learned: dict[str, Callable[[], nn.Module]] = {
+        "Dice": lambda: Dice(units),
+        "PReLU": lambda: nn.PReLU(units, init=0.1),
     }
-    if str(name).lower() in known:
-        return known[str(name).lower()]()
-    made: nn.Module = getattr(nn, choose("activation", name))()
+    made: nn.Module = learned.get(name, getattr(nn, name, None))()
     return made

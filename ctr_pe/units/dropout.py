@@ -1,5 +1,4 @@
-"""Dropout whose mask takes a fraction of the time on a CPU (:mod:`ctr_pe.ops.dropout`): torch's random stream gives it
-nothing but a seed."""
+"""Dropout whose mask is a hash of one random number, computed in a fraction of torch's time on a CPU."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The MLP of a score, piece by piece: what lies between its matrix products stays in the cache.
+"""The MLP of a score in pieces of a few hundred pairs, so that what is between its matrix products stays in the cache.
 
 Layer by layer over all pairs, every activation, its batch norm, its dropout and their gradients pass over tensors of
-hundreds of megabytes, which takes four times as long as the products. Here each layer takes a few hundred pairs from
-start to end before the next few hundred. Only its results are kept; what precedes them is computed again for the
-gradients, which are by hand, the products excepted.
+hundreds of megabytes, which takes four times as long as the products. Here each layer computes one piece from start to
+end before the next. Only its output is kept; what precedes it is computed again in the backward, which is written by
+hand except for the products.
 
 N pairs, n of a piece, B rows, D item dim, W input and V output width of a layer.
 """
@@ -22,12 +22,12 @@ from ctr_pe.units.activations import Dice
 from ctr_pe.units.dropout import Dropout
 
 SIZE = 2**18
-"""Numbers in a piece: 1 MB in float32."""
+"""Elements of a piece: 1 MB in float32."""
 ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.Tanh, nn.Softplus, nn.Identity)
 
 
 class Source:
-    """The input of a layer's product, and what is added to its output.
+    """The input of a layer's matrix product, and what is added to its output.
 
     Args:
         of_pairs: tensors that it depends on, with a row per pair.
@@ -55,7 +55,7 @@ class Source:
 
 
 class SharedTargets(Source):
-    """[h; t ⊙ h] and a vector per row. items (N, D), target (B, D), of_row (B, V), rows (N,): which is whose."""
+    """[h; t ⊙ h] and a vector per row. items (N, D), target (B, D), of_row (B, V), rows (N,): the row of each item."""
 
     def __init__(self, items: Tensor, target: Tensor, of_row: Tensor, rows: Tensor) -> None:
         super().__init__((items,), (target, of_row))
@@ -151,7 +151,7 @@ class DiceActivated(Activated):
         dice_backward(of_y, self.x, factor, shift, alpha, self.kept_here, self.dropout.factor, for_x, self.sums)
 
 
-def suit(layers: Sequence[nn.Module], items: Tensor) -> bool:
+def supports(layers: Sequence[nn.Module], items: Tensor) -> bool:
     """Whether ``mlp`` can take the layers after the first: on a CPU, in one precision, with Dice or an activation of
     single numbers without parameters or randomness."""
     known = (nn.Linear, Dropout, Dice, *ACTIVATIONS)
@@ -170,7 +170,7 @@ def mlp(source: Source, weight: Tensor, layers: Sequence[nn.Module]) -> Tensor:
             activation = layer
         else:
             own = activation if isinstance(activation, Dice) else None
-            moments = own is not None and own.of_batch(source.pairs)
+            moments = own is not None and own.uses_own_statistics(source.pairs)
             x, mean, variance = _product(source, weight, moments)
             if own is None:
                 source = Activated(x, layer.bias, activation, dropout)

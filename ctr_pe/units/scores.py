@@ -88,13 +88,13 @@ class DINScore(nn.Module):
         self.mlp = nn.Sequential(*layers)
 
     def forward(self, target: Tensor, items: Tensor, rows: Tensor | None) -> Tensor:
-        """target (B, D), items (N, D), rows (N,) -> logits (N,). Without rows every item has a target of its own."""
+        """target (B, D), items (N, D), rows (N,) -> logits (N,). Without rows there is a target per item, (N, D)."""
         first, *rest = self.mlp
         assert isinstance(first, nn.Linear)
         # The first layer, split by term: what depends on the target alone is computed per row, not per pair.
         of_target, of_item, of_difference, of_product = first.weight.chunk(4, dim=1)
         of_target, of_item = of_target + of_difference, of_item - of_difference
-        if pieces.suit(rest, items):
+        if pieces.supports(rest, items):
             if rows is None:
                 own = pieces.OwnTargets(items, target, first.bias)
                 return pieces.mlp(own, torch.cat([of_target, of_item, of_product], 1), rest).squeeze(-1)

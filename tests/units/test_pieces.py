@@ -30,8 +30,8 @@ def both(
     """In pieces and layer by layer, from the same random numbers: values, gradients and buffers."""
     found = []
     start = {name: values.clone() for name, values in score.state_dict().items()}
-    for suit in (pieces.suit, lambda layers, items: False):
-        monkeypatch.setattr(pieces, "suit", suit)
+    for supports in (pieces.supports, lambda layers, items: False):
+        monkeypatch.setattr(pieces, "supports", supports)
         score.load_state_dict(start)
         torch.manual_seed(5)
         values = call()
@@ -132,9 +132,9 @@ def test_half_precision_goes_layer_by_layer() -> None:
     score = DINScore(6, [8], "ReLU")
     target, items, rows = made(torch.float32, LENGTHS)
     with torch.autocast("cpu", torch.bfloat16):
-        assert not pieces.suit(list(score.mlp)[1:], items)
+        assert not pieces.supports(list(score.mlp)[1:], items)
         assert torch.allclose(score(target, items, rows).float(), score.float()(target, items, rows).float(), atol=0.05)
-    assert pieces.suit(list(score.mlp)[1:], items)
+    assert pieces.supports(list(score.mlp)[1:], items)
 
 
 def test_only_a_piece_s_pairs_are_alive_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:

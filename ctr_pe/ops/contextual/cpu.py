@@ -12,18 +12,11 @@ from ctr_pe.ops import native
 from ctr_pe.ops.operator import operator
 
 
-def _bias(
-    logits: Tensor,
-    query: Tensor,
-    table: Tensor,
-    allowed: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    steps: Tensor | None,
-    sign: float,
-    scale: float,
-    among_items: bool,
-) -> Tensor:
+# The arguments of these four are those of their schemas, below.
+
+
+def _bias(*arguments: Any) -> Tensor:
+    logits, query, table, allowed, weight, bias, steps, sign, scale, among_items = arguments
     (B, H, Q, L), D, (rows, P) = logits.shape, query.shape[-1], table.shape
     _check((B, H, Q, L, D), table, allowed, weight, bias, steps, query=(query, (B, H, Q, D)))
     logits, query, *given = _contiguous(logits, query, weight, bias, table, steps, allowed)
@@ -32,19 +25,8 @@ def _bias(
     return out
 
 
-def _bias_backward(
-    grad: Tensor,
-    logits: Tensor,
-    query: Tensor,
-    table: Tensor,
-    allowed: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    steps: Tensor | None,
-    sign: float,
-    scale: float,
-    among_items: bool,
-) -> tuple[Tensor, ...]:
+def _bias_backward(grad: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    logits, query, table, allowed, weight, bias, steps, sign, scale, among_items = arguments
     (B, H, Q, L), D, (rows, P) = logits.shape, query.shape[-1], table.shape
     _check((B, H, Q, L, D), table, allowed, weight, bias, steps, query=(query, (B, H, Q, D)), grad=(grad, logits.shape))
     given = _contiguous(logits, query, weight, bias, table, steps, allowed, grad)
@@ -55,47 +37,18 @@ def _bias_backward(
     return out
 
 
-def _attention(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    table: Tensor,
-    allowed: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    steps: Tensor | None,
-    kept: Tensor | None,
-    sign: float,
-    scale: float,
-    product: float,
-    factor: float,
-) -> tuple[Tensor, Tensor]:
+def _attention(*arguments: Any) -> tuple[Tensor, Tensor]:
+    query, key, value, table, allowed, weight, bias, steps, kept, *options = arguments
     (B, Q, H, D), L, (rows, P) = query.shape, key.shape[1], table.shape
     _check((B, H, Q, L, D), table, allowed, weight, bias, steps, **_vectors(query, key, value, kept))
     query, *given = _contiguous(query, key, value, weight, bias, table, steps, allowed, kept)
     out, norms = torch.empty_like(query), query.new_empty(B, H, Q, 2)
-    numbers = B, H, Q, L, D, P, rows, sign, scale, product, factor
-    native.call("contextual_attention", *numbers, query, *given, norms, out)
+    native.call("contextual_attention", B, H, Q, L, D, P, rows, *options, query, *given, norms, out)
     return out, norms
 
 
-def _attention_backward(
-    grad: Tensor,
-    norms: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    table: Tensor,
-    allowed: Tensor,
-    weight: Tensor | None,
-    bias: Tensor | None,
-    steps: Tensor | None,
-    kept: Tensor | None,
-    sign: float,
-    scale: float,
-    product: float,
-    factor: float,
-) -> tuple[Tensor, ...]:
+def _attention_backward(grad: Tensor, norms: Tensor, *arguments: Any) -> tuple[Tensor, ...]:
+    query, key, value, table, allowed, weight, bias, steps, kept, *options = arguments
     (B, Q, H, D), L, (rows, P) = query.shape, key.shape[1], table.shape
     of_output = {"grad": (grad, (B, Q, H, D)), "norms": (norms, (B, H, Q, 2))}
     _check((B, H, Q, L, D), table, allowed, weight, bias, steps, **_vectors(query, key, value, kept), **of_output)
@@ -103,8 +56,7 @@ def _attention_backward(
     out = _like(query, key, value, table, weight, bias, steps)
     *of_vectors, of_table, of_weight, of_bias, of_steps = out
     into = *of_vectors, *_where([of_weight, of_bias], weight), of_table, *_where([of_steps], steps)
-    numbers = B, H, Q, L, D, P, rows, sign, scale, product, factor
-    native.call("contextual_attention_backward", *numbers, *given, *into)
+    native.call("contextual_attention_backward", B, H, Q, L, D, P, rows, *options, *given, *into)
     return out
 
 
@@ -144,7 +96,7 @@ def _contiguous(*tensors: Tensor | None) -> list[Any]:
 
 
 def _like(*tensors: Tensor | None) -> tuple[Tensor, ...]:
-    """Room for the gradients; an empty tensor for that of None."""
+    """Memory for the gradients; an empty tensor for that of None."""
     (first, *_) = tensors
     assert first is not None
     return tuple(first.new_empty(0 if x is None else x.shape) for x in tensors)
