@@ -27,8 +27,10 @@ class Dropout(nn.Dropout):
         """Of what is kept."""
         return CHOICES / (CHOICES - dropped(self.p)) if dropped(self.p) < CHOICES else 0.0
 
-    def draw(self, shape: torch.Size) -> Tensor:
-        """1 for what is kept, 0 elsewhere, int16 on the CPU. Takes one number of torch's random stream, whatever the
-        shape; none where all is dropped."""
+    def draw(self, shape: torch.Size, device: torch.device | None = None) -> Tensor:
+        """1 for what is kept, 0 elsewhere, int16. On the CPU (default) it takes one number of torch's random stream,
+        whatever the shape, and none where all is dropped; elsewhere one per element of the device's."""
+        if device is not None and device.type != "cpu":
+            return torch.empty(shape, dtype=torch.int16, device=device).bernoulli_(1 - dropped(self.p) / CHOICES)
         seed = torch.empty(1, dtype=torch.int64)
         return keep_mask(seed.random_(-(2**63), None) if dropped(self.p) < CHOICES else seed, shape, self.p)

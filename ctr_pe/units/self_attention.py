@@ -132,7 +132,7 @@ class SelfAttention(nn.Module):
         """All of it in one operator."""
         table, gate, steps, sign, scale = operands
         shape = torch.Size((len(query), self.num_heads, query.shape[1], key.shape[1]))
-        kept = (self.dropout.draw(shape), self.dropout.factor) if self.dropout.draws else None
+        kept = (self.dropout.draw(shape, query.device), self.dropout.factor) if self.dropout.draws else None
         return contextual_attention(
             query,
             key,

@@ -49,3 +49,8 @@ def test_one_seed_gives_one_mask() -> None:
         torch.manual_seed(3)
         masks.append(Dropout(0.5)(torch.ones(101)))
     assert torch.equal(*masks)
+
+
+def test_a_mask_is_on_the_device_that_is_asked_for() -> None:
+    mask = Dropout(0.25).draw(torch.Size((3, 4)), torch.device("meta"))
+    assert (mask.device.type, mask.shape, mask.dtype) == ("meta", (3, 4), torch.int16)
