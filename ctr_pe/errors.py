@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -18,6 +19,12 @@ def nearest(name: object, choices: Iterable[object]) -> str:
     close = difflib.get_close_matches(str(name).lower(), written, n=1, cutoff=0.5)
     hint = f"did you mean '{written[close[0]]}'? " if close else ""
     return f"{hint}({', '.join(names)})" if len(names) <= 30 else hint.rstrip() or f"({len(names)} choices)"
+
+
+def no_such_file(file: Path) -> UserError:
+    """The error for a missing file, with the nearest name in its directory."""
+    beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
+    return UserError(f"{file}: no such file" + (f"; {nearest(file.name, beside)}" if beside else ""))
 
 
 def explain(problem: Mapping[str, Any], *models: Any) -> str:
