@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -44,3 +45,8 @@ def explain(problem: Mapping[str, Any], *models: Any) -> str:
 def short(message: str) -> str:
     """One of pydantic's messages, to follow a colon."""
     return f"{message[0].lower()}{message[1:]}".removeprefix("input should be ")
+
+
+def say(line: str) -> None:
+    """Print a line of progress on stderr."""
+    print(line, file=sys.stderr, flush=True)

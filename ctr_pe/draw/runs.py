@@ -16,7 +16,7 @@ from ctr_pe.checks import check_encoding, check_params, model_class
 from ctr_pe.config import model_params
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.errors import UserError, nearest
-from ctr_pe.study import OWN_KEYS, find_dataset
+from ctr_pe.study import find_dataset, refuse_own_keys, run_params
 from ctr_pe.study.store import Result, Store
 from ctr_pe.training import Run, build_model
 
@@ -99,12 +99,10 @@ def some_requests(dataset: Dataset, model: Any, rows: int) -> dict[str, torch.Te
 
 def _fresh(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
     model, overrides = wanted.model or "DIN", wanted.params
-    for key in overrides.keys() & OWN_KEYS.keys():
-        raise UserError(f"--set {key}: {OWN_KEYS[key]}")
+    refuse_own_keys("--set", overrides)
     check_params(model, overrides)
     dataset = find_dataset(wanted.dataset or "synthetic", wanted.data_root, "heldout")
-    given = model_params(model, dataset.dataset_id, overrides)
-    params = {key: value for key, value in given.items() if key not in OWN_KEYS}
+    params = run_params(model, dataset.dataset_id, overrides)
     runs = [Run(model, dataset.path, pe, wanted.seed or 0, params=params) for pe in wanted.encodings]
     return dataset, [Drawn(run, _build(run, dataset)) for run in runs]
 

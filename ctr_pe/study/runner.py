@@ -93,7 +93,9 @@ def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, strea
                         progress.finish(worker.job, result)
                     else:
                         failed += 1
-                        progress.fail(worker.job, _explain(worker.job, content, store.path))
+                        if kind == "crashed":
+                            content = _store_trace(worker.job, *content, store.path)
+                        progress.fail(worker.job, content)
                     job = _next(waiting, store)
                     if job is None or kind == "died":
                         del pool[connection]
@@ -146,45 +148,27 @@ def _next(waiting: deque[Job], store: Store) -> Job | None:
 
 
 def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
-    key, run = job.key, job.run
     return Result(
-        model=key.model,
-        dataset=key.dataset,
-        pe=key.pe,
-        seed=key.seed,
-        protocol=key.protocol,
+        **job.key._asdict(),
         metrics=outcome.metrics,
         epoch=outcome.epoch,
-        config_hash=key.config_hash,
-        data_hash=key.data_hash,
         seconds=round(outcome.seconds, 3),
-        threads=run.threads,
-        gpu=run.gpu,
-        device=key.device,
+        threads=job.run.threads,
+        gpu=job.run.gpu,
         parameters=outcome.parameters,
-        params=dict(run.params),
+        params=dict(job.run.params),
         auxiliary=dict(outcome.auxiliary),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         **facts,
     )
 
 
-def _explain(job: Job, error: str | _Failure, folder: Path) -> str:
-    """One line about a failed run; the traceback of an unexpected error goes to a file."""
-    if isinstance(error, str):
-        return error
+def _store_trace(job: Job, line: str, trace: str, folder: Path) -> str:
+    """One line about an error that is not the user's; its traceback goes to a file."""
     file = folder / "failed" / f"{job.key.name}.txt"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(error.trace, encoding="utf-8")
-    return f"{error.line} (traceback in {file})"
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """An error that is not the user's."""
-
-    line: str
-    trace: str
+    file.write_text(trace, encoding="utf-8")
+    return f"{line} (traceback in {file})"
 
 
 class _Worker:
@@ -205,7 +189,7 @@ class _Worker:
             self.connection.send(job.run)
 
     def receive(self) -> tuple[str, Any]:
-        """("progress" | "done" | "error", content), or ("died", why)."""
+        """("progress" | "done" | "error" | "crashed", content), or ("died", why)."""
         try:
             message: tuple[str, Any] = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -252,7 +236,7 @@ def _work(connection: Connection, train: Train) -> None:
                 connection.send(("error", str(error)))
             except Exception as error:
                 line = " ".join(f"{type(error).__name__}: {error}".split())
-                connection.send(("error", _Failure(line, traceback.format_exc())))
+                connection.send(("crashed", (line, traceback.format_exc())))
 
 
 @contextlib.contextmanager
