@@ -280,6 +280,3 @@ def _feature_map(specs: Mapping[str, dict[str, Any]], params: Mapping[str, Any])
     feature_map.group_id = params.get("group_id")
     feature_map.default_emb_dim = params.get("embedding_dim")
     return feature_map
-
-
-__all__ = ["FUXICTR", "check_encoding", "check_params", "model_class", "param_problems"]

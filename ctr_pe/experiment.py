@@ -189,6 +189,3 @@ def append_result(
 def _digest(overrides: Mapping[str, Any]) -> str:
     text = json.dumps(dict(overrides), sort_keys=True, default=str)
     return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-__all__ = ["append_result", "load_params", "open_source", "run"]

@@ -159,6 +159,3 @@ def _dataset_params(folder: Path, dataset_id: str) -> dict[str, Any]:
 
 def _many(number: int, what: str) -> str:
     return f"{number} {what}" + "s" * (number != 1)
-
-
-__all__ = ["check"]

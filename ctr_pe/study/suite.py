@@ -126,6 +126,3 @@ def hashable(value: Any) -> Any:
 
 def _plain(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
-
-
-__all__ = ["Cell", "Grid", "Suite", "cells", "hashable", "load_suite", "parse_suite", "suites"]
