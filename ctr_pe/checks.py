@@ -1,7 +1,7 @@
 """Everything that is wrong with the parameters of one experiment, one line each, before anything runs.
 
-Keys and values are held against the signatures that will get them, and the model is built once, with tables of a few
-rows, on the fields of its data set.
+Keys and values are checked against the signatures that they are passed to, and the model is built once, with tables of
+three rows, on the fields of its data set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ctr_pe.errors import UserError, nearest, short
 from ctr_pe.fields import Group, field_groups, group_params
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
-# What FuxiCTR's own parameters hold; its signatures say nothing.
+# Types of FuxiCTR's own parameters; its signatures have no annotations.
 FUXICTR: dict[str, Any] = {
     "batch_size": PositiveInt,
     "data_format": Literal["csv", "parquet", "npz"],
@@ -55,10 +55,10 @@ FUXICTR: dict[str, Any] = {
 
 
 def model_class(name: str | type) -> Any:
-    """The class of a backbone; a class is what it is.
+    """The class of a model; a class is returned unchanged.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: no model has this name.
     """
     from ctr_pe.model_zoo import MODELS
 
@@ -71,10 +71,10 @@ def model_class(name: str | type) -> Any:
 
 
 def check_encoding(name: str) -> str:
-    """The name, if a model takes it: an encoding or chain of encodings, in which ``native`` is the model's own.
+    """The name, if it is an encoding or a chain of encodings; ``native`` is the model's own encoding.
 
     Raises:
-        UserError: it names none.
+        UserError: it is not.
     """
     from ctr_pe.pe import check_pe_name
 
@@ -83,10 +83,10 @@ def check_encoding(name: str) -> str:
 
 
 def check_params(model: str, params: Mapping[str, Any]) -> None:
-    """Check hyper-parameters for a data set that is built already, as far as no model need be built.
+    """Check hyper-parameters for a data set that is already built, without building the model.
 
     Raises:
-        UserError: an unknown model, key or value, or a key that only the building of a data set reads.
+        UserError: an unknown model, key or value, or a key that is read only when a data set is built.
     """
     from ctr_pe.model_zoo.keys import DATA_KEYS, check_keys, regularizer
 
@@ -100,7 +100,7 @@ def check_params(model: str, params: Mapping[str, Any]) -> None:
 
 
 def param_problems(params: Mapping[str, Any], root: Path) -> Iterator[str]:
-    """All problems of one experiment's parameters, a line each; ``root``: where data sets live."""
+    """All problems of one experiment's parameters, one string each; ``root``: directory of data sets."""
     from ctr_pe.model_zoo.keys import unknown_keys
 
     if legacy.is_legacy(params):
@@ -116,20 +116,19 @@ def param_problems(params: Mapping[str, Any], root: Path) -> Iterator[str]:
     good = dict(params)
     types, unknown = known_types(cls), unknown_keys(cls, params)
     for key, value in params.items():
-        for problem in [unknown[key]] if key in unknown else _check_value(types, key, value):
+        for problem in [unknown[key]] if key in unknown else value_problems(types, key, value):
             yield problem
             good.pop(key)
-    yield from _check_fit(cls, good, root)
+    yield from _model_problems(cls, good, root)
 
 
 def known_types(cls: Any) -> dict[str, Any]:
     """Type of every key that a model, its base classes and the encodings take."""
-    from ctr_pe.pe import REGISTRY
+    from ctr_pe.pe import REGISTRY, encoding_class
 
     types = dict(FUXICTR)
-    for place in REGISTRY.values():
-        module, _, name = place.partition(":")
-        types |= _annotations(getattr(importlib.import_module(module), name))
+    for name in REGISTRY:
+        types |= _annotations(encoding_class(name))
     for base in reversed(cls.__mro__):
         if "__init__" in vars(base) and base.__module__.startswith("ctr_pe"):
             types |= _annotations(base)
@@ -142,7 +141,8 @@ def _annotations(cls: Any) -> dict[str, Any]:
     return {name: hints[name] for name in named if name in hints}
 
 
-def _check_value(types: Mapping[str, Any], key: str, value: Any) -> Iterator[str]:
+def value_problems(types: Mapping[str, Any], key: str, value: Any) -> Iterator[str]:
+    """What is wrong with one value, by the ``types`` of known keys."""
     try:
         if key in types:
             TypeAdapter(types[key], config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
@@ -157,8 +157,8 @@ def _check_value(types: Mapping[str, Any], key: str, value: Any) -> Iterator[str
         yield f"'{key}': {message} (given: {value!r})"
 
 
-def _check_fit(cls: Any, params: dict[str, Any], root: Path) -> Iterator[str]:
-    """What only shows on the data set's fields: those that are missing, and what the model refuses to be built with."""
+def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[str]:
+    """Fields that the data set lacks, and the errors of building the model."""
     import torch
 
     try:
@@ -194,20 +194,20 @@ STAND_IN = Group(("item_id", "cate_id"), ("item_history", "cate_history"))
 
 @dataclass(frozen=True)
 class Defaults:
-    """The field groups and the group id that a data set comes with."""
+    """The field groups and the group id of a data set."""
 
     groups: Sequence[Group] = ()
     group_id: str | None = None
 
 
 def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[str, Any]], Defaults]:
-    """Features of an experiment's data set, and the field groups it comes with.
+    """Features and field groups of an experiment's data set.
 
-    From its ``feature_cols``, from the data set if it is built, or from what is published about it; empty if nothing
-    is known.
+    From ``feature_cols``, from the data set if it is built, or from the description of a published one; empty if
+    nothing is known.
 
     Raises:
-        UserError: ``feature_cols`` that mean nothing.
+        UserError: invalid ``feature_cols``.
     """
     from ctr_pe.data.published import SETS
     from ctr_pe.data.sources.fuxictr_csv import feature_specs
@@ -216,8 +216,8 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
     name = str(params.get("dataset_id"))
     if params.get("feature_cols"):
         return feature_specs(params), Defaults()
-    places = [Path(str(params["train_data"])).parent] if params.get("train_data") else []
-    for folder in (*places, root / name, Path(str(params.get("data_root") or root)) / name):
+    given = [Path(str(params["train_data"])).parent] if params.get("train_data") else []
+    for folder in (*given, root / name, Path(str(params.get("data_root") or root)) / name):
         if (folder / "feature_map.json").is_file():
             features = json.loads((folder / "feature_map.json").read_text(encoding="utf-8"))["features"]
             specs = {field: dict(spec) for feature in features for field, spec in feature.items()}
@@ -239,7 +239,7 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
 def _stand_ins(
     specs: dict[str, dict[str, Any]], groups: list[Any], params: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The specs with every field in use, and those that had to be added although the data set is known."""
+    """The specs with every field in use, and the names of those that a known data set lacks."""
     from ctr_pe.data.specs import age_spec, history_spec, target_spec
 
     specs, known, missing = {name: dict(spec) for name, spec in specs.items()}, bool(specs), []
@@ -247,7 +247,8 @@ def _stand_ins(
     used: dict[str, dict[str, Any]] = {}
     for group in groups:
         used |= {name: target_spec(1) for name in group.target}
-        used |= {by: history_spec(of, 1, 100) for of, by in zip(group.target, group.history, strict=True)}
+        pairs = zip(group.target, group.history, strict=True)
+        used |= {history: history_spec(target, 1, 100) for target, history in pairs}
     for age in [ages] if isinstance(ages, str) else ages or []:
         used |= {age: age_spec(100)} if age else {}
     for name, spec in used.items():
@@ -269,7 +270,7 @@ def _stand_ins(
 
 
 def _feature_map(specs: Mapping[str, dict[str, Any]], params: Mapping[str, Any]) -> Any:
-    """Tables of three rows and no vectors: the same model in everything that can be refused."""
+    """With tables of three rows and no pretrained vectors, so that building the model is cheap."""
     from fuxictr.features import FeatureMap
 
     feature_map = FeatureMap(str(params.get("dataset_id")), "")

@@ -1,9 +1,9 @@
-"""A parquet file as memory-mapped columns, made once beside it; a history is a flat array with offsets.
+"""A parquet file as memory-mapped columns, cached beside it; a history is a flat array with offsets.
 
-Every column has the smallest integer type that holds it, and history columns of equal lengths share their offsets: two
-histories of 9 items on average and four scalars take about 50 bytes a row. The cache lives in ``columns/<file stem>/``.
-It is written to a temporary directory and renamed, so that loaders in several processes can make it at the same time,
-and carries the parquet's fingerprint in its name, so that a changed file is never read through an old cache.
+Every column has the smallest integer type that fits, and history columns of equal lengths share their offsets: two
+histories of 9 items on average and four scalars take about 50 bytes a row. The cache is in ``columns/<file stem>/``. It
+is written to a temporary directory and renamed, so that loaders in several processes can make it at the same time, and
+has the parquet's fingerprint in its name, so that a changed file is never read through an old cache.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Columns:
     Attributes:
         rows: how many.
         data: column name to its values, flat for a history.
-        offsets: (rows + 1,) per offsets file; row i of a history lies at ``offsets[i]:offsets[i + 1]``.
+        offsets: (rows + 1,) per offsets file; row i of a history is ``offsets[i]:offsets[i + 1]``.
         spans: history column to its offsets file.
         truncated: history column to the rows that were cut to their most recent ``max_len`` items.
 
@@ -192,7 +192,7 @@ def _chunks(file: pq.ParquetFile, names: Mapping[str, object]) -> Iterator[tuple
 
 
 def batches(file: pq.ParquetFile, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """All rows, one row group after the other: read in one go, each would stay in memory until the last."""
+    """All rows, one row group after the other: read in one call, all would stay in memory to the end."""
     for group in range(file.num_row_groups):
         yield from file.iter_batches(rows, row_groups=[group], columns=columns)
 
@@ -279,10 +279,10 @@ def _write(
 
 
 def _real_items(values: Array, lengths: Array, column: Column, want: Want) -> tuple[Array, Array, int]:
-    """Without padding and without what is older than ``max_len`` items; and how many rows were cut for that.
+    """Values and lengths without padding and without items older than the last ``max_len``; number of truncated rows.
 
     Lists that all have one length are FuxiCTR's padded form: zeros at either end are padding. In lists of different
-    lengths a 0 would be a missing attribute, and cutting it off would shift a history's columns against each other.
+    lengths a 0 is a missing attribute, and removing it would shift a history's columns against each other.
     """
     begin, end = np.zeros_like(lengths), lengths
     width = column.longest or 0

@@ -1,4 +1,4 @@
-"""What `ctr-pe data build` needs to know about a log: columns, protocol, split. From flags or from a YAML file."""
+"""How `ctr-pe data build` reads a log: columns, protocol, split. From flags or from a YAML file."""
 
 from __future__ import annotations
 
@@ -68,11 +68,6 @@ class Recipe(BaseModel):
         return role in self.model_fields_set and getattr(self, role) is not None
 
 
-def shipped_recipes() -> dict[str, str]:
-    """Text of every recipe that comes with the package, by name."""
-    return packaged_yaml("recipe")
-
-
 def load_recipe(name: str | None, given: Mapping[str, Any]) -> Recipe:
     """The recipe of that name or file, with the values in ``given`` on top. Raises UserError naming the wrong key."""
     where: str = "options"
@@ -92,7 +87,7 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
             raise UserError(f"{name}: no such recipe file")
         text = path.read_text(encoding="utf-8")
     else:
-        shipped = shipped_recipes()
+        shipped = packaged_yaml("recipe")
         if name not in shipped:
             raise UserError(f"--recipe {name}: no such recipe, a file ends with .yaml: {nearest(name, shipped)}")
         text = shipped[name]

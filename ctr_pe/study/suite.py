@@ -15,8 +15,6 @@ from ctr_pe.config import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.errors import UserError, explain, nearest
 from ctr_pe.pe import available_pes
 
-FOLDER = "benchmark"
-
 
 class Grid(BaseModel):
     """Every model with every encoding on every data set, under every combination of ``vary``.
@@ -55,7 +53,7 @@ class Suite(BaseModel):
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the table, whatever the seed. ``varied``: what distinguishes it beside model, data set, encoding."""
+    """One row of the table, for all seeds. ``varied``: the values of ``vary``; ``fixed``: those of ``set``."""
 
     model: str
     dataset: str
@@ -72,20 +70,15 @@ class Cell:
         return " ".join([self.model, self.pe, self.dataset, *(f"{key}={value}" for key, value in self.varied)])
 
 
-def suites() -> dict[str, str]:
-    """Text of every suite that comes with the package, by name."""
-    return packaged_yaml(FOLDER)
-
-
 def load_suite(name: str) -> Suite:
     """A suite that comes with the package, or a YAML file.
 
     Raises:
-        UserError: there is none of this name, or it is not one.
+        UserError: there is no such suite, or the file is not a valid one.
     """
     if Path(name).suffix in (".yaml", ".yml"):
         return parse_suite(load_yaml(name), name)
-    shipped = suites()
+    shipped = packaged_yaml("benchmark")
     if name not in shipped:
         raise UserError(f"--suite {name}: no such suite, a file ends with .yaml: {nearest(name, shipped)}")
     return parse_suite(parse_yaml(shipped[name], name), name)
@@ -103,7 +96,7 @@ def cells(suite: Suite, dataset: str | None = None, extra: Mapping[str, Any] | N
     """The rows of the table, in the order of the suite, each once.
 
     Args:
-        dataset: takes the place of the suite's data sets.
+        dataset: replaces the suite's data sets.
         extra: hyper-parameters that replace the suite's own.
     """
     extra = dict(extra or {})
