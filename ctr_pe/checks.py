@@ -10,7 +10,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -162,16 +162,16 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
     import torch
 
     try:
-        specs, defaults = data_specs(params, root)
+        specs, own_groups, own_id = data_specs(params, root)
         known = bool(specs)
         groups = field_groups(params)
     except UserError as error:
         yield str(error)
         return
     if not groups:
-        fields = group_params(defaults.groups or (STAND_IN,))
+        fields = group_params(own_groups or (STAND_IN,))
         params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
-        params["group_id"] = params.get("group_id") or defaults.group_id
+        params["group_id"] = params.get("group_id") or own_id
         groups = field_groups(params)
     there = list(specs)
     specs, missing = _stand_ins(specs, groups, params)
@@ -179,7 +179,7 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
         yield f"no feature '{name}' in data set '{params.get('dataset_id')}': {nearest(name, there)}"
     specs |= {name: {"type": "meta"} for name in missing if name not in specs}
     monitor = params.get("monitor", "AUC")
-    group_id = params.get("group_id") or defaults.group_id
+    group_id = params.get("group_id") or own_id
     if known and "gAUC" in (monitor if isinstance(monitor, dict) else [monitor]) and not group_id:
         yield "monitor gAUC needs a group_id: the column whose rows are compared with each other"
     try:
@@ -192,16 +192,8 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
 STAND_IN = Group(("item_id", "cate_id"), ("item_history", "cate_history"))
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """The field groups and the group id of a data set."""
-
-    groups: Sequence[Group] = ()
-    group_id: str | None = None
-
-
-def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[str, Any]], Defaults]:
-    """Features and field groups of an experiment's data set.
+def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[str, Any]], Sequence[Group], str | None]:
+    """Features, field groups and group id of an experiment's data set.
 
     From ``feature_cols``, from the data set if it is built, or from the description of a published one; empty if
     nothing is known.
@@ -215,14 +207,14 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
 
     name = str(params.get("dataset_id"))
     if params.get("feature_cols"):
-        return feature_specs(params), Defaults()
+        return feature_specs(params), (), None
     given = [Path(str(params["train_data"])).parent] if params.get("train_data") else []
     for folder in (*given, root / name, Path(str(params.get("data_root") or root)) / name):
         if (folder / "feature_map.json").is_file():
             features = json.loads((folder / "feature_map.json").read_text(encoding="utf-8"))["features"]
             specs = {field: dict(spec) for feature in features for field, spec in feature.items()}
             report = json.loads((folder / REPORT).read_text()) if (folder / REPORT).is_file() else {}
-            return specs, Defaults(stored_groups(report.get("groups", [])), report.get("group_id"))
+            return specs, stored_groups(report.get("groups", [])), report.get("group_id")
     if name in SETS:
         published = SETS[name]
         specs = {published.group_id: {"type": "meta"}}
@@ -230,10 +222,10 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
             width = {"embedding_dim": 64, "feature_encoder": "nn.Linear(64, 64, bias=False)"} if field.vectors else {}
             specs[field.name] = target_spec(1, field.source) | width
             specs |= {history: history_spec(field.name, 1, 100) | width for history, _ in field.histories}
-        return specs, Defaults(published.groups, published.group_id)
+        return specs, published.groups, published.group_id
     if name in BUILT_IN:
-        return {}, Defaults([replace(STAND_IN, age="age_history")], "user_id")
-    return {}, Defaults()
+        return {}, [replace(STAND_IN, age="age_history")], "user_id"
+    return {}, (), None
 
 
 def _stand_ins(

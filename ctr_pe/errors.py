@@ -1,10 +1,10 @@
-"""Errors a user can mend: one line that names the file, the key or column, and the nearest valid choice."""
+"""Errors that a user can fix: one line that names the file, the key or column, and the nearest valid choice."""
 
 from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -50,3 +50,20 @@ def short(message: str) -> str:
 def say(line: str) -> None:
     """Print a line of progress on stderr."""
     print(line, file=sys.stderr, flush=True)
+
+
+def counted(number: int, what: str) -> str:
+    """1 seed, 2 seeds."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def exit_code(program: str, command: Callable[[], int]) -> int:
+    """Run a command: its exit code, 2 after a UserError, whose line goes to stderr, and 130 after Ctrl-C."""
+    try:
+        return command()
+    except UserError as error:
+        say(f"{program}: error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say(f"{program}: interrupted")
+        return 130

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from ctr_pe.checks import FUXICTR, param_problems, value_problems
 from ctr_pe.config import load_yaml, packaged_yaml
 from ctr_pe.data.recipe import Recipe, SplitColumn
-from ctr_pe.errors import UserError, explain, nearest
+from ctr_pe.errors import UserError, counted, explain, nearest
 from ctr_pe.fields import field_groups
 from ctr_pe.study.suite import Grid, Suite, cells
 
@@ -38,10 +38,10 @@ def check(file: Path, root: Path) -> tuple[str, list[str]]:
     elif "protocol" in content:
         kind, found = "recipe", check_recipe(content)
     elif any(DATASET_MARKS & section.keys() and "model" not in section for section in sections.values()):
-        kind, found = f"dataset config, {_many(len(sections), 'data set')}", check_datasets(sections)
+        kind, found = f"dataset config, {counted(len(sections), 'data set')}", check_datasets(sections)
     elif sections:
         experiments = len(sections.keys() - {"Base"})
-        kind, found = f"model config, {_many(experiments, 'experiment')}", check_models(sections, file.parent, root)
+        kind, found = f"model config, {counted(experiments, 'experiment')}", check_models(sections, file.parent, root)
     else:
         kind, found = "", iter(["neither a model config nor a dataset config, recipe, suite or tuner config"])
     return kind, [f"{file}: {problem}" for problem in dict.fromkeys(found)]
@@ -152,7 +152,3 @@ def _dataset_params(folder: Path, dataset_id: str) -> dict[str, Any]:
             if isinstance(sections, dict) and isinstance(sections.get(dataset_id), dict):
                 return dict(sections[dataset_id])
     return {}
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)

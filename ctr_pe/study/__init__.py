@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe.errors import UserError, nearest, say
+from ctr_pe.errors import UserError, counted, nearest, say
 
 if TYPE_CHECKING:
     from ctr_pe.data.dataset import Dataset
@@ -166,7 +166,7 @@ def _plan(request: Request) -> Plan:
     if "none" not in [cell.pe for cell in found]:
         say("'none' is not in --pe: without it there is nothing to compare with, and the table has no differences")
     seeds = tuple(range(request.seed, request.seed + repeats))
-    count = f"{repeats} seed{'s' * (repeats > 1)}"
+    count = counted(repeats, "seed")
     if request.suite is None:
         return Plan(tuple(found), protocol, seeds, f"{suite.title} × {count}")
     title = f"{suite.title}: {len(found)} cells × {count}"

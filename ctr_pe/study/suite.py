@@ -46,7 +46,7 @@ class Suite(BaseModel):
 
     title: str
     protocol: Literal["heldout", "paper"] = "heldout"
-    seeds: int = Field(5, ge=1)
+    seeds: int = Field(default=5, ge=1)
     published: str | None = None
     grids: list[Grid] = Field(min_length=1)
 
@@ -103,16 +103,16 @@ def cells(suite: Suite, dataset: str | None = None, extra: Mapping[str, Any] | N
     found: dict[Cell, None] = {}
     for grid in suite.grids:
         vary = {key: values for key, values in grid.vary.items() if key not in extra}
-        fixed = tuple((key, hashable(value)) for key, value in {**grid.set, **extra}.items())
+        fixed = tuple((key, _hashable(value)) for key, value in {**grid.set, **extra}.items())
         for name, model in itertools.product([dataset] if dataset else grid.datasets, grid.models):
             for values in itertools.product(*vary.values()):
-                varied = tuple(zip(vary, map(hashable, values), strict=True))
+                varied = tuple(zip(vary, map(_hashable, values), strict=True))
                 encodings = available_pes() if grid.encodings == "all" else grid.encodings
                 found |= {Cell(model, name, pe, varied, fixed): None for pe in encodings}
     return list(found)
 
 
-def hashable(value: Any) -> Any:
+def _hashable(value: Any) -> Any:
     """Lists and mappings as text, so that a cell can be a key."""
     return json.dumps(value) if isinstance(value, (list, dict, tuple)) else value
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import mean_sd
 from ctr_pe.study.rendering import DASH, Cells, csv_text, mean_text
@@ -88,8 +89,7 @@ def make(suite: Suite, protocol: str, store: Store, keys: Mapping[Cell, Sequence
             )
             for cell, runs in rows.items()
         ]
-        count = f"{seeds} seed{'s' * (seeds > 1)}"
-        title = f"{suite.title}: {name}, protocol {protocol}{dagger}, {count}"
+        title = f"{suite.title}: {name}, protocol {protocol}{dagger}, {counted(seeds, 'seed')}"
         varied = tuple(dict.fromkeys(key for cell in rows for key, _ in cell.varied))
         notes = _notes(protocol, name, any(line.published for line in lines), sum(line.seeds < seeds for line in lines))
         tables.append(SuiteTable(title, seeds, varied, tuple(lines), tuple(notes), dagger))

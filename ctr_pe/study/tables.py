@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ctr_pe.config import packaged_yaml, parse_yaml
+from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, compare, mean_sd, seeds_won
 from ctr_pe.pe import available_pes
@@ -29,7 +30,7 @@ PUBLISHED = (
 )
 DATASET_NOTES = {
     "kuaivideo_x1": "kuaivideo_x1 keeps the first 100 of the items that precede a row. For active users the lists end "
-    "long before the request, so what looks like the most recent item is not: read differences between position "
+    "long before the request, so their last item is not the most recent one: read differences between position "
     "encodings on this set with care.",
 }
 
@@ -162,9 +163,9 @@ def _table(store: Store, identity: tuple[str, ...], results: Sequence[Result], a
         )
     seeds = sorted({result.seed for result in results})
     dagger = "†" if protocol == "paper" else ""
-    title = (
-        f"{model} on {dataset}, protocol {protocol}{dagger}, {_count(len(seeds), 'seed')}{_test_size(store, data_hash)}"
-    )
+    title = f"{model} on {dataset}, protocol {protocol}{dagger}, {counted(len(seeds), 'seed')}"
+    if (test := store.rows(data_hash)) is not None:
+        title += f", {len(test[0]):,} test rows of {len(np.unique(test[1])):,} users"
     if device != "cpu":
         title += f", on {device}"
     if ambiguous:
@@ -204,12 +205,12 @@ def _notes(identity: Sequence[str], results: Sequence[Result], rows: Sequence[Ro
         notes.append(
             f"gAUC − none: at the same seeds, averaged, with the interval and p of a user-level paired bootstrap "
             f"({RESAMPLES:,} resamples). won: seeds at which gAUC is higher. p: two-sided, corrected (Holm) for "
-            f"{_count(others, 'comparison')}. Interval and p speak of other users, won of other seeds: look at both."
+            f"{counted(others, 'comparison')}. Interval and p speak of other users, won of other seeds: look at both."
         )
     if BASELINE not in [row.pe for row in rows]:
         notes.append(f"No differences: they are taken to '{BASELINE}', which has not been run.")
     if missing:
-        notes.append(f"No intervals: the test scores of {_count(missing, 'run')} are not in scores/.")
+        notes.append(f"No intervals: the test scores of {counted(missing, 'run')} are not in scores/.")
     notes += reading_notes(identity[1], identity[2], any(row.published for row in rows))
     makers = sorted({str(result.revision)[:12] for result in results})
     if len(makers) > 1:
@@ -226,12 +227,3 @@ def _signed(found: Difference) -> str:
 
 def _p(p: float) -> str:
     return DASH if math.isnan(p) else f"{p:.3f}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
-def _test_size(store: Store, data_hash: str) -> str:
-    test = store.rows(data_hash)
-    return "" if test is None else f", {len(test[0]):,} test rows of {len(np.unique(test[1])):,} users"

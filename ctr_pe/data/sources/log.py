@@ -196,7 +196,7 @@ class _Counter:
     def add(self, events: Events, rows: Targets) -> None:
         users = int(events.user[-1]) + 1
         self.users += users
-        self.users_without_rows += users - np.count_nonzero(np.bincount(rows.user))
+        self.users_without_rows += users - int(np.count_nonzero(np.bincount(rows.user)))
         self.tied += int(events.tied.sum())
         self.repeated += events.repeated
         self.contradictions += events.contradictions
