@@ -163,7 +163,6 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
 
     try:
         specs, own_groups, own_id = data_specs(params, root)
-        known = bool(specs)
         groups = field_groups(params)
     except UserError as error:
         yield str(error)
@@ -173,18 +172,17 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
         params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
         params["group_id"] = params.get("group_id") or own_id
         groups = field_groups(params)
-    there = list(specs)
-    specs, missing = _stand_ins(specs, groups, params)
+    complete, missing = _stand_ins(specs, groups, params)
     for name in missing:
-        yield f"no feature '{name}' in data set '{params.get('dataset_id')}': {nearest(name, there)}"
-    specs |= {name: {"type": "meta"} for name in missing if name not in specs}
+        yield f"no feature '{name}' in data set '{params.get('dataset_id')}': {nearest(name, specs)}"
+    complete |= {name: {"type": "meta"} for name in missing if name not in complete}
     monitor = params.get("monitor", "AUC")
     group_id = params.get("group_id") or own_id
-    if known and "gAUC" in (monitor if isinstance(monitor, dict) else [monitor]) and not group_id:
+    if specs and "gAUC" in (monitor if isinstance(monitor, dict) else [monitor]) and not group_id:
         yield "monitor gAUC needs a group_id: the column whose rows are compared with each other"
     try:
         with torch.random.fork_rng(devices=[]):
-            cls(_feature_map(specs, params), **params | {"gpu": -1})
+            cls(_feature_map(complete, params), **params | {"gpu": -1})
     except (UserError, ValueError) as error:
         yield str(error)
 
@@ -219,9 +217,9 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
         published = SETS[name]
         specs = {published.group_id: {"type": "meta"}}
         for field in published.fields:
-            width = {"embedding_dim": 64, "feature_encoder": "nn.Linear(64, 64, bias=False)"} if field.vectors else {}
-            specs[field.name] = target_spec(1, field.source) | width
-            specs |= {history: history_spec(field.name, 1, 100) | width for history, _ in field.histories}
+            vectors = {"embedding_dim": 64, "feature_encoder": "nn.Linear(64, 64, bias=False)"} if field.vectors else {}
+            specs[field.name] = target_spec(1, field.source) | vectors
+            specs |= {history: history_spec(field.name, 1, 100) | vectors for history, _ in field.histories}
         return specs, published.groups, published.group_id
     if name in BUILT_IN:
         return {}, [replace(STAND_IN, age="age_history")], "user_id"
@@ -234,7 +232,6 @@ def _stand_ins(
     """The specs with every field in use, and the names of those that a known data set lacks."""
     from ctr_pe.data.specs import age_spec, history_spec, target_spec
 
-    specs, known, missing = {name: dict(spec) for name, spec in specs.items()}, bool(specs), []
     ages = params.get("age_field")
     used: dict[str, dict[str, Any]] = {}
     for group in groups:
@@ -243,22 +240,17 @@ def _stand_ins(
         used |= {history: history_spec(target, 1, 100) for target, history in pairs}
     for age in [ages] if isinstance(ages, str) else ages or []:
         used |= {age: age_spec(100)} if age else {}
-    for name, spec in used.items():
-        if name not in specs:
-            specs[name] = spec
-            missing += [name] if known else []
     if group_id := params.get("group_id"):
-        if group_id not in specs and known:
-            missing.append(group_id)
-        specs.setdefault(group_id, {"type": "meta"})
+        used.setdefault(group_id, {"type": "meta"})
+    missing = [name for name in used if name not in specs]
+    complete = {name: dict(spec) for name, spec in specs.items()} | {name: used[name] for name in missing}
     for change in params.get("feature_specs") or []:
-        names = change["name"] if isinstance(change["name"], list) else [change["name"]]
-        for name in names:
-            if name not in specs:
-                missing += [name] if known else []
-                continue
-            specs[name] |= {key: value for key, value in change.items() if key != "name"}
-    return specs, list(dict.fromkeys(missing))
+        for name in change["name"] if isinstance(change["name"], list) else [change["name"]]:
+            if name in complete:
+                complete[name] |= {key: value for key, value in change.items() if key != "name"}
+            else:
+                missing.append(name)
+    return complete, list(dict.fromkeys(missing)) if specs else []
 
 
 def _feature_map(specs: Mapping[str, dict[str, Any]], params: Mapping[str, Any]) -> Any:

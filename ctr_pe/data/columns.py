@@ -185,10 +185,19 @@ def _make(parquet: Path, wants: Mapping[str, Want], folder: Path) -> None:
     (folder / "index.json").write_text(json.dumps(index, indent=1))
 
 
-def _chunks(file: pq.ParquetFile, names: Mapping[str, object]) -> Iterator[tuple[str, pa.Array]]:
+def _chunks(
+    file: pq.ParquetFile, names: Mapping[str, object]
+) -> Iterator[tuple[str, pa.Array, pa.Array, Array | None]]:
+    """Block by block: column, its values, these in one flat array, and for a list column the rows' lengths."""
     for batch in batches(file, CHUNK_ROWS, list(names)):
         for name in names:
-            yield name, batch.column(name)
+            chunk = array = batch.column(name)
+            if pa.types.is_fixed_size_list(array.type):
+                array = array.cast(pa.list_(array.type.value_type))
+            if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+                yield name, chunk, array.flatten(), np.diff(array.offsets.to_numpy())
+            else:
+                yield name, chunk, array, None
 
 
 def batches(file: pq.ParquetFile, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -197,20 +206,10 @@ def batches(file: pq.ParquetFile, rows: int, columns: list[str] | None = None) -
         yield from file.iter_batches(rows, row_groups=[group], columns=columns)
 
 
-def _flat(array: pa.Array) -> tuple[pa.Array, Array | None]:
-    """The values of a chunk in one array, and for a list column the rows' lengths."""
-    if pa.types.is_fixed_size_list(array.type):
-        array = array.cast(pa.list_(array.type.value_type))
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        return array.flatten(), np.diff(array.offsets.to_numpy())
-    return array, None
-
-
 def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want]) -> dict[str, Column]:
     columns = {name: Column(file=f"{i}.values") for i, name in enumerate(wants)}
-    for name, chunk in _chunks(file, wants):
+    for name, chunk, flat, lengths in _chunks(file, wants):
         column, kind = columns[name], wants[name].kind
-        flat, lengths = _flat(chunk)
         nulls = chunk.null_count + (flat.null_count if lengths is not None else 0)
         if nulls:
             raise UserError(f"{parquet}: column '{name}' has null values ({nulls} in one block of rows)")
@@ -254,9 +253,8 @@ def _write(
                 column.offsets = column.file.replace("values", "offsets")
                 offsets_files[name] = (folder / column.offsets).open("wb")
                 offsets_files[name].write(np.zeros(1, offsets_dtype).tobytes())
-        for name, chunk in _chunks(file, wants):
+        for name, _, flat, lengths in _chunks(file, wants):
             column = columns[name]
-            flat, lengths = _flat(chunk)
             values = flat.to_numpy(zero_copy_only=False)
             if lengths is not None:
                 values, lengths, truncated = _real_items(values, lengths, column, wants[name])

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ctr_pe.config import packaged_yaml, parse_yaml
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, explain, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -76,8 +76,10 @@ def load_recipe(name: str | None, given: Mapping[str, Any]) -> Recipe:
         where, content = _read(name)
     try:
         return Recipe.model_validate({**content, **given})
-    except ValidationError as errors:
-        raise UserError(f"{where}: {_explain(errors)}") from None
+    except ValidationError as error:
+        problem = error.errors()[0]
+        option = f": --{problem['loc'][0]}" if problem["type"] == "missing" and len(problem["loc"]) == 1 else ""
+        raise UserError(f"{where}: {explain(problem, Recipe, SplitColumn)}{option}") from None
 
 
 def _read(name: str) -> tuple[str, dict[str, Any]]:
@@ -98,15 +100,3 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
         if content.get(key):
             content[key] = path.parent / content[key]
     return name, content
-
-
-def _explain(errors: ValidationError) -> str:
-    error = errors.errors()[0]
-    key = ".".join(str(part) for part in error["loc"] if part not in ("int", "str"))
-    if error["type"] == "extra_forbidden":
-        fields = SplitColumn.model_fields if key.startswith("split.") else Recipe.model_fields
-        return f"unknown key '{key}': {nearest(key, fields)}"
-    if error["type"] == "missing":
-        return f"'{key}' is missing" + (f": --{key}" if key in Recipe.model_fields else "")
-    message = error["msg"].removeprefix("Value error, ")
-    return f"'{key}': {message} (given: {error['input']!r})" if key else message

@@ -205,10 +205,7 @@ def _result(record: Any) -> Result:
     """A Result from a line. Raises TypeError if keys are missing; unknown keys, of later versions, are ignored."""
     if not isinstance(record, dict) or not isinstance(record.get("metrics"), dict):
         raise TypeError("not a result")
-    known = {key: value for key, value in record.items() if key in _FIELDS}
+    known = {f.name: record[f.name] for f in fields(Result) if f.name in record}
     known.setdefault("device", device_of(record.get("gpu", -1)))
     known["metrics"] = {name: float("nan" if value is None else value) for name, value in record["metrics"].items()}
     return Result(**known)
-
-
-_FIELDS = frozenset(f.name for f in fields(Result))

@@ -663,8 +663,8 @@ def test_an_interrupted_build_leaves_nothing_that_opens(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("protocol: din\nuzer: x", "unknown key 'uzer': did you mean 'user'"),
-        ("protocol: dim", "'protocol': Input should be 'din' or 'impressions'"),
+        ("protocol: din\nuzer: x", "key 'uzer' is unknown: did you mean 'user'"),
+        ("protocol: dim", "'protocol': input should be 'din' or 'impressions'"),
         ("max_len: 5", "'protocol' is missing: --protocol"),
         ("protocol: din\nmax_len: 0", "'max_len': .*greater than or equal to 1"),
         ("protocol: din\nnegatives: true", "'negatives' belongs to protocol impressions"),
