@@ -1,7 +1,7 @@
 """Keep memory between training steps.
 
-glibc hands large blocks back to the system as soon as they are freed, and each training step gets them again page by
-page, zeroed. Told to keep them, it saves DIN on histories of the Amazon kind a seventh of a step's time on a CPU.
+glibc returns large blocks to the system as soon as they are freed, and each training step gets them again page by page,
+zeroed. Keeping them saves a seventh of the time of a training step of DIN on Amazon-like histories on a CPU.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ PAD = 64 * 2**20
 def keep_memory() -> bool:
     """Let this process keep the memory that it frees, for the next step to use; programs call it when they start.
 
-    Its size stays at the largest so far. Nothing happens where the C library is not glibc, or with
-    ``CTR_PE_KEEP_MEMORY=0`` in the environment.
+    The process never shrinks. Does nothing if the C library is not glibc, or with ``CTR_PE_KEEP_MEMORY=0`` in the
+    environment.
 
     Returns:
-        Whether the allocator took it.
+        Whether the allocator accepted the settings.
     """
     if os.environ.get(SWITCH) == "0":
         return False

@@ -39,7 +39,7 @@ def encodings_page() -> str:
     lines = [_line(columns), "|" + " --- |" * len(columns)]
     for name in available_pes():
         about = encoding_class(name).about
-        found = [_yes(test(name)) for test in (_starts_as_none, _is_causal, _keeps_prefixes)]
+        found = ["yes" if test(name) else "no" for test in (_starts_as_none, _is_causal, _keeps_prefixes)]
         cells = [f"`{name}`", about.equation, _parameters(name), about.cost, _needs(name), *found]
         lines.append(_line([*cells, about.extrapolates, about.paper]))
     return HEAD + "\n".join(lines) + "\n"
@@ -66,7 +66,7 @@ def _needs(name: str) -> str:
 
 
 def _new(name: str, dim: int, max_len: int, heads: int) -> PositionEncoding:
-    with torch.random.fork_rng():  # what is drawn here leaves the unit's weights as they are without
+    with torch.random.fork_rng():  # so that the unit's weights do not depend on the encoding
         return build_pe(name, dim, max_len, heads)
 
 
@@ -95,10 +95,6 @@ def _keeps_prefixes(name: str) -> bool:
     age = whole.age - whole.age[:, 2:3]  # the first three items, asked for at the time of the third
     part = Batch(whole.target, whole.history[:, :3], whole.mask[:, :3], age[:, :3])
     return torch.allclose(harness(part)[1], harness(whole)[1][:, :3], rtol=0, atol=1e-9)
-
-
-def _yes(value: bool) -> str:
-    return "yes" if value else "no"
 
 
 if __name__ == "__main__":

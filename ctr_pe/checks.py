@@ -1,7 +1,7 @@
 """Everything that is wrong with the parameters of one experiment, one line each, before anything runs.
 
-Keys and values are held against the signatures that will get them, and the model is built once, with tables of a few
-rows, on the fields of its data set.
+Keys and values are checked against the signatures that they are passed to, and the model is built once, with tables of
+three rows, on the fields of its data set.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import importlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 
@@ -24,7 +24,7 @@ from ctr_pe.errors import UserError, nearest, short
 from ctr_pe.fields import Group, field_groups, group_params
 
 Rate = Annotated[float, Field(ge=0, lt=1)]
-# What FuxiCTR's own parameters hold; its signatures say nothing.
+# Types of FuxiCTR's own parameters; its signatures have no annotations.
 FUXICTR: dict[str, Any] = {
     "batch_size": PositiveInt,
     "data_format": Literal["csv", "parquet", "npz"],
@@ -55,10 +55,10 @@ FUXICTR: dict[str, Any] = {
 
 
 def model_class(name: str | type) -> Any:
-    """The class of a backbone; a class is what it is.
+    """The class of a model; a class is returned unchanged.
 
     Raises:
-        UserError: there is none of this name.
+        UserError: no model has this name.
     """
     from ctr_pe.model_zoo import MODELS
 
@@ -71,10 +71,10 @@ def model_class(name: str | type) -> Any:
 
 
 def check_encoding(name: str) -> str:
-    """The name, if a model takes it: an encoding or chain of encodings, in which ``native`` is the model's own.
+    """The name, if it is an encoding or a chain of encodings; ``native`` is the model's own encoding.
 
     Raises:
-        UserError: it names none.
+        UserError: it is not.
     """
     from ctr_pe.pe import check_pe_name
 
@@ -83,10 +83,10 @@ def check_encoding(name: str) -> str:
 
 
 def check_params(model: str, params: Mapping[str, Any]) -> None:
-    """Check hyper-parameters for a data set that is built already, as far as no model need be built.
+    """Check hyper-parameters for a data set that is already built, without building the model.
 
     Raises:
-        UserError: an unknown model, key or value, or a key that only the building of a data set reads.
+        UserError: an unknown model, key or value, or a key that is read only when a data set is built.
     """
     from ctr_pe.model_zoo.keys import DATA_KEYS, check_keys, regularizer
 
@@ -100,7 +100,7 @@ def check_params(model: str, params: Mapping[str, Any]) -> None:
 
 
 def param_problems(params: Mapping[str, Any], root: Path) -> Iterator[str]:
-    """All problems of one experiment's parameters, a line each; ``root``: where data sets live."""
+    """All problems of one experiment's parameters, one string each; ``root``: directory of data sets."""
     from ctr_pe.model_zoo.keys import unknown_keys
 
     if legacy.is_legacy(params):
@@ -116,20 +116,19 @@ def param_problems(params: Mapping[str, Any], root: Path) -> Iterator[str]:
     good = dict(params)
     types, unknown = known_types(cls), unknown_keys(cls, params)
     for key, value in params.items():
-        for problem in [unknown[key]] if key in unknown else _check_value(types, key, value):
+        for problem in [unknown[key]] if key in unknown else value_problems(types, key, value):
             yield problem
             good.pop(key)
-    yield from _check_fit(cls, good, root)
+    yield from _model_problems(cls, good, root)
 
 
 def known_types(cls: Any) -> dict[str, Any]:
     """Type of every key that a model, its base classes and the encodings take."""
-    from ctr_pe.pe import REGISTRY
+    from ctr_pe.pe import REGISTRY, encoding_class
 
     types = dict(FUXICTR)
-    for place in REGISTRY.values():
-        module, _, name = place.partition(":")
-        types |= _annotations(getattr(importlib.import_module(module), name))
+    for name in REGISTRY:
+        types |= _annotations(encoding_class(name))
     for base in reversed(cls.__mro__):
         if "__init__" in vars(base) and base.__module__.startswith("ctr_pe"):
             types |= _annotations(base)
@@ -142,7 +141,8 @@ def _annotations(cls: Any) -> dict[str, Any]:
     return {name: hints[name] for name in named if name in hints}
 
 
-def _check_value(types: Mapping[str, Any], key: str, value: Any) -> Iterator[str]:
+def value_problems(types: Mapping[str, Any], key: str, value: Any) -> Iterator[str]:
+    """What is wrong with one value, by the ``types`` of known keys."""
     try:
         if key in types:
             TypeAdapter(types[key], config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
@@ -157,34 +157,32 @@ def _check_value(types: Mapping[str, Any], key: str, value: Any) -> Iterator[str
         yield f"'{key}': {message} (given: {value!r})"
 
 
-def _check_fit(cls: Any, params: dict[str, Any], root: Path) -> Iterator[str]:
-    """What only shows on the data set's fields: those that are missing, and what the model refuses to be built with."""
+def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[str]:
+    """Fields that the data set lacks, and the errors of building the model."""
     import torch
 
     try:
-        specs, defaults = data_specs(params, root)
-        known = bool(specs)
+        specs, own_groups, own_id = data_specs(params, root)
         groups = field_groups(params)
     except UserError as error:
         yield str(error)
         return
     if not groups:
-        fields = group_params(defaults.groups or (STAND_IN,))
+        fields = group_params(own_groups or (STAND_IN,))
         params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
-        params["group_id"] = params.get("group_id") or defaults.group_id
+        params["group_id"] = params.get("group_id") or own_id
         groups = field_groups(params)
-    there = list(specs)
-    specs, missing = _stand_ins(specs, groups, params)
+    complete, missing = _stand_ins(specs, groups, params)
     for name in missing:
-        yield f"no feature '{name}' in data set '{params.get('dataset_id')}': {nearest(name, there)}"
-    specs |= {name: {"type": "meta"} for name in missing if name not in specs}
+        yield f"no feature '{name}' in data set '{params.get('dataset_id')}': {nearest(name, specs)}"
+    complete |= {name: {"type": "meta"} for name in missing if name not in complete}
     monitor = params.get("monitor", "AUC")
-    group_id = params.get("group_id") or defaults.group_id
-    if known and "gAUC" in (monitor if isinstance(monitor, dict) else [monitor]) and not group_id:
+    group_id = params.get("group_id") or own_id
+    if specs and "gAUC" in (monitor if isinstance(monitor, dict) else [monitor]) and not group_id:
         yield "monitor gAUC needs a group_id: the column whose rows are compared with each other"
     try:
         with torch.random.fork_rng(devices=[]):
-            cls(_feature_map(specs, params), **params | {"gpu": -1})
+            cls(_feature_map(complete, params), **params | {"gpu": -1})
     except (UserError, ValueError) as error:
         yield str(error)
 
@@ -192,22 +190,14 @@ def _check_fit(cls: Any, params: dict[str, Any], root: Path) -> Iterator[str]:
 STAND_IN = Group(("item_id", "cate_id"), ("item_history", "cate_history"))
 
 
-@dataclass(frozen=True)
-class Defaults:
-    """The field groups and the group id that a data set comes with."""
+def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[str, Any]], Sequence[Group], str | None]:
+    """Features, field groups and group id of an experiment's data set.
 
-    groups: Sequence[Group] = ()
-    group_id: str | None = None
-
-
-def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[str, Any]], Defaults]:
-    """Features of an experiment's data set, and the field groups it comes with.
-
-    From its ``feature_cols``, from the data set if it is built, or from what is published about it; empty if nothing
-    is known.
+    From ``feature_cols``, from the data set if it is built, or from the description of a published one; empty if
+    nothing is known.
 
     Raises:
-        UserError: ``feature_cols`` that mean nothing.
+        UserError: invalid ``feature_cols``.
     """
     from ctr_pe.data.published import SETS
     from ctr_pe.data.sources.fuxictr_csv import feature_specs
@@ -215,61 +205,56 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
 
     name = str(params.get("dataset_id"))
     if params.get("feature_cols"):
-        return feature_specs(params), Defaults()
-    places = [Path(str(params["train_data"])).parent] if params.get("train_data") else []
-    for folder in (*places, root / name, Path(str(params.get("data_root") or root)) / name):
+        return feature_specs(params), (), None
+    given = [Path(str(params["train_data"])).parent] if params.get("train_data") else []
+    for folder in (*given, root / name, Path(str(params.get("data_root") or root)) / name):
         if (folder / "feature_map.json").is_file():
             features = json.loads((folder / "feature_map.json").read_text(encoding="utf-8"))["features"]
             specs = {field: dict(spec) for feature in features for field, spec in feature.items()}
             report = json.loads((folder / REPORT).read_text()) if (folder / REPORT).is_file() else {}
-            return specs, Defaults(stored_groups(report.get("groups", [])), report.get("group_id"))
+            return specs, stored_groups(report.get("groups", [])), report.get("group_id")
     if name in SETS:
         published = SETS[name]
         specs = {published.group_id: {"type": "meta"}}
         for field in published.fields:
-            width = {"embedding_dim": 64, "feature_encoder": "nn.Linear(64, 64, bias=False)"} if field.vectors else {}
-            specs[field.name] = target_spec(1, field.source) | width
-            specs |= {history: history_spec(field.name, 1, 100) | width for history, _ in field.histories}
-        return specs, Defaults(published.groups, published.group_id)
+            vectors = {"embedding_dim": 64, "feature_encoder": "nn.Linear(64, 64, bias=False)"} if field.vectors else {}
+            specs[field.name] = target_spec(1, field.source) | vectors
+            specs |= {history: history_spec(field.name, 1, 100) | vectors for history, _ in field.histories}
+        return specs, published.groups, published.group_id
     if name in BUILT_IN:
-        return {}, Defaults([replace(STAND_IN, age="age_history")], "user_id")
-    return {}, Defaults()
+        return {}, [replace(STAND_IN, age="age_history")], "user_id"
+    return {}, (), None
 
 
 def _stand_ins(
     specs: dict[str, dict[str, Any]], groups: list[Any], params: Mapping[str, Any]
 ) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The specs with every field in use, and those that had to be added although the data set is known."""
+    """The specs with every field in use, and the names of those that a known data set lacks."""
     from ctr_pe.data.specs import age_spec, history_spec, target_spec
 
-    specs, known, missing = {name: dict(spec) for name, spec in specs.items()}, bool(specs), []
     ages = params.get("age_field")
     used: dict[str, dict[str, Any]] = {}
     for group in groups:
         used |= {name: target_spec(1) for name in group.target}
-        used |= {by: history_spec(of, 1, 100) for of, by in zip(group.target, group.history, strict=True)}
+        pairs = zip(group.target, group.history, strict=True)
+        used |= {history: history_spec(target, 1, 100) for target, history in pairs}
     for age in [ages] if isinstance(ages, str) else ages or []:
         used |= {age: age_spec(100)} if age else {}
-    for name, spec in used.items():
-        if name not in specs:
-            specs[name] = spec
-            missing += [name] if known else []
     if group_id := params.get("group_id"):
-        if group_id not in specs and known:
-            missing.append(group_id)
-        specs.setdefault(group_id, {"type": "meta"})
+        used.setdefault(group_id, {"type": "meta"})
+    missing = [name for name in used if name not in specs]
+    complete = {name: dict(spec) for name, spec in specs.items()} | {name: used[name] for name in missing}
     for change in params.get("feature_specs") or []:
-        names = change["name"] if isinstance(change["name"], list) else [change["name"]]
-        for name in names:
-            if name not in specs:
-                missing += [name] if known else []
-                continue
-            specs[name] |= {key: value for key, value in change.items() if key != "name"}
-    return specs, list(dict.fromkeys(missing))
+        for name in change["name"] if isinstance(change["name"], list) else [change["name"]]:
+            if name in complete:
+                complete[name] |= {key: value for key, value in change.items() if key != "name"}
+            else:
+                missing.append(name)
+    return complete, list(dict.fromkeys(missing)) if specs else []
 
 
 def _feature_map(specs: Mapping[str, dict[str, Any]], params: Mapping[str, Any]) -> Any:
-    """Tables of three rows and no vectors: the same model in everything that can be refused."""
+    """With tables of three rows and no pretrained vectors, so that building the model is cheap."""
     from fuxictr.features import FeatureMap
 
     feature_map = FeatureMap(str(params.get("dataset_id")), "")
@@ -280,6 +265,3 @@ def _feature_map(specs: Mapping[str, dict[str, Any]], params: Mapping[str, Any])
     feature_map.group_id = params.get("group_id")
     feature_map.default_emb_dim = params.get("embedding_dim")
     return feature_map
-
-
-__all__ = ["FUXICTR", "check_encoding", "check_params", "model_class", "param_problems"]

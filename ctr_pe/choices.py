@@ -1,6 +1,6 @@
-"""What a config may name: losses, optimisers, activations, metrics.
+"""Names that a config may use: losses, optimisers, activations, metrics.
 
-FuxiCTR looks such names up in torch and runs those that it does not find there as code. Here each has a closed list.
+FuxiCTR looks such names up in torch and runs unknown ones as code. Here each key has a fixed list.
 """
 
 from __future__ import annotations
@@ -12,9 +12,9 @@ from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation.metrics import METRICS
 
 OPTIMIZERS = "Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD".split()
-"""Those of torch that need a learning rate and nothing more."""
+"""Those of torch that need only a learning rate."""
 FUSED = {"Adagrad": ("cpu",), "Adam": ("cpu", "cuda"), "AdamW": ("cpu", "cuda"), "SGD": ("cpu", "cuda")}
-"""Those that can update all parameters in one pass, and where."""
+"""Those with a fused update of all parameters, and the devices that have it."""
 LOSSES = "bce binary_cross_entropy binary_crossentropy huber_loss l1_loss mse_loss smooth_l1_loss".split()
 ACTIVATIONS = (
     "CELU Dice ELU GELU Hardshrink Hardsigmoid Hardswish Hardtanh Identity LeakyReLU LogSigmoid Mish PReLU ReLU ReLU6"
@@ -33,7 +33,7 @@ CHOICES: dict[str, Sequence[str]] = {
 
 
 def choose(key: str, value: Any) -> Any:
-    """The value of a key; activations and optimisers as torch writes them (``sgd`` is ``SGD``).
+    """The value of a key; activations and optimisers in torch's spelling (``sgd`` is ``SGD``).
 
     A value may be several names, as a list or as the keys of a mapping. Keys without a list take any value.
 

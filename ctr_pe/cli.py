@@ -11,25 +11,15 @@ from ctr_pe.allocator import keep_memory
 from ctr_pe.commands import benchmark, data_build, data_fetch, draw, info, tune, validate
 from ctr_pe.commands import list as list_
 from ctr_pe.commands.options import Parser
-from ctr_pe.errors import UserError
-
-INTERRUPTED = 130
+from ctr_pe.errors import exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; the exit code. A user's mistake is one line on stderr and code 2."""
     keep_memory()
     try:
-        code = _run(argv)
-        sys.stdout.flush()
-        return code
-    except UserError as error:
-        print(f"ctr-pe: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("ctr-pe: interrupted", file=sys.stderr)
-        return INTERRUPTED
-    except BrokenPipeError:  # the reader, `head` say, has seen enough; nothing may be flushed at exit
+        return exit_code("ctr-pe", lambda: _run(argv))
+    except BrokenPipeError:  # the reader, such as `head`, has closed the pipe: nothing may be flushed at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
@@ -39,6 +29,7 @@ def _run(argv: Sequence[str] | None) -> int:
     if unknown:
         args.parser.refuse(unknown)
     code: int = args.run(args)
+    sys.stdout.flush()
     return code
 
 

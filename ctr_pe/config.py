@@ -33,7 +33,7 @@ class _Loader(yaml.SafeLoader):
 
 
 _Loader.add_constructor("tag:yaml.org,2002:python/tuple", _Loader.construct_tuple)
-# PyYAML knows only floats with a dot and a signed exponent (YAML 1.1): FuxiCTR takes `learning_rate: 1e-3` for text.
+# PyYAML knows only floats with a dot and a signed exponent (YAML 1.1): FuxiCTR reads `learning_rate: 1e-3` as text.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
 )
@@ -93,7 +93,7 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
     """Hyper-parameters of ``model`` on a data set, as FuxiCTR names them.
 
     ``Base``, ``<model>_default`` and ``<model>_<dataset_id>`` of the packaged ``model_config/<model>.yaml``, then
-    ``overrides``; a later one wins key by key. The keys ``model`` and ``dataset_id`` are those asked for.
+    ``overrides``; a later one wins key by key. ``model`` and ``dataset_id`` are the arguments.
 
     Raises:
         UserError: there is no configuration of that model, or it does not hold mappings.

@@ -1,9 +1,11 @@
-"""Errors a user can mend: one line that names the file, the key or column, and the nearest valid choice."""
+"""Errors that a user can fix: one line that names the file, the key or column, and the nearest valid choice."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from typing import Any
 
 
@@ -18,6 +20,12 @@ def nearest(name: object, choices: Iterable[object]) -> str:
     close = difflib.get_close_matches(str(name).lower(), written, n=1, cutoff=0.5)
     hint = f"did you mean '{written[close[0]]}'? " if close else ""
     return f"{hint}({', '.join(names)})" if len(names) <= 30 else hint.rstrip() or f"({len(names)} choices)"
+
+
+def no_such_file(file: Path) -> UserError:
+    """The error for a missing file, with the nearest name in its directory."""
+    beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
+    return UserError(f"{file}: no such file" + (f"; {nearest(file.name, beside)}" if beside else ""))
 
 
 def explain(problem: Mapping[str, Any], *models: Any) -> str:
@@ -37,3 +45,25 @@ def explain(problem: Mapping[str, Any], *models: Any) -> str:
 def short(message: str) -> str:
     """One of pydantic's messages, to follow a colon."""
     return f"{message[0].lower()}{message[1:]}".removeprefix("input should be ")
+
+
+def say(line: str) -> None:
+    """Print a line of progress on stderr."""
+    print(line, file=sys.stderr, flush=True)
+
+
+def counted(number: int, what: str) -> str:
+    """1 seed, 2 seeds."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def exit_code(program: str, command: Callable[[], int]) -> int:
+    """Run a command: its exit code, 2 after a UserError, whose line goes to stderr, and 130 after Ctrl-C."""
+    try:
+        return command()
+    except UserError as error:
+        say(f"{program}: error: {error}")
+        return 2
+    except KeyboardInterrupt:
+        say(f"{program}: interrupted")
+        return 130

@@ -1,7 +1,7 @@
 """One experiment of a FuxiCTR config: ``python model_zoo/run_expid.py --config config --expid DIN_synthetic --gpu -1``.
 
-What FuxiCTR's own script does, on FuxiCTR's config files, with its traps closed: numbers such as 1e-3 are numbers, keys
-that nothing reads are refused, and data are never taken for built because something lies in their place.
+Does what FuxiCTR's own script does, on FuxiCTR's config files, without its pitfalls: 1e-3 is read as a number, unknown
+keys are errors, and an incomplete data set is never used.
 """
 
 from __future__ import annotations
@@ -18,14 +18,12 @@ from typing import TYPE_CHECKING, Any
 from ctr_pe import legacy
 from ctr_pe.config import load_yaml
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
-from ctr_pe.data.dataset import CONFIG, REPORT, data_root, open_dataset
+from ctr_pe.data.dataset import CONFIG, REPORT, SPLITS, data_root, open_dataset
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.fields import field_groups
 
 if TYPE_CHECKING:
     from ctr_pe.training import Source
-
-SPLITS = ("train", "valid", "test")
 
 
 def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -34,8 +32,8 @@ def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, A
     Args:
         config: FuxiCTR's config directory, or one YAML file; None for ./config or else the installed one.
         expid: a section of ``model_config.yaml`` or ``model_config/*.yaml``.
-        overrides: a ``dataset_id`` among them chooses the data set; with overrides the checkpoint has a name of its
-            own, so that experiments side by side do not share it.
+        overrides: may choose another ``dataset_id``; with overrides the checkpoint gets its own name, so that
+            experiments that run at the same time do not share it.
 
     Raises:
         UserError: no such config, experiment or data set.
@@ -50,7 +48,9 @@ def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, A
         logging.getLogger(__name__).warning("%s: %s: %s", file, expid, line)
     if "model" not in params:
         raise UserError(f"{file}: {expid}: 'model' is missing")
-    return {"seed": 0, "model_id": f"{expid}_{_digest(overrides)}" if overrides else expid} | params
+    text = json.dumps(overrides, sort_keys=True, default=str)
+    digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
+    return {"seed": 0, "model_id": f"{expid}_{digest}" if overrides else expid} | params
 
 
 def model_section(config: str | Path | None, expid: str) -> tuple[dict[str, Any], Path]:
@@ -67,7 +67,7 @@ def model_section(config: str | Path | None, expid: str) -> tuple[dict[str, Any]
 
 
 def dataset_section(config: str | Path | None, dataset_id: str, params: Mapping[str, Any]) -> dict[str, Any]:
-    """The section ``dataset_id`` of the dataset config, or what lies beside a built data set of this name."""
+    """The section ``dataset_id`` of the dataset config, or of the config beside a built data set of this name."""
     found = config_files(config, "dataset_config")
     for sections in found.values():
         if dataset_id in sections:
@@ -101,21 +101,20 @@ def config_files(config: str | Path | None, kind: str) -> dict[Path, dict[str, d
         found = [folder / f"{kind}.yaml"]
     else:
         found = sorted((folder / kind).glob("*.yaml"))
-    return {file: _mappings(file) for file in found}
-
-
-def _mappings(file: Path) -> dict[str, dict[str, Any]]:
-    sections = load_yaml(file)
-    if not isinstance(sections, dict):
-        raise UserError(f"{file}: not a mapping of sections")
-    return {str(name): section for name, section in sections.items() if isinstance(section, dict)}
+    configs = {}
+    for file in found:
+        sections = load_yaml(file)
+        if not isinstance(sections, dict):
+            raise UserError(f"{file}: not a mapping of sections")
+        configs[file] = {str(name): section for name, section in sections.items() if isinstance(section, dict)}
+    return configs
 
 
 def open_source(params: Mapping[str, Any]) -> Source:
-    """The data set of an experiment: one of ours, one that FuxiCTR has built, or CSV files, which are built first.
+    """The data set of an experiment: of this package, built by FuxiCTR, or CSV files, which are built first.
 
     Raises:
-        UserError: it is missing, half-built, or of another name than its feature map says.
+        UserError: it is missing, half-built, or its feature map has another name.
     """
     from ctr_pe.training import Source
 
@@ -154,7 +153,7 @@ def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     same seed and parameters the results are those of ``ctr-pe benchmark``.
 
     Raises:
-        UserError: what data and parameters may have wrong.
+        UserError: invalid data or parameters.
     """
     from fuxictr.utils import set_logger
 
@@ -183,12 +182,4 @@ def append_result(
         f"[dataset_id] {params['dataset_id']},[train] N.A.,[val] {metrics[0]},[test] {metrics[1]}\n"
     )
     with open(config.name.replace(".yaml", "") + ".csv", "a+", encoding="utf-8") as file:
-        file.write(line)  # one write: runs side by side append to the same file
-
-
-def _digest(overrides: Mapping[str, Any]) -> str:
-    text = json.dumps(dict(overrides), sort_keys=True, default=str)
-    return hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-
-
-__all__ = ["append_result", "load_params", "open_source", "run"]
+        file.write(line)  # one write: parallel runs append to the same file

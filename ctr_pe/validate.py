@@ -1,4 +1,4 @@
-"""Everything that is wrong with a config file, one line each; what it is shows in its keys."""
+"""Everything that is wrong with a config file, one line each; its keys tell which kind of file it is."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ValidationError
 
-from ctr_pe.checks import FUXICTR, param_problems
+from ctr_pe.checks import FUXICTR, param_problems, value_problems
 from ctr_pe.config import load_yaml, packaged_yaml
 from ctr_pe.data.recipe import Recipe, SplitColumn
-from ctr_pe.errors import UserError, explain, nearest, short
+from ctr_pe.errors import UserError, counted, explain, nearest
 from ctr_pe.fields import field_groups
 from ctr_pe.study.suite import Grid, Suite, cells
 
@@ -23,7 +23,7 @@ DATASET_MARKS = {"data_root", "data_format", "train_data", "feature_cols"}
 
 
 def check(file: Path, root: Path) -> tuple[str, list[str]]:
-    """What a file is, and its problems, each a line that begins with the file's name."""
+    """The kind of a file, and its problems, each a line that begins with the file's name."""
     try:
         content = load_yaml(file)
     except UserError as error:
@@ -38,17 +38,17 @@ def check(file: Path, root: Path) -> tuple[str, list[str]]:
     elif "protocol" in content:
         kind, found = "recipe", check_recipe(content)
     elif any(DATASET_MARKS & section.keys() and "model" not in section for section in sections.values()):
-        kind, found = f"dataset config, {_many(len(sections), 'data set')}", check_datasets(sections)
+        kind, found = f"dataset config, {counted(len(sections), 'data set')}", check_datasets(sections)
     elif sections:
         experiments = len(sections.keys() - {"Base"})
-        kind, found = f"model config, {_many(experiments, 'experiment')}", check_models(sections, file.parent, root)
+        kind, found = f"model config, {counted(experiments, 'experiment')}", check_models(sections, file.parent, root)
     else:
         kind, found = "", iter(["neither a model config nor a dataset config, recipe, suite or tuner config"])
     return kind, [f"{file}: {problem}" for problem in dict.fromkeys(found)]
 
 
 def check_models(sections: Mapping[str, dict[str, Any]], folder: Path, root: Path) -> Iterator[str]:
-    """Problems of the experiments of a model config; ``folder``: where its dataset config may lie."""
+    """Problems of the experiments of a model config; ``folder``: where its dataset config may be."""
     base = sections.get("Base", {})
     for name, section in sections.items():
         if name != "Base":
@@ -65,11 +65,8 @@ def check_datasets(sections: Mapping[str, dict[str, Any]]) -> Iterator[str]:
         for key, value in section.items():
             if key not in DATASET_KEYS:
                 yield f"{name}: key '{key}' is unknown: {nearest(key, DATASET_KEYS)}"
-            elif key in FUXICTR:
-                try:
-                    TypeAdapter(FUXICTR[key], config=ConfigDict(strict=True)).validate_python(value)
-                except ValidationError as error:
-                    yield f"{name}: '{key}': {short(error.errors()[0]['msg'])} (given: {value!r})"
+            else:
+                yield from (f"{name}: {problem}" for problem in value_problems(FUXICTR, key, value))
         if section.get("data_format") == "csv":
             for key in ("train_data", "valid_data", "test_data", "feature_cols", "label_col"):
                 if not section.get(key):
@@ -129,7 +126,7 @@ def check_tuner(content: Mapping[str, Any], folder: Path, root: Path) -> Iterato
         yield f"key '{key}' is unknown: {nearest(key, known)}"
     space = {key: value if isinstance(value, list) else [value] for key, value in content["tuner_space"].items()}
     config, expid = Path(str(content.get("base_config", folder))), str(content.get("base_expid"))
-    if not config.exists():  # FuxiCTR means the working directory; the file's own is as good a guess
+    if not config.exists():  # FuxiCTR resolves it in the working directory; try the file's own directory too
         config = folder / config
     first = {key: values[0] for key, values in space.items() if values}
     dataset_id = {"dataset_id": content["dataset_id"]} if "dataset_id" in content else {}
@@ -149,16 +146,9 @@ def check_tuner(content: Mapping[str, Any], folder: Path, root: Path) -> Iterato
 
 def _dataset_params(folder: Path, dataset_id: str) -> dict[str, Any]:
     """The section of the dataset config beside a model config: in the same directory, or in the one above."""
-    for place in (folder, folder.parent):
-        for file in (place / "dataset_config.yaml", *sorted((place / "dataset_config").glob("*.yaml"))):
+    for directory in (folder, folder.parent):
+        for file in (directory / "dataset_config.yaml", *sorted((directory / "dataset_config").glob("*.yaml"))):
             sections = load_yaml(file) if file.is_file() else {}
             if isinstance(sections, dict) and isinstance(sections.get(dataset_id), dict):
                 return dict(sections[dataset_id])
     return {}
-
-
-def _many(number: int, what: str) -> str:
-    return f"{number} {what}" + "s" * (number != 1)
-
-
-__all__ = ["check"]

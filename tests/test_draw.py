@@ -185,9 +185,9 @@ def test_a_rotation_is_found_by_distance(root: Path, model: str) -> None:
     pe, effects = effects_of(root, "rope", model)
     offset = torch.arange(1, LONGEST + 1) if model == "DIN" else torch.arange(LONGEST + 1)
     width = pe.head_dim
-    turned = torch.cos(offset.unsqueeze(1) * 10000.0 ** (-2 * torch.arange(width // 2) / width)).mean(1)
-    assert effects.turned is not None
-    torch.testing.assert_close(effects.turned[0], turned, rtol=0, atol=0.1)
+    rotated = torch.cos(offset.unsqueeze(1) * 10000.0 ** (-2 * torch.arange(width // 2) / width)).mean(1)
+    assert effects.rotated is not None
+    torch.testing.assert_close(effects.rotated[0], rotated, rtol=0, atol=0.1)
 
 
 @pytest.mark.parametrize("options", [{}, {"rope_layout": "interleaved"}])

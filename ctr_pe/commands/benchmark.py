@@ -31,12 +31,7 @@ again with the same OUT runs only what is missing.""",
         "--protocol and --set change it",
     )
     add("--model", type=comma_list, metavar="NAME,…", help="models (default: DIN)")
-    add(
-        "--pe",
-        type=comma_list,
-        metavar="NAME,…",
-        help="encodings; a+b chains two (default: none,cape)",
-    )
+    add("--pe", type=comma_list, metavar="NAME,…", help="encodings; a+b chains two (default: none,cape)")
     add(
         "--dataset",
         metavar="NAME",

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import os
 import shutil
-from importlib.util import find_spec
 
 from ctr_pe.commands.options import Commands
 
@@ -27,28 +25,16 @@ def facts() -> dict[str, str]:
     """What results and times depend on, by name."""
     import torch
 
+    from ctr_pe import ops
     from ctr_pe.study.runner import versions
 
-    compiler = next((found for name in (os.environ.get("CC"), "cc", "gcc", "clang") if (found := _found(name))), "none")
+    compilers = filter(None, map(shutil.which, [os.environ.get("CC") or "cc", "cc", "gcc", "clang"]))
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {
         **versions(),
         "torch threads": str(torch.get_num_threads()),
         "cores": str(os.cpu_count()),
         "gpus": ", ".join(gpus) or "none",
-        "C compiler": compiler,
-        "kernels": _kernels(),
+        "C compiler": next(compilers, "none"),
+        "kernels": ", ".join(f"{name}: {kernel}" for name, kernel in ops.kernels().items()),
     }
-
-
-def _found(program: str | None) -> str | None:
-    return shutil.which(program) if program else None
-
-
-def _kernels() -> str:
-    """Which operators run compiled code, and which run in torch."""
-    if find_spec("ctr_pe.ops") is None:
-        compiled = importlib.import_module("ctr_pe.compiled")
-        return "torch" if compiled.library() is None else "compiled"
-    used: dict[str, str] = importlib.import_module("ctr_pe.ops").kernels()
-    return ", ".join(f"{name}: {kernel}" for name, kernel in used.items())

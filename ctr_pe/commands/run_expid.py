@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ctr_pe.allocator import keep_memory
 from ctr_pe.config import parse_overrides
-from ctr_pe.errors import UserError
+from ctr_pe.errors import exit_code
 from ctr_pe.experiment import append_result, load_params, run
 
 
@@ -24,15 +24,12 @@ def main(argv: Sequence[str] | None = None) -> int:
                         help="a parameter that replaces the config's; may be given several times")  # fmt: skip
     args = parser.parse_args(argv)
     keep_memory()
-    try:
+
+    def command() -> int:
         params = load_params(args.config, args.expid, parse_overrides(args.set))
         valid, test = run(params if args.gpu is None else {**params, "gpu": args.gpu})
-        command = " ".join(sys.argv if argv is None else ["run_expid.py", *argv])
-        append_result(Path(args.config or "config"), command, params, valid, test)
-    except UserError as error:
-        print(f"run_expid: error: {error}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print("run_expid: interrupted", file=sys.stderr)
-        return 130
-    return 0
+        line = " ".join(sys.argv if argv is None else ["run_expid.py", *argv])
+        append_result(Path(args.config or "config"), line, params, valid, test)
+        return 0
+
+    return exit_code("run_expid", command)

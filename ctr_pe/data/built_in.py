@@ -1,4 +1,4 @@
-"""The data sets that come with the package: generated where they are missing."""
+"""The built-in data sets, generated at first use."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ if TYPE_CHECKING:
     from ctr_pe.data.dataset import Dataset
 
 BUILT_IN = {"synthetic": {}, "synthetic_time": {"timed": True}}
-"""Name -> what sets it apart for :func:`~ctr_pe.data.synthetic.generate`."""
+"""Name -> arguments of :func:`~ctr_pe.data.synthetic.generate`."""
 
 
 def generate_built_in(path: Path) -> Dataset:

@@ -1,9 +1,9 @@
-"""A parquet file as memory-mapped columns, made once beside it; a history is a flat array with offsets.
+"""A parquet file as memory-mapped columns, cached beside it; a history is a flat array with offsets.
 
-Every column has the smallest integer type that holds it, and history columns of equal lengths share their offsets: two
-histories of 9 items on average and four scalars take about 50 bytes a row. The cache lives in ``columns/<file stem>/``.
-It is written to a temporary directory and renamed, so that loaders in several processes can make it at the same time,
-and carries the parquet's fingerprint in its name, so that a changed file is never read through an old cache.
+Every column has the smallest integer type that fits, and history columns of equal lengths share their offsets: two
+histories of 9 items on average and four scalars take about 50 bytes a row. The cache is in ``columns/<file stem>/``. It
+is written to a temporary directory and renamed, so that loaders in several processes can make it at the same time, and
+has the parquet's fingerprint in its name, so that a changed file is never read through an old cache.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Columns:
     Attributes:
         rows: how many.
         data: column name to its values, flat for a history.
-        offsets: (rows + 1,) per offsets file; row i of a history lies at ``offsets[i]:offsets[i + 1]``.
+        offsets: (rows + 1,) per offsets file; row i of a history is ``offsets[i]:offsets[i + 1]``.
         spans: history column to its offsets file.
         truncated: history column to the rows that were cut to their most recent ``max_len`` items.
 
@@ -185,32 +185,31 @@ def _make(parquet: Path, wants: Mapping[str, Want], folder: Path) -> None:
     (folder / "index.json").write_text(json.dumps(index, indent=1))
 
 
-def _chunks(file: pq.ParquetFile, names: Mapping[str, object]) -> Iterator[tuple[str, pa.Array]]:
+def _chunks(
+    file: pq.ParquetFile, names: Mapping[str, object]
+) -> Iterator[tuple[str, pa.Array, pa.Array, Array | None]]:
+    """Block by block: column, its values, these in one flat array, and for a list column the rows' lengths."""
     for batch in batches(file, CHUNK_ROWS, list(names)):
         for name in names:
-            yield name, batch.column(name)
+            chunk = array = batch.column(name)
+            if pa.types.is_fixed_size_list(array.type):
+                array = array.cast(pa.list_(array.type.value_type))
+            if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
+                yield name, chunk, array.flatten(), np.diff(array.offsets.to_numpy())
+            else:
+                yield name, chunk, array, None
 
 
 def batches(file: pq.ParquetFile, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
-    """All rows, one row group after the other: read in one go, each would stay in memory until the last."""
+    """All rows, one row group after the other: read in one call, all would stay in memory to the end."""
     for group in range(file.num_row_groups):
         yield from file.iter_batches(rows, row_groups=[group], columns=columns)
 
 
-def _flat(array: pa.Array) -> tuple[pa.Array, Array | None]:
-    """The values of a chunk in one array, and for a list column the rows' lengths."""
-    if pa.types.is_fixed_size_list(array.type):
-        array = array.cast(pa.list_(array.type.value_type))
-    if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-        return array.flatten(), np.diff(array.offsets.to_numpy())
-    return array, None
-
-
 def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want]) -> dict[str, Column]:
     columns = {name: Column(file=f"{i}.values") for i, name in enumerate(wants)}
-    for name, chunk in _chunks(file, wants):
+    for name, chunk, flat, lengths in _chunks(file, wants):
         column, kind = columns[name], wants[name].kind
-        flat, lengths = _flat(chunk)
         nulls = chunk.null_count + (flat.null_count if lengths is not None else 0)
         if nulls:
             raise UserError(f"{parquet}: column '{name}' has null values ({nulls} in one block of rows)")
@@ -254,9 +253,8 @@ def _write(
                 column.offsets = column.file.replace("values", "offsets")
                 offsets_files[name] = (folder / column.offsets).open("wb")
                 offsets_files[name].write(np.zeros(1, offsets_dtype).tobytes())
-        for name, chunk in _chunks(file, wants):
+        for name, _, flat, lengths in _chunks(file, wants):
             column = columns[name]
-            flat, lengths = _flat(chunk)
             values = flat.to_numpy(zero_copy_only=False)
             if lengths is not None:
                 values, lengths, truncated = _real_items(values, lengths, column, wants[name])
@@ -279,10 +277,10 @@ def _write(
 
 
 def _real_items(values: Array, lengths: Array, column: Column, want: Want) -> tuple[Array, Array, int]:
-    """Without padding and without what is older than ``max_len`` items; and how many rows were cut for that.
+    """Values and lengths without padding and without items older than the last ``max_len``; number of truncated rows.
 
     Lists that all have one length are FuxiCTR's padded form: zeros at either end are padding. In lists of different
-    lengths a 0 would be a missing attribute, and cutting it off would shift a history's columns against each other.
+    lengths a 0 is a missing attribute, and removing it would shift a history's columns against each other.
     """
     begin, end = np.zeros_like(lengths), lengths
     width = column.longest or 0

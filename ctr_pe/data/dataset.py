@@ -1,9 +1,9 @@
 """A data set on disk: a directory that FuxiCTR can read, checked whenever it is opened.
 
 <data root>/<dataset_id>/
-    feature_map.json feature_vocab.json         FuxiCTR's own form
+    feature_map.json feature_vocab.json         in FuxiCTR's format
     train.parquet valid.parquet test.parquet
-    dataset_config.yaml                         FuxiCTR dialect, for the reader; not part of the data hash
+    dataset_config.yaml                         a dataset config for FuxiCTR; not part of the data hash
     report.json                                 written last: sizes and hashes of the files, rows, the builder's counts
 """
 
@@ -20,7 +20,7 @@ from ctr_pe.errors import UserError, nearest
 from ctr_pe.fields import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from fuxictr.features import FeatureMap
 
@@ -122,16 +122,13 @@ def open_dataset(name: str, root: Path | None = None) -> Dataset:
 
 def list_datasets(root: Path | None = None) -> list[tuple[str, dict[str, int]]]:
     """Name and rows per split of every complete set below the data root."""
-    return list(_reports(data_root(root)))
-
-
-def _reports(root: Path) -> Iterator[tuple[str, dict[str, int]]]:
-    for report in sorted(root.glob(f"*/{REPORT}")):
+    found = []
+    for report in sorted(data_root(root).glob(f"*/{REPORT}")):
         try:
-            rows = json.loads(report.read_text(encoding="utf-8"))["rows"]
+            found.append((report.parent.name, dict(json.loads(report.read_text(encoding="utf-8"))["rows"])))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # opening it says what is wrong
-        yield report.parent.name, dict(rows)
+            continue  # opening it raises an error that says why
+    return found
 
 
 def _check_file(file: Path, facts: Mapping[str, Any], again: str) -> None:

@@ -1,4 +1,4 @@
-"""A published set, downloaded or from a directory, is checked by md5 and converted."""
+"""Makes a published data set: downloads its files or reads them from a directory, checks their md5, converts them."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ PUBLISHED = {name: published.title for name, published in SETS.items()}
 
 
 def download(published: Published, into: Path, hub: Callable[..., str] | None = None) -> Path:
-    """The files of a set in ``into``, by way of the dataset hub; an interrupted download goes on where it stopped.
+    """Download the files of a set from the dataset hub into ``into``; an interrupted download is continued.
 
-    ``hub``: ``huggingface_hub.hf_hub_download`` or what takes its arguments. Raises UserError when it fails.
+    ``hub``: ``huggingface_hub.hf_hub_download`` or a function of the same arguments. Raises UserError when it fails.
     """
     if hub is None:
         import huggingface_hub
@@ -28,7 +28,7 @@ def download(published: Published, into: Path, hub: Callable[..., str] | None = 
     for name in published.files:
         try:
             hub(repo_id=published.repository, filename=name, repo_type="dataset", local_dir=into)
-        except Exception as error:  # the hub has a dozen kinds, some of them of its HTTP library
+        except Exception as error:  # the hub raises a dozen kinds, some from its HTTP library
             reason = (str(error) or type(error).__name__).splitlines()[0]
             raise UserError(
                 f"{published.repository}/{name}: download stopped ({reason}); run the command again to go on, "
@@ -38,7 +38,7 @@ def download(published: Published, into: Path, hub: Callable[..., str] | None = 
 
 
 def check_files(published: Published, directory: Path) -> None:
-    """Raises UserError for a file that is missing or has another md5 sum than the published one."""
+    """Raises UserError for a file that is missing or whose md5 sum differs from the published one."""
     for name, expected in published.files.items():
         file = directory / name
         if not file.is_file():
@@ -63,7 +63,7 @@ def fetch(
         The report in a few lines.
 
     Raises:
-        UserError: no set of this name, one that is there already, or files that cannot be had or used.
+        UserError: no set of this name, one that exists already, or files that cannot be downloaded or used.
     """
     if name not in SETS:
         raise UserError(f"no published data set '{name}'; {nearest(name, SETS)}")

@@ -1,4 +1,4 @@
-"""Batches from memory-mapped columns: shuffled by a seeded permutation, each trimmed to its longest history."""
+"""Batches from memory-mapped columns: shuffled by a seeded permutation, padded to the batch's longest history."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ctr_pe.data.columns import Columns, Want
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, nearest, no_such_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -34,15 +34,15 @@ class BatchLoader:
     too) as (B,) int64, "numeric" ones float32; labels (B,) float32; histories (B, L) int64 with the real items first,
     oldest first, and 0 after them, L being that batch's longest history of the column and at least 1. The order of an
     epoch depends on ``seed`` and the epoch's number only. In split "train" a last batch of one row joins the batch
-    before it: batch norm cannot take one row.
+    before it: batch norm cannot train on one row.
 
     Args:
         data_path: parquet file, or directory of parquet files, or several of either; their rows follow one another.
         shuffle: a new order in each epoch; never for split "test", as in FuxiCTR.
-        ignored: FuxiCTR hands over all parameters of an experiment.
+        ignored: FuxiCTR passes all parameters of an experiment.
 
     Raises:
-        UserError: see ``Columns``; also for a path that is not there and a feature type without a loader.
+        UserError: see ``Columns``; also for a missing path and a feature type that is not supported.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class BatchLoader:
         self.batch_size, self.seed, self.epoch = batch_size, seed, 0
         self.shuffle = shuffle and split != "test"
         wants = _wants(feature_map)
-        self.parts = [Columns(file, wants) for path in _as_paths(data_path) for file in _parquet_files(path)]
+        self.parts = [Columns(file, wants) for file in _parquet_files(data_path)]
         self.num_blocks = len(self.parts)
         self.ends = np.cumsum([part.rows for part in self.parts])
         self.num_samples = int(self.ends[-1])
@@ -118,7 +118,7 @@ class BatchLoader:
         return batch
 
     def _pieces(self, rows: Integers) -> list[tuple[int, Integers, Integers]]:
-        """(number of the file, slots of the batch that it fills, its own row numbers for them)."""
+        """Per file: its number, the rows of the batch that come from it, their row numbers in the file."""
         if len(self.parts) == 1:
             return [(0, np.arange(len(rows)), rows)]
         owner = np.searchsorted(self.ends, rows, side="right")
@@ -130,7 +130,7 @@ class BatchLoader:
 
 
 def _moves(start: Integers, length: Integers, target: Integers) -> tuple[Integers, Integers]:
-    """Flat source and target index of every item of histories that begin at ``start`` and go to ``target``."""
+    """Flat source and target index of every item of histories that are copied from ``start`` to ``target``."""
     before = np.cumsum(length) - length
     item = np.arange(int(length.sum()))
     return item + np.repeat(start - before, length), item + np.repeat(target - before, length)
@@ -145,20 +145,18 @@ def _wants(feature_map: FeatureMap) -> dict[str, Want]:
     return wants | {name: Want("label") for name in feature_map.labels}
 
 
-def _as_paths(given: str | Path | Sequence[str | Path]) -> list[Path]:
-    paths = [given] if isinstance(given, (str, Path)) else list(given)
-    if not paths:
+def _parquet_files(given: str | Path | Sequence[str | Path]) -> list[Path]:
+    files: list[Path] = []
+    for path in map(Path, [given] if isinstance(given, (str, Path)) else given):
+        if path.is_dir():
+            found = sorted(path.glob("*.parquet"))
+            if not found:
+                raise UserError(f"{path}: no parquet files in this directory")
+            files += found
+        elif not path.exists():
+            raise no_such_file(path)
+        else:
+            files.append(path)
+    if not files:
         raise UserError("data_path: no file given")
-    return [Path(path) for path in paths]
-
-
-def _parquet_files(path: Path) -> list[Path]:
-    if path.is_dir():
-        files = sorted(path.glob("*.parquet"))
-        if not files:
-            raise UserError(f"{path}: no parquet files in this directory")
-        return files
-    if not path.exists():
-        beside = [file.name for file in path.parent.glob("*.parquet")] if path.parent.is_dir() else []
-        raise UserError(f"{path}: no such file; {nearest(path.name, beside)}" if beside else f"{path}: no such file")
-    return [path]
+    return files

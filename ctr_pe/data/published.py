@@ -18,9 +18,14 @@ class Field:
     column: str
     histories: tuple[tuple[str, str], ...] = ()
     source: str = "item"
-    min_count: int = 1  # an id is known if one of the columns has it so often in the train rows
-    not_chosen: tuple[str, ...] = ()  # columns of histories with items that were shown and not chosen
+    min_count: int = 1  # an id is known if one of the columns has it this often in the train rows
+    not_chosen: tuple[str, ...] = ()  # columns of histories of items that were shown but not clicked
     vectors: str | None = None  # HDF5 file with a pretrained vector per original id
+
+    @property
+    def columns(self) -> list[str]:
+        """Its CSV columns, lists included."""
+        return [self.column, *(column for _, column in self.histories)]
 
 
 @dataclass(frozen=True)
@@ -67,7 +72,7 @@ KUAI = Published(
     },
     label="is_click",
     user="user_id",
-    group_id="group_id",  # user_id is an input, with a vocabulary; this is all of them
+    group_id="group_id",  # a copy of user_id for all users; user_id itself is an input with a vocabulary
     fields=(
         Field("user_id", "user_id", source="user", min_count=10),
         Field(

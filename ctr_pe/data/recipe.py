@@ -1,4 +1,4 @@
-"""What `ctr-pe data build` needs to know about a log: columns, protocol, split. From flags or from a YAML file."""
+"""How `ctr-pe data build` reads a log: columns, protocol, split. From flags or from a YAML file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ctr_pe.config import packaged_yaml, parse_yaml
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, explain, nearest
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -68,11 +68,6 @@ class Recipe(BaseModel):
         return role in self.model_fields_set and getattr(self, role) is not None
 
 
-def shipped_recipes() -> dict[str, str]:
-    """Text of every recipe that comes with the package, by name."""
-    return packaged_yaml("recipe")
-
-
 def load_recipe(name: str | None, given: Mapping[str, Any]) -> Recipe:
     """The recipe of that name or file, with the values in ``given`` on top. Raises UserError naming the wrong key."""
     where: str = "options"
@@ -81,8 +76,10 @@ def load_recipe(name: str | None, given: Mapping[str, Any]) -> Recipe:
         where, content = _read(name)
     try:
         return Recipe.model_validate({**content, **given})
-    except ValidationError as errors:
-        raise UserError(f"{where}: {_explain(errors)}") from None
+    except ValidationError as error:
+        problem = error.errors()[0]
+        option = f": --{problem['loc'][0]}" if problem["type"] == "missing" and len(problem["loc"]) == 1 else ""
+        raise UserError(f"{where}: {explain(problem, Recipe, SplitColumn)}{option}") from None
 
 
 def _read(name: str) -> tuple[str, dict[str, Any]]:
@@ -92,7 +89,7 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
             raise UserError(f"{name}: no such recipe file")
         text = path.read_text(encoding="utf-8")
     else:
-        shipped = shipped_recipes()
+        shipped = packaged_yaml("recipe")
         if name not in shipped:
             raise UserError(f"--recipe {name}: no such recipe, a file ends with .yaml: {nearest(name, shipped)}")
         text = shipped[name]
@@ -103,15 +100,3 @@ def _read(name: str) -> tuple[str, dict[str, Any]]:
         if content.get(key):
             content[key] = path.parent / content[key]
     return name, content
-
-
-def _explain(errors: ValidationError) -> str:
-    error = errors.errors()[0]
-    key = ".".join(str(part) for part in error["loc"] if part not in ("int", "str"))
-    if error["type"] == "extra_forbidden":
-        fields = SplitColumn.model_fields if key.startswith("split.") else Recipe.model_fields
-        return f"unknown key '{key}': {nearest(key, fields)}"
-    if error["type"] == "missing":
-        return f"'{key}' is missing" + (f": --{key}" if key in Recipe.model_fields else "")
-    message = error["msg"].removeprefix("Value error, ")
-    return f"'{key}': {message} (given: {error['input']!r})" if key else message

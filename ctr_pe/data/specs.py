@@ -16,7 +16,7 @@ def target_spec(known: int, source: str = "item") -> dict[str, Any]:
 def history_spec(target: str, known: int, max_len: int, source: str = "history", chosen: bool = True) -> dict[str, Any]:
     """A list of ids that shares the embedding of the column ``target``; no encoder, or FuxiCTR would pool the list.
 
-    ``chosen``: false for items that were shown and not chosen, which no model then learns to predict.
+    ``chosen``: false for items that were shown but not clicked, which no model learns to predict.
     """
     shared = {"type": "sequence", "feature_encoder": None, "share_embedding": target, "max_len": max_len}
     return target_spec(known, source) | shared | ({} if chosen else {"chosen": False})

@@ -1,21 +1,20 @@
-"""Generated data sets: one in which the position that counts depends on the target, one in which time counts.
+"""Generated data sets: in one the relevant position depends on the target, in the other elapsed time is relevant.
 
 Users have a few favourite categories and click in bursts: most items are of the category of the item before, some start
-a burst in another favourite category. A request shows a target of a favourite category or, now and then, of any.
+a burst in another favourite category. The target of a request is usually of a favourite category, else of any.
 
-The planted effect of "synthetic": an item of the target's category counts 0.6 to the power of the number of *unlike*
-items clicked after it (items of other categories than the target's; like items add no distance). With s the sum over
-the like items, at most 3, the label is 1 with probability sigmoid(2.2 s - 1.6). A plain distance is only correlated
-with that number, and without an encoding attention sees only how many like items there are, so here ``cape`` must beat
-``none``.
+The effect in "synthetic": an item of the target's category has weight 0.6 to the power of the number of *unlike* items
+clicked after it (items of other categories than the target's; like items add no distance). With s the sum over the like
+items, at most 3, the label is 1 with probability sigmoid(2.2 s - 1.6). A plain distance is only correlated with that
+number, and without an encoding attention sees only how many like items there are, so here ``cape`` must beat ``none``.
 
-Ages are plausible and without effect: events of a burst are minutes apart, bursts more than a day, the requests follow
-the last event after about an hour. All requests of a user share the history; the users differ between the splits.
+Ages are plausible and have no effect: events of a burst are minutes apart, bursts more than a day, and the requests
+follow the last event after about an hour. All requests of a user share the history; the splits have different users.
 
-"synthetic_time" plants elapsed time instead: an item of the target's category counts 0.5 to the power of its age in
-half days; s and the label are made of that as above. Pauses have nothing to do with bursts there: after each click the
-user pauses for more than a day with a probability of their own, between .05 and .5, or goes on within minutes. How many
-items came since then says little about how long ago it was, so encodings that read ages must beat those that count.
+In "synthetic_time" elapsed time has the effect: an item of the target's category has weight 0.5 to the power of its age
+in half days, and s and the label follow from it as above. Pauses there are independent of bursts: after each click the
+user pauses for more than a day with a probability of their own, between .05 and .5, or continues within minutes. The
+number of items since a click says little about its age, so encodings that read ages must beat those that count items.
 """
 
 from __future__ import annotations
@@ -90,12 +89,12 @@ def generate(
         favourites: categories in which a user clicks.
         switch: probability that an item starts a burst in another favourite category.
         from_favourites: probability that a target is of a favourite category.
-        timed: what counts is elapsed time, and pauses do not depend on bursts.
-        shuffled: a control; every history's items change places at random after the labels are drawn, so that neither
-            order nor time tells anything. All else is the same.
+        timed: elapsed time has the effect, and pauses do not depend on bursts.
+        shuffled: a control: every history's items are permuted at random after the labels are drawn, so that order and
+            time carry no information. All else is the same.
 
     Raises:
-        UserError: a shape that cannot be made, or ``out`` exists.
+        UserError: sizes that do not fit together, or ``out`` exists.
     """
     splits = {"train": users, "valid": valid_users, "test": test_users}
     if min(*splits.values(), requests, max_len) < 1 or not 2 <= favourites <= categories <= items or history_mean < 3:
@@ -113,7 +112,7 @@ def generate(
     if shuffled:
         clicks = _shuffle(np.random.default_rng(seed), clicks)
 
-    seen = slice(clicks.starts[users])  # the train users' clicks; each stands in all their rows
+    seen = slice(clicks.starts[users])  # the train users' clicks; each is in all rows of its user
     known_items = _known(items, asked.item[:users], clicks.item[seen], requests)
     known_categories = _known(categories, asked.category[:users], clicks.category[seen], requests)
     report = {
@@ -155,9 +154,9 @@ def generate(
 
 
 def click_probability(target_category: Integers, clicks: Clicks, at: Integers | None = None) -> npt.NDArray[np.float64]:
-    """(users, requests): the planted effect, of every user's requested categories on that user's clicks.
+    """(users, requests): click probability of each user's requested categories, given the user's clicks.
 
-    With the times ``at`` of the requests it is that of elapsed time.
+    By elapsed time if the times ``at`` of the requests are given.
     """
     first, end = clicks.starts[:-1], clicks.starts[1:]
     lengths = end - first
@@ -179,7 +178,7 @@ def _distinct(rng: np.random.Generator, rows: int, count: int, choices: int) -> 
     drawn = np.empty((rows, count), np.int64)
     for i in range(count):
         number = rng.integers(choices - i, size=rows)
-        for earlier in np.sort(drawn[:, :i], axis=1).T:  # skip over the numbers that are taken
+        for earlier in np.sort(drawn[:, :i], axis=1).T:  # skip the numbers that are drawn already
             number += number >= earlier
         drawn[:, i] = number
     return drawn
@@ -213,7 +212,7 @@ def _clicks(
 
 
 def _shuffle(rng: np.random.Generator, clicks: Clicks) -> Clicks:
-    """The same clicks in any order within each user; the times stay where they are."""
+    """The same clicks in random order within each user; the times are not permuted."""
     owner = np.repeat(np.arange(len(clicks.starts) - 1), np.diff(clicks.starts))
     order = np.lexsort((rng.random(len(owner)), owner))
     return replace(clicks, category=clicks.category[order], item=clicks.item[order])
@@ -240,7 +239,7 @@ def _requests(
 
 
 def _known(size: int, targets: Integers, clicked: Integers, requests: int) -> Vocabulary:
-    """What the train rows hold, by falling frequency."""
+    """The ids of the train rows, the most frequent first."""
     counts = np.bincount(targets.reshape(-1), minlength=size) + requests * np.bincount(clicked, minlength=size)
     return Vocabulary.by_frequency(counts)
 

@@ -22,7 +22,7 @@ class Vocabulary:
 
     @classmethod
     def by_frequency(cls, counts: Array, more: Iterable[int] = ()) -> Vocabulary:
-        """Of numbers 0, 1, …: those with a count, by falling count (ties by number), then what else is in ``more``."""
+        """Of numbers 0, 1, …: those with a count, the largest first (ties by number), then the others in ``more``."""
         order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
         return cls(np.concatenate([order, np.setdiff1d(np.asarray(more, order.dtype), order)]))
 

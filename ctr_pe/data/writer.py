@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Content:
-    """What a source says about the rows it has added.
+    """What a source returns about the rows it has added.
 
     ``features``: FuxiCTR's specification per column; ``vocabs``: per table, the id of each original value; ``report``:
     the source's counts.
@@ -55,8 +55,8 @@ class DatasetWriter:
     replaced with ``overwrite``, anything else never is.
 
     Attributes:
-        path: the data set in the making.
-        scratch: a folder for what the source needs meanwhile.
+        path: the unfinished data set.
+        scratch: a folder for temporary files of the source.
     """
 
     def __init__(self, out: Path, dataset_id: str | None = None, overwrite: bool = False) -> None:
@@ -82,18 +82,18 @@ class DatasetWriter:
         shutil.rmtree(self._folder, ignore_errors=True)
 
     def open(self, split: str, schema: pa.Schema, **options: Any) -> None:
-        """Begin a split, which may stay empty; ``options`` of its ParquetWriter."""
+        """Begin a split, which may stay empty; ``options`` are those of its ParquetWriter."""
         options = {"compression": "zstd", **options}
         self._parquets[split] = pq.ParquetWriter(self.path / f"{split}.parquet", schema, **options)
 
     def add(self, split: str, rows: pa.Table) -> None:
-        """Rows that follow those added to the split before."""
+        """Append rows to a split."""
         if split not in self._parquets:
             self.open(split, rows.schema)
         self._parquets[split].write_table(rows)
 
     def finish(self, content: Content) -> Dataset:
-        """Write everything but the rows, then make the set visible.
+        """Write everything but the rows, then rename the set to ``out``.
 
         Raises ValueError when the rows lack a column or have other columns than ``features`` and ``label``.
         """
@@ -154,7 +154,7 @@ class DatasetWriter:
 
 
 Source = Callable[[DatasetWriter], Content]
-"""What a data set is made from: it adds its rows, split by split or block by block, and says what they mean."""
+"""Adds the rows of a data set to a writer, split by split or block by block, and describes them."""
 
 
 def make_dataset(source: Source, out: Path, dataset_id: str | None = None, overwrite: bool = False) -> Dataset:
@@ -168,21 +168,17 @@ def make_dataset(source: Source, out: Path, dataset_id: str | None = None, overw
 
 
 def _feature_map(dataset_id: str, label: str, features: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """FuxiCTR's feature_map.json: shared tables count once in total_features, a history fills max_len input columns."""
+    """FuxiCTR's feature_map.json: shared tables count once in total_features, a history as max_len input columns."""
     own_table = [spec for spec in features.values() if "share_embedding" not in spec]
+    lengths = {"sequence": "max_len", "embedding": "pretrain_dim"}
     return {
         "dataset_id": dataset_id,
         "num_fields": sum(spec["type"] != "meta" for spec in features.values()),
         "total_features": sum(int(spec.get("vocab_size", 0)) for spec in own_table),
-        "input_length": sum(_width(spec) for spec in features.values()),
+        "input_length": sum(int(spec.get(lengths.get(spec["type"], ""), 1)) for spec in features.values()),
         "labels": [label],
         "features": [{name: dict(spec)} for name, spec in features.items()],
     }
-
-
-def _width(spec: Mapping[str, Any]) -> int:
-    widths = {"sequence": "max_len", "embedding": "pretrain_dim"}
-    return int(spec[widths[spec["type"]]]) if spec["type"] in widths else 1
 
 
 def _write_json(file: Path, content: Any) -> None:

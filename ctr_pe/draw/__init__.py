@@ -55,7 +55,7 @@ def picture(out: Path, wanted: Wanted) -> None:
 
 
 def _longest(one: Drawn, batch: Any) -> int:
-    """Places from the query that are shown: those of nine in ten histories."""
+    """Largest offset from the query that is shown: the length that nine in ten histories do not exceed."""
     group = one.before.groups[0]
     counts = (batch[group.history[0]] != 0).sum(1).clamp(max=group.max_len)
     return max(2, min(LONGEST, int(counts.float().quantile(0.9))))
@@ -97,6 +97,3 @@ def _about(found: list[Drawn], measured: Mapping[str, Any], requests: int) -> li
 def _effects(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Effects]:
     """At the first moment, in all units."""
     return [effects for unit in moments[0][1] for effects in unit.effects if effects is not None]
-
-
-__all__ = ["picture"]

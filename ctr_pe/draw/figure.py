@@ -1,4 +1,4 @@
-"""Panels on paper: one row of attention by position, then a row for each encoding with something to see."""
+"""Draws panels with Matplotlib: a row of attention by position, then a section for each encoding that has panels."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from ctr_pe.errors import UserError
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
 """Okabe and Ito's, without yellow, which is hard to see on white."""
-SIGNED, SHARES = "PuOr", "cividis"
-COLUMNS, LETTERS = 4, 50  # panels side by side; of a note above each
-CROWDED = 4.0  # the share of an angle, 1 where even, from which on it is all one colour
-WIDTH, HEIGHT, HEADING, INDENT = 3.6, 2.9, 0.35, 0.1  # inches: a panel, a section's name, what it is set in
+SIGNED, DENSITIES = "PuOr", "cividis"
+COLUMNS, LETTERS = 4, 50  # panels in a row; letters of a note per panel of width
+CROWDED = 4.0  # density of keys at which the colour scale ends
+WIDTH, HEIGHT, HEADING, INDENT = 3.6, 2.9, 0.35, 0.1  # inches: panel, section heading, left margin
 TICKS = {1: "1 s", 60: "1 min", 3600: "1 h", 86_400: "1 d", 30 * 86_400: "30 d", 365 * 86_400: "1 y"}
 
 
@@ -34,7 +34,7 @@ class Section:
 
 
 def draw(out: Path, title: str, notes: Sequence[str], sections: Sequence[Section]) -> None:
-    """Write the picture; notes stand below its title.
+    """Write the picture; the notes are below its title.
 
     Raises:
         UserError: the file cannot be written.
@@ -53,9 +53,9 @@ def draw(out: Path, title: str, notes: Sequence[str], sections: Sequence[Section
         widths = [min(columns, len(section.panels)) for section in row]
         blank = [columns - sum(widths)] if sum(widths) < columns else []
         beside = part.subfigures(1, len(widths) + len(blank), width_ratios=[*widths, *blank], squeeze=False)[0]
-        for place, section, width in zip(beside, row, widths, strict=False):
-            place.suptitle(section.name, x=INDENT / (WIDTH * width), ha="left", fontsize=12, fontweight="bold")
-            _section(place, section, width, scales)
+        for subfigure, section, width in zip(beside, row, widths, strict=False):
+            subfigure.suptitle(section.name, x=INDENT / (WIDTH * width), ha="left", fontsize=12, fontweight="bold")
+            _section(subfigure, section, width, scales)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         figure.savefig(out, dpi=130)
@@ -64,7 +64,7 @@ def draw(out: Path, title: str, notes: Sequence[str], sections: Sequence[Section
 
 
 def _packed(sections: Sequence[Section], columns: int) -> list[list[Section]]:
-    """Sections in rows: the first by itself, of the others as many as fit side by side."""
+    """Sections in rows: the first alone, then as many as fit side by side."""
     rows: list[list[Section]] = []
     for section in sections:
         used = sum(len(other.panels) for other in rows[-1]) if len(rows) > 1 else columns
@@ -143,15 +143,15 @@ def _heat(part: Any, axes: Any, panel: Heat, scales: dict[str, Any]) -> None:
 
 
 def _rings(part: Any, axes: Any, panel: Rings, scales: dict[str, Any]) -> None:
-    rings, angles = panel.share.shape
+    rings, angles = panel.density.shape
     hole = rings / 3
     theta, radius = np.linspace(0, 2 * np.pi, angles + 1), np.arange(rings + 1) + hole
-    image = axes.pcolormesh(theta, radius, panel.share, cmap=SHARES, norm=scales["rings"])
+    image = axes.pcolormesh(theta, radius, panel.density, cmap=DENSITIES, norm=scales["rings"])
     axes.set_ylim(0, rings + hole)
     axes.set_yticks([])
     axes.set_xticks([0, np.pi / 2, np.pi, 3 * np.pi / 2], ["0", "π/2", "π", "3π/2"])
     axes.grid(False)
-    _bar(part, axes, image, "share of keys (1: even)")
+    _bar(part, axes, image, "density of keys (1: uniform)")
 
 
 def _bar(part: Any, axes: Any, image: Any, label: str = "") -> None:
@@ -168,7 +168,7 @@ def _bar(part: Any, axes: Any, image: Any, label: str = "") -> None:
 def _scales(panels: Sequence[Panel]) -> dict[str, Any]:
     """One colour scale for all panels of a kind.
 
-    That of a matrix ends where the entries beside the diagonal do: next to ones in it nothing else would be seen.
+    The scale of matrices covers the entries off the diagonal: ones on the diagonal would hide all others.
     """
     most: dict[str, float] = {}
     for panel in panels:
@@ -176,11 +176,8 @@ def _scales(panels: Sequence[Panel]) -> dict[str, Any]:
             beside = panel.matrix[~np.eye(len(panel.matrix), dtype=bool)]
             most[panel.scale] = max(most.get(panel.scale, 0.0), float(np.abs(beside).max()))
         elif isinstance(panel, Rings):
-            most["rings"] = max(most.get("rings", 1.0), min(float(panel.share.max()), CROWDED))
+            most["rings"] = max(most.get("rings", 1.0), min(float(panel.density.max()), CROWDED))
     found = {scale: Normalize(-(value or 1.0), value or 1.0) for scale, value in most.items()}
     if "rings" in found:
         found["rings"] = Normalize(0, most["rings"])
     return found
-
-
-__all__ = ["Section", "draw"]

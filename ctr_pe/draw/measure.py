@@ -1,7 +1,7 @@
-"""What encodings do inside a model: hooks watched on real requests, and tried on made-up items.
+"""What encodings do inside a model: their hooks recorded on real requests, and called on artificial items.
 
-B requests, H heads, d head dim, n items, K = longest + 1 offsets, C planes, A angles. An offset is how many items an
-item lies before the query, which is the newest of its sequence: the target, where the target takes part.
+B requests, H heads, d head dim, n items, K = longest + 1 offsets, C planes, A angles. The offset of
+an item is its distance from the query, the newest of the sequence: the target, where that is part of it.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ ANGLES = 24
 
 @dataclass
 class Effects:
-    """What one encoding (or link of a chain) does in one unit. None or empty: nothing of this kind.
+    """What one encoding (or link of a chain) does in one unit. None or empty: no such effect.
 
-    Tried, without items, over offsets (``first`` is the nearest): ``bias (H, n)`` added to logits, ``pooled (H, n)``
-    added to the weights of pooling, ``turned (H, n)``: product of an item with itself after rotation, 1 without;
-    ``bias_by_age``, ``turned_by_age (H, len(AGES))``; ``similar (n + 1, n + 1)``: cosines of the vectors that the input
-    gets, from the target to the oldest; ``upper``, ``lower`` (H, n, n): what logits and weights are multiplied with
-    from the right, the oldest item first.
+    On artificial items, by offset (``first`` is the smallest): ``bias (H, n)`` added to logits; ``pooled (H, n)`` added
+    to the attention weights; ``rotated (H, n)``: product of a vector with itself after rotation, 1 without;
+    ``bias_by_age``, ``rotated_by_age (H, len(AGES))``; ``similar (n + 1, n + 1)``: cosines of the vectors added to the
+    input, from the target to the oldest item; ``upper``, ``lower`` (H, n, n): matrices that logits and weights are
+    multiplied with from the right, the oldest item first.
 
-    Watched, on real requests: ``added (B, H, K)`` to logits, if that depends on the items, ``positions (B, H, K)``:
-    contextual positions; NaN where there is no item; ``phases (C, K, A)``: keys by angle.
+    On real requests: ``added (B, H, K)`` to logits, if it depends on the items; ``positions (B, H, K)``: contextual
+    positions; NaN where there is no item; ``phases (C, K, A)``: number of keys by angle.
     """
 
     pe: PositionEncoding
@@ -45,8 +45,8 @@ class Effects:
     bias: Tensor | None = None
     bias_by_age: Tensor | None = None
     pooled: Tensor | None = None
-    turned: Tensor | None = None
-    turned_by_age: Tensor | None = None
+    rotated: Tensor | None = None
+    rotated_by_age: Tensor | None = None
     similar: Tensor | None = None
     upper: Tensor | None = None
     lower: Tensor | None = None
@@ -57,7 +57,7 @@ class Effects:
     @property
     def visible(self) -> bool:
         """Whether the encoding changes anything."""
-        lines = (self.bias, self.bias_by_age, self.turned, self.turned_by_age)
+        lines = (self.bias, self.bias_by_age, self.rotated, self.rotated_by_age)
         factors = (self.upper, self.lower)
         return (
             any(part is not None for part in (self.pooled, self.similar, self.added))
@@ -68,19 +68,19 @@ class Effects:
 
 @dataclass
 class Attention:
-    """One unit: ``weights (B, K)`` with which the items are pooled, mean of the heads, NaN where there is no item;
-    ``items (B,)`` that a request has, also beyond K; ``softmax``: whether they are weights, else they are logits."""
+    """One unit: ``weights (B, K)`` with which it pools the items, mean of the heads, NaN where there is no item;
+    ``items (B,)``: a request's number of items, also beyond K; ``softmax``: false if ``weights`` are logits."""
 
     label: str
     weights: Tensor
     items: Tensor
     softmax: bool
-    effects: list[Effects | None] = field(default_factory=list)  # per link; None if it is that of a unit before
+    effects: list[Effects | None] = field(default_factory=list)  # per link; None if it is shared with an earlier unit
 
 
 @torch.inference_mode()
 def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Attention]:
-    """Watch the units of a model on a batch, and try their encodings, up to ``longest`` items from the query."""
+    """Record the units of a model on a batch and measure their encodings, up to offset ``longest``."""
     model.eval()
     units = units_of(model)
     rows = len(next(iter(batch.values())))
@@ -113,7 +113,7 @@ def all_units(model: nn.Module) -> list[Unit]:
 
 
 def units_of(model: nn.Module) -> dict[str, Unit]:
-    """The lowest attention units by name; the name of an only one is empty."""
+    """The lowest attention units by name; a single unit has an empty name."""
     every = all_units(model)
     if len(every) == 1:
         return {"": every[0]}
@@ -127,7 +127,7 @@ def units_of(model: nn.Module) -> dict[str, Unit]:
 
 @torch.inference_mode(False)
 def pools(model: Any, unit: Unit, batch: Mapping[str, Tensor]) -> bool:
-    """Whether the model reads what a unit pools: DIEN takes target attention's weights alone, those of the softmax."""
+    """Whether the model reads the unit's pooled vector: DIEN reads only its softmax weights."""
     if isinstance(unit, SelfAttention):
         return True
     kept: list[Tensor] = []
@@ -141,7 +141,7 @@ def pools(model: Any, unit: Unit, batch: Mapping[str, Tensor]) -> bool:
 
 
 class Watched(PositionEncoding):
-    """An encoding as it is, and what its hooks got and gave for the newest query of each row."""
+    """Calls an encoding and records what its hooks receive and return for the newest query of each row."""
 
     def __init__(self, pe: PositionEncoding, rows: int, longest: int) -> None:
         super().__init__(pe.dim, pe.max_len)
@@ -157,10 +157,10 @@ class Watched(PositionEncoding):
         return self.pe.embed(target, history, positions)
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
-        query, turned = self.pe.rotate(query, keys, query_at, keys_at)
-        if turned.shape == keys.shape and not torch.equal(turned, keys):
-            self._keep_phases(turned, keys_at.distance)
-        return query, turned
+        query, rotated = self.pe.rotate(query, keys, query_at, keys_at)
+        if rotated.shape == keys.shape and not torch.equal(rotated, keys):
+            self._keep_phases(rotated, keys_at.distance)
+        return query, rotated
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         out = self.pe.bias(logits, vectors, pairs)
@@ -176,7 +176,7 @@ class Watched(PositionEncoding):
         return self.pe.mix(weights, vectors, pairs)
 
     def _keep(self, table: Tensor, values: Tensor, pairs: Pairs) -> None:
-        """Of values (R, H, Q, L), those of the last query."""
+        """Scatter the last query's entries of ``values (R, H, Q, L)`` into ``table`` by offset."""
         offset = pairs.offset[0, 0, -1]
         near = offset < table.shape[-1]
         known = values[:, :, -1].masked_fill(~pairs.allowed[:, :, -1], math.nan).to(table.dtype)
@@ -197,8 +197,8 @@ class Watched(PositionEncoding):
 
 
 def planes(pe: PositionEncoding, vectors: Tensor) -> tuple[Tensor, Tensor]:
-    """The coordinates (..., C) that an encoding turns together."""
-    if getattr(pe, "full", False) and vectors.dim() == 4:  # pairs are taken before the split into heads
+    """The two coordinates (..., C) of each plane that an encoding rotates."""
+    if getattr(pe, "full", False) and vectors.dim() == 4:  # planes are formed before the split into heads
         vectors = vectors.transpose(1, 2).flatten(2)
     half = vectors.shape[-1] // 2
     if getattr(pe, "interleaved", False):
@@ -212,8 +212,8 @@ def _effects(unit: Unit, watched: Watched, longest: int) -> Effects:
     if trial.overrides("embed"):
         effects.similar = trial.similar()
     if trial.overrides("rotate"):
-        effects.turned = trial.turned(trial.by_order)
-        effects.turned_by_age = trial.turned(trial.by_age) if watched.about.needs_age else None
+        effects.rotated = trial.rotated(trial.by_order)
+        effects.rotated_by_age = trial.rotated(trial.by_age) if watched.about.needs_age else None
         effects.phases = watched.phases if len(watched.phases) else None
     if trial.overrides("bias"):
         effects.upper = trial.matrix(trial.added)
@@ -226,6 +226,3 @@ def _effects(unit: Unit, watched: Watched, longest: int) -> Effects:
         pooled = trial.of_newest(trial.mixed(trial.by_order))
         effects.pooled = None if effects.lower is not None or flat(pooled) else pooled
     return effects
-
-
-__all__ = ["UNITS", "Attention", "Effects", "all_units", "measure"]

@@ -1,6 +1,6 @@
 """What is drawn: measurements of encodings as curves, heat maps and rings.
 
-B requests, H heads, K offsets, k of them, A angles.
+B requests, H heads, K offsets, k of these, A angles.
 """
 
 from __future__ import annotations
@@ -21,28 +21,23 @@ from ctr_pe.draw.trial import AGES, identity
 Values = npt.NDArray[Any]
 USERS, RINGS, HEADS = 8, 10, 8
 FEWEST = 20
-"""Requests that a mean is taken over at least."""
+"""A mean over fewer requests is not shown."""
 INITIAL, BEFORE, AFTER = "as initialised", "before training", "after training"
 BACK, LOGIT = "items before the query", "added to the logit"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """``when``: before or after training, if the panel shows one of them; ``unit``: of the model, if it has several."""
+    """``when``: before or after training, if the panel shows only one; ``unit``: its name, if a model has several."""
 
     title: str
     when: str = ""
     unit: str = ""
 
-    @property
-    def values(self) -> list[Values]:
-        """What is shown."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class Curve:
-    """``colour`` says which head, layer or user it is of, ``dashed`` when; ``band``: low and high."""
+    """``colour``: number of the head, layer or user; ``dashed``: before training; ``band``: low and high."""
 
     x: Values
     y: Values
@@ -54,8 +49,8 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines(Panel):
-    """``level``: a line to compare with; ``ages``: x is in seconds; ``share``: panels beside each other with common
-    limits."""
+    """``level``: a horizontal reference; ``ages``: x is in seconds; ``share``: panels of a section with the same value
+    have common axis limits."""
 
     y: str
     curves: tuple[Curve, ...]
@@ -63,10 +58,6 @@ class Lines(Panel):
     ages: bool = False
     diagonal: bool = False
     share: str = ""
-
-    @property
-    def values(self) -> list[Values]:
-        return [curve.y for curve in self.curves]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,28 +70,20 @@ class Heat(Panel):
     scale: str
     oldest_first: bool = False
 
-    @property
-    def values(self) -> list[Values]:
-        return [self.matrix]
-
 
 @dataclass(frozen=True, kw_only=True)
 class Rings(Panel):
-    """``share (K, A)`` of angles at each distance from the inside out, 1 where even."""
+    """``density (K, A)`` of keys by angle, one ring per distance from the inside out; 1 everywhere is uniform."""
 
-    share: Values
-
-    @property
-    def values(self) -> list[Values]:
-        return [self.share]
+    density: Values
 
 
 Moments = Sequence[tuple[str, Effects]]
-"""When, and what an encoding did then."""
+"""("before training", …) and the encoding's effects then."""
 
 
 def attention(title: str, moments: Sequence[tuple[str, Sequence[Attention]]]) -> Lines:
-    """Mean weight by offset, times the items that there are: 1 is an even share, however long the history."""
+    """Mean weight by offset, times the number of items: 1 is uniform attention, whatever the history's length."""
     curves, softmax = [], True
     for when, units in moments:
         for index, unit in enumerate(units):
@@ -113,7 +96,7 @@ def attention(title: str, moments: Sequence[tuple[str, Sequence[Attention]]]) ->
 
 
 def of_links(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Panel]:
-    """All that one encoding does, kind by kind, each in one unit after the other; once, where units share it."""
+    """All effects of one encoding, kind by kind, unit by unit; once if all units show the same."""
     found: list[Panel] = []
     units = moments[0][1]
     for kind in KINDS:
@@ -130,7 +113,7 @@ def of_links(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Panel]:
 
 
 def notes(panels: Sequence[Panel]) -> list[str]:
-    """What a reader of these panels must know."""
+    """Explanations that these panels need."""
     lines = []
     if any(isinstance(panel, Lines) and panel.diagonal for panel in panels):
         lines.append("Contextual positions: a line per user; dotted: plain distance.")
@@ -141,13 +124,20 @@ def notes(panels: Sequence[Panel]) -> list[str]:
 
 def _equal(panels: Sequence[Panel], others: Sequence[Panel]) -> bool:
     """Whether they show the same values."""
-    ours, theirs = ([values for panel in some for values in panel.values] for some in (panels, others))
+    ours, theirs = ([values for panel in some for values in _values(panel)] for some in (panels, others))
     return len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs))
 
 
+def _values(panel: Panel) -> list[Values]:
+    if isinstance(panel, Lines):
+        return [curve.y for curve in panel.curves]
+    assert isinstance(panel, Heat | Rings)
+    return [panel.matrix if isinstance(panel, Heat) else panel.density]
+
+
 def _bias(moments: Moments) -> Iterator[Panel]:
-    """By distance: where it depends on the items, its mean over requests and heads, where the middle 80 % lie, and what
-    zero vectors would get."""
+    """By distance. A bias that depends on the items: its mean over requests and heads, the range of the middle 80 %,
+    and the bias of zero vectors."""
     if all(effects.added is None for _, effects in moments):
         yield from _by_distance("bias", "Bias by distance", LOGIT, None, moments)
         return
@@ -165,7 +155,7 @@ def _bias(moments: Moments) -> Iterator[Panel]:
 def _by_distance(
     name: str, title: str, y: str, level: float | None, moments: Moments, ages: bool = False
 ) -> Iterator[Panel]:
-    """Curves per head, unless all are flat."""
+    """A curve per head, unless all are constant."""
     curves = []
     for when, effects in moments:
         values = getattr(effects, name)
@@ -188,7 +178,7 @@ def _vectors(moments: Moments) -> Iterator[Panel]:
 
 
 def _contextual_positions(moments: Moments) -> Iterator[Panel]:
-    """A line per user; the same users in all pictures of the data set."""
+    """A curve per user; the same users in all pictures of the data set."""
     for when, effects in moments:
         if effects.positions is not None:
             positions = effects.positions.mean(1)
@@ -207,7 +197,7 @@ def _contextual_positions(moments: Moments) -> Iterator[Panel]:
 def _matrices(name: str, title: str, moments: Moments) -> Iterator[Panel]:
     known = [(when, getattr(effects, name)) for when, effects in moments if getattr(effects, name) is not None]
     if len(known) > 1 and identity(known[0][1]) and not identity(known[1][1]):
-        del known[0]  # needs no picture
+        del known[0]  # not worth a panel
     for when, matrix in known:
         heads = _distinct(matrix)
         for head in heads:
@@ -230,15 +220,15 @@ def _phases(moments: Moments) -> Iterator[Panel]:
             counts = phases[plane, 1 : 1 + RINGS]
             counts = counts[counts.sum(-1) >= FEWEST]
             if len(counts):
-                share = (counts / counts.mean(-1, keepdim=True)).numpy()
-                yield Rings(title=f"Key phases, plane {plane + 1} of {planes}", when=when, share=share)
+                density = (counts / counts.mean(-1, keepdim=True)).numpy()
+                yield Rings(title=f"Key phases, plane {plane + 1} of {planes}", when=when, density=density)
 
 
 KINDS: tuple[Callable[[Moments], Iterator[Panel]], ...] = (
     _bias,
     partial(_by_distance, "bias_by_age", "Bias by age", LOGIT, None, ages=True),
-    partial(_by_distance, "turned", "Rotation by distance", "product with itself", 1.0),
-    partial(_by_distance, "turned_by_age", "Rotation by age", "product with itself", 1.0, ages=True),
+    partial(_by_distance, "rotated", "Rotation by distance", "product with itself", 1.0),
+    partial(_by_distance, "rotated_by_age", "Rotation by age", "product with itself", 1.0, ages=True),
     partial(_by_distance, "pooled", "Added weights by distance", "added to the weight", None),
     _vectors,
     _contextual_positions,
@@ -246,12 +236,12 @@ KINDS: tuple[Callable[[Moments], Iterator[Panel]], ...] = (
     partial(_matrices, "lower", "L: values"),
     _phases,
 )
-"""All that may be seen of an encoding; each shows nothing where there is nothing of its kind."""
+"""The kinds of effects; each yields no panel if the encoding has no such effect."""
 
 
 def _means(table: Tensor) -> tuple[Values, Values, tuple[Values, Values]]:
-    """(B, H, K), NaN where there is no item -> offsets that enough requests have (k,), means (H, k), and what bounds
-    the middle 80 % (k,)."""
+    """(B, H, K), NaN where there is no item -> offsets that enough requests have (k,), means (H, k), and the 10 % and
+    90 % quantiles (k,)."""
     known = (~table[:, 0].isnan()).sum(0)
     x = (known >= max(1, min(FEWEST, int(known.max())))).nonzero().squeeze(1)
     kept = table[:, :, x]
@@ -259,17 +249,14 @@ def _means(table: Tensor) -> tuple[Values, Values, tuple[Values, Values]]:
     return x.numpy(), kept.nanmean(0).numpy(), (low.numpy(), high.numpy())
 
 
-def _users(places: Tensor) -> list[int]:
+def _users(positions: Tensor) -> list[int]:
     """Rows of some users with long histories."""
-    counts = (~places.isnan()).sum(1)
+    counts = (~positions.isnan()).sum(1)
     longest = counts.argsort(descending=True, stable=True)[: max(USERS, len(counts) // 4)]
     return [int(row) for row in longest[:: max(1, len(longest) // USERS)][:USERS]]
 
 
 def _distinct(values: Tensor) -> list[int]:
-    """The first head, if all (first axis) are alike, else several."""
+    """The first head if all heads (first axis) have the same values, else up to HEADS of them."""
     alike = all(torch.allclose(values[0], other, atol=1e-6) for other in values)
     return [0] if alike else list(range(min(len(values), HEADS)))
-
-
-__all__ = ["AFTER", "BACK", "BEFORE", "INITIAL", "Heat", "Lines", "Panel", "Rings", "attention", "notes", "of_links"]

@@ -1,4 +1,4 @@
-"""Which models are drawn: those of a benchmark's store, with and without training, or fresh ones."""
+"""The models of a picture: those of a benchmark's store, before and after training, or new ones."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ctr_pe.checks import check_encoding, check_params, model_class
 from ctr_pe.config import model_params
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.errors import UserError, nearest
-from ctr_pe.study import OWN_KEYS, find_dataset
+from ctr_pe.study import find_dataset, refuse_own_keys, run_params
 from ctr_pe.study.store import Result, Store
 from ctr_pe.training import Run, build_model
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from ctr_pe.data.dataset import Dataset
 
 OPTIONS = ("model", "dataset", "protocol", "data_hash")
-"""What the runs of one picture have in common."""
+"""The runs of one picture agree in these."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """Which models are drawn: with ``store``, the runs of a benchmark that these values choose, before and after their
-    training; else fresh ones. ``params``: hyper-parameters under FuxiCTR's names."""
+    """The models to draw: with ``store``, the runs of a benchmark with these values, before and after training; else
+    new ones. ``params``: hyper-parameters under FuxiCTR's names."""
 
     encodings: Sequence[str]
     store: Path | None = None
@@ -43,7 +43,7 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Drawn:
-    """One encoding in its model: ``before`` training, and ``after``, if it comes from a store."""
+    """A model with one encoding ``before`` training, and ``after`` it if the run is from a store."""
 
     run: Run
     before: Any
@@ -57,10 +57,10 @@ class Drawn:
 
 
 def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
-    """The models asked for, in their order, and the data set they are made for.
+    """The models, in the order of the encodings, and their data set.
 
     Raises:
-        UserError: a name that is unknown, a store that lacks the run or its weights, data that are gone or others.
+        UserError: an unknown name, a store without the run or its weights, a data set that is missing or different.
     """
     for pe in wanted.encodings:
         check_encoding(pe)
@@ -70,7 +70,7 @@ def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
         return _fresh(wanted)
     store = Store(wanted.store)
     by_pe = [_choose(wanted, store, pe) for pe in wanted.encodings]
-    if differing := _differing([result for results in by_pe for result in results], OPTIONS):
+    if differing := _differing([result for results in by_pe for result in results]):
         raise UserError(f"{wanted.store}: the runs {_ask(differing)}")
     common = set.intersection(*({result.seed for result in results} for results in by_pe))
     if not common:
@@ -89,7 +89,7 @@ def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
 
 
 def some_requests(dataset: Dataset, model: Any, rows: int) -> dict[str, torch.Tensor]:
-    """A batch of test rows, drawn at random, the same at each call."""
+    """A random batch of test rows, the same at each call."""
     file = dataset.split("test")
     batch: dict[str, torch.Tensor] = next(
         iter(BatchLoader(model.feature_map, file, split="valid", batch_size=rows, shuffle=True))
@@ -99,18 +99,16 @@ def some_requests(dataset: Dataset, model: Any, rows: int) -> dict[str, torch.Te
 
 def _fresh(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
     model, overrides = wanted.model or "DIN", wanted.params
-    for key in overrides.keys() & OWN_KEYS.keys():
-        raise UserError(f"--set {key}: {OWN_KEYS[key]}")
+    refuse_own_keys("--set", overrides)
     check_params(model, overrides)
     dataset = find_dataset(wanted.dataset or "synthetic", wanted.data_root, "heldout")
-    given = model_params(model, dataset.dataset_id, overrides)
-    params = {key: value for key, value in given.items() if key not in OWN_KEYS}
+    params = run_params(model, dataset.dataset_id, overrides)
     runs = [Run(model, dataset.path, pe, wanted.seed or 0, params=params) for pe in wanted.encodings]
     return dataset, [Drawn(run, _build(run, dataset)) for run in runs]
 
 
 def _choose(wanted: Wanted, store: Store, pe: str) -> list[Result]:
-    """The runs of one encoding that the filters leave; they differ in their seeds alone."""
+    """The runs of one encoding that match ``wanted``; they differ only in their seeds."""
     every = list(store.read().values())
     if not every:
         command = ["ctr-pe", "benchmark", "--pe", ",".join(wanted.encodings)]
@@ -134,21 +132,17 @@ def _choose(wanted: Wanted, store: Store, pe: str) -> list[Result]:
                 f"{wanted.store}: no run of '{pe}' with --set {key}={_text(value)}: {nearest(value, there)}"
             )
         left = [result for result in left if _text(result.params.get(key)) == _text(value)]
-    if differing := _differing(left, OPTIONS) or _differing_params(left):
+    if differing := _differing(left, params=True):
         raise UserError(f"{wanted.store}: the runs of '{pe}' {_ask(differing)}")
     return left
 
 
-def _differing(results: Sequence[Result], options: Sequence[str]) -> dict[str, set[str]]:
-    """Option -> values, if there are several."""
-    values = {option: {str(getattr(result, option)) for result in results} for option in options}
+def _differing(results: Sequence[Result], params: bool = False) -> dict[str, set[str]]:
+    """Option -> values, if the runs differ in it; with ``params`` also hyper-parameters, as ``set KEY``."""
+    values = {option: {str(getattr(result, option)) for result in results} for option in OPTIONS}
+    for key in sorted({key for result in results for key in result.params} if params else ()):
+        values[f"set {key}"] = {_text(result.params.get(key)) for result in results}
     return {option: found for option, found in values.items() if len(found) > 1}
-
-
-def _differing_params(results: Sequence[Result]) -> dict[str, set[str]]:
-    keys = sorted({key for result in results for key in result.params})
-    values = {f"set {key}": {_text(result.params.get(key)) for result in results} for key in keys}
-    return {key: found for key, found in values.items() if len(found) > 1}
 
 
 def _ask(differing: Mapping[str, set[str]]) -> str:
@@ -163,14 +157,13 @@ def _ask(differing: Mapping[str, set[str]]) -> str:
 def _weights(wanted: Wanted, store: Store, result: Result) -> Path:
     file = store.weights(result.key)
     if not file.exists():
-        of = f"{result.model} {result.pe} seed {result.seed}"
-        again = _command(wanted, result)
-        raise UserError(f"{wanted.store}: the run of {of} was stored without weights: `{again}` makes them")
+        name, again = f"{result.model} {result.pe} seed {result.seed}", _command(wanted, result)
+        raise UserError(f"{wanted.store}: the run of {name} was stored without weights: `{again}` makes them")
     return file
 
 
 def _command(wanted: Wanted, result: Result) -> str:
-    """A benchmark that runs it once more, and keeps its weights."""
+    """The command that repeats a run and keeps its weights."""
     command = ["ctr-pe", "benchmark", "--model", result.model, "--pe", ",".join(wanted.encodings)]
     command += ["--dataset", wanted.dataset or result.dataset, "--protocol", result.protocol]
     command += ["--seed", str(result.seed), "--repeats", "1"]
@@ -196,10 +189,7 @@ def _trained(run: Run, dataset: Dataset, file: Path) -> Any:
     model = _build(run, dataset)
     try:
         model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    except Exception as error:  # whatever torch finds wrong with a file
+    except Exception as error:  # torch raises many kinds for a damaged file
         reason = " ".join(str(error).split())[:200]
         raise UserError(f"{file}: not the weights of this model ({type(error).__name__}: {reason})") from None
     return model
-
-
-__all__ = ["Drawn", "Wanted", "drawn", "some_requests"]

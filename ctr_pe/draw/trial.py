@@ -1,4 +1,4 @@
-"""Hooks of encodings, tried on made-up items.
+"""Calls the hooks of encodings on artificial items.
 
 B rows, H heads, n items, D item dim.
 """
@@ -24,7 +24,7 @@ Unit = TargetAttention | SelfAttention
 
 
 class Trial:
-    """Calls an encoding's hooks as its unit does, on made-up rows.
+    """Calls an encoding's hooks as its unit does, on artificial rows.
 
     ``by_order``: one row of n items, all of age 0. ``by_age``: rows of one item (in self-attention of one more, the
     query) with the ages of AGES. ``own``: queries are items themselves.
@@ -69,7 +69,7 @@ class Trial:
         return torch.randn(*shape, generator=self.draw) if random else torch.zeros(shape)
 
     def added(self, positions: Positions, last: Tensor | None = None, random: bool = False) -> Tensor:
-        """What ``bias`` makes of logits for the newest query, which are ``last (B, n)`` or 0: (B, H, n).
+        """Logits after ``bias`` for the newest query (B, H, n), from logits ``last (B, n)`` or 0.
 
         ``random``: queries, keys and items are random vectors, not 0.
         """
@@ -81,7 +81,7 @@ class Trial:
         return self.pe.bias(logits, vectors, pairs)[:, :, -1]
 
     def mixed(self, positions: Positions, last: Tensor | None = None) -> Tensor:
-        """The same for weights and ``mix``."""
+        """The same for attention weights and ``mix``."""
         rows, items = positions.mask.shape
         pairs, vectors = self._pairs(positions, False)
         weights = torch.zeros(rows, self.pe.num_heads, pairs.allowed.shape[2], items)
@@ -90,7 +90,7 @@ class Trial:
         return mixed_weights(self.pe, weights, vectors, pairs)[:, :, -1]
 
     def of_newest(self, by_row: Tensor) -> Tensor:
-        """(1, H, n), the oldest first -> (H, n) from the nearest on; (len(AGES), H, 1 or 2) -> (H, len(AGES))."""
+        """(1, H, n), oldest first -> (H, n), newest first; (len(AGES), H, 1 or 2) -> (H, len(AGES))."""
         return by_row[0].flip(-1) if len(by_row) == 1 else by_row[:, :, 0].T
 
     def reads_items(self) -> bool:
@@ -99,7 +99,7 @@ class Trial:
         return (self.added(days, random=True) - self.added(days)).abs().max().item() > SAME
 
     def matrix(self, respond: Callable[..., Tensor]) -> Tensor | None:
-        """(H, n, n), if logits or weights are multiplied with a matrix; found from what single entries become."""
+        """(H, n, n) if ``respond`` multiplies its input with a matrix, found from its response to unit vectors."""
         items = self.by_order.mask.shape[1]
         positions, single = self._rows(items, items), torch.eye(items)
         nothing = respond(positions, torch.zeros(items, items))
@@ -109,9 +109,9 @@ class Trial:
         found: Tensor = once.transpose(0, 1)
         return None if identity(found) and not hasattr(self.pe, "matrix") else found
 
-    def turned(self, positions: Positions) -> Tensor | None:
-        """Mean product of random vectors, equal at query and key, after rotation, as a share of that before; None where
-        keys get another width, which is no rotation."""
+    def rotated(self, positions: Positions) -> Tensor | None:
+        """Mean dot product of equal random queries and keys after rotation, relative to that before; None if the hook
+        changes their dim and is no rotation."""
         many, heads, dim = 256, self.pe.num_heads, self.pe.head_dim
         rows, items = positions.mask.shape
         if self.own:
@@ -131,7 +131,7 @@ class Trial:
         return self.of_newest(products.mean(0) / vector.square().sum(-1).mean())
 
     def similar(self) -> Tensor | None:
-        """(n + 1, n + 1) cosines of what ``embed`` makes of a target and items that are zero."""
+        """(n + 1, n + 1) cosines of the vectors that ``embed`` returns for a zero target and zero items."""
         dim, items = self.pe.dim, self.by_order.mask.shape[1]
         target, history = self.pe.embed(torch.zeros(1, dim), torch.zeros(items, dim), self._rows(1, items))
         vectors = torch.cat([target, history.flip(0)]) if target is not None else history.flip(0)
@@ -140,20 +140,17 @@ class Trial:
 
 
 def identity(matrix: Tensor) -> bool:
-    """(H, n, n): whether nothing changes."""
+    """Whether ``matrix (H, n, n)`` is the identity."""
     return bool((matrix - torch.eye(matrix.shape[-1])).abs().max().item() <= SAME * matrix.shape[-1])
 
 
 def flat(curve: Tensor) -> bool:
-    """A constant added to all logits changes no attention."""
+    """Whether ``curve`` is constant: such a bias does not change attention."""
     return bool((curve - curve[:, :1]).abs().max().item() <= SAME)
 
 
-__all__ = ["AGES", "Trial", "Unit", "flat", "identity"]
-
-
 def mixed_weights(pe: PositionEncoding, weights: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
-    """The weights (B, H, Q, L) with which items are pooled in the end, whether ``mix`` changes weights or values."""
+    """The final pooling weights (B, H, Q, L), whether ``mix`` changes weights or values."""
     if not isinstance(vectors, ItemVectors):
         return pe.mix(weights, vectors, pairs)[0]
     every_item = torch.eye(weights.shape[-1]).expand(*weights.shape[:2], -1, -1)

@@ -1,15 +1,14 @@
-"""The main job: train models with several encodings over several seeds, keep every result, print one table."""
+"""``ctr-pe benchmark``: train models with several encodings over several seeds, keep every result, print one table."""
 
 from __future__ import annotations
 
 import os
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, counted, nearest, say
 
 if TYPE_CHECKING:
     from ctr_pe.data.dataset import Dataset
@@ -35,13 +34,14 @@ OWN_KEYS = {
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be run: every model with every encoding, or a suite.
+    """What to run: every model with every encoding, or a suite.
 
-    ``models`` and ``encodings`` narrow a suite; ``dataset``, ``repeats``, ``protocol`` and ``params`` change it. None
-    is what the suite says; without a suite, DIN with none and cape on the built-in data, five seeds, heldout.
+    ``models`` and ``encodings`` select cells of a suite; ``dataset``, ``repeats``, ``protocol`` and ``params`` replace
+    its values. None means the suite's value; without a suite, DIN with none and cape on the built-in data, five seeds,
+    heldout.
 
-    ``params``: hyper-parameters under FuxiCTR's names. ``out``: results and tables. ``jobs``: runs side by side, None
-    for one per core. ``threads``: of one run. ``gpu``: -1 for the CPU. ``data_root``: where data sets live.
+    ``params``: hyper-parameters under FuxiCTR's names. ``out``: directory of results and tables. ``jobs``: runs at
+    once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``: directory of data sets.
     """
 
     suite: str | None = None
@@ -62,8 +62,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is run: every cell at every seed. ``title`` says it in a line, ``folder`` is where results go below
-    results/ if nothing else is said."""
+    """What is run: every cell at every seed. ``folder``: default directory of the results below results/."""
 
     cells: tuple[Cell, ...]
     protocol: str
@@ -94,10 +93,11 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         from ctr_pe.training import train
 
         plan = _plan(request)
-        names = _unique([cell.dataset for cell in plan.cells])
+        names = dict.fromkeys(cell.dataset for cell in plan.cells)
         datasets = {name: find_dataset(name, request.data_root, plan.protocol) for name in names}
+        first = next(iter(datasets.values())).dataset_id
         configs = _configs(plan, datasets)
-        out = Path(request.out or Path("results") / (plan.folder or f"{_one(datasets).dataset_id}-{plan.protocol}"))
+        out = Path(request.out or Path("results") / (plan.folder or f"{first}-{plan.protocol}"))
         store = Store(out)
         by_cell = {
             cell: _jobs(request, plan, cell, configs[cell], datasets[cell.dataset], store) for cell in plan.cells
@@ -108,90 +108,100 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         for dataset in datasets.values():
             _keep_rows(store, dataset)
         for notice in store.notices:
-            _say(notice)
-        named = f"{_one(datasets).dataset_id}: " if plan.suite is None else ""
-        _say(f"{named}{plan.title} = {len(jobs)} runs, {workers} at once; results in {out}")
+            say(notice)
+        named = f"{first}: " if plan.suite is None else ""
+        say(f"{named}{plan.title} = {len(jobs)} runs, {workers} at once; results in {out}")
         if bare := _without_weights(store, jobs):
-            _say(f"{bare} there already, without weights, and not run again: another --out has them all with weights")
+            say(f"{bare} there already, without weights, and not run again: another --out has them all with weights")
         failed = run_all(jobs, store, stand_in or train, workers)
         _write_tables(store, jobs, plan, by_cell)
     except KeyboardInterrupt:
         done = 0 if store is None else len({job.key for job in jobs} & store.read().keys())
-        _say(f"stopped: {done} of {len(jobs)} runs are stored; repeat the same command to run what is missing")
+        say(f"stopped: {done} of {len(jobs)} runs are stored; repeat the same command to run what is missing")
         return 130
     if failed:
-        _say(f"{failed} of {len(jobs)} runs failed; repeat the same command to try them again")
+        say(f"{failed} of {len(jobs)} runs failed; repeat the same command to try them again")
     return 1 if failed else 0
 
 
 def _plan(request: Request) -> Plan:
-    """What was asked for, checked as far as it can be without a data set."""
+    """The plan of a request, checked as far as possible without a data set."""
     from ctr_pe.checks import check_encoding, check_params
     from ctr_pe.model_zoo.keys import check_gpu
-    from ctr_pe.study.suite import Cell, cells, hashable, load_suite
+    from ctr_pe.study.suite import Grid, Suite, cells, load_suite
     from ctr_pe.training import PROTOCOLS
 
     check_gpu(request.gpu)
-    name, params = request.suite, request.params
     for option, least in {"repeats": 1, "threads": 1, "jobs": 1, "seed": 0}.items():
         value = getattr(request, option)
         if value is not None and value < least:
             raise UserError(f"--{option} {value}: at least {least}")
-    for key in params:
-        if key in OWN_KEYS:
-            raise UserError(f"--set {key}: {OWN_KEYS[key]}")
-    suite = None
-    if name is None:
-        models = _unique(["DIN"] if request.models is None else request.models)
-        encodings = _unique(["none", "cape"] if request.encodings is None else request.encodings)
-        dataset, repeats, protocol = request.dataset or "synthetic", request.repeats or 5, request.protocol or "heldout"
+    refuse_own_keys("--set", request.params)
+    if request.suite is None:
+        models = list(dict.fromkeys(["DIN"] if request.models is None else request.models))
+        encodings = list(dict.fromkeys(["none", "cape"] if request.encodings is None else request.encodings))
         if not models or not encodings:
             raise UserError("--pe and --model need at least one name each")
         for pe in encodings:
             check_encoding(pe)
         for model in models:
-            check_params(model, params)
-        fixed = tuple((key, hashable(value)) for key, value in params.items())
-        found = [Cell(model, dataset, pe, fixed=fixed) for model in models for pe in encodings]
-        title = f"{', '.join(models)} × {', '.join(encodings)} × {_seeds(repeats)}"
+            check_params(model, request.params)
+        grid = Grid(models=models, encodings=encodings, datasets=[request.dataset or "synthetic"])
+        suite = Suite(title=f"{', '.join(models)} × {', '.join(encodings)}", grids=[grid])
     else:
-        suite = load_suite(name)
-        found = cells(suite, request.dataset, params)
-        narrowed = {"model": request.models, "pe": request.encodings}
-        for option, names in narrowed.items():
-            known = {getattr(cell, option) for cell in found}
-            for asked in names or []:
-                if asked not in known:
-                    raise UserError(f"--{option} {asked}: not in suite '{name}': {nearest(asked, known)}")
-        for option, names in narrowed.items():
-            found = [cell for cell in found if not names or getattr(cell, option) in names]
-        repeats, protocol = request.repeats or suite.seeds, request.protocol or suite.protocol
-        title = f"{suite.title}: {len(found)} cells × {_seeds(repeats)}"
+        suite = load_suite(request.suite)
+    found = cells(suite, request.dataset, request.params)
+    narrowed = {"model": request.models, "pe": request.encodings}
+    for option, names in narrowed.items():
+        known = {getattr(cell, option) for cell in found}
+        for asked in names or []:
+            if asked not in known:
+                raise UserError(f"--{option} {asked}: not in suite '{request.suite}': {nearest(asked, known)}")
+    found = [
+        cell for cell in found if all(getattr(cell, option) in names for option, names in narrowed.items() if names)
+    ]
+    repeats, protocol = request.repeats or suite.seeds, request.protocol or suite.protocol
     if protocol not in PROTOCOLS:
         raise UserError(f"protocol '{protocol}' is unknown: {nearest(protocol, PROTOCOLS)}")
     if "none" not in [cell.pe for cell in found]:
-        _say("'none' is not in --pe: without it there is nothing to compare with, and the table has no differences")
+        say("'none' is not in --pe: without it there is nothing to compare with, and the table has no differences")
     seeds = tuple(range(request.seed, request.seed + repeats))
-    return Plan(tuple(found), protocol, seeds, title, name and Path(name).stem, suite)
+    count = counted(repeats, "seed")
+    if request.suite is None:
+        return Plan(tuple(found), protocol, seeds, f"{suite.title} × {count}")
+    title = f"{suite.title}: {len(found)} cells × {count}"
+    return Plan(tuple(found), protocol, seeds, title, Path(request.suite).stem, suite)
 
 
 def _configs(plan: Plan, datasets: Mapping[str, Dataset]) -> dict[Cell, dict[str, Any]]:
     """Hyper-parameters of each cell."""
     from ctr_pe.checks import check_params, param_problems
-    from ctr_pe.config import model_params
 
     configs = {}
     for cell in plan.cells:
         dataset = datasets[cell.dataset]
-        params = model_params(cell.model, dataset.dataset_id, cell.overrides)
-        configs[cell] = {key: value for key, value in params.items() if key not in OWN_KEYS}
+        configs[cell] = run_params(cell.model, dataset.dataset_id, cell.overrides)
         check_params(cell.model, configs[cell])
-        if plan.suite is not None:  # hundreds of runs: what a model cannot be built with is better known now
+        if plan.suite is not None:  # hundreds of runs: a model that cannot be built is reported before the first
             own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
             given = {**configs[cell], **own, "train_data": str(dataset.split("train"))}
             for problem in param_problems(given, dataset.path.parent):
                 raise UserError(f"{plan.suite.title}: {cell}: {problem}")
     return configs
+
+
+def refuse_own_keys(option: str, params: Mapping[str, Any]) -> None:
+    """Raises UserError for a key that the benchmark sets itself; ``option`` is the one that gave it."""
+    for key in params.keys() & OWN_KEYS.keys():
+        raise UserError(f"{option} {key}: {OWN_KEYS[key]}")
+
+
+def run_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A model's packaged configuration with ``overrides``, without the keys that the benchmark sets itself."""
+    from ctr_pe.config import model_params
+
+    params = model_params(model, dataset_id, overrides)
+    return {key: value for key, value in params.items() if key not in OWN_KEYS}
 
 
 def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
@@ -202,7 +212,7 @@ def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
 
     path = data_root(root) / name
     if name in BUILT_IN and not path.exists():
-        _say(f"generating the built-in data set in {path}")
+        say(f"generating the built-in data set in {path}")
         dataset = generate_built_in(path)
     else:
         dataset = open_dataset(name, root)
@@ -232,20 +242,20 @@ def _jobs(
 
 
 def _without_weights(store: Store, jobs: Sequence[Job]) -> int:
-    """Finished runs that should have kept their weights and did not."""
+    """How many finished runs lack the weights that the request wants."""
     done = store.read()
     return sum(job.key in done for job in jobs if job.run.weights is not None and not job.run.weights.exists())
 
 
 def _workers(request: Request, runs: int) -> int:
-    """Processes at once: as asked, else the cores shared out, and one on a GPU."""
+    """Processes at once: ``jobs``, else as many as the cores have threads for, or one on a GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     default = 1 if request.gpu >= 0 else max(1, cores // request.threads)
     return min(request.jobs or default, runs)
 
 
 def _keep_rows(store: Store, dataset: Dataset) -> None:
-    """Labels and users of the test rows, for the bootstrap. Without users every row stands for itself."""
+    """Store labels and users of the test rows for the bootstrap. Without users every row is a user of its own."""
     import polars as pl
 
     frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, *filter(None, [dataset.group_id])])
@@ -255,9 +265,10 @@ def _keep_rows(store: Store, dataset: Dataset) -> None:
 
 
 def _write_tables(store: Store, jobs: Sequence[Job], plan: Plan, by_cell: Mapping[Cell, Sequence[Job]]) -> None:
-    """table.md and table.csv of everything in the store, and the suite's own; what was asked for on the terminal."""
+    """Write table.md and table.csv of everything in the store, and the suite's tables; print those of the request."""
     from ctr_pe.study import suite_tables
-    from ctr_pe.study.tables import as_csv, as_markdown, as_text, make_tables
+    from ctr_pe.study.rendering import as_markdown, as_text
+    from ctr_pe.study.tables import as_csv, make_tables
 
     tables = make_tables(store)
     files = {"table.md": as_markdown(tables), "table.csv": as_csv(tables)}
@@ -269,8 +280,8 @@ def _write_tables(store: Store, jobs: Sequence[Job], plan: Plan, by_cell: Mappin
     else:
         keys = {cell: [job.key for job in of_cell] for cell, of_cell in by_cell.items()}
         grids = suite_tables.make(plan.suite, plan.protocol, store, keys)
-        print("\n" + "\n\n".join(suite_tables.as_text(grid) for grid in grids))
-        files |= {"suite.md": suite_tables.as_markdown(grids), "suite.csv": suite_tables.as_csv(grids)}
+        print("\n" + "\n\n".join(as_text(grid) for grid in grids))
+        files |= {"suite.md": as_markdown(grids), "suite.csv": suite_tables.as_csv(grids)}
     for name, text in files.items():
         try:
             (store.path / name).write_text(text, encoding="utf-8")
@@ -278,22 +289,3 @@ def _write_tables(store: Store, jobs: Sequence[Job], plan: Plan, by_cell: Mappin
             raise UserError(f"{store.path / name}: {error.strerror}") from None
     if tables:
         print(f"\n{store.path}: {', '.join(files)}, results.jsonl (one line per run)", flush=True)
-
-
-def _one(datasets: Mapping[str, Dataset]) -> Dataset:
-    return next(iter(datasets.values()))
-
-
-def _seeds(number: int) -> str:
-    return f"{number} seed{'s' * (number > 1)}"
-
-
-def _unique(names: Sequence[str]) -> list[str]:
-    return list(dict.fromkeys(names))
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-__all__ = ["OWN_KEYS", "Plan", "Request", "find_dataset", "run"]

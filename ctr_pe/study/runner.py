@@ -40,7 +40,7 @@ Train = Callable[["Run", Callable[[Mapping[str, Any]], None]], "Outcome"]
 
 @dataclass(frozen=True)
 class Job:
-    """A run and what it is stored under; ``varied`` says which cell of a suite it is, such as ``max_len=10``."""
+    """A run and its key in the store; ``varied``: values that tell cells of a suite apart, such as ``max_len=10``."""
 
     run: Run
     key: Key
@@ -55,16 +55,16 @@ def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, strea
 
     Args:
         jobs: in the order in which they start.
-        store: gets each result as soon as it is there.
+        store: each result is appended when its run ends.
         train: ``ctr_pe.training.train`` or a picklable stand-in.
         workers: processes at once.
-        stream: where progress goes, stderr by default: bars on a terminal, else a line per finished run.
+        stream: for progress, stderr by default: bars on a terminal, else a line per finished run.
 
     Returns:
         The number of runs that failed; each has printed one line.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C, when all workers are gone; the store holds what was finished.
+        KeyboardInterrupt: Ctrl-C, after all workers have ended; finished runs are in the store.
     """
     done = store.read()
     waiting = deque(job for job in jobs if job.key not in done)
@@ -93,7 +93,10 @@ def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, strea
                         progress.finish(worker.job, result)
                     else:
                         failed += 1
-                        progress.fail(worker.job, _explain(worker.job, content, store.path))
+                        if kind == "crashed":
+                            line, trace = content
+                            content = _store_trace(worker.job, line, trace, store.path)
+                        progress.fail(worker.job, content)
                     job = _next(waiting, store)
                     if job is None or kind == "died":
                         del pool[connection]
@@ -117,7 +120,9 @@ def revision() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git("ls-files", "--error-unmatch", "__init__.py")  # not merely installed somewhere below a checkout
+        git(
+            "ls-files", "--error-unmatch", "__init__.py"
+        )  # fails for a package that is installed below another checkout
         commit = git("rev-parse", "HEAD")
         code = [here, here.parent / "model_zoo", here.parent / "config"]
         changed = git("status", "--porcelain", "--", *[str(folder) for folder in code if folder.exists()])
@@ -127,7 +132,7 @@ def revision() -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Versions of what the numbers depend on."""
+    """Versions of the packages that results depend on."""
     found = {"ctr_pe": ctr_pe.__version__, "python": platform.python_version()}
     for name in ("torch", "fuxictr", "numpy", "polars"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -146,55 +151,37 @@ def _next(waiting: deque[Job], store: Store) -> Job | None:
 
 
 def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
-    key, run = job.key, job.run
     return Result(
-        model=key.model,
-        dataset=key.dataset,
-        pe=key.pe,
-        seed=key.seed,
-        protocol=key.protocol,
+        **job.key._asdict(),
         metrics=outcome.metrics,
         epoch=outcome.epoch,
-        config_hash=key.config_hash,
-        data_hash=key.data_hash,
         seconds=round(outcome.seconds, 3),
-        threads=run.threads,
-        gpu=run.gpu,
-        device=key.device,
+        threads=job.run.threads,
+        gpu=job.run.gpu,
         parameters=outcome.parameters,
-        params=dict(run.params),
+        params=dict(job.run.params),
         auxiliary=dict(outcome.auxiliary),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         **facts,
     )
 
 
-def _explain(job: Job, error: str | _Failure, folder: Path) -> str:
-    """One line about a failed run; the traceback of an unexpected error goes to a file."""
-    if isinstance(error, str):
-        return error
+def _store_trace(job: Job, line: str, trace: str, folder: Path) -> str:
+    """One line about an error that is not the user's; its traceback goes to a file."""
     file = folder / "failed" / f"{job.key.name}.txt"
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(error.trace, encoding="utf-8")
-    return f"{error.line} (traceback in {file})"
-
-
-@dataclass(frozen=True)
-class _Failure:
-    """An error that is not the user's."""
-
-    line: str
-    trace: str
+    file.write_text(trace, encoding="utf-8")
+    return f"{line} (traceback in {file})"
 
 
 class _Worker:
-    """A process that trains one run after another, and our end of the pipe to it."""
+    """A process that trains one run after another, and the parent's end of its pipe."""
 
     def __init__(self, train: Train, job: Job) -> None:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         self.connection, theirs = context.Pipe()
         self.process: BaseProcess = context.Process(target=_work, args=(theirs, train), daemon=True)
-        with _ctrl_c_held_back():  # the worker inherits this: Ctrl-C is ours alone, from its first instruction on
+        with _ctrl_c_blocked():  # inherited: only the parent reacts to Ctrl-C
             self.process.start()
         theirs.close()
         self.start(job)
@@ -205,7 +192,7 @@ class _Worker:
             self.connection.send(job.run)
 
     def receive(self) -> tuple[str, Any]:
-        """("progress" | "done" | "error", content), or ("died", why)."""
+        """("progress" | "done" | "error" | "crashed", content), or ("died", why)."""
         try:
             message: tuple[str, Any] = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -230,9 +217,11 @@ class _Worker:
 
 
 def _work(connection: Connection, train: Train) -> None:
-    """A worker's life: runs come in, progress and outcomes go out. It ends when the other side does."""
+    """The loop of a worker process: receives runs, sends progress and outcomes, ends when the pipe is closed."""
     keep_memory()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # temporary files are removed on the way
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # an exception, so that temporary files are removed
     last = 0.0
 
     def progress(state: Mapping[str, Any]) -> None:
@@ -252,11 +241,11 @@ def _work(connection: Connection, train: Train) -> None:
                 connection.send(("error", str(error)))
             except Exception as error:
                 line = " ".join(f"{type(error).__name__}: {error}".split())
-                connection.send(("error", _Failure(line, traceback.format_exc())))
+                connection.send(("crashed", (line, traceback.format_exc())))
 
 
 @contextlib.contextmanager
-def _ctrl_c_held_back() -> Iterator[None]:
+def _ctrl_c_blocked() -> Iterator[None]:
     """Delays Ctrl-C until the end of the block."""
     resource_tracker.ensure_running()  # else the first process start starts it, which lets Ctrl-C through again
     old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
@@ -276,9 +265,8 @@ class _Progress:
         if stream.isatty():
             from tqdm import tqdm
 
-            columns, lines = (
-                shutil.get_terminal_size()
-            )  # 80 × 24 where a terminal does not know its own: tqdm hides then
+            # 80 × 24 if the terminal does not report its size: tqdm shows nothing then
+            columns, lines = shutil.get_terminal_size()
             self.style: dict[str, Any] = {"file": stream, "ncols": columns, "nrows": lines}
             self.bar = tqdm(total=total, initial=done, unit="run", **self.style)
             self.lines: list[Any] = []

@@ -1,8 +1,8 @@
 """The store of finished runs: ``results.jsonl``, one line each, ``scores/``, their predictions on the test rows, and
-``weights/``, where asked for.
+optionally ``weights/``.
 
-A line is appended with one write and flushed to disk at once, so a killed benchmark loses the runs that were under way
-and nothing else. Several processes may share a store.
+A line is appended with one write and flushed to disk at once, so a killed benchmark loses only the unfinished runs.
+Several processes may share a store.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import numpy.typing as npt
 from ctr_pe.errors import UserError
 
 FILE = "results.jsonl"
-FIRST_KEY = b'{"model"'  # how every line begins: what tells a cut line of ours from somebody else's file
+FIRST_KEY = b'{"model"'  # how every line begins: distinguishes a truncated line from a foreign file
 
 
 class Key(NamedTuple):
@@ -41,7 +41,7 @@ class Key(NamedTuple):
     @property
     def name(self) -> str:
         """A file name for it."""
-        parts = self if self.device != "cpu" else self[:-1]  # as it was while there was no device among them
+        parts = self if self.device != "cpu" else self[:-1]  # as before the device was part of the key
         digest = hashlib.blake2b(json.dumps(parts).encode(), digest_size=8).hexdigest()
         return f"{self.model}-{self.pe}-{self.seed}-{digest}"
 
@@ -89,13 +89,13 @@ class Store:
     """The runs in one directory.
 
     Raises:
-        UserError: ``results.jsonl`` is not one of ours; it is left as it is.
+        UserError: ``results.jsonl`` is another kind of file, which is not changed.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.file = path / FILE
-        self.notices: list[str] = []  # what a reader of the store should know
+        self.notices: list[str] = []  # warnings about the store
         self.read()
 
     def read(self) -> dict[Key, Result]:
@@ -125,7 +125,7 @@ class Store:
                     return
                 os.ftruncate(descriptor, whole)
                 line = _line(result)
-                if whole and content[whole - 1 : whole] != b"\n":  # somebody's editor took the last newline away
+                if whole and content[whole - 1 : whole] != b"\n":  # an editor has removed the last newline
                     line = b"\n" + line
                 if os.write(descriptor, line) < len(line):
                     raise UserError(f"{self.file}: the disk is full; free some space and repeat the command")
@@ -159,14 +159,14 @@ class Store:
             return None
 
     def weights(self, key: Key) -> Path:
-        """Where the weights of a run are, if they were kept."""
+        """The file for the weights of a run."""
         return self.path / "weights" / f"{key.name}.pt"
 
     def _scores(self, key: Key) -> Path:
         return self.path / "scores" / f"{key.name}.npy"
 
     def _parse(self, content: bytes) -> tuple[dict[Key, Result], int]:
-        """The results and the length of the part that is whole."""
+        """The results and the length of the complete lines."""
         results: dict[Key, Result] = {}
         whole = 0
         for number, line in enumerate(content.splitlines(keepends=True), 1):
@@ -202,13 +202,10 @@ def _line(result: Result) -> bytes:
 
 
 def _result(record: Any) -> Result:
-    """A Result from a line. Raises TypeError if keys are missing; keys of later versions are left aside."""
+    """A Result from a line. Raises TypeError if keys are missing; unknown keys, of later versions, are ignored."""
     if not isinstance(record, dict) or not isinstance(record.get("metrics"), dict):
         raise TypeError("not a result")
-    known = {key: value for key, value in record.items() if key in _FIELDS}
+    known = {f.name: record[f.name] for f in fields(Result) if f.name in record}
     known.setdefault("device", device_of(record.get("gpu", -1)))
     known["metrics"] = {name: float("nan" if value is None else value) for name, value in record["metrics"].items()}
     return Result(**known)
-
-
-_FIELDS = frozenset(f.name for f in fields(Result))

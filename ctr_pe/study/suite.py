@@ -15,8 +15,6 @@ from ctr_pe.config import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.errors import UserError, explain, nearest
 from ctr_pe.pe import available_pes
 
-FOLDER = "benchmark"
-
 
 class Grid(BaseModel):
     """Every model with every encoding on every data set, under every combination of ``vary``.
@@ -48,14 +46,14 @@ class Suite(BaseModel):
 
     title: str
     protocol: Literal["heldout", "paper"] = "heldout"
-    seeds: int = Field(5, ge=1)
+    seeds: int = Field(default=5, ge=1)
     published: str | None = None
     grids: list[Grid] = Field(min_length=1)
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the table, whatever the seed. ``varied``: what distinguishes it beside model, data set, encoding."""
+    """One row of the table, for all seeds. ``varied``: the values of ``vary``; ``fixed``: those of ``set``."""
 
     model: str
     dataset: str
@@ -72,20 +70,15 @@ class Cell:
         return " ".join([self.model, self.pe, self.dataset, *(f"{key}={value}" for key, value in self.varied)])
 
 
-def suites() -> dict[str, str]:
-    """Text of every suite that comes with the package, by name."""
-    return packaged_yaml(FOLDER)
-
-
 def load_suite(name: str) -> Suite:
     """A suite that comes with the package, or a YAML file.
 
     Raises:
-        UserError: there is none of this name, or it is not one.
+        UserError: there is no such suite, or the file is not a valid one.
     """
     if Path(name).suffix in (".yaml", ".yml"):
         return parse_suite(load_yaml(name), name)
-    shipped = suites()
+    shipped = packaged_yaml("benchmark")
     if name not in shipped:
         raise UserError(f"--suite {name}: no such suite, a file ends with .yaml: {nearest(name, shipped)}")
     return parse_suite(parse_yaml(shipped[name], name), name)
@@ -103,29 +96,26 @@ def cells(suite: Suite, dataset: str | None = None, extra: Mapping[str, Any] | N
     """The rows of the table, in the order of the suite, each once.
 
     Args:
-        dataset: takes the place of the suite's data sets.
+        dataset: replaces the suite's data sets.
         extra: hyper-parameters that replace the suite's own.
     """
     extra = dict(extra or {})
     found: dict[Cell, None] = {}
     for grid in suite.grids:
         vary = {key: values for key, values in grid.vary.items() if key not in extra}
-        fixed = tuple((key, hashable(value)) for key, value in {**grid.set, **extra}.items())
+        fixed = tuple((key, _hashable(value)) for key, value in {**grid.set, **extra}.items())
         for name, model in itertools.product([dataset] if dataset else grid.datasets, grid.models):
             for values in itertools.product(*vary.values()):
-                varied = tuple(zip(vary, map(hashable, values), strict=True))
+                varied = tuple(zip(vary, map(_hashable, values), strict=True))
                 encodings = available_pes() if grid.encodings == "all" else grid.encodings
                 found |= {Cell(model, name, pe, varied, fixed): None for pe in encodings}
     return list(found)
 
 
-def hashable(value: Any) -> Any:
+def _hashable(value: Any) -> Any:
     """Lists and mappings as text, so that a cell can be a key."""
     return json.dumps(value) if isinstance(value, (list, dict, tuple)) else value
 
 
 def _plain(value: Any) -> Any:
     return json.loads(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
-
-
-__all__ = ["Cell", "Grid", "Suite", "cells", "hashable", "load_suite", "parse_suite", "suites"]

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import csv
-import io
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from ctr_pe.config import packaged_yaml, parse_yaml
+from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import mean_sd
-from ctr_pe.study.rendering import markdown_table, text_table
+from ctr_pe.study.rendering import DASH, Cells, csv_text, mean_text
 from ctr_pe.study.store import Key, Result, Store
 from ctr_pe.study.suite import Cell, Suite
-from ctr_pe.study.tables import BASELINE, DATASET_NOTES, PAPER, PUBLISHED
-
-DASH = "–"
+from ctr_pe.study.tables import BASELINE, published, reading_notes
 
 
 @dataclass(frozen=True)
@@ -49,9 +44,27 @@ class SuiteTable:
     notes: tuple[str, ...]
     dagger: str = ""
 
-    @property
-    def published(self) -> bool:
-        return any(line.published for line in self.lines)
+    def cells(self) -> Cells:
+        """Header and rows, as printed."""
+        published = any(line.published for line in self.lines)
+        unfinished = any(line.seeds < self.seeds for line in self.lines)
+        header = ["model", *self.varied, "encoding", *METRICS, "gAUC − none"]
+        header += ["CAPE paper†", "ours − paper"] * published
+        header += ["seeds"] * unfinished
+        rows = []
+        for line in self.lines:
+            values = dict(line.cell.varied)
+            cells = [line.cell.model, *[str(values.get(key, DASH)) for key in self.varied], line.cell.pe + self.dagger]
+            cells += [mean_text(*line.means[metric]) if metric in line.means else DASH for metric in METRICS]
+            cells.append(DASH if line.gain is None else f"{line.gain:+.4f}")
+            if published:
+                printed = [f"{line.published[metric]:.4f}" for metric in METRICS if metric in line.published]
+                off = [f"{difference:+.4f}" for metric in METRICS if (difference := line.off(metric)) is not None]
+                cells += [" / ".join(printed) or DASH, " / ".join(off) or DASH]
+            if unfinished:
+                cells.append(f"{line.seeds}/{self.seeds}")
+            rows.append(cells)
+        return header, rows
 
 
 def make(suite: Suite, protocol: str, store: Store, keys: Mapping[Cell, Sequence[Key]]) -> list[SuiteTable]:
@@ -64,7 +77,8 @@ def make(suite: Suite, protocol: str, store: Store, keys: Mapping[Cell, Sequence
         rows = {cell: found[cell] for cell in _sorted([cell for cell in keys if cell.dataset == dataset])}
         seeds = max(len(keys[cell]) for cell in rows)
         name = keys[next(iter(rows))][0].dataset
-        printed = _published(suite, name)
+        source = suite.published
+        printed = {cell.model: published(name, cell.model, source) for cell in rows} if source else {}
         lines = [
             Line(
                 cell,
@@ -75,31 +89,19 @@ def make(suite: Suite, protocol: str, store: Store, keys: Mapping[Cell, Sequence
             )
             for cell, runs in rows.items()
         ]
-        count = f"{seeds} seed{'s' * (seeds > 1)}"
-        title = f"{suite.title}: {name}, protocol {protocol}{dagger}, {count}"
+        title = f"{suite.title}: {name}, protocol {protocol}{dagger}, {counted(seeds, 'seed')}"
         varied = tuple(dict.fromkeys(key for cell in rows for key, _ in cell.varied))
         notes = _notes(protocol, name, any(line.published for line in lines), sum(line.seeds < seeds for line in lines))
         tables.append(SuiteTable(title, seeds, varied, tuple(lines), tuple(notes), dagger))
     return tables
 
 
-def as_text(table: SuiteTable) -> str:
-    """For a terminal."""
-    return text_table(table.title, _cells(table), table.notes)
-
-
-def as_markdown(tables: Sequence[SuiteTable]) -> str:
-    """For suite.md."""
-    return "\n\n".join(markdown_table(table.title, _cells(table), table.notes) for table in tables) + "\n"
-
-
 def as_csv(tables: Sequence[SuiteTable]) -> str:
-    """For suite.csv: full precision, one line per cell, empty where there is no number."""
+    """For suite.csv: one line per cell."""
     varied = list(dict.fromkeys(key for table in tables for key in table.varied))
     fields = [f"{metric}_{what}" for metric in METRICS for what in ("mean", "sd", "published", "off")]
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(["dataset", "model", *varied, "pe", "seeds", *fields, "gAUC_minus_none"])
+    header = ["dataset", "model", *varied, "pe", "seeds", *fields, "gAUC_minus_none"]
+    rows = []
     for table in tables:
         for line in table.lines:
             values = dict(line.cell.varied)
@@ -107,32 +109,20 @@ def as_csv(tables: Sequence[SuiteTable]) -> str:
             for metric in METRICS:
                 numbers += line.means.get(metric, (None, None))
                 numbers += [line.published.get(metric), line.off(metric)]
-            cells = ["" if n is None or math.isnan(n) else repr(n) for n in [*numbers, line.gain]]
-            given = [values.get(key, "") for key in varied]
+            given = [values.get(key) for key in varied]
             pe = line.cell.pe + table.dagger
-            writer.writerow([line.cell.dataset, line.cell.model, *given, pe, line.seeds, *cells])
-    return stream.getvalue()
+            rows.append([line.cell.dataset, line.cell.model, *given, pe, line.seeds, *numbers, line.gain])
+    return csv_text(header, rows)
 
 
 def _sorted(cells: Sequence[Cell]) -> list[Cell]:
-    """By model, then by what varies in all cells, else in the order of the suite: what is compared stands together."""
+    """By model, then by what varies in all cells, then in the order of the suite."""
     common = [key for key, _ in cells[0].varied if all(key in dict(cell.varied) for cell in cells)]
     seen: dict[Any, int] = {}
     for cell in cells:
         for part in (cell.model, *cell.varied):
             seen.setdefault(part, len(seen))
     return sorted(cells, key=lambda cell: [seen[cell.model], *[seen[key, dict(cell.varied)[key]] for key in common]])
-
-
-def _published(suite: Suite, dataset: str) -> dict[str, dict[str, dict[str, float]]]:
-    """Model -> encoding -> metric -> printed figure."""
-    if suite.published is None:
-        return {}
-    figures = parse_yaml(packaged_yaml("published")[suite.published], f"config/published/{suite.published}.yaml")
-    return {
-        model: {pe: dict(zip(METRICS, values, strict=True)) for pe, values in of_pe.items()}
-        for model, of_pe in figures.get(dataset, {}).items()
-    }
 
 
 def _values(runs: Mapping[int, Result], metric: str) -> list[float]:
@@ -162,41 +152,5 @@ def _notes(protocol: str, dataset: str, published: bool, unfinished: int) -> lis
     ]
     if unfinished:
         notes.append(f"{unfinished} cells lack runs: the same command makes them.")
-    if protocol == "paper":
-        notes.append(PAPER)
-    if published:
-        notes.append(PUBLISHED + " ours − paper: gAUC / AUC / logloss.")
-    if dataset in DATASET_NOTES:
-        notes.append(DATASET_NOTES[dataset])
-    return notes
-
-
-def _cells(table: SuiteTable) -> tuple[list[str], list[list[str]]]:
-    unfinished = any(line.seeds < table.seeds for line in table.lines)
-    header = ["model", *table.varied, "encoding", *METRICS, "gAUC − none"]
-    header += ["CAPE paper†", "ours − paper"] * table.published
-    header += ["seeds"] * unfinished
-    rows = []
-    for line in table.lines:
-        values: dict[str, Any] = dict(line.cell.varied)
-        cells = [line.cell.model, *[str(values.get(key, DASH)) for key in table.varied], line.cell.pe + table.dagger]
-        cells += [_mean(line.means[metric]) if metric in line.means else DASH for metric in METRICS]
-        cells.append(DASH if line.gain is None else f"{line.gain:+.4f}")
-        if table.published:
-            printed = [f"{line.published[metric]:.4f}" for metric in METRICS if metric in line.published]
-            off = [f"{difference:+.4f}" for metric in METRICS if (difference := line.off(metric)) is not None]
-            cells += [" / ".join(printed) or DASH, " / ".join(off) or DASH]
-        if unfinished:
-            cells.append(f"{line.seeds}/{table.seeds}")
-        rows.append(cells)
-    return header, rows
-
-
-def _mean(value: tuple[float, float]) -> str:
-    mean, sd = value
-    if math.isnan(mean):
-        return DASH
-    return f"{mean:.4f}" if math.isnan(sd) else f"{mean:.4f} ± {sd:.4f}"
-
-
-__all__ = ["Line", "SuiteTable", "as_csv", "as_markdown", "as_text", "make"]
+    notes += reading_notes(dataset, protocol, published)
+    return notes + ["ours − paper: gAUC / AUC / logloss."] * published

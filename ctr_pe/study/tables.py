@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -13,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from ctr_pe.config import packaged_yaml, parse_yaml
+from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, compare, mean_sd, seeds_won
 from ctr_pe.pe import available_pes
-from ctr_pe.study.rendering import markdown_table, text_table
+from ctr_pe.study.rendering import DASH, Cells, csv_text, mean_text
 from ctr_pe.study.store import Key, Result, Store
 
 BASELINE = "none"
@@ -31,7 +30,7 @@ PUBLISHED = (
 )
 DATASET_NOTES = {
     "kuaivideo_x1": "kuaivideo_x1 keeps the first 100 of the items that precede a row. For active users the lists end "
-    "long before the request, so what looks like the most recent item is not: read differences between position "
+    "long before the request, so their last item is not the most recent one: read differences between position "
     "encodings on this set with care.",
 }
 
@@ -59,15 +58,27 @@ class Table:
 
     @property
     def dagger(self) -> str:
+        """Marks encodings under protocol paper."""
         return "†" if self.identity[2] == "paper" else ""
 
-    @property
-    def compared(self) -> bool:
-        return any(row.differences for row in self.rows)
-
-    @property
-    def published(self) -> bool:
-        return any(row.published for row in self.rows)
+    def cells(self) -> Cells:
+        """Header and rows, as printed."""
+        compared = any(row.differences for row in self.rows)
+        published = any(row.published for row in self.rows)
+        header = ["encoding", *METRICS, *["gAUC − none [95 % interval]", "won", "p"] * compared]
+        header += ["CAPE paper†"] * published
+        rows = []
+        for row in self.rows:
+            cells = [row.pe + self.dagger]
+            cells += [mean_text(*row.means[metric]) if metric in row.means else DASH for metric in METRICS]
+            if compared:
+                found = row.differences.get("gAUC")
+                cells += [_signed(found), "{}/{}".format(*row.won["gAUC"]), _p(found.p_holm)] if found else [DASH] * 3
+            if published:
+                figures = [f"{row.published[metric]:.4f}" for metric in METRICS if metric in row.published]
+                cells.append(" / ".join(figures) or DASH)
+            rows.append(cells)
+        return header, rows
 
 
 def make_tables(store: Store) -> list[Table]:
@@ -78,25 +89,14 @@ def make_tables(store: Store) -> list[Table]:
     return [_table(store, identity, group, ambiguous=short.count(identity[:3]) > 1) for identity, group in groups]
 
 
-def as_text(table: Table) -> str:
-    """For a terminal."""
-    return text_table(table.title, _cells(table), table.notes)
-
-
-def as_markdown(tables: Sequence[Table]) -> str:
-    """For table.md."""
-    return "\n\n".join(markdown_table(table.title, _cells(table), table.notes) for table in tables) + "\n"
-
-
 def as_csv(tables: Sequence[Table]) -> str:
-    """For table.csv: everything, at full precision, one line per encoding; empty where there is no number."""
+    """For table.csv: everything, one line per encoding."""
     fields = ["mean", "sd", "difference", "low", "high", "p", "p_holm", "seeds_won", "seeds_compared", "published"]
     identity = ("model", "dataset", "protocol", "config_hash", "data_hash", "device")
     header = [*identity, "pe", "seeds", *[f"{metric}_{name}" for metric in METRICS for name in fields], "notes"]
-    stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(header)
+    rows = []
     for table in tables:
+        marks = " ".join(note for note in table.notes if note in (PAPER, PUBLISHED, *DATASET_NOTES.values()))
         for row in table.rows:
             numbers: list[float | None] = []
             for metric in METRICS:
@@ -104,18 +104,21 @@ def as_csv(tables: Sequence[Table]) -> str:
                 numbers += row.differences.get(metric, [None] * 5)
                 numbers += row.won.get(metric, (None, None))
                 numbers.append(row.published.get(metric))
-            cells = ["" if number is None or math.isnan(number) else repr(number) for number in numbers]
-            marks = [note for note in table.notes if note in (PAPER, PUBLISHED, *DATASET_NOTES.values())]
-            writer.writerow([*table.identity, row.pe + table.dagger, len(row.seeds), *cells, " ".join(marks)])
-    return stream.getvalue()
+            rows.append([*table.identity, row.pe + table.dagger, len(row.seeds), *numbers, marks])
+    return csv_text(header, rows)
 
 
-def published(dataset: str, model: str) -> dict[str, dict[str, float]]:
-    """Encoding -> metric -> figure printed in the CAPE paper; empty for other data sets and models."""
-    text = packaged_yaml("published")["cape_table2"]
-    figures: Mapping[str, Any] = parse_yaml(text, "config/published/cape_table2.yaml")
+def published(dataset: str, model: str, source: str = "cape_table2") -> dict[str, dict[str, float]]:
+    """Encoding -> metric -> figure in a file of ``config/published``; empty for other data sets and models."""
+    figures: Mapping[str, Any] = parse_yaml(packaged_yaml("published")[source], f"config/published/{source}.yaml")
     runs = figures.get(dataset, {}).get(model, {})
     return {pe: dict(zip(METRICS, values, strict=True)) for pe, values in runs.items()}
+
+
+def reading_notes(dataset: str, protocol: str, published: bool) -> list[str]:
+    """What a reader must know of the protocol, the published figures and the data set."""
+    notes = [PAPER] * (protocol == "paper") + [PUBLISHED] * published
+    return [*notes, *([DATASET_NOTES[dataset]] if dataset in DATASET_NOTES else [])]
 
 
 def _identity(result: Result) -> tuple[str, ...]:
@@ -160,9 +163,9 @@ def _table(store: Store, identity: tuple[str, ...], results: Sequence[Result], a
         )
     seeds = sorted({result.seed for result in results})
     dagger = "†" if protocol == "paper" else ""
-    title = (
-        f"{model} on {dataset}, protocol {protocol}{dagger}, {_count(len(seeds), 'seed')}{_test_size(store, data_hash)}"
-    )
+    title = f"{model} on {dataset}, protocol {protocol}{dagger}, {counted(len(seeds), 'seed')}"
+    if (test := store.rows(data_hash)) is not None:
+        title += f", {len(test[0]):,} test rows of {len(np.unique(test[1])):,} users"
     if device != "cpu":
         title += f", on {device}"
     if ambiguous:
@@ -202,67 +205,25 @@ def _notes(identity: Sequence[str], results: Sequence[Result], rows: Sequence[Ro
         notes.append(
             f"gAUC − none: at the same seeds, averaged, with the interval and p of a user-level paired bootstrap "
             f"({RESAMPLES:,} resamples). won: seeds at which gAUC is higher. p: two-sided, corrected (Holm) for "
-            f"{_count(others, 'comparison')}. Interval and p speak of other users, won of other seeds: look at both."
+            f"{counted(others, 'comparison')}. Interval and p speak of other users, won of other seeds: look at both."
         )
     if BASELINE not in [row.pe for row in rows]:
         notes.append(f"No differences: they are taken to '{BASELINE}', which has not been run.")
     if missing:
-        notes.append(f"No intervals: the test scores of {_count(missing, 'run')} are not in scores/.")
-    if identity[2] == "paper":
-        notes.append(PAPER)
-    if any(row.published for row in rows):
-        notes.append(PUBLISHED)
-    if identity[1] in DATASET_NOTES:
-        notes.append(DATASET_NOTES[identity[1]])
+        notes.append(f"No intervals: the test scores of {counted(missing, 'run')} are not in scores/.")
+    notes += reading_notes(identity[1], identity[2], any(row.published for row in rows))
     makers = sorted({str(result.revision)[:12] for result in results})
     if len(makers) > 1:
         notes.append(f"The runs were made by different revisions: {', '.join(makers)}.")
     return notes
 
 
-def _cells(table: Table) -> tuple[list[str], list[list[str]]]:
-    header = ["encoding", *METRICS]
-    if table.compared:
-        header += ["gAUC − none [95 % interval]", "won", "p"]
-    if table.published:
-        header.append("CAPE paper†")
-    rows = []
-    for row in table.rows:
-        cells = [
-            row.pe + table.dagger,
-            *[_mean(*row.means[metric]) if metric in row.means else "–" for metric in METRICS],
-        ]
-        if table.compared:
-            found = row.differences.get("gAUC")
-            cells += [_signed(found), "{}/{}".format(*row.won["gAUC"]), _p(found.p_holm)] if found else ["–", "–", "–"]
-        if table.published:
-            figures = [f"{row.published[metric]:.4f}" for metric in METRICS if metric in row.published]
-            cells.append(" / ".join(figures) or "–")
-        rows.append(cells)
-    return header, rows
-
-
-def _mean(mean: float, sd: float) -> str:
-    if math.isnan(mean):
-        return "–"
-    return f"{mean:.4f}" if math.isnan(sd) else f"{mean:.4f} ± {sd:.4f}"
-
-
 def _signed(found: Difference) -> str:
     if math.isnan(found.value):
-        return "–"
+        return DASH
     interval = "" if math.isnan(found.low) else f" [{found.low:+.4f}, {found.high:+.4f}]"
     return f"{found.value:+.4f}{interval}"
 
 
 def _p(p: float) -> str:
-    return "–" if math.isnan(p) else f"{p:.3f}"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
-
-
-def _test_size(store: Store, data_hash: str) -> str:
-    test = store.rows(data_hash)
-    return "" if test is None else f", {len(test[0]):,} test rows of {len(np.unique(test[1])):,} users"
+    return DASH if math.isnan(p) else f"{p:.3f}"

@@ -1,6 +1,6 @@
 """Search of hyper-parameters by Optuna, chosen on the validation rows; the best one's test metrics are reported.
 
-The study is a file, so a search that was stopped goes on where it was, and several processes may work on one.
+The study is a file: a search that was stopped continues, and several processes may add trials to it.
 """
 
 from __future__ import annotations
@@ -8,21 +8,18 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe.errors import UserError
+from ctr_pe.errors import UserError, say
 
 if TYPE_CHECKING:
     import optuna
 
     from ctr_pe.data.dataset import Dataset
-    from ctr_pe.training import Outcome, Run
-
-    Train = Callable[[Run, Callable[[Mapping[str, Any]], None]], Outcome]
+    from ctr_pe.study.runner import Train
 
 STUDY = "study.db"
 POSITION_DIMS, HEADS, DROPOUTS = [16, 32, 64], [1, 2, 4, 8], [0.0, 0.1, 0.2, 0.3]
@@ -30,8 +27,7 @@ POSITION_DIMS, HEADS, DROPOUTS = [16, 32, 64], [1, 2, 4, 8], [0.0, 0.1, 0.2, 0.3
 
 @dataclass(frozen=True)
 class Search:
-    """What is searched with which model and data: ``params`` is fixed; ``space`` holds for each key a list of values,
-    or {low, high, log} of a number."""
+    """``params`` are fixed; ``space`` has for each searched key a list of values, or {low, high, log} of a number."""
 
     model: str
     pe: str
@@ -61,17 +57,17 @@ def tune(search: Search, trials: int, out: Path, train: Train | None = None) -> 
         raise UserError("ctr-pe tune needs Optuna: pip install 'ctr_pe[tune]'") from None
     from ctr_pe import training
 
-    optuna.logging.set_verbosity(optuna.logging.ERROR)  # what is to be said is said here
+    optuna.logging.set_verbosity(optuna.logging.ERROR)  # this module prints its own lines
     study = _study(search, out)
-    objective = _Objective(search, train or training.train)
-    _say(f"{search.model} with {search.pe} on {search.dataset.dataset_id}: {', '.join(search.space)}; study in {out}")
+    objective = _objective(search, train or training.train)
+    say(f"{search.model} with {search.pe} on {search.dataset.dataset_id}: {', '.join(search.space)}; study in {out}")
     if done := len(_finished(study)):
-        _say(f"{done} of {trials} trials are there already")
+        say(f"{done} of {trials} trials are there already")
     try:
         while len(_finished(study)) < trials:  # other processes may add to the same study
-            study.optimize(objective, n_trials=1, callbacks=[lambda _, trial: _say(_line(trial))])
+            study.optimize(objective, n_trials=1, callbacks=[lambda _, trial: say(_line(trial))])
     except KeyboardInterrupt:
-        _say(f"stopped: {len(_finished(study))} of {trials} trials are stored; repeat the same command to go on")
+        say(f"stopped: {len(_finished(study))} of {trials} trials are stored; repeat the same command to go on")
         return 130
     _report(search, study, out)
     return 0
@@ -97,18 +93,15 @@ def plan(
         UserError: a name or value that nothing takes, or nothing to search.
     """
     from ctr_pe.checks import check_encoding, check_params
-    from ctr_pe.config import model_params
     from ctr_pe.model_zoo.keys import check_gpu
-    from ctr_pe.study import OWN_KEYS, find_dataset
+    from ctr_pe.study import find_dataset, refuse_own_keys, run_params
 
     overrides, given = overrides or {}, given or {}
-    for key in {**overrides, **given}:
-        if key in OWN_KEYS:
-            raise UserError(f"{key}: {OWN_KEYS[key]}")
+    refuse_own_keys("--set", overrides)
+    refuse_own_keys("--space", given)
     check_encoding(pe)
     check_gpu(gpu)
-    params = model_params(model, Path(dataset).name, overrides)
-    params = {key: value for key, value in params.items() if key not in OWN_KEYS}
+    params = run_params(model, Path(dataset).name, overrides)
     check_params(model, {**params, **given})
     search = Search(model, pe, find_dataset(dataset, root, "heldout"), params, {}, seed, threads, gpu)
     return replace(search, space=_space(search, given))
@@ -116,16 +109,18 @@ def plan(
 
 def _space(search: Search, given: Mapping[str, Any]) -> dict[str, Any]:
     from ctr_pe.checks import model_class
+    from ctr_pe.pe import encoding_class, options_of
 
     cls = model_class(search.model)
     keys = {name for base in cls.__mro__ if "__init__" in vars(base) for name in inspect.signature(base).parameters}
     space: dict[str, Any] = {}
-    if "position_dim" in _encoding_options(search.pe, cls):
+    links = [cls.native if link == "native" else link for link in search.pe.split("+")]
+    if any("position_dim" in options_of(encoding_class(link)) for link in links if isinstance(link, str)):
         space["position_dim"] = POSITION_DIMS
     if "num_heads" in keys:
         fits = [heads for heads in HEADS if not _problems(search, {"num_heads": heads})]
         if len(fits) < len(HEADS):
-            _say(f"num_heads: only {', '.join(map(str, fits))} divide the items of {search.dataset.dataset_id}")
+            say(f"num_heads: only {', '.join(map(str, fits))} divide the items of {search.dataset.dataset_id}")
         space["num_heads"] = fits
     space |= {key: DROPOUTS for key in sorted(keys) if key.endswith("dropout")}
     space = {key: value for key, value in {**space, **given}.items() if value is not None}
@@ -141,20 +136,6 @@ def _space(search: Search, given: Mapping[str, Any]) -> dict[str, Any]:
     if not space:
         raise UserError("nothing to search: name hyper-parameters with --space KEY=[values]")
     return space
-
-
-def _encoding_options(pe: str, cls: Any) -> set[str]:
-    import importlib
-
-    from ctr_pe.pe import REGISTRY
-
-    options: set[str] = set()
-    for link in pe.split("+"):
-        link = cls.native if link == "native" and isinstance(cls.native, str) else link
-        if link in REGISTRY:
-            module, _, name = REGISTRY[link].partition(":")
-            options |= inspect.signature(getattr(importlib.import_module(module), name)).parameters.keys()
-    return options
 
 
 def _problems(search: Search, changes: Mapping[str, Any]) -> list[str]:
@@ -187,23 +168,18 @@ def _study(search: Search, out: Path) -> optuna.Study:
     if study.user_attrs.setdefault("identity", identity) != identity:
         raise UserError(f"{out}: a study of other hyper-parameters, data, seed or space: choose another --out")
     study.set_user_attr("identity", identity)
-    # A sampler that began again at the same seed would draw the first trials a second time.
+    # With the same seed after a restart, the sampler would draw the first trials again.
     study.sampler = optuna.samplers.TPESampler(seed=search.seed + len(study.trials))
     return study
 
 
-class _Objective:
-    """One trial: the monitor's best value on the validation rows."""
+def _objective(search: Search, train: Train) -> Callable[[optuna.Trial], float]:
+    """A function that runs one trial and returns the monitor's best value on the validation rows."""
+    import optuna
 
-    def __init__(self, search: Search, train: Train) -> None:
-        self.search, self.train = search, train
+    from ctr_pe.training import Run
 
-    def __call__(self, trial: optuna.Trial) -> float:
-        import optuna
-
-        from ctr_pe.training import Run
-
-        search = self.search
+    def objective(trial: optuna.Trial) -> float:
         chosen = {key: _suggest(trial, key, choices) for key, choices in search.space.items()}
         trial.set_user_attr("params", chosen)
         params = {**search.params, **chosen}
@@ -219,14 +195,14 @@ class _Objective:
                 if trial.should_prune():
                     raise optuna.TrialPruned
 
-        run = Run(
-            search.model, search.dataset.path, search.pe, search.seed, "heldout", params, search.gpu, search.threads
-        )
-        outcome = self.train(run, progress)
+        how = (search.seed, "heldout", params, search.gpu, search.threads)
+        outcome = train(Run(search.model, search.dataset.path, search.pe, *how), progress)
         trial.set_user_attr("test", outcome.metrics)
         trial.set_user_attr("epoch", outcome.epoch)
         best = min if params.get("monitor_mode") == "min" else max
         return float(best(value for value in values if math.isfinite(value)))
+
+    return objective
 
 
 def _suggest(trial: optuna.Trial, key: str, choices: Any) -> Any:
@@ -246,7 +222,7 @@ def _finished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
 
 
 def _line(trial: optuna.trial.FrozenTrial) -> str:
-    chosen = _written(trial.user_attrs.get("params", {}))
+    chosen = " ".join(f"{key}={value}" for key, value in trial.user_attrs.get("params", {}).items())
     if "epoch" not in trial.user_attrs:
         return f"trial {trial.number}: pruned after epoch {max(trial.intermediate_values, default=0)}: {chosen}"
     return f"trial {trial.number}: {trial.value:.6f} at epoch {trial.user_attrs['epoch']}: {chosen}"
@@ -283,14 +259,3 @@ def _report(search: Search, study: optuna.Study, out: Path) -> None:
     print("test: " + "  ".join(f"{name} {value:.6f}" for name, value in test.items()))
     print(" ".join(f"--set '{key}={json.dumps(value)}'" for key, value in chosen.items()))
     print(f"{out}: best.yaml, trials.csv, {STUDY}", flush=True)
-
-
-def _written(params: Mapping[str, Any]) -> str:
-    return " ".join(f"{key}={value}" for key, value in params.items())
-
-
-def _say(line: str) -> None:
-    print(line, file=sys.stderr, flush=True)
-
-
-__all__ = ["Search", "plan", "tune"]

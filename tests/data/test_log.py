@@ -12,8 +12,9 @@ import polars as pl
 import pytest
 
 from ctr_pe.cli import main
+from ctr_pe.config import packaged_yaml
 from ctr_pe.data.dataset import SPLITS, Dataset, open_dataset
-from ctr_pe.data.recipe import load_recipe, shipped_recipes
+from ctr_pe.data.recipe import load_recipe
 from ctr_pe.data.sources.log import build, summary
 from ctr_pe.errors import UserError
 
@@ -299,7 +300,7 @@ def test_kuairand_has_real_labels_and_no_outcome_among_its_columns(shared_data: 
 
 
 def test_every_shipped_recipe_builds(shared_data: Path) -> None:
-    for name in shipped_recipes():
+    for name in packaged_yaml("recipe"):
         files = {key: shared_data / name / f"{key}.parquet" for key in ("interactions", "items")}
         recipe = load_recipe(name, files)
         schema = pl.read_parquet_schema(recipe.interactions)
@@ -662,8 +663,8 @@ def test_an_interrupted_build_leaves_nothing_that_opens(tmp_path: Path, monkeypa
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("protocol: din\nuzer: x", "unknown key 'uzer': did you mean 'user'"),
-        ("protocol: dim", "'protocol': Input should be 'din' or 'impressions'"),
+        ("protocol: din\nuzer: x", "key 'uzer' is unknown: did you mean 'user'"),
+        ("protocol: dim", "'protocol': input should be 'din' or 'impressions'"),
         ("max_len: 5", "'protocol' is missing: --protocol"),
         ("protocol: din\nmax_len: 0", "'max_len': .*greater than or equal to 1"),
         ("protocol: din\nnegatives: true", "'negatives' belongs to protocol impressions"),

@@ -12,14 +12,15 @@ import yaml
 from fake_training import train_on_data_set as fast
 
 from ctr_pe.cli import main as command
-from ctr_pe.config import parse_overrides
+from ctr_pe.config import packaged_yaml, parse_overrides
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.pe import available_pes
 from ctr_pe.study import Request, run
+from ctr_pe.study.rendering import as_markdown, as_text
 from ctr_pe.study.store import Key, Result, Store
-from ctr_pe.study.suite import Cell, Suite, cells, load_suite, parse_suite, suites
-from ctr_pe.study.suite_tables import as_csv, as_markdown, as_text, make
+from ctr_pe.study.suite import Cell, Suite, cells, load_suite, parse_suite
+from ctr_pe.study.suite_tables import as_csv, make
 
 SUITE: dict[str, Any] = {
     "title": "Lengths",
@@ -78,8 +79,8 @@ def test_the_papers_grids(name: str, number: int) -> None:
 def test_all_shipped_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["list"]) == 0
     listed = capsys.readouterr().out
-    assert len(suites()) == 7
-    assert all(f"  {name} " in listed for name in suites())
+    assert len(packaged_yaml("benchmark")) == 7
+    assert all(f"  {name} " in listed for name in packaged_yaml("benchmark"))
 
 
 def test_cells_are_every_combination_once() -> None:

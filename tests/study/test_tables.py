@@ -14,8 +14,9 @@ from fake_training import fill, jobs_of, result_of, rows_of_test, scores_of
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import compare
+from ctr_pe.study.rendering import as_markdown, as_text
 from ctr_pe.study.store import Store
-from ctr_pe.study.tables import as_csv, as_markdown, as_text, make_tables, published
+from ctr_pe.study.tables import as_csv, make_tables, published
 
 
 def store_of(folder: Path, *jobs: list[object]) -> Store:

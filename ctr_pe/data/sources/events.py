@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 ITEM = "item_id"  # the item's column in every data set
 BLOCK = 500_000  # events read at once
-PART = 4_000_000  # events sorted into blocks at once, all of which polars may hold
+PART = 4_000_000  # events partitioned into blocks at once; polars may hold all of them
 BINS = 1 << 20  # resolution of a split by time, of the log's time span
 
 Ints = npt.NDArray[np.int64]
@@ -36,7 +36,7 @@ class Events:
     code: Ints  # (E,) the item's row in the catalogue
     time: Ints | None  # (E,) in the log's unit
     positive: Bools  # (E,)
-    split: npt.NDArray[np.uint8]  # (E,) index into SPLITS, where the log decides it
+    split: npt.NDArray[np.uint8]  # (E,) index into SPLITS, if the log determines it
     first: Ints  # (E,) index of the user's first event
     tie: Ints  # (E,) index of the first event that this one is not later than
     tied: Bools  # (E,) same time as the event before it
@@ -45,7 +45,7 @@ class Events:
 
 
 class Log:
-    """A checked log. Raises UserError with one line and the counts for whatever is wrong with it.
+    """A checked log. Raises UserError, one line with counts, for any mistake in it.
 
     Attributes: ``catalogue`` one row per item of the log, sorted by ``item_id``, with its attributes; ``rows``
     read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column.
@@ -101,7 +101,7 @@ class Log:
         same_time = ~(new_user | _changes(time)) if time is not None else np.zeros(len(user), bool)
         positive = np.ones(len(user), bool) if self.recipe.protocol == "din" else frame["label"].to_numpy() == 1
         if self.ordered and self.recipe.protocol == "din":
-            repeated = ~later  # one user cannot have chosen two things at one place of his history
+            repeated = ~later  # a user cannot have clicked two items at the same order
         else:
             repeated = ~(later | _changes(code)) & (same_time if self.timed else True)
         backwards = later[1:] & ~new_user[1:] & (time[1:] < time[:-1]) if time is not None else np.zeros(0, bool)
@@ -119,7 +119,7 @@ class Log:
         )
 
     def _columns(self, schema: pl.Schema) -> dict[str, pl.Expr]:
-        """The columns of the log that are used, by role, with clear types."""
+        """The columns of the log that are used, by role, cast to their types."""
         recipe, columns = self.recipe, {}
         labelled = recipe.protocol == "impressions"
         for role in ("user", "item", "time", "order", "label"):
@@ -144,7 +144,7 @@ class Log:
         return columns
 
     def _checked(self, raw: pl.LazyFrame, columns: dict[str, pl.Expr]) -> pl.LazyFrame:
-        """The events that are kept, after counting what is dropped and refusing nulls and bad labels."""
+        """The kept events; counts what is dropped and raises errors for nulls and bad labels."""
         rules = {
             f"{name} = {value}": pl.col(name).is_in(value if isinstance(value, list) else [value])
             for name, value in self.recipe.drop.items()
@@ -154,7 +154,7 @@ class Log:
         keep, hits = pl.lit(True), {}
         for rule, expression in rules.items():
             hit = expression.fill_null(False)
-            hits[rule] = (keep & hit).sum()  # a row falls to the first rule that hits it
+            hits[rule] = (keep & hit).sum()  # a row counts for the first rule that matches it
             keep = keep & ~hit
         kept = raw.filter(keep)
         counts = raw.select(pl.len().alias("rows"), **hits).collect(engine="streaming").row(0, named=True)
@@ -255,7 +255,7 @@ class Log:
         starts, rows = bins["bin"].to_numpy() * width + low, bins["rows"].to_numpy()
         if len(starts) < len(SPLITS):
             raise UserError(f"{self.file}: {len(starts)} distinct times, too few for train, valid and test")
-        newest = np.cumsum(rows[::-1])[::-1] / rows.sum()  # share of the rows from each bin on
+        newest = np.cumsum(rows[::-1])[::-1] / rows.sum()  # fraction of the rows from each bin on
         test = 2 + int(np.abs(newest[2:] - self.recipe.test_fraction).argmin())
         wanted = self.recipe.test_fraction + self.recipe.valid_fraction
         valid = 1 + int(np.abs(newest[1:test] - wanted).argmin())
@@ -319,5 +319,5 @@ def _changes(values: npt.NDArray[Any]) -> Bools:
 
 
 def _last_true(starts: Bools) -> Ints:
-    """(E,) index of the nearest True at or before each place."""
+    """(E,) index of the nearest True at or before each event."""
     return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))

@@ -1,10 +1,10 @@
-"""Any log of interactions becomes a data set, by one of two protocols.
+"""Makes a data set from a log of interactions, by one of two protocols.
 
-din           what users chose; every item from a user's second on is a target, beside a sampled item he never chose
-impressions   what users were shown, with real labels
+din           clicked items; every item from a user's second on is a target, paired with a sampled item never clicked
+impressions   shown items with real labels
 
-Two passes over blocks of users: the first checks and counts, because ids go by frequency in the training rows; the
-second writes. Nothing but the catalogue of items stays in memory between blocks.
+Two passes over blocks of users: the first checks and counts, because ids are sorted by frequency in the training rows;
+the second writes. Only the catalogue of items stays in memory between blocks.
 
 Legend: N items of the catalogue, E events, H events of a history list, T target rows of a block.
 """
@@ -79,17 +79,17 @@ class Targets:
 
 
 def din(events: Events, recipe: Recipe, items: int, seed: list[int]) -> Targets:
-    """Rows in pairs, the chosen item and one it was not, of a catalogue of ``items``.
+    """Rows in pairs: the clicked item and one that the user never clicked, from a catalogue of ``items``.
 
-    A user's last target is test, the one before it valid, the others train. A user who chose the whole catalogue has no
-    item to sample: his targets stand alone.
+    A user's last target is test, the one before it valid, the others train. A user who clicked the whole catalogue has
+    targets without negatives.
     """
     index = np.arange(len(events.user))
     target = index[index > events.first]
     last = np.append(events.user[1:] != events.user[:-1], True)
     from_end = np.flatnonzero(last)[events.user[target]] - target
     history = _history("history", events, events.positive, target, recipe.max_len)
-    negative = _never_chosen(events, target, items, np.random.default_rng(seed))
+    negative = _never_clicked(events, target, items, np.random.default_rng(seed))
     pair = np.repeat(np.arange(len(target)), 2)
     is_negative = np.arange(len(pair)) % 2 == 1
     pairs = Targets(
@@ -104,7 +104,7 @@ def din(events: Events, recipe: Recipe, items: int, seed: list[int]) -> Targets:
 
 
 def impressions(events: Events, recipe: Recipe) -> Targets:
-    """One row per impression; its history is the user's earlier positives, and the earlier negatives if wanted."""
+    """One row per impression with the user's earlier positives, and the earlier negatives if the recipe wants them."""
     target = np.arange(len(events.user))
     histories = [_history("history", events, events.positive, target, recipe.max_len)]
     if recipe.negatives:
@@ -123,28 +123,28 @@ def _history(name: str, events: Events, listed: Bools, target: Ints, max_len: in
     return History(name, events.code[listed], times, begin, end, begin > oldest)
 
 
-def _never_chosen(events: Events, target: Ints, items: int, generator: np.random.Generator) -> Ints:
-    """(T,) per target, one of the items its user has no event with, uniformly; -1 if he has events with all.
+def _never_clicked(events: Events, target: Ints, items: int, generator: np.random.Generator) -> Ints:
+    """(T,) per target, a uniform sample of the items that its user has no event with; -1 if there is none.
 
-    The r-th item outside a user's sorted choices c is r + #{i: c[i] - i <= r}: exact without rejection, so that a user
-    who chose nearly everything costs no more than others.
+    The r-th item outside a user's sorted items c is r + #{i: c[i] - i <= r}: exact without rejection, so a user who
+    clicked nearly everything costs no more than others.
     """
-    chosen = np.sort(events.user * items + events.code)  # np.unique hashes, which takes ten times as long
-    chosen = chosen[np.append(True, chosen[1:] != chosen[:-1])]
-    user = chosen // items
+    clicked = np.sort(events.user * items + events.code)  # np.unique hashes, which takes ten times as long
+    clicked = clicked[np.append(True, clicked[1:] != clicked[:-1])]
+    user = clicked // items
     count = np.bincount(user)
     start = np.cumsum(count) - count
-    gaps = chosen - (np.arange(len(chosen)) - start[user])  # user * items + c[i] - i, sorted
-    of = events.user[target]
-    left = items - count[of]
+    gaps = clicked - (np.arange(len(clicked)) - start[user])  # user * items + c[i] - i, sorted
+    owner = events.user[target]
+    left = items - count[owner]
     rank = generator.integers(0, np.maximum(left, 1))
-    skipped = np.searchsorted(gaps, of * items + rank, side="right") - start[of]
+    skipped = np.searchsorted(gaps, owner * items + rank, side="right") - start[owner]
     return np.where(left > 0, rank + skipped, -1)
 
 
 class _Columns:
-    """The features of an item: which columns they make, and the id of every value, which goes by its frequency in the
-    training rows (ties by value)."""
+    """The columns of an item's features and the ids of their values, sorted by frequency in the training rows (ties by
+    value)."""
 
     def __init__(self, log: Log) -> None:
         self.values = log.catalogue
@@ -153,7 +153,7 @@ class _Columns:
         self.lists = ("history", "neg_history") if log.recipe.negatives else ("history",)
         self.ages = tuple(f"age_{name}" for name in self.lists) if log.timed else ()
         self.groups = tuple(
-            Group(self.names, tuple(_of(feature, name) for feature in self.names), age)
+            Group(self.names, tuple(f"{feature.removesuffix('_id')}_{name}" for feature in self.names), age)
             for name, age in zip_longest(self.lists, self.ages)
         )
         made = [LABEL, USER, *self.names, *self.ages, *(name for group in self.groups for name in group.history)]
@@ -194,8 +194,9 @@ class _Counter:
         self.tied = self.repeated = self.contradictions = 0
 
     def add(self, events: Events, rows: Targets) -> None:
-        self.users += int(events.user[-1]) + 1
-        self.users_without_rows += int(events.user[-1]) + 1 - _distinct(rows.user)
+        users = int(events.user[-1]) + 1
+        self.users += users
+        self.users_without_rows += users - int(np.count_nonzero(np.bincount(rows.user)))
         self.tied += int(events.tied.sum())
         self.repeated += events.repeated
         self.contradictions += events.contradictions
@@ -216,14 +217,14 @@ class _Counter:
         train = rows.rows(np.flatnonzero(rows.split == 0))
         self.items += np.bincount(train.code, minlength=len(self.items))
         for history in train.histories:
-            # how many rows list each event: rows that begin at or before it, less those that end there
+            # how many rows list each event: rows that begin at or before it minus rows that end there
             edges = np.bincount(history.begin, minlength=len(history.code) + 1)
             edges -= np.bincount(history.end, minlength=len(history.code) + 1)
             listed = np.cumsum(edges)[:-1]
             self.items += np.bincount(history.code, listed, len(self.items)).astype(np.int64)
 
     def check(self) -> None:
-        """Raises UserError for what only the sorted log shows."""
+        """Raises UserError for mistakes that only the sorted log shows."""
         log, recipe = self.log, self.log.recipe
         keys = [recipe.user, *([] if recipe.protocol == "din" and log.ordered else [recipe.item])]
         keys += [str(recipe.order if log.ordered else recipe.time)]
@@ -252,22 +253,19 @@ class _Counter:
                 "tied_in_time": self.tied if log.timed else None,
                 "targets_without_negative": self.without_negative,
             },
-            "splits": {split: self._split(split, unseen[split]) for split in SPLITS},
+            "splits": {
+                split: {**self.splits[split], **self._means(split), "unseen": dict(unseen[split])} for split in SPLITS
+            },
         }
 
-    def _split(self, split: str, unseen: Counter[str]) -> dict[str, Any]:
-        counts: dict[str, float] = {**self.splits[split]}
-        for key in [key for key in counts if key.endswith("_items")]:
-            counts[key.replace("_items", "_mean")] = round(counts[key] / max(counts["rows"], 1), 2)
-        return {**counts, "unseen": dict(unseen)}
-
-
-def _distinct(ordered: Ints) -> int:
-    return int(np.count_nonzero(np.diff(ordered))) + bool(len(ordered))
+    def _means(self, split: str) -> dict[str, float]:
+        counts = self.splits[split]
+        lengths = {key: count for key, count in counts.items() if key.endswith("_items")}
+        return {key.replace("_items", "_mean"): round(n / max(counts["rows"], 1), 2) for key, n in lengths.items()}
 
 
 class _Rows:
-    """Adds the rows of the three splits, a row group at a time."""
+    """Writes the rows of the three splits, a row group at a time."""
 
     def __init__(self, writer: DatasetWriter, columns: _Columns, recipe: Recipe, users: int) -> None:
         self.writer, self.columns = writer, columns
@@ -279,11 +277,12 @@ class _Rows:
         fields = {LABEL: pa.uint8(), USER: pa.from_numpy_dtype(self.user)}
         fields |= {feature: pa.from_numpy_dtype(columns.ids[feature].dtype) for feature in columns.names}
         for group in columns.groups:
-            fields |= {name: pa.list_(fields[of]) for of, name in zip(group.target, group.history, strict=True)}
+            pairs = zip(group.target, group.history, strict=True)
+            fields |= {name: pa.list_(fields[feature]) for feature, name in pairs}
         fields |= {age: pa.list_(pa.int64()) for age in columns.ages}
         self.schema = pa.schema(fields)
         for split in SPLITS:
-            # without dictionaries: the ids are small integers already, and half the size and time are saved
+            # without dictionaries: ids are small integers already, and this halves size and time
             writer.open(split, self.schema, use_dictionary=False)
 
     def write(self, rows: Targets) -> None:
@@ -319,17 +318,6 @@ class _Rows:
         return ids
 
 
-def _of(feature: str, name: str) -> str:
-    """item_id -> item_history"""
-    return f"{feature.removesuffix('_id')}_{name}"
-
-
-def _targets(events: Events, recipe: Recipe, items: int, block: int) -> Targets:
-    if recipe.protocol == "impressions":
-        return impressions(events, recipe)
-    return din(events, recipe, items, seed=[recipe.seed, block])
-
-
 def build(
     recipe: Recipe,
     out: Path,
@@ -354,7 +342,10 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
     def targets() -> Iterator[tuple[Events, Targets]]:
         for number, block in enumerate(blocks):
             events = log.events(block)
-            yield events, _targets(events, recipe, len(counter.items), number)
+            if recipe.protocol == "impressions":
+                yield events, impressions(events, recipe)
+            else:
+                yield events, din(events, recipe, len(counter.items), [recipe.seed, number])
 
     with tqdm(total=log.kept, unit=" events", desc="counting", disable=not progress, unit_scale=True) as bar:
         for events, rows in targets():

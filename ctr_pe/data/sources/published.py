@@ -1,4 +1,4 @@
-"""Reads a published set: CSV with ``^``-separated lists of original ids, oldest first, becomes a data set.
+"""Makes a data set from a published one: CSV with ``^``-separated lists of original ids, oldest first.
 
 Each CSV is parsed once, in blocks, into parquet with integer lists; a pass over these counts ids in the train rows,
 another writes the splits. In memory: one block, a table per vocabulary, and two numbers per train row.
@@ -25,7 +25,7 @@ from ctr_pe.data.published import MAX_LEN, Field, Published
 from ctr_pe.data.specs import feature_vocab, history_spec, target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, nearest, no_such_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,7 +40,7 @@ Array = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Vectors:
-    """Pretrained vectors: the original ids that have one, and how wide they are."""
+    """Pretrained vectors: the original ids that have one, and their dimension."""
 
     file: Path
     keys: Array
@@ -66,12 +66,8 @@ class Table:
             dim = self.vectors.dim
             for spec in specs.values():
                 spec |= {"embedding_dim": dim, "feature_encoder": f"nn.Linear({dim}, {dim}, bias=False)"}
-            specs[name] |= {
-                "pretrained_emb": self.pretrained,
-                "pretrain_dim": dim,
-                "pretrain_usage": "init",
-                "freeze_emb": True,
-            }
+            loaded = {"pretrained_emb": self.pretrained, "pretrain_dim": dim}
+            specs[name] |= {**loaded, "pretrain_usage": "init", "freeze_emb": True}
         return specs
 
     @property
@@ -83,13 +79,13 @@ class Table:
 def read_published(
     directory: Path, published: Published, out: Path, overwrite: bool = False, progress: bool = False
 ) -> Dataset:
-    """Convert ``directory``'s train.csv, test.csv and vectors into the set ``out``. Checksums are the caller's matter.
+    """Convert ``directory``'s train.csv, test.csv and vectors into the set ``out``, without checking checksums.
 
-    Histories keep their most recent 100 items. The report counts, per split and history, the rows that were cut and the
-    empty ones, and per column the ids that have no number of their own.
+    Histories keep their most recent 100 items. The report counts, per split and history, the truncated and the empty
+    rows, and per column the unknown ids.
 
     Raises:
-        UserError: a missing file or column, a value that is not of the published form, no rows for train or valid.
+        UserError: a missing file or column, a value of another form, no rows for train or valid.
     """
     vectors = {field.name: _vectors(directory / field.vectors) for field in published.fields if field.vectors}
     return make_dataset(
@@ -121,19 +117,15 @@ def _read(
         "published": published.repository,
         "users": len(users),
         "splits": splits,
-        "known_without_vector": {t.field.name: _without_vector(t) for t in tables if t.vectors is not None},
+        "known_without_vector": {
+            table.field.name: int(np.count_nonzero(~np.isin(table.vocabulary.originals, table.vectors.keys)))
+            for table in tables
+            if table.vectors is not None
+        },
         "notes": list(published.notes),
     }
     features = {published.group_id: {"type": "meta"}, **features}
     return Content(LABEL, published.group_id, features, published.groups, vocabs, report)
-
-
-def _csv_columns(published: Published) -> tuple[list[str], list[str]]:
-    """The scalar and the list columns that are read."""
-    scalars = [published.label, published.user, *([published.time] if published.time else [])]
-    scalars += [field.column for field in published.fields]
-    lists = [column for field in published.fields for _, column in field.histories]
-    return list(dict.fromkeys(scalars)), list(dict.fromkeys(lists))
 
 
 def _length(column: str) -> str:
@@ -143,9 +135,10 @@ def _length(column: str) -> str:
 def _parse(csv: Path, published: Published, into: Path, progress: bool) -> None:
     """The columns in use as integers; of a list the most recent items and its full length."""
     if not csv.is_file():
-        there = [path.name for path in csv.parent.iterdir()] if csv.parent.is_dir() else []
-        raise UserError(f"{csv}: no such file; {nearest(csv.name, there)}")
-    scalars, lists = _csv_columns(published)
+        raise no_such_file(csv)
+    scalars = [published.label, published.user, *([published.time] if published.time else [])]
+    scalars = list(dict.fromkeys([*scalars, *(field.column for field in published.fields)]))
+    lists = list(dict.fromkeys(column for field in published.fields for _, column in field.histories))
     real = {published.label, published.time}  # written as 1 or 1.0
     types = dict.fromkeys(lists, pl.String) | {name: pl.Float64 if name in real else pl.Int64 for name in scalars}
     columns = [pl.col(name) for name in scalars]
@@ -198,7 +191,7 @@ def _column(raw: Path, name: str) -> Array:
 
 
 def _valid_rows(csv: Path, raw: Path, published: Published) -> npt.NDArray[np.bool_]:
-    """(train.csv rows,) which of them are for validation."""
+    """(train.csv rows,) True for validation rows."""
     if published.time is not None:
         time = _column(raw, published.time)
         cut = np.partition(time, at := int(len(time) * (1 - VALID_SHARE)))[at]
@@ -243,9 +236,8 @@ def _flat(array: pa.Array) -> Array:
 
 
 def _counts(raw: Path, train: npt.NDArray[np.bool_], published: Published, progress: bool) -> dict[str, Array]:
-    """Per CSV column, how often each original id stands in the train rows."""
-    columns = {field.column for field in published.fields}
-    columns |= {column for field in published.fields for _, column in field.histories}
+    """Per CSV column, how often each original id occurs in the train rows."""
+    columns = {column for field in published.fields for column in field.columns}
     counts = dict.fromkeys(sorted(columns), np.zeros(0, np.int64))
     for block in _blocks(raw, train, "counting", progress):
         for name, total in counts.items():
@@ -256,8 +248,8 @@ def _counts(raw: Path, train: npt.NDArray[np.bool_], published: Published, progr
 
 
 def _table(field: Field, counts: dict[str, Array], vectors: Vectors | None) -> Table:
-    """Known are the ids that one column has ``min_count`` times, by falling total; then what else has a vector."""
-    columns = [counts[name] for name in dict.fromkeys([field.column, *(column for _, column in field.histories)])]
+    """Ids that one column has ``min_count`` times, sorted by total count, then the other ids that have a vector."""
+    columns = [counts[name] for name in dict.fromkeys(field.columns)]
     size = max(len(column) for column in columns)
     padded = np.stack([np.pad(column, (0, size - len(column))) for column in columns])
     total = np.where(padded.max(axis=0) >= field.min_count, padded.sum(axis=0), 0)
@@ -312,8 +304,7 @@ def _count_lengths(counts: Counter[str], name: str, length: Array) -> None:
 
 def _vectors(file: Path) -> Vectors:
     if not file.is_file():
-        there = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
-        raise UserError(f"{file}: no such file; {nearest(file.name, there)}")
+        raise no_such_file(file)
     try:
         with h5py.File(file) as content:
             if missing := {"key", "value"} - set(content):
@@ -326,8 +317,3 @@ def _vectors(file: Path) -> Vectors:
     if len(keys) and not (keys.min() >= 0 and keys.max() < ID_LIMIT):
         raise UserError(f"{file}: 'key' has an id outside 0 … {ID_LIMIT - 1}")
     return Vectors(file, keys, int(shape[1]))
-
-
-def _without_vector(table: Table) -> int:
-    keys = np.empty(0) if table.vectors is None else table.vectors.keys
-    return int(np.count_nonzero(~np.isin(table.vocabulary.originals, keys)))
