@@ -270,7 +270,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         clicked = self.get_labels(inputs).view(-1) > 0 if self.training else None
         losses: dict[str, Tensor] = {}
         of_groups = {
-            field: iter(embedded[field].split([len(own[field]) for own in histories if field in own]))
+            field: iter(torch.split(embedded[field], [len(own[field]) for own in histories if field in own]))
             for field in {field for own in histories for field in own}
         }
         for index, group in enumerate(self.groups):
@@ -367,7 +367,8 @@ def dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
 @contextmanager
 def _own_randomness(index: int) -> Iterator[None]:
     """Encodings draw from streams of their own, so that all start from the same backbone weights at one seed."""
-    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_initialized() else []
+    initialized = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    devices = list(range(torch.cuda.device_count())) if initialized else []
     with torch.random.fork_rng(devices=devices):
         torch.manual_seed(torch.initial_seed() ^ (0x9E3779B97F4A + index - 1))
         yield

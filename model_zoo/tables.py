@@ -27,7 +27,9 @@ def look_up(
         table = embedding_layer.embedding_layers[field]
         if type(table) is nn.Embedding and field not in embedding_layer.feature_encoders:
             tables.setdefault(table, []).append(field)
-    embedded, penalties, terms = {}, {}, get_regularizer(regularizer)
+    embedded: dict[str, Tensor] = {}
+    penalties: dict[Tensor, Tensor] = {}
+    terms = get_regularizer(regularizer)
     for table, fields in tables.items():
         rows = torch.cat([ids[field].flatten() for field in fields]).long()
         if torch.is_grad_enabled() and table.weight.requires_grad and not table.sparse:

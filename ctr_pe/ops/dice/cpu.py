@@ -57,9 +57,11 @@ def _checked(x: Tensor, kept: Tensor | None, *columns: Tensor) -> tuple[Tensor, 
     return x.contiguous(), None if kept is None else kept.contiguous(), [column.contiguous() for column in columns]
 
 
-def _both(grad: Tensor, x: Tensor, *given: Any) -> tuple[Tensor, Tensor]:
+def _both(
+    grad: Tensor, x: Tensor, factor: Tensor, shift: Tensor, alpha: Tensor, kept: Tensor | None, kept_factor: float
+) -> tuple[Tensor, Tensor]:
     of_x, sums = _both_fake(grad, x)
-    _dice_backward(grad, x, *given, of_x, sums.zero_())
+    _dice_backward(grad, x, factor, shift, alpha, kept, kept_factor, of_x, sums.zero_())
     return of_x, sums
 
 
