@@ -248,7 +248,7 @@ FAULTS = [
 
 @pytest.fixture(scope="module")
 def copy(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the checkout with each module at the path of its name, so that nothing is imported from the installation."""
+    """A copy of the checkout with each module at the path of its name, so that none comes from the installation."""
     root = tmp_path_factory.mktemp("copy") / "checkout"
     ignored = shutil.ignore_patterns("__pycache__", ".*", "results")
     for folder in ("ctr_pe", "tests", "benchmark", "config"):
