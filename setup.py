@@ -3,7 +3,7 @@
 ``model_zoo/`` and ``config/`` stay at the top of the checkout, where FuxiCTR users look for them, and are installed
 inside the package: the fuxictr wheel already owns a top-level ``model_zoo``.
 
-``ctr_pe/ops/csrc/`` is compiled where there is a C compiler. Without one the package does the same in torch.
+``ctr_pe/ops/csrc/`` is compiled where there is a C compiler. Without one the package computes the same in torch.
 """
 
 import re

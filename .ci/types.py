@@ -1,8 +1,8 @@
-"""mypy over everything that is ours: python .ci/types.py [options of mypy]
+"""mypy over the package, its tests and the benchmark: python .ci/types.py [options of mypy]
 
 Modules are checked under the names by which they are imported, which are not those of their folders: model_zoo/ is
 installed as ctr_pe.model_zoo (setup.py), and tests import their helpers from the folders of pytest's ``pythonpath``. So
-the sources are copied to where their names say, mypy runs there, and its messages name the files of the checkout.
+the sources are copied to the paths of their names, mypy runs there, and its messages name the files of the checkout.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
-def places() -> dict[str, str]:
-    """Path of a file or folder of the checkout -> path that its module's name stands for, where the two differ."""
+def moves() -> dict[str, str]:
+    """Path of a file or folder of the checkout -> path of its module's name, where the two differ."""
     settings = tomllib.loads((CHECKOUT / "pyproject.toml").read_text(encoding="utf-8"))
     moved = {"model_zoo": "ctr_pe/model_zoo", "config": "ctr_pe/configs"}
     for folder in settings["tool"]["pytest"]["ini_options"]["pythonpath"]:
@@ -30,7 +30,7 @@ def places() -> dict[str, str]:
 
 
 def main(options: list[str]) -> int:
-    moved = places()
+    moved = moves()
     with tempfile.TemporaryDirectory() as scratch:
         root = Path(scratch)
         for folder in ("ctr_pe", "tests"):

@@ -28,7 +28,8 @@ def look_up(
         if type(table) is nn.Embedding and field not in embedding_layer.feature_encoders:
             tables.setdefault(table, []).append(field)
     embedded: dict[str, Tensor] = {}
-    penalties, terms = {}, get_regularizer(regularizer)
+    penalties: dict[Tensor, Tensor] = {}
+    terms = get_regularizer(regularizer)
     for table, fields in tables.items():
         rows = torch.cat([ids[field].flatten() for field in fields]).long()
         if torch.is_grad_enabled() and table.weight.requires_grad and not table.sparse:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
+from ctr_pe import config
 from ctr_pe.cli import main
 from ctr_pe.data.synthetic import generate
 from ctr_pe.validate import check
@@ -43,7 +46,9 @@ def of_model(tmp_path: Path, root: Path, **changes: Any) -> list[str]:
     return problems({"X": {**SECTION, **changes}}, tmp_path, root)
 
 
-def test_what_is_shipped_is_right(checkout: Path, tmp_path: Path) -> None:
+def test_what_is_shipped_is_right(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    parsed = cache(config.parse_yaml)  # once per file, and not for every cell of a suite
+    monkeypatch.setattr(config, "parse_yaml", lambda text, source: deepcopy(parsed(text, source)))
     for kind in ("model_config", "dataset_config", "recipe", "benchmark"):
         for file in sorted((checkout / "config" / kind).glob("*.yaml")):
             assert check(file, tmp_path)[1] == []

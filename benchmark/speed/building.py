@@ -41,8 +41,8 @@ def rows(settings: Settings) -> Figure:
 
 
 def memory_(settings: Settings) -> Figure:
-    """Peak memory of the same command over that with half of the users. Its own: pages of the log, which is mapped, are
-    the system's to drop."""
+    """Peak memory of the same command over that with half of the users. Pages of the log are not counted: it is mapped,
+    and the system can drop them."""
     users = settings.size(1_600_000, 8_000)
     say(f"ctr-pe data build, protocol din, {users // 2:,} and {users:,} users")
     _, few, _ = _build(settings.folder, users // 2)
@@ -55,7 +55,7 @@ def _build(folder: Path, users: int) -> tuple[int, int, int]:
     """Rows written and peak bytes, its own and with mapped files."""
     log, items, out = (folder / name for name in (f"log-{users}.parquet", "items.parquet", "built"))
     if not log.exists():
-        # Elsewhere: a command's peak counts the memory of the process that starts it.
+        # In another process: a command's peak counts the memory of the process that starts it.
         with multiprocessing.get_context("spawn").Pool(1) as pool:
             pool.apply(_write_log, (users, log, items))
     shutil.rmtree(out, ignore_errors=True)

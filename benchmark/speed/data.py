@@ -23,7 +23,7 @@ from ctr_pe.data.specs import age_spec, history_spec, target_spec
 from ctr_pe.data.writer import Content, DatasetWriter
 from ctr_pe.fields import Group
 
-ITEMS, CATEGORIES, MAX_LEN = 63_000, 800, 100  # and an id each for padding and the unseen
+ITEMS, CATEGORIES, MAX_LEN = 63_000, 800, 100  # besides the ids for padding and unseen values
 TARGET, HISTORY, AGE = ("item_id", "cate_id"), ("item_history", "cate_history"), "age_history"
 DAY = 86_400
 Ints = npt.NDArray[np.int64]
@@ -59,7 +59,7 @@ def draw(count: int, full: bool = False, seed: int = 0) -> Rows:
     length = lengths(random, count, full)
     offsets = np.concatenate([[0], np.cumsum(length)])
     gaps = random.integers(1, DAY, offsets[-1])
-    since = np.cumsum(gaps[::-1])[::-1]  # of each item until the end of all histories, hence of its own:
+    since = np.cumsum(gaps[::-1])[::-1]  # seconds from each item to the end of all histories
     ages = since - np.repeat(np.append(since, 0)[offsets[1:]], length)
     return Rows(random.integers(0, 2, count), np.arange(count) // 2, _items(random, count), offsets,
                 _items(random, int(offsets[-1])), ages)  # fmt: skip
@@ -128,11 +128,11 @@ def batches(dataset: Dataset, feature_map: Any, size: int, count: int) -> list[t
 
 
 def pad(batch: Batch) -> Batch:
-    """Histories widened to ``MAX_LEN`` slots; ages are left out, nobody else reads them."""
-    wide = {name: values for name, values in batch.items() if name != AGE}
+    """Histories padded to ``MAX_LEN`` slots; without ages, which only our encodings read."""
+    padded = {name: values for name, values in batch.items() if name != AGE}
     for name in HISTORY:
-        wide[name] = torch.nn.functional.pad(batch[name], (0, MAX_LEN - batch[name].shape[1]))
-    return wide
+        padded[name] = torch.nn.functional.pad(batch[name], (0, MAX_LEN - batch[name].shape[1]))
+    return padded
 
 
 def interactions(users: int, seed: int = 0) -> tuple[pa.Table, pa.Table]:

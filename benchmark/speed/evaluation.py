@@ -1,4 +1,4 @@
-"""Metrics of a table of scores: seconds for a test split of Amazon Electronics, and against FuxiCTR's gAUC."""
+"""Evaluation: seconds for scores as many as Amazon Electronics' test split has, and gAUC against FuxiCTR's."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def fuxictr(settings: Settings) -> Figure:
 
 
 def table(rows: int, groups: int) -> tuple[Array, Array, Array]:
-    """Labels, scores with ties, and groups: every one of them at least once."""
+    """Labels, scores with ties, and groups, each at least once."""
     random = np.random.default_rng(0)
     group = np.concatenate([np.arange(groups), random.integers(0, groups, rows - groups)])
     return random.integers(0, 2, rows), random.random(rows).round(3), random.permutation(group)

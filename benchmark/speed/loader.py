@@ -1,4 +1,4 @@
-"""The batch loader: rows per second and bytes per row, against FuxiCTR's; and a set that is larger than memory."""
+"""The batch loader: rows per second and bytes per row, against FuxiCTR's; and a data set larger than memory."""
 
 from __future__ import annotations
 
@@ -125,15 +125,15 @@ def _matrix_bytes(count: int) -> int:
 def beyond_memory(settings: Settings) -> Figure:
     """Peak of the memory of its own, in GB, with which this process reads a 5 GB set, under a limit of 2 GB.
 
-    The limit is on what the process allocates (RLIMIT_DATA); the mapped columns are the system's to keep or to drop.
-    Everything happens under it: the columns are made, an epoch is read in order, then some hundred shuffled batches.
+    The limit is on what the process allocates (RLIMIT_DATA), not on the mapped columns, which the system can drop. It
+    holds from the start: the columns are made, an epoch is read in order, then some hundred shuffled batches.
     """
     size = settings.size(5 * GB, GB // 50)
     block = settings.size(50_000, 2_000)
     per_row = data.MAX_LEN * (2 + 2) + 8  # ids of 63,000 items and 800 categories take two bytes each
     count = -(-size // (per_row * block)) * block
     say(f"writing a set of {count:,} rows")
-    with multiprocessing.get_context("spawn").Pool(1) as pool:  # elsewhere: nothing of it shall stay in this process
+    with multiprocessing.get_context("spawn").Pool(1) as pool:  # another process, so that its memory is not in this one
         dataset = pool.apply(_write_full, (settings.folder / "large", block, count // block))
     feature_map, train = dataset.feature_map(64), dataset.split("train")
     resource.setrlimit(resource.RLIMIT_DATA, (2 * GB, resource.getrlimit(resource.RLIMIT_DATA)[1]))

@@ -26,7 +26,7 @@ def reset_peak() -> None:
 
 def peak_of(command: list[str]) -> tuple[int, int, int]:
     """Exit code of a command, whose output is dropped, the most memory of its own that it had, and the most that was
-    resident, files that it mapped included."""
+    resident, mapped files included."""
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
     with Peak(process.pid) as own:
         _, state, usage = os.wait4(process.pid, 0)
@@ -35,7 +35,7 @@ def peak_of(command: list[str]) -> tuple[int, int, int]:
 
 
 class Peak:
-    """The most memory of its own that a process had while in this context, looked at 50 times a second."""
+    """The most memory of its own that a process had inside the context, sampled 50 times a second."""
 
     def __init__(self, process: int | str = "self") -> None:
         self.bytes = 0

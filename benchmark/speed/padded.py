@@ -1,4 +1,4 @@
-"""The models once more, plainly: histories in MAX_LEN slots, every slot computed, masks where padding must not show.
+"""Padded models: histories in MAX_LEN slots, all of them computed, padding masked.
 
 The baseline for models that FuxiCTR lacks, and for all where no checkout of it is given: what one writes with its
 layers and torch's, and no less efficient than its own models. Parameters have the names and shapes of ours, so that

@@ -30,7 +30,7 @@ if __name__ == "__main__":
 from ctr_pe.errors import nearest
 from speed.cases import CASES, ON_GPU, TUNED, Case, Settings, measure
 
-ALLOCATOR = "MALLOC_"  # what glibc's variables begin with
+ALLOCATOR = "MALLOC_"  # prefix of glibc's variables
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -139,7 +139,7 @@ def environment(case: Case, folder: str) -> dict[str, str]:
 
 
 def _end(child: subprocess.Popen[bytes]) -> None:
-    """End the child and the processes that it started."""
+    """End the child and its own children."""
     for how in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, how)

@@ -1,4 +1,4 @@
-"""Times two things alternately, so that whatever else the machine does meets both."""
+"""Times two calls alternately, so that other load on the machine affects both."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def alternate_all(
     wait: Callable[[], object] | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> list[Timed]:
-    """As :func:`alternate`, of several things: in each repeat every one of them has the baseline beside it, which
-    two neighbours share."""
+    """As :func:`alternate`, for several calls: they run in pairs with the baseline between the two, to which both are
+    compared."""
     for number in range(-warm_up, 0):
         say(f"warm-up {number + warm_up + 1} of {warm_up}")
         for call in (*several, baseline):

@@ -1,4 +1,4 @@
-"""Where a training step spends its time: the profiler's top lines, for docs/performance.md.
+"""Where a training step spends its time: the longest operations by the profiler, for docs/performance.md.
 
 python benchmark/speed/top_lines.py DIN --full
 """

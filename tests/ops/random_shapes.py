@@ -26,48 +26,42 @@ def leaf(*shape: int) -> Tensor:
     return torch.randn(shape, requires_grad=True)
 
 
+def backward(y: Tensor) -> None:
+    torch.autograd.backward(y.sum())
+
+
 def once() -> None:
-    rows, heads, queries, keys, width, places = (
-        size(0, 3),
-        size(1, 3),
-        size(0, 9),
-        size(1, 40),
-        size(1, 35),
-        size(1, 50),
-    )
+    rows, heads, queries = size(0, 3), size(1, 3), size(0, 9)
+    keys, width, table_rows = size(1, 40), size(1, 35), size(1, 50)
     gated, stepped, dim = size(0, 1), size(0, 1), width
     if gated:
         dim = size(1, 35)
     gate, steps = (leaf(width, dim), leaf(width)) if gated else None, leaf(rows, heads, keys) if stepped else None
-    allowed, table = torch.rand(rows, 1, queries, keys) < (0.1, 0.7)[size(0, 1)], leaf(places, width)
-    among = {"sign": 1.0 - 2 * size(0, 1), "among_items": bool(size(0, 1))}
-    given = leaf(rows, heads, queries, keys), leaf(rows, heads, queries, dim), table, allowed, gate, steps
-    contextual_bias(*given, **among).sum().backward()
+    allowed, table = torch.rand(rows, 1, queries, keys) < (0.1, 0.7)[size(0, 1)], leaf(table_rows, width)
+    logits, query, sign = leaf(rows, heads, queries, keys), leaf(rows, heads, queries, dim), 1.0 - 2 * size(0, 1)
+    backward(contextual_bias(logits, query, table, allowed, gate, steps, sign=sign, among_items=bool(size(0, 1))))
     kept = (torch.rand(rows, heads, queries, keys) < 0.6).short()
     vectors = leaf(rows, queries, heads, dim), leaf(rows, keys, heads, dim), leaf(rows, keys, heads, dim)
     dropout = (kept, 1.6) if size(0, 1) else None
     pooled = contextual_attention(*vectors, table, allowed, gate, steps, sign=-1.0, product=0.5, dropout=dropout)
-    pooled.sum().backward()
+    backward(pooled)
 
-    x, columns = leaf(rows * queries, width), [leaf(width) for _ in range(3)]
+    x, factor, shift, alpha = leaf(rows * queries, width), leaf(width), leaf(width), leaf(width)
     mask = (torch.rand(x.shape) < 0.6).short() if size(0, 1) else None
-    dice(x, *columns, kept=mask, kept_factor=1.6).sum().backward()
+    backward(dice(x, factor, shift, alpha, kept=mask, kept_factor=1.6))
     of_x, sums = torch.empty(x.shape), torch.zeros(3, width)
-    dice_backward(x.detach(), x.detach(), *(column.detach() for column in columns), mask, 1.6, of_x, sums)
+    x, factor, shift, alpha = x.detach(), factor.detach(), shift.detach(), alpha.detach()
+    dice_backward(x, x, factor, shift, alpha, mask, 1.6, of_x, sums)
     keep_mask(torch.tensor([size(0, 9)]), torch.Size([size(0, 200)]), 0.3)
 
     ages = torch.randint(-(10**9), 10**9, (rows, 1, queries)), torch.randint(0, 10**9, (rows, 1, keys))
-    time_decay_bias(
-        leaf(rows, heads, queries, keys), leaf(heads), leaf(heads), leaf(32, heads), *ages, 60.0
-    ).sum().backward()
+    backward(time_decay_bias(logits, leaf(heads), leaf(heads), leaf(32, heads), *ages, 60.0))
 
     wide = width + 1
-    scale = leaf(wide // 2)
-    rotate_planes(
-        leaf(rows, heads, keys, wide), leaf(size(0, 1) * (rows - 1) + 1, 1, keys, wide // 2), scale
-    ).sum().backward()
-    index = torch.randint(0, places, (rows, keys))
-    rotate_rows(leaf(rows, keys, wide), index, leaf(places, wide), leaf(places, wide // 2)).sum().backward()
+    angle, scale = leaf(size(0, 1) * (rows - 1) + 1, 1, keys, wide // 2), leaf(wide // 2)
+    backward(rotate_planes(leaf(rows, heads, keys, wide), angle, scale))
+    index = torch.randint(0, table_rows, (rows, keys))
+    backward(rotate_rows(leaf(rows, keys, wide), index, leaf(table_rows, wide), leaf(table_rows, wide // 2)))
 
 
 if __name__ == "__main__":

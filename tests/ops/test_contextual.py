@@ -19,7 +19,7 @@ Given = list[Tensor]
 
 
 def bias_of(allowed: Tensor, gated: bool, stepped: bool, **options: Any) -> Callable[..., Tensor]:
-    """logits, query, table[, W, b][, steps] -> the biased logits, zero where not allowed: nobody reads these."""
+    """logits, query, table[, W, b][, steps] -> the biased logits, zero where not allowed: these are never read."""
 
     def call(logits: Tensor, query: Tensor, table: Tensor, *others: Tensor) -> Tensor:
         gate = (others[0], others[1]) if gated else None
@@ -94,8 +94,8 @@ def test_bias_is_what_the_equations_say(among_items: bool, dtype: torch.dtype) -
     logits, query, table = torch.randn(1, 1, 2, 4), torch.randn(1, 1, 2, 3), torch.randn(3, 3)
     allowed = torch.tensor([[[[1, 1, 0, 1], [0, 1, 1, 0]]]], dtype=torch.bool)
     steps = torch.rand(1, 1, 4)
-    given = (x.to(dtype) for x in (logits, query, table))
-    found = contextual_bias(*given, allowed, None, steps.to(dtype), sign=-1.0, scale=0.5, among_items=among_items)
+    logits, query, table, steps = (x.to(dtype) for x in (logits, query, table, steps))
+    found = contextual_bias(logits, query, table, allowed, None, steps, sign=-1.0, scale=0.5, among_items=among_items)
     for i in range(2):
         seen = [j for j in range(4) if allowed[0, 0, i, j]]
         for j in seen:
@@ -136,19 +136,17 @@ def test_threads_share_the_work(rows: int, number: int) -> None:
     with threads(number):
         given = torch.randn(rows, 1, 3, 12), torch.randn(rows, 1, 3, 5)
         compare("contextual_bias", bias_of(allowed, True, True, sign=1.0), *given, *others)
-        given = torch.randn(rows, 3, 1, 5), *(torch.randn(rows, 12, 1, 5) for _ in "kv")
+        vectors = torch.randn(rows, 3, 1, 5), torch.randn(rows, 12, 1, 5), torch.randn(rows, 12, 1, 5)
         call = attention_of(allowed, True, True, sign=1.0, product=1.0, dropout=dropout)
-        compare("contextual_attention", call, *given, *others)
+        compare("contextual_attention", call, *vectors, *others)
 
 
 @needs_kernels
 def test_a_long_history() -> None:
     """Positions go to thousands, of which float32 has three digits after the point."""
     table, allowed = torch.randn(5000, 16) * 0.01, torch.ones(1, 1, 1, 20_000, dtype=torch.bool)
-    given, call = (
-        (torch.randn(1, 1, 1, 20_000), torch.randn(1, 1, 1, 16), table),
-        bias_of(allowed, False, False, sign=-1.0),
-    )
+    given = torch.randn(1, 1, 1, 20_000), torch.randn(1, 1, 1, 16), table
+    call = bias_of(allowed, False, False, sign=-1.0)
     assert (call(*given) - call(*(x.double() for x in given))).abs().max() < 1e-4
 
 
@@ -165,17 +163,17 @@ def test_logits_without_bounds() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
-def test_nan_stays_in_its_line(wrong: float) -> None:
+def test_nan_stays_in_its_row(wrong: float) -> None:
     logits, query, table = torch.zeros(2, 1, 1, 30), torch.ones(2, 1, 1, 16), torch.randn(40, 16)
     logits[0, 0, 0, 7] = wrong
     leaves = [x.requires_grad_() for x in (logits, query, table)]
     allowed = torch.ones(2, 1, 1, 30, dtype=torch.bool)
-    values = contextual_bias(*leaves, allowed, sign=-1.0)
+    values = contextual_bias(leaves[0], leaves[1], leaves[2], allowed, sign=-1.0)
     gradient, of_query, of_table = torch.autograd.grad(values.sum(), leaves)
     assert not values[0, 0, 0, 7].isfinite()
     assert values[1].isfinite().all()
     assert gradient[1].isfinite().all()
-    if math.isnan(wrong):  # all of the line: it would be wrong to rank by a part of it
+    if math.isnan(wrong):  # all of the row: it would be wrong to rank by a part of it
         assert values[0].isnan().all()
         assert gradient[0].isnan().all()
         assert of_query[0].isnan().all()
@@ -202,7 +200,7 @@ def test_nan_stays_in_its_row_and_head(which: str, wrong: float, items: int, ite
     elsewhere = torch.ones(2, items, 3, dtype=torch.bool)
     elsewhere[row, :, 1] = False
     assert torch.equal(pooled[elsewhere], before[elsewhere])
-    if item % 4 == 0 or which == "query":  # four lines share their keys, and nothing times NaN is NaN
+    if item % 4 == 0 or which == "query":  # four queries share their keys, and nothing times NaN is NaN
         assert torch.equal(pooled[same], before[same])
     assert all(gradient[elsewhere].isfinite().all() for gradient in gradients)
     if math.isnan(wrong):
@@ -212,7 +210,7 @@ def test_nan_stays_in_its_row_and_head(which: str, wrong: float, items: int, ite
 
 
 @needs_kernels
-def test_gradients_where_nobody_may_look() -> None:
+def test_gradients_where_no_query_is_allowed() -> None:
     """Those of steps are zero there, those of logits go through."""
     logits, steps = torch.rand(2, 1, 3, 9, requires_grad=True), torch.rand(2, 1, 9, requires_grad=True)
     allowed = torch.zeros(2, 1, 3, 9, dtype=torch.bool)
@@ -220,9 +218,9 @@ def test_gradients_where_nobody_may_look() -> None:
     out = contextual_bias(logits, torch.randn(2, 1, 3, 4), torch.randn(9, 4), allowed, None, steps, sign=1.0)
     of_logits, of_steps = torch.autograd.grad(out.sum(), [logits, steps])
     assert torch.equal(of_logits[~allowed], torch.ones(int((~allowed).sum())))
-    nobody = ~allowed[:, 0].any(1)
-    assert torch.equal(of_steps[:, 0][nobody], torch.zeros(int(nobody.sum())))
-    assert (of_steps[:, 0][~nobody] != 0).any()
+    masked = ~allowed[:, 0].any(1)
+    assert torch.equal(of_steps[:, 0][masked], torch.zeros(int(masked.sum())))
+    assert (of_steps[:, 0][~masked] != 0).any()
 
 
 @needs_kernels
@@ -238,7 +236,7 @@ def test_tensors_that_are_not_contiguous() -> None:
 
 @needs_kernels
 @pytest.mark.parametrize("step", [-1.0, -math.inf, math.inf, math.nan, 1e9])
-def test_steps_out_of_range_reach_no_row_that_is_not_there(step: float) -> None:
+def test_steps_out_of_range_read_no_row_past_the_table(step: float) -> None:
     logits, steps = torch.randn(1, 2, 3, 40, requires_grad=True), torch.rand(1, 2, 40)
     steps[0, 0, 9:20] = steps[0, 0, 30:] = step
     given = torch.randn(1, 2, 3, 4), torch.randn(90, 4), torch.ones(1, 1, 3, 40, dtype=torch.bool)
@@ -252,7 +250,7 @@ def test_steps_out_of_range_reach_no_row_that_is_not_there(step: float) -> None:
 @pytest.mark.parametrize("attention", [False, True])
 @pytest.mark.parametrize("keys", [1, 5, 16, 27])
 def test_no_memory_of_others_is_touched(keys: int, attention: bool, at_end: bool) -> None:
-    """All that is given or written lies between closed pages; values are as those that lie elsewhere."""
+    """Inputs and outputs are between protected pages; values are the same as elsewhere."""
     torch.manual_seed(keys)
     fences: list[Fenced] = []
 
@@ -301,27 +299,29 @@ def test_shapes_that_do_not_match_are_refused(attention: bool, which: str) -> No
     shapes = SHAPES | {which: (*SHAPES[which][:-1], SHAPES[which][-1] + 1)}
     given = {name: torch.ones(shape) for name, shape in shapes.items()}
     allowed, gate = given["allowed"].bool(), (given["weight"], given["bias"])
-    vectors, options = (given["query"], given["key"], given["value"]), {"sign": 1.0}
-    call: Callable[..., Tensor] = contextual_attention
+    others = torch.ones(9, 4), allowed, gate, given["steps"]
+    query, vectors = given["query"], (given["query"], given["key"], given["value"])
     if attention or which in ("key", "value", "kept"):
-        options |= {"product": 1.0, "dropout": (given["kept"].short(), 1.0)}
+        dropout = given["kept"].short(), 1.0
+        with pytest.raises(ValueError, match="does not match"):
+            contextual_attention(*vectors, *others, sign=1.0, product=1.0, dropout=dropout)
     else:
-        call, vectors = contextual_bias, (torch.ones(2, 3, 5, 8), given["query"].transpose(1, 2))
-    with pytest.raises(ValueError, match="does not match"):
-        call(*vectors, torch.ones(9, 4), allowed, gate, given["steps"], **options)
+        with pytest.raises(ValueError, match="does not match"):
+            contextual_bias(torch.ones(2, 3, 5, 8), query.transpose(1, 2), *others, sign=1.0)
 
 
 @needs_kernels
 def test_a_mask_that_is_not_bool_is_refused() -> None:
+    given = torch.ones(2, 1, 5, 8), torch.ones(2, 1, 5, 4), torch.ones(9, 4)
     with pytest.raises(ValueError, match=r"allowed .* torch.float32 does not match .* torch.bool"):
-        contextual_bias(*(torch.ones(2, 1, 5, n) for n in (8, 4)), torch.ones(9, 4), torch.ones(2, 1, 5, 8), sign=1.0)
+        contextual_bias(*given, torch.ones(2, 1, 5, 8), sign=1.0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_half_precision_is_widened(dtype: torch.dtype) -> None:
-    allowed, given = torch.ones(2, 1, 3, 9).bool(), [torch.randn(2, 2, 3, n) for n in (9, 4)]
-    half = [x.to(dtype) for x in given]
-    found = contextual_bias(*half, torch.randn(5, 4).to(dtype), allowed, sign=1.0)
+def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
+    allowed, logits, query = torch.ones(2, 1, 3, 9).bool(), torch.randn(2, 2, 3, 9), torch.randn(2, 2, 3, 4)
+    table = torch.randn(5, 4)
+    found = contextual_bias(logits.to(dtype), query.to(dtype), table.to(dtype), allowed, sign=1.0)
     assert found.dtype == torch.float32
 
 

@@ -27,7 +27,11 @@ def drawn(rows: int, width: int, rate: float | None = None) -> tuple[list[Tensor
 @pytest.mark.parametrize("rows", [0, 1, 3, 70])
 def test_equals_the_reference(rows: int, width: int, rate: float | None) -> None:
     given, kept = drawn(rows, width, rate)
-    compare("dice", lambda *x: dice(*x, kept=kept, kept_factor=1.25), *given)
+
+    def call(x: Tensor, factor: Tensor, shift: Tensor, alpha: Tensor) -> Tensor:
+        return dice(x, factor, shift, alpha, kept=kept, kept_factor=1.25)
+
+    compare("dice", call, *given)
 
 
 @needs_kernels
@@ -37,8 +41,11 @@ def test_equals_the_reference_through_its_own_statistics(rows: int, width: int) 
     (x, _, _, alpha), _ = drawn(rows, width)
     factor, mean = (x.var(0, unbiased=False) + 1e-9).rsqrt(), x.mean(0)
     shift = -mean * factor
-    norm = {dtype: [part.to(dtype) for part in (factor, shift)] for dtype in (torch.float32, torch.float64)}
-    compare("dice", lambda x, alpha: dice(x, *norm[x.dtype], alpha, mean.to(x.dtype)), x, alpha, tolerance=1e-4)
+
+    def call(x: Tensor, alpha: Tensor) -> Tensor:
+        return dice(x, factor.to(x.dtype), shift.to(x.dtype), alpha, mean.to(x.dtype))
+
+    compare("dice", call, x, alpha, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -92,12 +99,12 @@ def test_the_backward_by_itself_adds_up(dtype: torch.dtype) -> None:
     """Over two pieces of the rows."""
     given, kept = drawn(70, 5, 0.3)
     assert kept is not None
-    x, *columns = (part.to(dtype) for part in given)
+    x, factor, shift, alpha = (part.to(dtype) for part in given)
     grad, of_x, sums = torch.randn(70, 5, dtype=dtype), torch.empty(70, 5, dtype=dtype), torch.zeros(3, 5, dtype=dtype)
     for piece in (slice(0, 20), slice(20, 70)):
-        dice_backward(grad[piece].clone(), x[piece], *columns, kept[piece], 1.5, of_x[piece], sums)
-    leaves = [part.requires_grad_() for part in (x, *columns)]
-    wanted = torch.autograd.grad(dice(*leaves, kept=kept, kept_factor=1.5), leaves, grad)
+        dice_backward(grad[piece].clone(), x[piece], factor, shift, alpha, kept[piece], 1.5, of_x[piece], sums)
+    leaves = [part.requires_grad_() for part in (x, factor, shift, alpha)]
+    wanted = torch.autograd.grad(dice(x, factor, shift, alpha, kept=kept, kept_factor=1.5), leaves, grad)
     for got, want in zip((of_x, *sums), wanted, strict=True):
         assert torch.allclose(got, want, atol=1e-4 if dtype == torch.float32 else 1e-12)
 
@@ -154,8 +161,11 @@ def test_no_memory_of_others_is_touched(width: int, at_end: bool) -> None:
 @needs_kernels
 @pytest.mark.parametrize("which", range(4))
 def test_shapes_that_do_not_match_are_refused(which: int) -> None:
-    (x, *columns), kept = drawn(6, 5, 0.3)
-    given = [x, *columns, kept]
-    given[which + 1] = torch.ones(4) if which < 3 else torch.ones(6, 5)
+    given, kept = drawn(6, 5, 0.3)
+    if which < 3:
+        given[which + 1] = torch.ones(4)
+    else:
+        kept = torch.ones(6, 5)
+    x, factor, shift, alpha = given
     with pytest.raises(ValueError, match=r"does not match|kept .* int16"):
-        dice(*given[:4], kept=given[4])
+        dice(x, factor, shift, alpha, kept=kept)

@@ -77,12 +77,12 @@ def test_dropout() -> None:
 
 def test_rotation() -> None:
     for learns_angle in (False, True):
-        given = leaf(2, 3, 4, 9), leaf(2, 1, 4, 4).detach().requires_grad_(learns_angle), leaf(4), [2, 3, 4]
-        check(rotation.rotate_scaled, *given)
-        check(rotation._rotate_scaled_backward, torch.randn(2, 3, 4, 9), *detached(given), learns_angle)
-    given = leaf(4, 9), ROWS, leaf(T, 9), leaf(T, 4)
-    check(rotation.rotate_rows, *given)
-    check(rotation._rotate_rows_backward, torch.randn(4, 9), *detached(given))
+        scaled = leaf(2, 3, 4, 9), leaf(2, 1, 4, 4).detach().requires_grad_(learns_angle), leaf(4), [2, 3, 4]
+        check(rotation.rotate_scaled, *scaled)
+        check(rotation._rotate_scaled_backward, torch.randn(2, 3, 4, 9), *detached(scaled), learns_angle)
+    rows = leaf(4, 9), ROWS, leaf(T, 9), leaf(T, 4)
+    check(rotation.rotate_rows, *rows)
+    check(rotation._rotate_rows_backward, torch.randn(4, 9), *detached(rows))
 
 
 def test_time_decay() -> None:

@@ -135,8 +135,8 @@ def test_no_memory_of_others_is_touched(width: int, indexed: bool, at_end: bool)
     torch.manual_seed(0)
     axes, planes, results = (6, 1, 1) if indexed else (2, 3, 4), width // 2, []
     x, grads = torch.randn(2, math.prod(axes), width)
-    tables = torch.randn(8, planes), None if indexed else torch.randn(planes)
-    tables += (torch.randn(8, width), torch.randint(0, 8, (6,))) if indexed else (None, None)
+    tables: list[Tensor | None] = [torch.randn(8, planes), None if indexed else torch.randn(planes)]
+    tables += [torch.randn(8, width), torch.randint(0, 8, (6,))] if indexed else [None, None]
     for hold in (torch.clone, fenced):
         vectors, *given = (None if part is None else hold(part) for part in (x, *tables))
         y, grad, of_x = map(hold, (x * torch.nan, grads, x * torch.nan))

@@ -36,12 +36,11 @@ def test_equals_the_reference(shape: tuple[int, int, int, int], unit: float) -> 
     torch.manual_seed(0)
     rows, heads, queries, keys = shape
     query_age, key_age = ages(rows, queries, keys)
-    compare(
-        "time_decay",
-        lambda *given: time_decay_bias(*given, query_age, key_age, unit),
-        torch.randn(shape),
-        *learned(heads),
-    )
+
+    def call(logits: Tensor, amount: Tensor, decay: Tensor, table: Tensor) -> Tensor:
+        return time_decay_bias(logits, amount, decay, table, query_age, key_age, unit)
+
+    compare("time_decay", call, torch.randn(shape), *learned(heads))
 
 
 @needs_kernels

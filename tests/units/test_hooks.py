@@ -118,12 +118,13 @@ class TestEmbed:
     @pytest.mark.parametrize("name", EMBEDDING)
     def test_nor_where_the_newest_item_alone_is_wanted(self, name: str) -> None:
         pe = built(name, HEADS)
-        unit, batch, found = SelfAttention(pe.out_dim, HEADS, pe).double().eval(), Batch.random([3, 9, 1, 12]), []
+        unit, batch = SelfAttention(pe.out_dim, HEADS, pe).double().eval(), Batch.random([3, 9, 1, 12])
+        found: list[Tensor] = []
         for call in (True, False):
             at = Positions.from_mask(batch.mask)
             items = at.pack(batch.history)
             found.append(unit.newest(pe.embed(None, items, at)[1] if call else items, at))
-        assert torch.allclose(*found, rtol=0, atol=1e-12)
+        assert torch.allclose(found[0], found[1], rtol=0, atol=1e-12)
 
     @pytest.mark.parametrize("causal", [True, False])
     @pytest.mark.parametrize("name", ["own", "own by inheritance", "rope+own+cape", "own from a mixin"])

@@ -94,7 +94,7 @@ def test_an_auxiliary_loss_sees_all_queries(
     losses = []
     for alone in (True, False):
         for layer, block in enumerate(unit.blocks):
-            block.attention.pe._seed = layer  # type: ignore[union-attr]
+            block.attention.pe._seed = layer  # type: ignore[assignment, union-attr]
         positions.losses.clear()
         found: list[Tensor] = []
         for block in unit.blocks:

@@ -11,7 +11,6 @@ from torch import Tensor
 from ctr_pe.ops import native
 from ctr_pe.ops.operator import operator
 
-
 # The arguments of these four are those of their schemas, below.
 
 

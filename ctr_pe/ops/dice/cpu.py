@@ -58,13 +58,7 @@ def _checked(x: Tensor, kept: Tensor | None, *columns: Tensor) -> tuple[Tensor, 
 
 
 def _both(
-    grad: Tensor,
-    x: Tensor,
-    factor: Tensor,
-    shift: Tensor,
-    alpha: Tensor,
-    kept: Tensor | None,
-    kept_factor: float,
+    grad: Tensor, x: Tensor, factor: Tensor, shift: Tensor, alpha: Tensor, kept: Tensor | None, kept_factor: float
 ) -> tuple[Tensor, Tensor]:
     of_x, sums = _both_fake(grad, x)
     _dice_backward(grad, x, factor, shift, alpha, kept, kept_factor, of_x, sums.zero_())
