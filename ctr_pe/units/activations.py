@@ -67,5 +67,5 @@ def make_activation(name: str, units: int) -> nn.Module:
         "Dice": lambda: Dice(units),
         "PReLU": lambda: nn.PReLU(units, init=0.1),
     }
-    made: nn.Module = learned.get(name, getattr(nn, name, None))()
+    made: nn.Module = (learned.get(name) or getattr(nn, name))()
     return made
