@@ -185,12 +185,15 @@ def test_draw_options(called: list[tuple[Any, ...]]) -> None:
 def test_info_says_what_times_depend_on(capsys: pytest.CaptureFixture[str]) -> None:
     import torch
 
+    from ctr_pe import ops
+
     assert main(["info"]) == 0
     found = dict(line.split(":", 1) for line in capsys.readouterr().out.splitlines())
     assert found["ctr_pe"].strip() == __version__
     assert found["torch"].strip() == torch.__version__
     assert int(found["torch threads"]) == torch.get_num_threads()
-    assert found.keys() >= {"python", "fuxictr", "numpy", "polars", "cores", "C compiler", "kernels"}
+    assert found.keys() >= {"python", "fuxictr", "numpy", "polars", "cores", "C compiler", "kernels from"}
+    assert {name: found[f"  {name}"].strip() for name in ops.kernels()} == ops.kernels()
 
 
 def test_a_users_mistake_is_one_line_and_code_2(

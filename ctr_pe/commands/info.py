@@ -17,7 +17,7 @@ def add_parser(commands: Commands) -> None:
 
 def run(args: argparse.Namespace) -> int:
     for name, value in facts().items():
-        print(f"{name + ':':<14} {value}")
+        print(f"{name + ':':<23} {value}")
     return 0
 
 
@@ -26,6 +26,7 @@ def facts() -> dict[str, str]:
     import torch
 
     from ctr_pe import ops
+    from ctr_pe.ops import native
     from ctr_pe.study.runner import versions
 
     compilers = filter(None, map(shutil.which, [os.environ.get("CC") or "cc", "cc", "gcc", "clang"]))
@@ -36,5 +37,6 @@ def facts() -> dict[str, str]:
         "cores": str(os.cpu_count()),
         "gpus": ", ".join(gpus) or "none",
         "C compiler": next(compilers, "none"),
-        "kernels": ", ".join(f"{name}: {kernel}" for name, kernel in ops.kernels().items()),
+        "kernels from": native.compiler() or "none compiled",
+        **{f"  {name}": kernel for name, kernel in ops.kernels().items()},
     }
