@@ -328,8 +328,9 @@ def test_half_precision_is_computed_in_float32(dtype: torch.dtype) -> None:
 @needs_kernels
 def test_the_reference_takes_the_kernel_of_the_bias_where_it_can() -> None:
     """Vectors in half precision, a table that is not."""
-    given = [torch.randn(2, 3, 2, 4).bfloat16(), *(torch.randn(2, 9, 2, 4).bfloat16() for _ in "kv")]
+    query, key, value = (torch.randn(2, n, 2, 4).bfloat16() for n in (3, 9, 9))
+    table, allowed = torch.randn(5, 4), torch.ones(2, 1, 3, 9).bool()
     with calls() as seen:
-        pooled = contextual_attention(*given, torch.randn(5, 4), torch.ones(2, 1, 3, 9).bool(), sign=1.0, product=0.5)
+        pooled = contextual_attention(query, key, value, table, allowed, sign=1.0, product=0.5)
     assert seen == ["contextual_bias"]
     assert pooled.dtype == torch.bfloat16
