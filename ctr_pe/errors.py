@@ -29,7 +29,7 @@ def no_such_file(file: Path) -> UserError:
 
 
 def explain(problem: Mapping[str, Any], *models: Any) -> str:
-    """One of pydantic's complaints in one line; ``models`` are those whose fields an unknown key may have meant."""
+    """One of pydantic's errors in one line; ``models``: those whose fields an unknown key is compared with."""
     parts = [str(part) for part in problem["loc"]]
     key = ".".join(parts)
     if problem["type"] == "extra_forbidden":

@@ -73,9 +73,9 @@ def dataset_section(config: str | Path | None, dataset_id: str, params: Mapping[
         if dataset_id in sections:
             return dict(sections[dataset_id])
     root = data_root(Path(params["data_root"]) if params.get("data_root") else None)
-    beside = root / dataset_id / CONFIG
-    if beside.is_file():
-        return {"data_root": str(root), **next(iter(load_yaml(beside).values()))}
+    built = root / dataset_id / CONFIG
+    if built.is_file():
+        return {"data_root": str(root), **next(iter(load_yaml(built).values()))}
     names = [name for sections in found.values() for name in sections]
     raise UserError(
         f"data set '{dataset_id}' is neither in a dataset config of {config_folder(config)} nor in {root}: "
@@ -125,14 +125,14 @@ def open_source(params: Mapping[str, Any]) -> Source:
     root = Path(params.get("data_root") or data_root())
     folder = root / str(params["dataset_id"])
     given = {split: str(params[f"{split}_data"]) for split in SPLITS if params.get(f"{split}_data")}
-    beside = Path(given["train"]).parent if "train" in given else folder
-    if (beside / REPORT).is_file():
-        return Source.of(open_dataset(str(beside.resolve())))
-    if beside.name in BUILT_IN and not beside.exists():
-        return Source.of(generate_built_in(beside))
+    built = Path(given["train"]).parent if "train" in given else folder
+    if (built / REPORT).is_file():
+        return Source.of(open_dataset(str(built.resolve())))
+    if built.name in BUILT_IN and not built.exists():
+        return Source.of(generate_built_in(built))
     feature_map = folder / "feature_map.json"
     if not feature_map.is_file():
-        open_dataset(str(params["dataset_id"]), root)  # says how to build it
+        open_dataset(str(params["dataset_id"]), root)  # raises an error with the command that builds it
         raise UserError(f"{feature_map}: missing")
     named = json.loads(feature_map.read_text(encoding="utf-8")).get("dataset_id")
     if named != params["dataset_id"]:

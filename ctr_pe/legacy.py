@@ -14,12 +14,12 @@ def is_legacy(params: Mapping[str, Any]) -> bool:
 
 
 def translate(params: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
-    """The same model under today's keys, and one line that names them.
+    """The same model under the current keys, and one line that names them.
 
-    ``use_cope`` says whether attention has CAPE. A ``position_dim`` that is left out was the dim of the target, the
-    width of the fields in its tuple. ``max_sequence_length`` was the number of table rows; positions past them shared
-    the last, as they do past ``max_position``. An ``embedding_dim`` that is left out was 10. BST's ``use_position_emb``
-    (on, if left out) is ``native``, which CAPE replaces. Today's keys win where both are given.
+    ``use_cope`` switches CAPE on. The default of ``position_dim`` was the dim of the target: that of all fields in its
+    tuple. ``max_sequence_length`` was the number of table rows; larger positions used the last row, as they do beyond
+    ``max_position``. The default of ``embedding_dim`` was 10. BST's ``use_position_emb`` (on by default) is ``native``,
+    which CAPE replaces. The current keys win if both are given.
     """
     new = {key: value for key, value in params.items() if key not in KEYS}
     keys: dict[str, Any] = {}
@@ -42,7 +42,7 @@ def translate(params: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 
 
 def _fields(params: Mapping[str, Any]) -> int:
-    """Fields of a target, which the released code concatenated when they stood in a tuple."""
+    """Number of target fields: the released code concatenated those in one tuple."""
     target = params.get(f"{str(params.get('model')).lower()}_target_field", params.get("target_field"))
     if isinstance(target, list) and target:
         target = target[0]

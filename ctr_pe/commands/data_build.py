@@ -12,12 +12,12 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "build",
         help="make a data set from a log",
-        argument_default=argparse.SUPPRESS,  # what is not given stays as the recipe has it
+        argument_default=argparse.SUPPRESS,  # an option that is not given keeps the recipe's value
         description="""Make a data set from a log of interactions (parquet or CSV), with a report of what was counted.
 
-protocol din: the log holds chosen items only. Every item of a user from the second on is a target, with one
-sampled item that the user never chose; the last target is test, the one before it validation.
-protocol impressions: the log holds shown items with a 0/1 label. A row's history is the user's earlier
+protocol din: the log has clicked items only. Every item of a user from the second on is a target, with one
+sampled item that the user never clicked; the last target is test, the one before it validation.
+protocol impressions: the log has shown items with a 0/1 label. A row's history is the user's earlier
 positives; rows are split by time, or by a column that the recipe names.""",
         epilog="""examples:
   ctr-pe data build --recipe amazon_sports --interactions interactions.parquet --items items.parquet \\

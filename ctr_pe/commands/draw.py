@@ -12,10 +12,9 @@ def add_parser(commands: Commands) -> None:
     parser = commands.add_parser(
         "draw",
         help="a picture of what encodings do to attention",
-        description="""Draw what encodings do to attention (pip install 'ctr_pe[draw]'): attention by position side by
-side, and of each encoding what there is to see: its bias by distance or age, its rotation, its position vectors, the
-positions it gives to the items of real users, its matrices, its phases. With --run before and after the training of a
-benchmark, else as initialised.""",
+        description="""Draw what encodings do to attention (pip install 'ctr_pe[draw]'): attention by position of all
+encodings, and the effects of each: bias by distance or age, rotation, position vectors, contextual positions of real
+users, matrices, phases. With --run before and after the training of a benchmark, else as initialised.""",
         epilog="""examples:
   ctr-pe draw alibi,kerple_log --out bias.png
   ctr-pe benchmark --pe none,rope,cape --repeats 1 --keep-weights --out results/drawn
@@ -24,7 +23,7 @@ benchmark, else as initialised.""",
     )
     add = parser.add_argument
     add("pe", type=comma_list, metavar="PE[,PE…]", help="encodings; a+b chains two")
-    add("--out", type=Path, required=True, metavar="FILE", help="the picture; its suffix says its kind: png, svg, pdf")
+    add("--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
     add("--run", dest="store", type=Path, metavar="DIR", help="OUT of a benchmark with --keep-weights")
     add("--model", metavar="NAME", help="a model (default: that of the runs, else DIN)")
     add("--dataset", metavar="NAME", help="as for benchmark (default: that of the runs, else synthetic)")

@@ -22,7 +22,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def facts() -> dict[str, str]:
-    """What results and times depend on, by name."""
+    """Versions and hardware that results and times depend on."""
     import torch
 
     from ctr_pe import ops

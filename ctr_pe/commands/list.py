@@ -52,9 +52,9 @@ def _rows(rows: dict[str, int]) -> str:
     return " · ".join(f"{split} {count:,}" for split, count in rows.items()) + " rows"
 
 
-def _docstring(place: str) -> str:
+def _docstring(import_path: str) -> str:
     """First line of a module's docstring, without importing the module: that takes seconds of torch and FuxiCTR."""
-    spec = find_spec(place.partition(":")[0])
+    spec = find_spec(import_path.partition(":")[0])
     if spec is None or spec.origin is None:
         return ""
     text = ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or ""

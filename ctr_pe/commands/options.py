@@ -1,4 +1,4 @@
-"""What the parsers of the commands share."""
+"""Options and parser that the commands have in common."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ctr_pe.errors import nearest
 class _Formatter(argparse.RawDescriptionHelpFormatter):
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=26)
-        self._action_max_length = 14  # argparse leaves the indent of commands out of its count
+        self._action_max_length = 14  # argparse does not count the indent of commands
 
 
 class Parser(argparse.ArgumentParser):
@@ -29,7 +29,7 @@ class Parser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"'{value}' is unknown: {nearest(value, action.choices)}")
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
-        """End with an error about arguments that nothing has read."""
+        """End with an error about unknown arguments."""
         option = next((given for given in unknown if given.startswith("-")), None)
         if option is None:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
@@ -38,7 +38,7 @@ class Parser(argparse.ArgumentParser):
 
 
 Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-"""What ``add_parser`` of a command gets."""
+"""Argument of a command's ``add_parser``."""
 
 
 def data_root_option(parser: Parser) -> None:
@@ -47,7 +47,7 @@ def data_root_option(parser: Parser) -> None:
 
 
 def training_options(parser: Parser) -> None:
-    """Of the commands that train."""
+    """Options of the commands that train."""
     add = parser.add_argument
     add(
         "--threads",

@@ -15,7 +15,7 @@ def add_parser(commands: Commands) -> None:
         description="""Search hyper-parameters with Optuna (pip install 'ctr_pe[tune]'): trials that fall behind the
 median are stopped, the best is chosen on the validation rows, and its test metrics are printed. By default
 position_dim, heads and dropout rates are searched, as far as encoding and model have them. The study is kept in
-OUT/study.db; calling again with the same OUT goes on, also side by side in several processes.""",
+OUT/study.db; calling again with the same OUT continues it, also from several processes at once.""",
         epilog="""examples:
   ctr-pe tune --pe cape --dataset amazon_sports --trials 30 --out results/tune
   ctr-pe tune --space 'learning_rate={low: 1e-4, high: 1e-2, log: true}' --space 'position_dim=[8, 16]'

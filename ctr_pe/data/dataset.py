@@ -61,7 +61,7 @@ class Dataset:
 
 
 def check_out(out: Path, overwrite: bool) -> None:
-    """Raises UserError if ``out`` is taken: complete data sets may be overwritten, nothing else."""
+    """Raises UserError if ``out`` exists: only complete data sets may be overwritten."""
     if not out.exists():
         return
     if not (out / REPORT).is_file():
@@ -76,7 +76,7 @@ def stored_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[Group, ...]:
 
 
 def data_root(given: Path | None = None) -> Path:
-    """Where data sets live: ``given`` (--data-root), else $CTR_PE_DATA, else ./data."""
+    """Directory of data sets: ``given`` (--data-root), else $CTR_PE_DATA, else ./data."""
     return Path(given or os.environ.get("CTR_PE_DATA") or "data")
 
 
@@ -127,7 +127,7 @@ def list_datasets(root: Path | None = None) -> list[tuple[str, dict[str, int]]]:
         try:
             found.append((report.parent.name, dict(json.loads(report.read_text(encoding="utf-8"))["rows"])))
         except (OSError, ValueError, KeyError, TypeError):
-            continue  # opening it raises an error that says why
+            continue  # open_dataset raises an error with the reason
     return found
 
 

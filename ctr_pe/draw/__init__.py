@@ -22,8 +22,8 @@ def picture(out: Path, wanted: Wanted) -> None:
     """Draw what encodings do into the file ``out``.
 
     Raises:
-        UserError: Matplotlib is not installed, a picture of an unknown kind, a name that is unknown, runs or weights
-            or data that are not there.
+        UserError: Matplotlib is not installed, an unknown kind of picture, an unknown name, missing runs, weights
+            or data.
     """
     try:
         import matplotlib  # noqa: F401
@@ -31,7 +31,7 @@ def picture(out: Path, wanted: Wanted) -> None:
         raise UserError("ctr-pe draw needs Matplotlib: pip install 'ctr_pe[draw]'") from None
     suffix = Path(out).suffix.lower()
     if suffix not in SUFFIXES:
-        raise UserError(f"--out {out}: its end says what kind of picture it is: {nearest(suffix, SUFFIXES)}")
+        raise UserError(f"--out {out}: no such kind of picture: {nearest(suffix, SUFFIXES)}")
     from ctr_pe.draw.figure import Section, draw
     from ctr_pe.draw.panels import attention, notes, of_links
     from ctr_pe.draw.runs import drawn, some_requests

@@ -17,7 +17,7 @@ from ctr_pe.draw.panels import BACK, Heat, Lines, Panel, Rings
 from ctr_pe.errors import UserError
 
 COLOURS = ["#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999999"]
-"""Okabe and Ito's, without yellow, which is hard to see on white."""
+"""The palette of Okabe and Ito, without yellow, which is hard to see on white."""
 SIGNED, DENSITIES = "PuOr", "cividis"
 COLUMNS, LETTERS = 4, 50  # panels in a row; letters of a note per panel of width
 CROWDED = 4.0  # density of keys at which the colour scale ends
@@ -27,7 +27,7 @@ TICKS = {1: "1 s", 60: "1 min", 3600: "1 h", 86_400: "1 d", 30 * 86_400: "30 d",
 
 @dataclass(frozen=True)
 class Section:
-    """A name, and panels side by side."""
+    """Panels next to each other under a heading."""
 
     name: str
     panels: Sequence[Panel]

@@ -149,7 +149,7 @@ def _ask(differing: Mapping[str, set[str]]) -> str:
     option, values = next(iter(differing.items()))
     choices = ", ".join(sorted(values))
     if option in ("protocol", "data_hash"):
-        return f"differ in {option} ({choices}): a picture shows one: take a --run DIR of one"
+        return f"differ in {option} ({choices}): choose a --run DIR with only one"
     equals = "=" if option.startswith("set ") else " "
     return f"differ in {option.removeprefix('set ')} ({choices}): choose with --{option}{equals}…"
 

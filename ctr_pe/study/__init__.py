@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ctr_pe.study.store import Store
     from ctr_pe.study.suite import Cell, Suite
 
-# Keys that a benchmark sets itself, and what to say instead of --set.
+# Keys that a benchmark sets itself, and what the error recommends.
 OWN_KEYS = {
     "position_encoding": "use --pe",
     "model": "use --model",
@@ -102,7 +102,7 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         by_cell = {
             cell: _jobs(request, plan, cell, configs[cell], datasets[cell.dataset], store) for cell in plan.cells
         }
-        # Seed by seed, so that a benchmark that was stopped holds complete comparisons.
+        # Seed by seed, so that a benchmark that is stopped has complete comparisons.
         jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
         workers = _workers(request, len(jobs))
         for dataset in datasets.values():
@@ -111,8 +111,8 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             say(notice)
         named = f"{first}: " if plan.suite is None else ""
         say(f"{named}{plan.title} = {len(jobs)} runs, {workers} at once; results in {out}")
-        if bare := _without_weights(store, jobs):
-            say(f"{bare} there already, without weights, and not run again: another --out has them all with weights")
+        if lacking := _without_weights(store, jobs):
+            say(f"{lacking} there already, without weights, and not run again: another --out has them all with weights")
         failed = run_all(jobs, store, stand_in or train, workers)
         _write_tables(store, jobs, plan, by_cell)
     except KeyboardInterrupt:

@@ -19,7 +19,7 @@ from ctr_pe.pe import available_pes
 class Grid(BaseModel):
     """Every model with every encoding on every data set, under every combination of ``vary``.
 
-    ``encodings``: names, or ``all`` that ``build_pe`` takes. ``set``: hyper-parameters that replace those of the
+    ``encodings``: names, or ``all``. ``set``: hyper-parameters that replace those of the
     model's config; ``vary``: several values each.
     """
 

@@ -43,7 +43,7 @@ def tune(search: Search, trials: int, out: Path, train: Train | None = None) -> 
     """Search until the study in ``out`` has ``trials`` trials; report the best there and on the terminal.
 
     Args:
-        train: in place of ``ctr_pe.training.train``.
+        train: replaces ``ctr_pe.training.train`` in tests.
 
     Returns:
         Exit code: 0, or 130 after Ctrl-C.
@@ -90,7 +90,7 @@ def plan(
     model can be built with them; ``given`` adds, replaces, or with None removes.
 
     Raises:
-        UserError: a name or value that nothing takes, or nothing to search.
+        UserError: an unknown name, an invalid value, or nothing to search.
     """
     from ctr_pe.checks import check_encoding, check_params
     from ctr_pe.model_zoo.keys import check_gpu

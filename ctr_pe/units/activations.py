@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 
@@ -61,9 +63,9 @@ def make_activation(name: str, units: int) -> nn.Module:
         UserError: none of :data:`ctr_pe.choices.ACTIVATIONS`.
     """
     name = choose("activation", name)
-    if name == "Dice":
-        return Dice(units)
-    if name == "PReLU":
-        return nn.PReLU(units, init=0.1)
-    made: nn.Module = getattr(nn, name)()
+    learned: dict[str, Callable[[], nn.Module]] = {
+        "Dice": lambda: Dice(units),
+        "PReLU": lambda: nn.PReLU(units, init=0.1),
+    }
+    made: nn.Module = (learned.get(name) or getattr(nn, name))()
     return made
