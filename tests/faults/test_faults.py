@@ -75,8 +75,8 @@ FAULTS = [
     ),
     Fault(
         "a negative was chosen by its user",
-        "gaps = chosen - (np.arange(len(chosen)) - start[user])",
-        "gaps = chosen + 0 * start[user]",
+        "gaps = clicked - (np.arange(len(clicked)) - start[user])",
+        "gaps = clicked + 0 * start[user]",
         f"{BUILD}test_a_negative_was_never_chosen_by_its_user_before_or_after",
     ),
     Fault(
@@ -87,8 +87,8 @@ FAULTS = [
     ),
     Fault(
         "negatives of all blocks are drawn alike",
-        "seed=[recipe.seed, block]",
-        "seed=[recipe.seed]",
+        "len(counter.items), [recipe.seed, number])",
+        "len(counter.items), [recipe.seed])",
         f"{CUTS}test_users_of_different_blocks_get_negatives_of_their_own",
     ),
     Fault(
