@@ -98,7 +98,7 @@ class Pairs:
 
     def softmax(self, logits: Tensor) -> Tensor:
         """Attention weights (B, H, Q, L) over the keys that are allowed, in float32 at least. Where none is, at queries
-        that are padding or have no history, the weights are uniform: the values are zero, and nobody reads the result.
+        that are padding or have no history, the weights are uniform, and the result is not used.
         """
         return (logits + self.barrier).softmax(-1)
 

@@ -39,7 +39,7 @@ class NextItemModel(RankModel):
 
     ``__init__`` calls ``build_next_item_losses`` before ``build_tower``; ``interest`` calls ``learn_next_item``. The
     items that did not come next are those of ``neg_seq_field``; without it, drawn uniformly from the batch's other
-    items, by a generator of its own: the random stream of training stays where it is. Evaluation computes nothing.
+    items, by a generator of its own, so that other draws of training stay the same. Evaluation computes nothing.
     """
 
     _weight = 0.0

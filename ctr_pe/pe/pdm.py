@@ -140,7 +140,7 @@ class PDM(PositionEncoding):
     def _augmented(self, mask: Tensor) -> tuple[Tensor, Tensor]:
         """A view of each row: the item (its slot) in each slot (R, W) int64, and which items are still there (R, W).
 
-        Random numbers come from a generator of their own: the random stream of training stays where it is.
+        Random numbers come from a generator of their own, so that other draws of training stay the same.
         """
         self._seed = (self._seed + 1) % 2**63
         draw = torch.Generator().manual_seed(self._seed)  # on the CPU whatever the device, so that all draw the same
