@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctr_pe.ragged import Block, Blocks, Ragged
-
-if TYPE_CHECKING:
-    from torch import nn
 
 
 @dataclass(frozen=True)
@@ -104,6 +100,21 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False)
+class CandidatePairs(Pairs):
+    """Pairs of K targets of each history, :meth:`Positions.candidate_pairs`. ``of``: the positions of the histories."""
+
+    of: Positions
+
+    def embedding(self, columns: slice) -> Tensor:
+        history, target = self.of.items, self.of.target
+        assert history is not None
+        assert target is not None
+        (padded,) = self.of.whole.pad_once((columns.start, columns.stop), lambda: history.embedding[:, columns])
+        own = target.embedding[..., columns]
+        return torch.cat([padded.unsqueeze(1).expand(-1, own.shape[1], -1, -1), own.unsqueeze(2)], 2).flatten(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
 class Positions(Ragged):
     """Positions of a batch of histories, independent of the amount and the side of their padding.
 
@@ -158,8 +169,8 @@ class Positions(Ragged):
 
     def with_target(self) -> Positions:
         """Positions of the sequence [history; target], one slot more: the target is its newest item, of age 0."""
-        age = None if self.age is None else torch.nn.functional.pad(self.age, (0, 1))
-        whole = Positions.from_mask(torch.nn.functional.pad(self.mask, (0, 1), value=True), age)
+        age = None if self.age is None else nn.functional.pad(self.age, (0, 1))
+        whole = Positions.from_mask(nn.functional.pad(self.mask, (0, 1), value=True), age)
         whole = replace(whole, embedded=self.embedded, losses=self.losses)
         if self.items is None or self.target is None:
             return whole
@@ -196,6 +207,21 @@ class Positions(Ragged):
         newest = [Where(key.distance[..., -1:], None if key.age is None else key.age[..., -1:])
                   for key in map(self._keys, blocks)]  # fmt: skip
         return [self._pairs(blocks, index, query, causal, True) for index, query in enumerate(newest)]
+
+    def candidate_pairs(self, targets: int, causal: bool) -> Pairs:
+        """Self-attention over [history; target] for each of ``targets`` targets of a history, in one block: B targets
+        rows, of which only the target is a query. :attr:`target` has the embeddings of all (B, targets, D)."""
+
+        def folded(x: Tensor) -> Tensor:
+            return nn.functional.pad(x, (0, 1)).repeat_interleave(targets, 0)
+
+        mask = nn.functional.pad(self.mask, (0, 1), value=True).repeat_interleave(targets, 0)
+        whole = Positions.from_mask(mask, None if self.age is None else folded(self.age))
+        (block,) = whole.whole
+        key = whole._keys(block)
+        newest = Where(key.distance[..., -1:], None if key.age is None else key.age[..., -1:])
+        allowed = block.mask[:, None, None, :]
+        return CandidatePairs(whole, whole.whole, 0, newest, key, allowed, causal, True, self)
 
     def _pairs(self, blocks: Blocks, index: int, query: Where | None, causal: bool, self_attention: bool) -> Pairs:
         """``query``: one for all rows or one per row; None for every item."""

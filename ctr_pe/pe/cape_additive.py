@@ -37,7 +37,9 @@ class AdditiveCAPE(ContextualEncoding):
         if not isinstance(vectors, TargetVectors):
             return super().bias(logits, vectors, pairs)
         position = (
-            self.fractional_positions(logits, pairs)[pairs.allowed].clamp(max=self.max_len).unsqueeze(1)
+            self.fractional_positions(logits, pairs)[pairs.allowed.expand_as(logits)]
+            .clamp(max=self.max_len)
+            .unsqueeze(1)
         )  # (N, 1)
         low = position.detach().floor().long().squeeze(1)
         high = (low + 1).clamp(max=self.max_len)

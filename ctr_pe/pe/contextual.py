@@ -45,7 +45,7 @@ class ContextualEncoding(PositionEncoding):
             logits,
             vectors.query,
             table,
-            pairs.allowed,
+            pairs.allowed.expand(-1, -1, logits.shape[2], -1),
             gate,
             steps,
             sign=sign,

@@ -150,7 +150,7 @@ class DIF(PositionEncoding):
             rows = (nn.functional.embedding(at.distance.flatten().clamp(max=self.max_len), self.table)
                     for at in (pairs.query, pairs.key))  # fmt: skip
             queried, keyed = self.position(*rows)  # by distance, the same in every row
-            scores.append(queried @ keyed.transpose(-1, -2) * self.scale)
+            scores.append((queried @ keyed.transpose(-1, -2) * self.scale).expand_as(logits))
         if self.fusion == "concat":
             return self._concatenated(scores, pairs)
         if self.fusion == "gate":
@@ -160,15 +160,19 @@ class DIF(PositionEncoding):
         return logits
 
     def _of_target(self, pairs: Pairs, apart: bool) -> list[Tensor]:
-        """Scores (B, 1, 1, L) of the target's attributes and the items', one for each or their sum.
+        """Scores (B, 1, K, L) of the targets' attributes and the items', one for each or their sum.
 
         Packed: q · (WK e) = (WKᵀ q) · e, so nothing is projected per item.
         """
         of = pairs.positions
         assert of.target is not None
         assert of.items is not None
-        targets = self._fields(of.target.embedding[:, self.attributes])
+        targets = self._fields(of.target.embedding[..., self.attributes])
         sought = [source.in_keys(target) for source, target in zip(self._sources, targets, strict=True)]
+        if of.target.embedding.dim() == 3:
+            keys = pairs.embedding(self.attributes)
+            apiece = zip(sought, self._fields(keys), strict=True) if apart else [(torch.cat(sought, -1), keys)]
+            return [(query * self.scale @ key.mT).unsqueeze(1) for query, key in apiece]
         rows, _ = of.real
         products = torch.cat(sought, -1).index_select(0, rows) * of.items.embedding[:, self.attributes]  # (N, A)
         parts = self._fields(products) if apart else (products,)

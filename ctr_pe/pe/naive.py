@@ -54,7 +54,7 @@ class AbsolutePositions(PositionEncoding):
         history = history + _row(table, index) * positions.like(history, positions.mask).unsqueeze(-1)
         if target is not None and self.on_target:
             own = positions.count if self.from_oldest else torch.zeros_like(positions.count)
-            target = target + _row(table, own)
+            target = target + _row(table, own).view(len(own), *[1] * (target.dim() - 2), -1)
         return target, history
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:

@@ -50,6 +50,8 @@ class XLNet(PositionEncoding):
         scores = torch.bmm(_per_head(query + self.position_bias.unsqueeze(1)), scored)  # (H, B Q, M)
         per_offset = scores.view(heads, rows, queries, scored.shape[-1])
         of_content = vectors.key_products(self.content_bias * vectors.scale).unsqueeze(2)  # (B, H, 1, L)
+        if not pairs.self_attention:  # all queries are targets, at the same offset from the keys
+            return wide + per_offset[..., : wide.shape[-1]].transpose(0, 1) + of_content
         added: Tensor = _Added.apply(wide, per_offset, of_content)  # type: ignore[no-untyped-call]
         return added
 

@@ -76,9 +76,14 @@ class AttentionGRU(nn.Module):
         self.bias_hh = nn.Parameter(torch.zeros(width))
 
     def forward(self, items: Tensor, weights: Tensor, positions: Positions) -> Tensor:
-        """Packed items b (N, D), their attention a packed (N,) -> the state after each item, packed (N, S)."""
+        """Packed items b (N, D), their attention a packed (N,) -> the state after each item, packed (N, S).
+
+        K targets of one history have their own attention (N, K) and states (N, K, S).
+        """
         order, sizes = by_step(positions)
         items, weights = items.index_select(0, order), weights.index_select(0, order).unsqueeze(-1)
+        if weights.dim() == 3:
+            items = items.unsqueeze(1)
         if self.gate == "AIGRU":
             items = weights * items
         of_items = linear(items, self.weight_ih, self.bias_ih)
@@ -87,10 +92,10 @@ class AttentionGRU(nn.Module):
 
 
 def last_state(states: Tensor, positions: Positions) -> Tensor:
-    """Packed states (N, S) -> those after the most recent item of each row (B, S), zero for an empty history."""
+    """Packed states (N, ..., S) -> those after the newest item of each row (B, ..., S), zero for an empty history."""
     rows, _ = positions.real
     newest = positions.pack(positions.distance) == 1
-    return states.new_zeros(len(positions.mask), states.shape[1]).index_copy(0, rows[newest], states[newest])
+    return states.new_zeros(len(positions.mask), *states.shape[1:]).index_copy(0, rows[newest], states[newest])
 
 
 def by_step(positions: Positions) -> tuple[Tensor, list[int]]:
@@ -102,19 +107,22 @@ def by_step(positions: Positions) -> tuple[Tensor, list[int]]:
     return (step * len(count) + rank[rows]).argsort(), step.bincount()[1:].tolist()
 
 
-# of_item (n, k S), of_state (n, k S), state (n, S), weight (n, 1) -> state (n, S)
+# of_item (n, k S), of_state (n, k S), state (n, S), weight (n, 1) -> state (n, S); with another axis for K targets
 Step = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def recur(
     step: Step, of_items: Tensor, weights: Tensor, sizes: list[int], weight_hh: Tensor, bias_hh: Tensor
 ) -> Tensor:
-    """Item terms W x (N, k S) and attention (N, 1), ordered by step -> states (N, S) in this order."""
+    """Item terms W x (N, k S) and attention (N, 1), ordered by step -> states (N, S) in this order.
+
+    For K targets of one history: item terms (N, K or 1, k S) and attention (N, K, 1) -> states (N, K, S).
+    """
     dtype = weight_hh.dtype  # states stay in it under autocast: rounding would add up over the steps
     of_items, weights = of_items.to(dtype), weights.to(dtype)
     if not sizes:
-        return of_items[:, : weight_hh.shape[1]]
-    state = of_items.new_zeros(sizes[0], weight_hh.shape[1])
+        return of_items.new_zeros(*weights.shape[:-1], weight_hh.shape[1])
+    state = of_items.new_zeros(sizes[0], *weights.shape[1:-1], weight_hh.shape[1])
     states = []
     for of_item, weight, rows in zip(torch.split(of_items, sizes), torch.split(weights, sizes), sizes, strict=True):
         state = state[:rows]
@@ -139,15 +147,15 @@ def _augru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> 
 
 
 def _agru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Tensor:
-    (reset, new), (of_reset, of_new) = of_item.chunk(2, 1), of_state.chunk(2, 1)
+    (reset, new), (of_reset, of_new) = of_item.chunk(2, -1), of_state.chunk(2, -1)
     new = torch.addcmul(new, torch.sigmoid(reset + of_reset), of_new).tanh()
     return torch.lerp(state, new, weight)
 
 
 def _gate_and_new(of_item: Tensor, of_state: Tensor, reset_first: bool = False) -> tuple[Tensor, Tensor]:
-    widths = [2 * of_item.shape[1] // 3, of_item.shape[1] // 3]
-    (gates, new), (of_gates, of_new) = torch.split(of_item, widths, 1), torch.split(of_state, widths, 1)
-    first, second = torch.sigmoid(gates + of_gates).chunk(2, 1)
+    widths = [2 * of_item.shape[-1] // 3, of_item.shape[-1] // 3]
+    (gates, new), (of_gates, of_new) = torch.split(of_item, widths, -1), torch.split(of_state, widths, -1)
+    first, second = torch.sigmoid(gates + of_gates).chunk(2, -1)
     gate, reset = (second, first) if reset_first else (first, second)
     return gate, torch.addcmul(new, reset, of_new).tanh()
 

@@ -1,14 +1,15 @@
 """Score functions of target attention: how well does each history item match the target?
 
 All of them see real (target, item) pairs only, packed one after the other, so their cost follows the real lengths of
-the histories and their batch statistics see no padding.
+the histories and their batch statistics see no padding. In evaluation one history may have K targets: ``candidates``.
 
-B batch, N real pairs of the batch, D item dim.
+B batch, K targets of one history, L slots, N real pairs of the batch, D item dim.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,10 @@ class DotScore(nn.Module):
         """target (B, D), items (N, D), rows (N,) the row of each item -> logits (N,)."""
         return _dot(target, items, rows) * self.scale
 
+    def candidates(self, target: Tensor, items: Tensor) -> Tensor:
+        """target (B, K, D), padded items (B, L, D) -> logits (B, K, L)."""
+        return target * self.scale @ items.mT
+
 
 class BilinearScore(nn.Module):
     """hᵀ W t. Parameter ``weight (D, D)``, the identity at the start."""
@@ -40,6 +45,10 @@ class BilinearScore(nn.Module):
     def forward(self, target: Tensor, items: Tensor, rows: Tensor) -> Tensor:
         """target (B, D), items (N, D), rows (N,) -> logits (N,)."""
         return _dot(self.project(target), items, rows)
+
+    def candidates(self, target: Tensor, items: Tensor) -> Tensor:
+        """target (B, K, D), padded items (B, L, D) -> logits (B, K, L)."""
+        return self.project(target) @ items.mT
 
     def project(self, target: Tensor) -> Tensor:
         """(..., D) -> W t (..., D), which items are multiplied with."""
@@ -109,6 +118,55 @@ class DINScore(nn.Module):
         for layer in rest:
             hidden = layer(hidden)
         return hidden.squeeze(-1)
+
+    def candidates(self, target: Tensor, items: Tensor, shift: Tensor | None = None) -> Tensor:
+        """target (B, K, D), padded items (B, L, D) -> logits (B, K, L).
+
+        ``shift`` (B, L, D): what the targets get added where they meet an item.
+        """
+        first, *rest = self.mlp
+        assert isinstance(first, nn.Linear)
+        of_target, of_item, of_difference, of_product = first.weight.chunk(4, dim=1)
+        of_target, of_item = of_target + of_difference, of_item - of_difference
+        per_target = nn.functional.linear(target, of_target, first.bias)
+        per_item = items @ of_item.T
+        if shift is not None:
+            per_item = per_item + shift @ of_target.T + (shift * items) @ of_product.T
+        logits = target.new_empty(*target.shape[:2], items.shape[1])
+        # (t ⊙ h) W = t (diag(h) W): one product of the targets with a matrix per item, made once for all of them.
+        for row, some in product(range(len(items)), _slices(items.shape[1], max(1, COLUMNS // len(of_product)))):
+            of_products = (of_product.T.unsqueeze(1) * items[row, some].T.unsqueeze(2)).flatten(1)  # (D, items · U)
+            for chosen in _slices(target.shape[1], TARGETS):
+                hidden = torch.addmm(per_item[row, some].flatten(), target[row, chosen], of_products)
+                hidden = hidden.unflatten(1, (-1, len(of_product))) + per_target[row, chosen].unsqueeze(1)
+                shape, hidden = hidden.shape[:2], hidden.flatten(0, 1)
+                for layer in rest:
+                    hidden = layer(hidden)
+                logits[row, chosen, some] = hidden.view(shape)
+        return logits
+
+
+def candidate_scores(score: nn.Module, target: Tensor, items: Tensor) -> Tensor:
+    """target (B, K, D), padded items (B, L, any width that the score takes) -> logits (B, K, L).
+
+    A score of one's own needs no method for it: its pairs are computed one by one.
+    """
+    if hasattr(score, "candidates"):
+        logits: Tensor = score.candidates(target, items)
+        return logits
+    (rows, targets, _), slots = target.shape, items.shape[1]
+    repeated = items.unsqueeze(1).expand(-1, targets, -1, -1).flatten(0, 2)
+    of_pair = torch.arange(rows * targets, device=items.device).repeat_interleave(slots)
+    logits = score(target.flatten(0, 1), repeated, of_pair)
+    return logits.view(rows, targets, slots)
+
+
+COLUMNS, TARGETS = 8192, 64
+"""So many columns of the first layer and targets are computed at once: what they need fits the cache."""
+
+
+def _slices(length: int, size: int) -> list[slice]:
+    return [slice(start, start + size) for start in range(0, length, size)]
 
 
 SCORES: dict[str, Callable[[int], nn.Module]] = {"dot": DotScore, "bilinear": BilinearScore, "din": DINScore}

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from ctr_pe.ops.contextual import contextual_attention
 from ctr_pe.pe.base import Contextual, PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, ItemVectors
-from ctr_pe.positions import Items, Pairs, Positions
+from ctr_pe.positions import CandidatePairs, Items, Pairs, Positions
 from ctr_pe.units.dropout import Dropout
 
 
@@ -89,6 +89,29 @@ class SelfAttention(nn.Module):
         pooled = self._attend(pairs, queries, keys, values, losses=False)
         states: Tensor = self.output(blocks.join_rows(pooled).flatten(1))
         return states
+
+    def keys_values(self, packed: Tensor) -> tuple[Tensor, Tensor]:
+        """packed items (N, D) -> their keys and values (N, D), before any rotation: what later queries see of them."""
+        return self.key(packed), self.value(packed)
+
+    def candidates(self, target: Tensor, keys: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+        """The states (B, K, D) of K targets (B, K, D) that each come after the same history.
+
+        ``keys``, ``values`` (N, D): :meth:`keys_values` of the histories. ``pairs``:
+        :meth:`~ctr_pe.positions.Positions.candidate_pairs` of their positions.
+        """
+        assert isinstance(pairs, CandidatePairs)
+        (block,), (rows, count, dim) = pairs.of.whole, target.shape
+
+        def with_own(of_history: Tensor, own: Tensor) -> Tensor:
+            """(B K, L + 1, D)"""
+            shared = block.pad(of_history).unsqueeze(1).expand(-1, count, -1, -1)
+            return torch.cat([shared, own.unsqueeze(2)], 2).flatten(0, 1)
+
+        key, value = with_own(keys, self.key(target)), with_own(values, self.value(target))
+        pooled, _ = self._block(pairs, self.query(target).view(rows * count, 1, dim), key, value)
+        states: Tensor = self.output(pooled.flatten(1))
+        return states.view(rows, count, dim)
 
     def _input(self, packed: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         if positions.items is None:

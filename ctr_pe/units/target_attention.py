@@ -15,7 +15,7 @@ from ctr_pe.errors import nearest
 from ctr_pe.pe.base import PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, TargetVectors
 from ctr_pe.positions import Items, Positions, Where
-from ctr_pe.units.scores import SCORES
+from ctr_pe.units.scores import SCORES, candidate_scores
 
 
 class TargetAttention(nn.Module):
@@ -59,6 +59,8 @@ class TargetAttention(nn.Module):
         Weights are 0 at padding and, with softmax, sum to 1 over the real items; an empty history gives zeros. They
         are those of the softmax: an encoding may pool with others (``mix``).
         What padded slots of ``history`` hold does not matter.
+
+        In evaluation a history may have K targets (B, K, D), which gives interests (B, K, D) and weights (B, K, L).
         """
         items = positions.pack(history) if history.dim() == 3 else history
         if positions.items is None:
@@ -66,23 +68,38 @@ class TargetAttention(nn.Module):
         embedded, items = embed_for(self, self.pe, target, items, positions)
         assert embedded is not None
         target, (rows, _), pairs = embedded, positions.real, positions.target_pairs()
-        zero, age, block = positions.distance.new_zeros(len(target)), positions.age, pairs.block
+        several = target.dim() == 3
+        queries = target.flatten(0, -2)  # (B K, D)
+        zero, age, block = positions.distance.new_zeros(len(queries)), positions.age, pairs.block
         here = Where(zero, None if age is None else zero)
         there = Where(positions.pack(positions.distance), None if age is None else positions.pack(age))
-        query, keys = self.pe.rotate(target, items, here, there)
+        query, keys = self.pe.rotate(queries, items, here, there)
 
         def scored(rotated: Tensor) -> Tensor:
-            return block.pad(self.score(query, rotated, rows))[:, None, None, :]  # (B, 1, 1, L)
+            if several:
+                return candidate_scores(self.score, query.view_as(target), block.pad(rotated)).unsqueeze(1)
+            return block.pad(self.score(query, rotated, rows))[:, None, None, :]
 
         def rescored(shift: Tensor) -> Tensor:
+            if several:  # as one pair after the other
+                allowed = pairs.allowed[:, 0].expand(-1, target.shape[1], -1)
+                row, one, slot = allowed.nonzero(as_tuple=True)
+                item = block.pad(torch.arange(len(keys), device=keys.device))[row, slot]
+                own = self.score(query, keys[item] + shift, row * target.shape[1] + one)
+                return own.new_zeros(allowed.shape).masked_scatter(allowed, own).unsqueeze(1)
             with _side_stream(shift.device):
                 return scored(keys + shift)
 
         scale, project = getattr(self.score, "scale", 1.0), getattr(self.score, "project", None)
-        vectors = TargetVectors(target[:, None, None, :], scale, items, block, rescored, project)
-        logits = self.pe.bias(scored(keys), vectors, pairs)
+        vectors = TargetVectors(
+            target.view(len(target), 1, -1, target.shape[-1]), scale, items, block, rescored, project
+        )
+        logits = self.pe.bias(scored(keys), vectors, pairs)  # (B, 1, K, L)
         weights = pairs.softmax(logits) if self.softmax else logits * pairs.admitted
         mixed, _ = self.pe.mix(weights, vectors, pairs)
+        if several:
+            of_items = positions.unpack(block.gather(weights[:, 0].mT)).mT
+            return mixed[:, 0].to(items.dtype) @ block.pad(items), of_items
         pooling = block.gather(mixed[:, 0, 0]).to(items.dtype).unsqueeze(-1)
         interest = torch.zeros_like(target, dtype=items.dtype).index_add(0, rows, pooling * items)
         if self.training and self.pe.loss_names:

@@ -7,13 +7,14 @@ items only, so there is no padded row for its biases and norms to fill.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
 
 from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Positions
+from ctr_pe.positions import Items, Pairs, Positions
 from ctr_pe.units.activations import make_activation
 from ctr_pe.units.dropout import Dropout
 from ctr_pe.units.self_attention import SelfAttention
@@ -67,6 +68,15 @@ class TransformerBlock(nn.Module):
         """packed items (M, D) -> the state (B, D) of each row's newest item alone."""
         attended = self.attention.newest(self.layer_norm1(items) if self.pre else items, positions)
         return self._feed(self._join(items.index_select(0, positions.newest), attended, self.layer_norm1))
+
+    def keys_values(self, items: Tensor) -> tuple[Tensor, Tensor]:
+        """packed items (M, D) -> their keys and values (M, D)."""
+        return self.attention.keys_values(self.layer_norm1(items) if self.pre else items)
+
+    def candidates(self, target: Tensor, keys: Tensor, values: Tensor, pairs: Pairs) -> Tensor:
+        """K targets (B, K, D) after the same history -> their states (B, K, D), as SelfAttention's."""
+        attended = self.attention.candidates(self.layer_norm1(target) if self.pre else target, keys, values, pairs)
+        return self._feed(self._join(target, attended, self.layer_norm1))
 
     def _feed(self, x: Tensor) -> Tensor:
         return self._join(x, self.ffn(self.layer_norm2(x) if self.pre else x), self.layer_norm2)
@@ -125,6 +135,34 @@ class Transformer(nn.Module):
             states = last(states, whole).index_select(0, whole.newest)
         else:
             states = last.newest(states, whole)
+        normed: Tensor = self.layer_norm(states)
+        return normed
+
+    def encode(self, history: Tensor, positions: Positions) -> list[tuple[Tensor, Tensor]]:
+        """packed history (N, D) -> its keys and values (N, D) in every block, if blocks are causal: what
+        :meth:`candidates` needs of it, whatever the targets."""
+        nobody = history.new_zeros(len(positions.mask), history.shape[-1])  # a target that no item sees
+        if positions.items is not None:
+            ids = tuple(field.new_zeros(len(nobody)) for field in positions.items.ids)
+            positions = replace(positions, target=Items(nobody, ids))
+        states, whole = self._embedded(nobody, history, positions)
+        earlier = (whole.pack(whole.distance) > 1).nonzero().squeeze(1)
+        found = []
+        for block in self.blocks:
+            found.append(block.keys_values(states.index_select(0, earlier)))
+            if block is not self.blocks[-1]:
+                states = block(states, whole)
+        return found
+
+    def candidates(
+        self, target: Tensor, history: Tensor, encoded: list[tuple[Tensor, Tensor]], positions: Positions
+    ) -> Tensor:
+        """The states (B, K, D) at K targets (B, K, D) of the same history: :meth:`of_target` for each of them."""
+        states, _ = self.encodings[0].embed(target, history, positions)
+        assert states is not None
+        pairs = positions.candidate_pairs(target.shape[1], causal=True)
+        for block, (keys, values) in zip(self.blocks, encoded, strict=True):
+            states = block.candidates(states, keys, values, pairs)
         normed: Tensor = self.layer_norm(states)
         return normed
 
