@@ -15,7 +15,7 @@ from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Pairs, Positions
-from ctr_pe.testing import CHECKS, UNITS, Factory, check_pe, checks, units_of
+from ctr_pe.testing import CHECKS, UNITS, UNITS_OF, Factory, check_pe, checks
 
 NAMES = [*available_pes(), "rope+cape", "naive+cope"]
 VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
@@ -49,7 +49,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "rope+pdm+kernel": ("rope+pdm+kernel", {}),
 }
 CASES = {name: (name, {}) for name in NAMES} | VARIANTS
-PAIRS = [(unit, check) for check in CHECKS for unit in units_of(check)]
+PAIRS = [(unit, check) for check in CHECKS for unit in UNITS_OF.get(check, UNITS)]
 
 
 def factory(case: str) -> Factory:
