@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -197,8 +198,7 @@ def check_causal(factory: Factory, unit: str) -> None:
 def check_newest(factory: Factory, unit: str) -> None:
     """In self-attention the newest item's state is the same when no other is computed."""
     batch, results = Batch.random([3, 0, 6, 1, MAX_LEN + 5]), []
-    positions = Positions.from_mask(batch.mask, batch.age)
-    given = batch.target.requires_grad_(), positions.pack(batch.history).requires_grad_()
+    given = batch.target.requires_grad_(), batch.history[batch.mask].requires_grad_()
     for alone in (True, False):
         harness = Harness(factory, unit).eval()
         assert isinstance(harness.unit, SelfAttention)
@@ -286,7 +286,7 @@ def checks(factory: Factory) -> Iterator[tuple[str, str, Callable[[], None]]]:
     """(name of the check, unit, call) for every check and each unit that it is for, to be run one by one."""
     for name, check in CHECKS.items():
         for unit in UNITS_OF.get(name, UNITS):
-            yield name, unit, lambda check=check, unit=unit: check(factory, unit)  # type: ignore[misc]
+            yield name, unit, partial(check, factory, unit)
 
 
 def check_pe(factory: Factory) -> None:

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ctr_pe.draw.measure import UNITS, Attention, measure, units_of
+from ctr_pe.draw.panels import AFTER, BEFORE, INITIAL, RINGS, Image, Lines, Panel, attention, of_links
+from ctr_pe.draw.runs import Drawn, Wanted, drawn, some_requests
 from ctr_pe.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from ctr_pe.draw.measure import Attention
-    from ctr_pe.draw.runs import Drawn, Wanted
 
 SUFFIXES = (".png", ".svg", ".pdf")
 REQUESTS = 1000
@@ -33,9 +32,6 @@ def picture(out: Path, wanted: Wanted) -> None:
     if suffix not in SUFFIXES:
         raise UserError(f"--out {out}: no such kind of picture: {nearest(suffix, SUFFIXES)}")
     from ctr_pe.draw.figure import draw
-    from ctr_pe.draw.measure import measure
-    from ctr_pe.draw.panels import AFTER, BEFORE, INITIAL, attention, notes, of_links
-    from ctr_pe.draw.runs import drawn, some_requests
 
     dataset, found = drawn(wanted)
     batch = some_requests(dataset, found[0].before, REQUESTS)
@@ -52,8 +48,9 @@ def picture(out: Path, wanted: Wanted) -> None:
         side_by_side = [attention(pe, moments) for pe, moments in measured.items()]
         sections = {"Attention by position": side_by_side, **{pe: own for pe, own in sections.items() if own}}
     title = f"{found[0].run.model} on {dataset.dataset_id}, seed {found[0].run.seed}"
-    about = _about(found, {pe: moments[0][1] for pe, moments in measured.items()}, len(batch[dataset.label]))
-    draw(out, title, about + notes([panel for panels in sections.values() for panel in panels]), sections)
+    first = {pe: moments[0][1] for pe, moments in measured.items()}
+    panels = [panel for of_section in sections.values() for panel in of_section]
+    draw(out, title, _notes(found, first, panels, len(batch[dataset.label])), sections)
     print(f"{out}: {title}", file=sys.stderr)
 
 
@@ -63,10 +60,10 @@ def _longest(group: Any, batch: Any) -> int:
     return max(2, min(LONGEST, int(counts.float().quantile(0.9))))
 
 
-def _about(found: list[Drawn], first: Mapping[str, list[Attention]], requests: int) -> list[str]:
-    """The notes; ``first``: what each encoding does at the first moment."""
-    from ctr_pe.draw.measure import UNITS, units_of
-
+def _notes(
+    found: list[Drawn], first: Mapping[str, list[Attention]], panels: Sequence[Panel], requests: int
+) -> list[str]:
+    """What the reader must know; ``first``: what each encoding does at the first moment."""
     at_first = "before training" if (trained := found[0].after is not None) else "as initialised"
     when = "Dashed: before training, solid: after." if trained else "As initialised."
     lines = [f"{when} {requests:,} test requests; the query is the newest of its sequence."]
@@ -80,4 +77,8 @@ def _about(found: list[Drawn], first: Mapping[str, list[Attention]], requests: i
         lines.append(f"gAUC on test: {', '.join(scores)}.")
     if idle := [pe for pe, of_pe in effects.items() if pe != "none" and not any(one.visible for one in of_pe)]:
         lines.append(f"No effect {at_first}, they start as none: {', '.join(idle)}.")
+    if any(isinstance(panel, Lines) and panel.diagonal for panel in panels):
+        lines.append("Contextual positions: a line per user; dotted: plain distance.")
+    if any(isinstance(panel, Image) and panel.kind == "density" for panel in panels):
+        lines.append(f"Phases: where the keys of up to {RINGS} items back are, the nearest on the innermost ring.")
     return lines

@@ -185,22 +185,21 @@ def planes(pe: PositionEncoding, vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _effects(unit: Unit, watched: Watched, longest: int) -> Effects:
-    pe, trial = watched.pe, Trial(unit, watched.pe, longest)
-    effects = Effects(pe, first=0 if isinstance(unit, SelfAttention) else 1)
-    if trial.overrides("embed"):
-        effects.similar = trial.similar()
-    if trial.overrides("rotate"):
-        effects.rotated = trial.rotated(trial.by_order)
-        effects.rotated_by_age = trial.rotated(trial.by_age) if pe.about.needs_age else None
-        effects.phases = watched.phases
-    if trial.overrides("bias"):
-        effects.upper = trial.matrix(pe.bias)
-        effects.bias = trial.curve(pe.bias, trial.by_order)
-        effects.bias_by_age = trial.curve(pe.bias, trial.by_age) if pe.about.needs_age else None
-        effects.added = watched.added if trial.reads_items() else None
-        effects.positions = None if watched.positions.isnan().all() else watched.positions
-    if trial.overrides("mix"):
-        mix = partial(mixed_weights, pe)
-        effects.lower, pooled = trial.matrix(mix), trial.curve(mix, trial.by_order)
-        effects.pooled = None if effects.lower is not None or flat(pooled) else pooled
-    return effects
+    pe, trial, timed = watched.pe, Trial(unit, watched.pe, longest), watched.about.needs_age
+    mix = partial(mixed_weights, pe)
+    lower, pooled = trial.matrix(mix), trial.curve(mix, trial.by_order)
+    return Effects(
+        pe,
+        first=0 if isinstance(unit, SelfAttention) else 1,
+        similar=trial.similar(),
+        rotated=trial.rotated(trial.by_order),
+        rotated_by_age=trial.rotated(trial.by_age) if timed else None,
+        bias=trial.curve(pe.bias, trial.by_order),
+        bias_by_age=trial.curve(pe.bias, trial.by_age) if timed else None,
+        pooled=None if lower is not None or flat(pooled) else pooled,
+        upper=trial.matrix(pe.bias),
+        lower=lower,
+        added=watched.added if trial.reads_items() else None,
+        positions=None if watched.positions.isnan().all() else watched.positions,
+        phases=watched.phases,
+    )

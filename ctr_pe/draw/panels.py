@@ -100,32 +100,18 @@ def of_links(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Panel]:
             for index, unit in enumerate(units):
                 of_unit = [(when, at[index].effects[link]) for when, at in moments if link < len(unit.effects)]
                 panels = list(kind([(when, effects) for when, effects in of_unit if effects is not None]))
-                if panels and not any(_equal(panels, others) for others in by_unit.values()):
+                if panels and not any(_values(panels) == _values(others) for others in by_unit.values()):
                     by_unit[unit.label] = panels
             for label, panels in by_unit.items():
                 found += [replace(panel, unit=label if len(by_unit) > 1 else "") for panel in panels]
     return found
 
 
-def notes(panels: Sequence[Panel]) -> list[str]:
-    """Explanations that these panels need."""
-    lines = []
-    if any(isinstance(panel, Lines) and panel.diagonal for panel in panels):
-        lines.append("Contextual positions: a line per user; dotted: plain distance.")
-    if any(isinstance(panel, Image) and panel.kind == "density" for panel in panels):
-        lines.append(f"Phases: where the keys of up to {RINGS} items back are, the nearest on the innermost ring.")
-    return lines
-
-
-def _equal(panels: Sequence[Panel], others: Sequence[Panel]) -> bool:
-    """Whether they show the same values."""
-    ours, theirs = _values(panels), _values(others)
-    return len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs))
-
-
-def _values(panels: Sequence[Panel]) -> list[Values]:
+def _values(panels: Sequence[Panel]) -> list[list[Any]]:
+    """All that these panels show."""
     images = [panel.values for panel in panels if isinstance(panel, Image)]
-    return images + [curve.y for panel in panels if isinstance(panel, Lines) for curve in panel.curves]
+    curves = [curve.y for panel in panels if isinstance(panel, Lines) for curve in panel.curves]
+    return [values.tolist() for values in images + curves]
 
 
 def _known(name: str, moments: Moments) -> list[tuple[str, Effects, Tensor]]:
@@ -166,10 +152,12 @@ def _vectors(moments: Moments) -> Iterator[Panel]:
 
 
 def _contextual_positions(moments: Moments) -> Iterator[Panel]:
-    """A curve per user; the same users in all pictures of the data set."""
+    """A curve per user with a long history; the same users in all pictures of the data set."""
     for when, _, by_head in _known("positions", moments):
         positions = by_head.mean(1)
-        users, x = _users(positions), np.arange(positions.shape[1])
+        counts = (~positions.isnan()).sum(1)
+        longest = counts.argsort(descending=True, stable=True)[: max(USERS, len(counts) // 4)]
+        users, x = longest[:: max(1, len(longest) // USERS)][:USERS], np.arange(positions.shape[1])
         curves = [Curve("", x, positions[row].numpy(), "", index) for index, row in enumerate(users)]
         title, y = f"Positions of {len(curves)} users", "contextual position"
         yield Lines(title=title, when=when, y=y, curves=curves, diagonal=True, share="positions")
@@ -225,13 +213,6 @@ def _means(table: Tensor) -> tuple[Values, Values, tuple[Values, Values]]:
     kept = table[:, :, x]
     low, high = torch.nanquantile(kept.flatten(0, 1), torch.tensor([0.1, 0.9]), dim=0)
     return x.numpy(), kept.nanmean(0).numpy(), (low.numpy(), high.numpy())
-
-
-def _users(positions: Tensor) -> list[int]:
-    """Rows of some users with long histories."""
-    counts = (~positions.isnan()).sum(1)
-    longest = counts.argsort(descending=True, stable=True)[: max(USERS, len(counts) // 4)]
-    return [int(row) for row in longest[:: max(1, len(longest) // USERS)][:USERS]]
 
 
 def _heads(values: Tensor) -> list[tuple[str, Values]]:

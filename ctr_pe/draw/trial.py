@@ -38,9 +38,6 @@ class Trial:
         self.by_age = _aged(nn.functional.pad(torch.tensor(AGES).unsqueeze(1), (0, self.items - longest)))
         self.draw = torch.Generator().manual_seed(0)
 
-    def overrides(self, hook: str) -> bool:
-        return getattr(type(self.pe), hook) is not getattr(PositionEncoding, hook)
-
     def curve(self, hook: Hook, positions: Positions) -> Tensor:
         """(H, n) or (H, len(AGES)): what ``hook`` adds to 0, if all vectors are 0."""
         return _of_newest(self._respond(hook, positions))
