@@ -45,7 +45,7 @@ def picture(out: Path, wanted: Wanted) -> None:
         pe = found[0].pe
         sections[pe].insert(0, attention("Attention by position", measured[pe]))
     else:
-        side_by_side = [attention(pe, moments) for pe, moments in measured.items()]
+        side_by_side: list[Panel] = [attention(pe, moments) for pe, moments in measured.items()]
         sections = {"Attention by position": side_by_side, **{pe: own for pe, own in sections.items() if own}}
     title = f"{found[0].run.model} on {dataset.dataset_id}, seed {found[0].run.seed}"
     first = {pe: moments[0][1] for pe, moments in measured.items()}

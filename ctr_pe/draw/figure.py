@@ -36,13 +36,13 @@ def draw(out: Path, title: str, notes: Sequence[str], sections: Mapping[str, Seq
     lines = [line for note in notes for line in textwrap.wrap(note, LETTERS * columns)]
     top = 0.5 + 0.2 * len(lines)
     figure = Figure(figsize=(WIDTH * columns, sum(heights) + top), layout="constrained")
-    head, *parts = figure.subfigures(len(rows) + 1, 1, height_ratios=[top, *heights])
-    left = INDENT / (WIDTH * columns)
+    parts: Any = figure.subfigures(len(rows) + 1, 1, height_ratios=[top, *heights])
+    head, left = parts[0], INDENT / (WIDTH * columns)
     head.text(left, 1 - 0.1 / top, title, fontsize=14, fontweight="bold", va="top")
     for number, line in enumerate(lines):
         head.text(left, 1 - (0.42 + 0.2 * number) / top, line, fontsize=9, color="#333333", va="top")
     scales = _scales([panel for panels in sections.values() for panel in panels])
-    for part, row in zip(parts, rows, strict=True):
+    for part, row in zip(parts[1:], rows, strict=True):
         widths = [min(columns, len(sections[name])) for name in row]
         blank = [columns - sum(widths)] if sum(widths) < columns else []
         beside = part.subfigures(1, len(widths + blank), width_ratios=widths + blank, squeeze=False)[0]

@@ -77,10 +77,10 @@ def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Atten
     """Record the units of a model on a batch and measure their encodings, up to offset ``longest``."""
     model.eval()
     rows = len(next(iter(batch.values())))
-    watched = []
+    watched: list[tuple[str, Unit, PositionEncoding, list[Watched]]] = []
     for label, unit in list(units_of(model).items())[:UNITS]:
-        links = unit.pe.encodings if isinstance(unit.pe, Chain) else [unit.pe]
-        watched.append((label, unit, unit.pe, [Watched(link, rows, longest) for link in links]))
+        encodings = unit.pe.encodings if isinstance(unit.pe, Chain) else [unit.pe]
+        watched.append((label, unit, unit.pe, [Watched(pe, rows, longest) for pe in encodings]))
     try:
         for _, unit, _, links in watched:
             unit.pe = Chain(links)
@@ -88,7 +88,7 @@ def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Atten
     finally:
         for _, unit, pe, _ in watched:
             unit.pe = pe
-    found, tried = [], set()
+    found, tried = [], set[PositionEncoding]()
     for label, unit, _, links in watched:
         last = links[-1]
         weights = last.weights if pools(model, unit, batch) else last.softmaxed

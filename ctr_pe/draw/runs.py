@@ -146,8 +146,8 @@ def _command(wanted: Wanted, result: Result | None = None) -> str:
         model, dataset, protocol, seed = result.model, dataset or result.dataset, result.protocol, result.seed
         usual = model_params(model, result.dataset)
         params = {key: own for key, own in result.params.items() if key not in usual or _text(usual[key]) != _text(own)}
-    options = {"model": model, "pe": ",".join(wanted.encodings), "dataset": dataset, "protocol": protocol, "seed": seed}
-    options |= {"repeats": 1, "data-root": wanted.data_root}
+    options: dict[str, Any] = {"model": model, "pe": ",".join(wanted.encodings), "dataset": dataset}
+    options |= {"protocol": protocol, "seed": seed, "repeats": 1, "data-root": wanted.data_root}
     command = ["ctr-pe", "benchmark"]
     for option, value in options.items():
         command += [f"--{option}", str(value)] if value is not None else []
