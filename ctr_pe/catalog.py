@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from ctr_pe.pe import FROM_DATA, available_pes, build_pe, encoding_class, options_of
-from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.testing import Batch, Harness, check_causal
 
 # Sizes that tell the axes of a parameter apart.
@@ -30,18 +31,18 @@ read query for t and the offset between query and key for D_j.
 - **extrapolates**: histories longer than max_len, or than any in training.
 
 """
-COLUMNS = "encoding equation parameters cost needs starts_as_none causal prefix extrapolates paper"
+COLUMNS = "encoding|equation|parameters|cost|needs|starts as none|causal|prefix|extrapolates|paper".split("|")
 
 
 def encodings_page() -> str:
     """docs/encodings.md."""
-    columns = [column.replace("_", " ") for column in COLUMNS.split()]
-    lines = [_line(columns), "|" + " --- |" * len(columns)]
+    lines = [_line(COLUMNS), "|" + " --- |" * len(COLUMNS)]
     for name in available_pes():
-        about = encoding_class(name).about
+        cls = encoding_class(name)
+        wants = ["event times"] * cls.about.needs_age + ["fields"] * bool(set(FROM_DATA) & set(options_of(cls)))
         found = ["yes" if test(name) else "no" for test in (_starts_as_none, _is_causal, _keeps_prefixes)]
-        cells = [f"`{name}`", about.equation, _parameters(name), about.cost, _needs(name), *found]
-        lines.append(_line([*cells, about.extrapolates, about.paper]))
+        cells = [f"`{name}`", cls.about.equation, _parameters(name), cls.about.cost, ", ".join(wants) or "–", *found]
+        lines.append(_line([*cells, cls.about.extrapolates, cls.about.paper]))
     return HEAD + "\n".join(lines) + "\n"
 
 
@@ -59,38 +60,26 @@ def _parameters(name: str) -> str:
     return ", ".join(shapes) or "–"
 
 
-def _needs(name: str) -> str:
-    cls = encoding_class(name)
-    wants = ["event times"] * cls.about.needs_age + ["fields"] * bool(set(FROM_DATA) & set(options_of(cls)))
-    return ", ".join(wants) or "–"
-
-
-def _new(name: str, dim: int, max_len: int, heads: int) -> PositionEncoding:
-    with torch.random.fork_rng():  # so that the unit's weights do not depend on the encoding
-        return build_pe(name, dim, max_len, heads)
-
-
 def _starts_as_none(name: str) -> bool:
     """In target attention and in self-attention, as built."""
-    batch = Batch.random([5, 0, 3])
 
     def outputs(pe: str, unit: str) -> Tensor:
-        harness = Harness(lambda *sizes: _new(pe, *sizes), unit, draw=False).eval()
-        return torch.cat([output.flatten() for output in harness(batch)])
+        harness = Harness(partial(build_pe, pe), unit, draw=False).eval()
+        return torch.cat([output.flatten() for output in harness(Batch.random([5, 0, 3]))])
 
     return all(torch.allclose(outputs(name, unit), outputs("none", unit), atol=1e-12) for unit in ("dot", "causal"))
 
 
 def _is_causal(name: str) -> bool:
     try:
-        check_causal(lambda *sizes: _new(name, *sizes), "causal")
+        check_causal(partial(build_pe, name), "causal")
     except AssertionError:
         return False
     return True
 
 
 def _keeps_prefixes(name: str) -> bool:
-    harness = Harness(lambda *sizes: _new(name, *sizes), "causal").eval()
+    harness = Harness(partial(build_pe, name), "causal").eval()
     whole = Batch.random([5, 5])
     age = whole.age - whole.age[:, 2:3]  # the first three items, asked for at the time of the third
     part = Batch(whole.target, whole.history[:, :3], whole.mask[:, :3], age[:, :3])

@@ -6,7 +6,6 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import matplotlib
@@ -21,7 +20,7 @@ from ctr_pe.data.synthetic import generate
 from ctr_pe.draw import picture
 from ctr_pe.draw.figure import _packed, _scales
 from ctr_pe.draw.measure import Attention, Effects, measure, planes
-from ctr_pe.draw.panels import Heat, Lines, attention, of_links
+from ctr_pe.draw.panels import Image, Lines, attention, of_links
 from ctr_pe.draw.runs import Drawn, Wanted, drawn, some_requests
 from ctr_pe.draw.trial import AGES
 from ctr_pe.errors import UserError
@@ -220,8 +219,8 @@ def test_attention_is_what_the_model_uses(root: Path) -> None:
 
 
 def test_panels_of_a_kind_have_one_colour_scale_in_which_the_diagonal_hides_nothing() -> None:
-    def heat(beside: float) -> Heat:
-        return Heat(title="", x="", y="", matrix=np.array([[1.0, beside], [0.0, 1.0]]), scale="matrix")
+    def heat(beside: float) -> Image:
+        return Image(title="", values=np.array([[1.0, beside], [0.0, 1.0]]), kind="matrix")
 
     scale = _scales([heat(0.1), heat(-0.3)])["matrix"]
     assert (scale.vmin, scale.vmax) == (-0.3, 0.3)
@@ -229,8 +228,10 @@ def test_panels_of_a_kind_have_one_colour_scale_in_which_the_diagonal_hides_noth
 
 
 def test_sections_stand_side_by_side_where_they_fit() -> None:
-    sections = [SimpleNamespace(panels=[None] * count) for count in (2, 1, 3, 1, 6, 1)]
-    packed = [[len(section.panels) for section in row] for row in _packed(sections, 4)]  # type: ignore[arg-type]
+    sections = {
+        str(index): [Lines(title="", y="", curves=[])] * count for index, count in enumerate((2, 1, 3, 1, 6, 1))
+    }
+    packed = [[len(sections[name]) for name in row] for row in _packed(sections, 4)]
     assert packed == [[2], [1, 3], [1], [6], [1]]
 
 

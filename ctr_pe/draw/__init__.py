@@ -5,13 +5,12 @@ from __future__ import annotations
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from ctr_pe.draw.measure import UNITS, Attention, measure, units_of
+from ctr_pe.draw.panels import AFTER, BEFORE, INITIAL, RINGS, Image, Lines, Panel, attention, of_links
+from ctr_pe.draw.runs import Drawn, Wanted, drawn, some_requests
 from ctr_pe.errors import UserError, nearest
-
-if TYPE_CHECKING:
-    from ctr_pe.draw.measure import Attention, Effects
-    from ctr_pe.draw.runs import Drawn, Wanted
 
 SUFFIXES = (".png", ".svg", ".pdf")
 REQUESTS = 1000
@@ -32,68 +31,54 @@ def picture(out: Path, wanted: Wanted) -> None:
     suffix = Path(out).suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(f"--out {out}: no such kind of picture: {nearest(suffix, SUFFIXES)}")
-    from ctr_pe.draw.figure import Section, draw
-    from ctr_pe.draw.panels import attention, notes, of_links
-    from ctr_pe.draw.runs import drawn, some_requests
+    from ctr_pe.draw.figure import draw
 
     dataset, found = drawn(wanted)
     batch = some_requests(dataset, found[0].before, REQUESTS)
-    longest = _longest(found[0], batch)
-    measured = {one.pe: _measured(one, batch, longest) for one in found}
-    side_by_side = [attention(pe, moments) for pe, moments in measured.items()]
-    own = {pe: of_links(moments) for pe, moments in measured.items()}
+    longest = _longest(found[0].before.groups[0], batch)
+    measured = {}
+    for one in found:
+        moments = {INITIAL: one.before} if one.after is None else {BEFORE: one.before, AFTER: one.after}
+        measured[one.pe] = [(when, measure(model, batch, longest)) for when, model in moments.items()]
+    sections = {pe: of_links(moments) for pe, moments in measured.items()}
     if len(found) == 1:
         pe = found[0].pe
-        sections = [Section(pe, [attention("Attention by position", measured[pe]), *own[pe]])]
+        sections[pe].insert(0, attention("Attention by position", measured[pe]))
     else:
-        sections = [Section("Attention by position", side_by_side)]
-        sections += [Section(pe, panels) for pe, panels in own.items() if panels]
+        side_by_side: list[Panel] = [attention(pe, moments) for pe, moments in measured.items()]
+        sections = {"Attention by position": side_by_side, **{pe: own for pe, own in sections.items() if own}}
     title = f"{found[0].run.model} on {dataset.dataset_id}, seed {found[0].run.seed}"
-    panels = [panel for section in sections for panel in section.panels]
-    draw(out, title, [*_about(found, measured, len(batch[dataset.label])), *notes(panels)], sections)
+    first = {pe: moments[0][1] for pe, moments in measured.items()}
+    panels = [panel for of_section in sections.values() for panel in of_section]
+    draw(out, title, _notes(found, first, panels, len(batch[dataset.label])), sections)
     print(f"{out}: {title}", file=sys.stderr)
 
 
-def _longest(one: Drawn, batch: Any) -> int:
+def _longest(group: Any, batch: Any) -> int:
     """Largest offset from the query that is shown: the length that nine in ten histories do not exceed."""
-    group = one.before.groups[0]
     counts = (batch[group.history[0]] != 0).sum(1).clamp(max=group.max_len)
     return max(2, min(LONGEST, int(counts.float().quantile(0.9))))
 
 
-def _measured(one: Drawn, batch: Any, longest: int) -> list[tuple[str, list[Attention]]]:
-    from ctr_pe.draw.measure import measure
-    from ctr_pe.draw.panels import AFTER, BEFORE, INITIAL
-
-    before = measure(one.before, batch, longest)
-    if one.after is None:
-        return [(INITIAL, before)]
-    return [(BEFORE, before), (AFTER, measure(one.after, batch, longest))]
-
-
-def _about(found: list[Drawn], measured: Mapping[str, Any], requests: int) -> list[str]:
-    from ctr_pe.draw.measure import UNITS, all_units
-
-    trained = found[0].after is not None
+def _notes(
+    found: list[Drawn], first: Mapping[str, list[Attention]], panels: Sequence[Panel], requests: int
+) -> list[str]:
+    """What the reader must know; ``first``: what each encoding does at the first moment."""
+    at_first = "before training" if (trained := found[0].after is not None) else "as initialised"
     when = "Dashed: before training, solid: after." if trained else "As initialised."
     lines = [f"{when} {requests:,} test requests; the query is the newest of its sequence."]
-    if any(effects.pe.num_heads > 1 for moments in measured.values() for effects in _effects(moments)):
+    effects = {pe: [one for unit in units for one in unit.effects if one is not None] for pe, units in first.items()}
+    if any(one.pe.num_heads > 1 for of_pe in effects.values() for one in of_pe):
         lines[0] += " Heads are averaged where they are not named."
-    if (count := len(all_units(found[0].before))) > UNITS:
+    if (count := len(units_of(found[0].before))) > UNITS:
         lines.append(f"Shown: the lowest {UNITS} of {count} attentions.")
     gauc = {one.pe: one.result.metrics.get("gAUC") for one in found if one.result is not None}
     if scores := [f"{pe} {value:.4f}" for pe, value in gauc.items() if value is not None]:
         lines.append(f"gAUC on test: {', '.join(scores)}.")
-    acts = {
-        pe: any(effects.visible for effects in _effects(moments)) for pe, moments in measured.items() if pe != "none"
-    }
-    flat = [pe for pe, visible in acts.items() if not visible]
-    if flat:
-        at_first = "before training" if trained else "as initialised"
-        lines.append(f"No effect {at_first}, they start as none: {', '.join(flat)}.")
+    if idle := [pe for pe, of_pe in effects.items() if pe != "none" and not any(one.visible for one in of_pe)]:
+        lines.append(f"No effect {at_first}, they start as none: {', '.join(idle)}.")
+    if any(isinstance(panel, Lines) and panel.diagonal for panel in panels):
+        lines.append("Contextual positions: a line per user; dotted: plain distance.")
+    if any(isinstance(panel, Image) and panel.kind == "density" for panel in panels):
+        lines.append(f"Phases: where the keys of up to {RINGS} items back are, the nearest on the innermost ring.")
     return lines
-
-
-def _effects(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Effects]:
-    """At the first moment, in all units."""
-    return [effects for unit in moments[0][1] for effects in unit.effects if effects is not None]

@@ -7,8 +7,10 @@ an item is its distance from the query, the newest of the sequence: the target, 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -18,8 +20,8 @@ from ctr_pe.draw.trial import Trial, Unit, flat, identity, mixed_weights
 from ctr_pe.pe.base import Chain, PositionEncoding
 from ctr_pe.pe.contextual import ContextualEncoding
 from ctr_pe.pe.vectors import Vectors
-from ctr_pe.positions import Pairs, Positions, Where
-from ctr_pe.units import SelfAttention, TargetAttention
+from ctr_pe.positions import Pairs, Where
+from ctr_pe.units import SelfAttention
 
 UNITS = 3
 """Attention units of a model that are shown: the lowest."""
@@ -28,41 +30,33 @@ ANGLES = 24
 
 @dataclass
 class Effects:
-    """What one encoding (or link of a chain) does in one unit. None or empty: no such effect.
-
-    On artificial items, by offset (``first`` is the smallest): ``bias (H, n)`` added to logits; ``pooled (H, n)`` added
-    to the attention weights; ``rotated (H, n)``: product of a vector with itself after rotation, 1 without;
-    ``bias_by_age``, ``rotated_by_age (H, len(AGES))``; ``similar (n + 1, n + 1)``: cosines of the vectors added to the
-    input, from the target to the oldest item; ``upper``, ``lower`` (H, n, n): matrices that logits and weights are
-    multiplied with from the right, the oldest item first.
-
-    On real requests: ``added (B, H, K)`` to logits, if it depends on the items; ``positions (B, H, K)``: contextual
-    positions; NaN where there is no item; ``phases (C, K, A)``: number of keys by angle.
-    """
+    """What one encoding (or link of a chain) does in one unit. None: no such effect."""
 
     pe: PositionEncoding
-    first: int
-    bias: Tensor | None = None
+    first: int  # the smallest offset
+    # On artificial items, by offset, the newest item first, or by age (H, len(AGES)):
+    bias: Tensor | None = None  # (H, n), added to logits
     bias_by_age: Tensor | None = None
-    pooled: Tensor | None = None
-    rotated: Tensor | None = None
+    pooled: Tensor | None = None  # (H, n), added to the attention weights
+    rotated: Tensor | None = None  # (H, n), product of a vector with itself after rotation, 1 without
     rotated_by_age: Tensor | None = None
-    similar: Tensor | None = None
+    similar: Tensor | None = None  # (n + 1, n + 1), cosines of the vectors added to the input, the target's first
+    # On artificial items, the oldest first: matrices (H, n, n) by which the row of logits or weights is multiplied
     upper: Tensor | None = None
     lower: Tensor | None = None
-    added: Tensor | None = None
-    positions: Tensor | None = None
-    phases: Tensor | None = None
+    # On real requests, NaN where there is no item:
+    added: Tensor | None = None  # (B, H, K), to logits, if it depends on the items
+    positions: Tensor | None = None  # (B, H, K), contextual
+    phases: Tensor | None = None  # (C, K, A), number of keys by angle
 
     @property
     def visible(self) -> bool:
         """Whether the encoding changes anything."""
-        lines = (self.bias, self.bias_by_age, self.rotated, self.rotated_by_age)
-        factors = (self.upper, self.lower)
+        curves = (self.bias, self.bias_by_age, self.rotated, self.rotated_by_age)
         return (
             any(part is not None for part in (self.pooled, self.similar, self.added))
-            or any(part is not None and not flat(part) for part in lines)
-            or any(part is not None and not identity(part) for part in factors)
+            or any(curve is not None and not flat(curve) for curve in curves)
+            or any(matrix is not None and not identity(matrix) for matrix in (self.upper, self.lower))
         )
 
 
@@ -75,54 +69,44 @@ class Attention:
     weights: Tensor
     items: Tensor
     softmax: bool
-    effects: list[Effects | None] = field(default_factory=list)  # per link; None if it is shared with an earlier unit
+    effects: list[Effects | None]  # per link; None if it is shared with an earlier unit
 
 
 @torch.inference_mode()
 def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Attention]:
     """Record the units of a model on a batch and measure their encodings, up to offset ``longest``."""
     model.eval()
-    units = units_of(model)
     rows = len(next(iter(batch.values())))
-    watched: dict[str, list[Watched]] = {}
-    before = {label: unit.pe for label, unit in units.items()}
+    watched: list[tuple[str, Unit, PositionEncoding, list[Watched]]] = []
+    for label, unit in list(units_of(model).items())[:UNITS]:
+        encodings = unit.pe.encodings if isinstance(unit.pe, Chain) else [unit.pe]
+        watched.append((label, unit, unit.pe, [Watched(pe, rows, longest) for pe in encodings]))
     try:
-        for label, unit in units.items():
-            links = list(unit.pe.encodings) if isinstance(unit.pe, Chain) else [unit.pe]
-            watched[label] = [Watched(link, rows, longest) for link in links]
-            unit.pe = Chain(watched[label]) if len(links) > 1 else watched[label][0]
+        for _, unit, _, links in watched:
+            unit.pe = Chain(links)
         model(batch)
     finally:
-        for label, unit in units.items():
-            unit.pe = before[label]
-    found, tried = [], set()
-    for label, unit in units.items():
-        last = watched[label][-1]
+        for _, unit, pe, _ in watched:
+            unit.pe = pe
+    found, tried = [], set[PositionEncoding]()
+    for label, unit, _, links in watched:
+        last = links[-1]
         weights = last.weights if pools(model, unit, batch) else last.softmaxed
-        seen = Attention(label, weights.mean(1), last.items, getattr(unit, "softmax", True))
-        for link in watched[label]:
-            seen.effects.append(None if link.pe in tried else _effects(unit, link, longest))
-            tried.add(link.pe)
-        found.append(seen)
+        effects = [None if link.pe in tried else _effects(unit, link, longest) for link in links]
+        tried.update(link.pe for link in links)
+        found.append(Attention(label, weights.mean(1), last.items, getattr(unit, "softmax", True), effects))
     return found
 
 
-def all_units(model: nn.Module) -> list[Unit]:
-    """Attention units, the lowest first."""
-    return [unit for unit in model.modules() if isinstance(unit, Unit)]
-
-
 def units_of(model: nn.Module) -> dict[str, Unit]:
-    """The lowest attention units by name; a single unit has an empty name."""
-    every = all_units(model)
-    if len(every) == 1:
-        return {"": every[0]}
-    named, count = {}, {SelfAttention: 0, TargetAttention: 0}
-    for unit in every[:UNITS]:
-        kind = SelfAttention if isinstance(unit, SelfAttention) else TargetAttention
-        count[kind] += 1
-        named[f"{'layer' if kind is SelfAttention else 'target attention'} {count[kind]}"] = unit
-    return named
+    """Attention units by name, the lowest first; a single unit has an empty name."""
+    named, count = {}, Counter[str]()
+    for unit in model.modules():
+        if isinstance(unit, Unit):
+            kind = "layer" if isinstance(unit, SelfAttention) else "target attention"
+            count[kind] += 1
+            named[f"{kind} {count[kind]}"] = unit
+    return named if len(named) > 1 else {"": next(iter(named.values()))}
 
 
 @torch.inference_mode(False)
@@ -140,21 +124,16 @@ def pools(model: Any, unit: Unit, batch: Mapping[str, Tensor]) -> bool:
         handle.remove()
 
 
-class Watched(PositionEncoding):
-    """Calls an encoding and records what its hooks receive and return for the newest query of each row."""
+class Watched(Chain):
+    """A chain of one encoding: records what its hooks receive and return for the newest query of each row."""
 
     def __init__(self, pe: PositionEncoding, rows: int, longest: int) -> None:
-        super().__init__(pe.dim, pe.max_len)
-        self.pe, self.num_heads, self.head_dim = pe, pe.num_heads, pe.head_dim
-        self.out_dim, self.about = pe.out_dim, pe.about
+        super().__init__([pe])
+        self.pe, self.longest = pe, longest
         nothing = torch.full((rows, pe.num_heads, longest + 1), math.nan)
         self.added, self.positions, self.softmaxed, self.weights = (nothing.clone() for _ in range(4))
         self.items = torch.zeros(rows, dtype=torch.int64)
-        self.phases = torch.zeros(0)
-        self.longest = longest
-
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
-        return self.pe.embed(target, history, positions)
+        self.phases: Tensor | None = None
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         query, rotated = self.pe.rotate(query, keys, query_at, keys_at)
@@ -187,13 +166,12 @@ class Watched(PositionEncoding):
         a, b = planes(self.pe, keys)
         distance = distance[:, 0] if a.dim() < keys.dim() else distance.expand(keys.shape[:-1])
         distance = distance.unsqueeze(-1).expand(a.shape)
-        angle = ((torch.atan2(b, a) / (2 * math.pi) % 1) * ANGLES).long().clamp(max=ANGLES - 1)
+        angle = ((torch.atan2(b, a) / math.tau % 1) * ANGLES).long().clamp(max=ANGLES - 1)
         plane = torch.arange(a.shape[-1]).expand(a.shape)
-        size = (a.shape[-1], self.longest + 1, ANGLES)
-        real = ((a != 0) | (b != 0)) & (distance <= self.longest)
-        index = ((plane * size[1] + distance) * ANGLES + angle)[real]
-        counts = torch.bincount(index, minlength=math.prod(size)).view(size)
-        self.phases = self.phases + counts if len(self.phases) else counts.float()
+        if self.phases is None:
+            self.phases = torch.zeros(a.shape[-1], self.longest + 1, ANGLES)
+        near = ((a != 0) | (b != 0)) & (distance <= self.longest)
+        self.phases.index_put_((plane[near], distance[near], angle[near]), torch.ones(()), accumulate=True)
 
 
 def planes(pe: PositionEncoding, vectors: Tensor) -> tuple[Tensor, Tensor]:
@@ -207,22 +185,21 @@ def planes(pe: PositionEncoding, vectors: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _effects(unit: Unit, watched: Watched, longest: int) -> Effects:
-    trial = Trial(unit, watched.pe, longest)
-    effects = Effects(watched.pe, first=int(not trial.own))
-    if trial.overrides("embed"):
-        effects.similar = trial.similar()
-    if trial.overrides("rotate"):
-        effects.rotated = trial.rotated(trial.by_order)
-        effects.rotated_by_age = trial.rotated(trial.by_age) if watched.about.needs_age else None
-        effects.phases = watched.phases if len(watched.phases) else None
-    if trial.overrides("bias"):
-        effects.upper = trial.matrix(trial.added)
-        effects.bias = trial.of_newest(trial.added(trial.by_order))
-        effects.bias_by_age = trial.of_newest(trial.added(trial.by_age)) if watched.about.needs_age else None
-        effects.added = watched.added if trial.reads_items() else None
-        effects.positions = watched.positions if not watched.positions.isnan().all() else None
-    if trial.overrides("mix"):
-        effects.lower = trial.matrix(trial.mixed)
-        pooled = trial.of_newest(trial.mixed(trial.by_order))
-        effects.pooled = None if effects.lower is not None or flat(pooled) else pooled
-    return effects
+    pe, trial, timed = watched.pe, Trial(unit, watched.pe, longest), watched.about.needs_age
+    mix = partial(mixed_weights, pe)
+    lower, pooled = trial.matrix(mix), trial.curve(mix, trial.by_order)
+    return Effects(
+        pe,
+        first=0 if isinstance(unit, SelfAttention) else 1,
+        similar=trial.similar(),
+        rotated=trial.rotated(trial.by_order),
+        rotated_by_age=trial.rotated(trial.by_age) if timed else None,
+        bias=trial.curve(pe.bias, trial.by_order),
+        bias_by_age=trial.curve(pe.bias, trial.by_age) if timed else None,
+        pooled=None if lower is not None or flat(pooled) else pooled,
+        upper=trial.matrix(pe.bias),
+        lower=lower,
+        added=watched.added if trial.reads_items() else None,
+        positions=None if watched.positions.isnan().all() else watched.positions,
+        phases=watched.phases,
+    )

@@ -1,4 +1,4 @@
-"""What is drawn: measurements of encodings as curves, heat maps and rings.
+"""What is drawn: measurements of encodings as curves and images.
 
 B requests, H heads, K offsets, k of these, A angles.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +23,7 @@ USERS, RINGS, HEADS = 8, 10, 8
 FEWEST = 20
 """A mean over fewer requests is not shown."""
 INITIAL, BEFORE, AFTER = "as initialised", "before training", "after training"
-BACK, LOGIT = "items before the query", "added to the logit"
+LOGIT, PRODUCT = "added to the logit", "product with itself"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +37,14 @@ class Panel:
 
 @dataclass(frozen=True)
 class Curve:
-    """``colour``: number of the head, layer or user; ``dashed``: before training; ``band``: low and high."""
+    """``colour``: number of the head, layer or user; ``band``: low and high. Before training a curve is dashed and has
+    neither label nor band."""
 
+    when: str
     x: Values
     y: Values
     label: str = ""
     colour: int = 0
-    dashed: bool = False
     band: tuple[Values, Values] | None = None
 
 
@@ -53,7 +54,7 @@ class Lines(Panel):
     have common axis limits."""
 
     y: str
-    curves: tuple[Curve, ...]
+    curves: Sequence[Curve]
     level: float | None = None
     ages: bool = False
     diagonal: bool = False
@@ -61,21 +62,15 @@ class Lines(Panel):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Heat(Panel):
-    """Panels with the same ``scale`` have one colour scale, which is symmetric about 0."""
+class Image(Panel):
+    """Panels of one kind have one colour scale.
 
-    x: str
-    y: str
-    matrix: Values
-    scale: str
-    oldest_first: bool = False
+    ``cosine``: by distance and distance; ``matrix``: from items to items, the oldest first; ``density (K, A)`` of keys
+    by angle, one ring per distance from the inside out, 1 everywhere if uniform.
+    """
 
-
-@dataclass(frozen=True, kw_only=True)
-class Rings(Panel):
-    """``density (K, A)`` of keys by angle, one ring per distance from the inside out; 1 everywhere is uniform."""
-
-    density: Values
+    kind: Literal["cosine", "matrix", "density"]
+    values: Values
 
 
 Moments = Sequence[tuple[str, Effects]]
@@ -90,9 +85,9 @@ def attention(title: str, moments: Sequence[tuple[str, Sequence[Attention]]]) ->
             softmax = unit.softmax
             weights = unit.weights * unit.items.unsqueeze(1) if softmax else unit.weights
             x, mean, _ = _means(weights.unsqueeze(1))
-            curves.append(Curve(x, mean[0], "" if when == BEFORE else unit.label, index, when == BEFORE))
+            curves.append(Curve(when, x, mean[0], unit.label, index))
     y, level = ("weight × items (1: even)", 1.0) if softmax else ("mean weight, no softmax", None)
-    return Lines(title=title, y=y, curves=tuple(curves), level=level, share="attention")
+    return Lines(title=title, y=y, curves=curves, level=level, share="attention")
 
 
 def of_links(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Panel]:
@@ -105,131 +100,97 @@ def of_links(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Panel]:
             for index, unit in enumerate(units):
                 of_unit = [(when, at[index].effects[link]) for when, at in moments if link < len(unit.effects)]
                 panels = list(kind([(when, effects) for when, effects in of_unit if effects is not None]))
-                if panels and not any(_equal(panels, others) for others in by_unit.values()):
+                if panels and not any(_values(panels) == _values(others) for others in by_unit.values()):
                     by_unit[unit.label] = panels
             for label, panels in by_unit.items():
                 found += [replace(panel, unit=label if len(by_unit) > 1 else "") for panel in panels]
     return found
 
 
-def notes(panels: Sequence[Panel]) -> list[str]:
-    """Explanations that these panels need."""
-    lines = []
-    if any(isinstance(panel, Lines) and panel.diagonal for panel in panels):
-        lines.append("Contextual positions: a line per user; dotted: plain distance.")
-    if any(isinstance(panel, Rings) for panel in panels):
-        lines.append(f"Phases: where the keys of up to {RINGS} items back are, the nearest on the innermost ring.")
-    return lines
+def _values(panels: Sequence[Panel]) -> list[list[Any]]:
+    """All that these panels show."""
+    images = [panel.values for panel in panels if isinstance(panel, Image)]
+    curves = [curve.y for panel in panels if isinstance(panel, Lines) for curve in panel.curves]
+    return [values.tolist() for values in images + curves]
 
 
-def _equal(panels: Sequence[Panel], others: Sequence[Panel]) -> bool:
-    """Whether they show the same values."""
-    ours, theirs = ([values for panel in some for values in _values(panel)] for some in (panels, others))
-    return len(ours) == len(theirs) and all(map(np.array_equal, ours, theirs))
-
-
-def _values(panel: Panel) -> list[Values]:
-    if isinstance(panel, Lines):
-        return [curve.y for curve in panel.curves]
-    assert isinstance(panel, Heat | Rings)
-    return [panel.matrix if isinstance(panel, Heat) else panel.density]
+def _known(name: str, moments: Moments) -> list[tuple[str, Effects, Tensor]]:
+    """The moments at which the encoding has the effect ``name``, and that effect."""
+    effects_of = [(when, effects, getattr(effects, name)) for when, effects in moments]
+    return [moment for moment in effects_of if moment[2] is not None]
 
 
 def _bias(moments: Moments) -> Iterator[Panel]:
     """By distance. A bias that depends on the items: its mean over requests and heads, the range of the middle 80 %,
     and the bias of zero vectors."""
-    if all(effects.added is None for _, effects in moments):
-        yield from _by_distance("bias", "Bias by distance", LOGIT, None, moments)
+    curves = []
+    for when, _, added in _known("added", moments):
+        x, mean, band = _means(added)
+        curves.append(Curve(when, x, mean.mean(0), "mean, 80 %", 0, band))
+    if not curves:
+        yield from _by_distance("bias", "Bias by distance", LOGIT, moments)
         return
-    curves = []
-    for when, effects in moments:
-        if effects.added is not None:
-            x, mean, band = _means(effects.added)
-            curves.append(Curve(x, mean.mean(0), "" if when == BEFORE else "mean, 80 %", 0, when == BEFORE, band))
-        if effects.bias is not None and when != BEFORE:
-            x = np.arange(effects.first, effects.first + effects.bias.shape[1])
-            curves.append(Curve(x, effects.bias.mean(0).numpy(), "of zero vectors", 1))
-    yield Lines(title="Bias by distance", y=LOGIT, curves=tuple(curves))
+    for when, effects, bias in _known("bias", moments):
+        if when != BEFORE:
+            curves.append(Curve(when, _offsets(effects, bias), bias.mean(0).numpy(), "of zero vectors", 1))
+    yield Lines(title="Bias by distance", y=LOGIT, curves=curves)
 
 
-def _by_distance(
-    name: str, title: str, y: str, level: float | None, moments: Moments, ages: bool = False
-) -> Iterator[Panel]:
+def _by_distance(name: str, title: str, y: str, moments: Moments, level: float | None = None) -> Iterator[Panel]:
     """A curve per head, unless all are constant."""
-    curves = []
-    for when, effects in moments:
-        values = getattr(effects, name)
-        heads = [] if values is None else _distinct(values)
-        for index, head in enumerate(heads):
-            x = np.asarray(AGES, float) if ages else np.arange(effects.first, effects.first + values.shape[1])
-            label = f"head {head + 1}" if len(heads) > 1 and when != BEFORE else ""
-            curves.append(Curve(x, values[head].numpy(), label, index, when == BEFORE))
+    curves, ages = [], name.endswith("by_age")
+    for when, effects, values in _known(name, moments):
+        x = np.asarray(AGES, float) if ages else _offsets(effects, values)
+        curves += [Curve(when, x, own, head, index) for index, (head, own) in enumerate(_heads(values))]
     if any(np.ptp(curve.y) > 1e-6 for curve in curves):
-        yield Lines(title=title, y=y, curves=tuple(curves), level=level, ages=ages)
+        yield Lines(title=title, y=y, curves=curves, level=level, ages=ages)
 
 
 def _vectors(moments: Moments) -> Iterator[Panel]:
-    for when, effects in moments:
-        if effects.similar is not None:
-            matrix = effects.similar.numpy()
-            yield Heat(
-                title="Position vectors: cosine", when=when, x="distance", y="distance", matrix=matrix, scale="cosine"
-            )
+    for when, _, cosines in _known("similar", moments):
+        yield Image(title="Position vectors: cosine", when=when, kind="cosine", values=cosines.numpy())
 
 
 def _contextual_positions(moments: Moments) -> Iterator[Panel]:
-    """A curve per user; the same users in all pictures of the data set."""
-    for when, effects in moments:
-        if effects.positions is not None:
-            positions = effects.positions.mean(1)
-            x = np.arange(positions.shape[1])
-            curves = [Curve(x, positions[row].numpy(), "", index) for index, row in enumerate(_users(positions))]
-            yield Lines(
-                title=f"Positions of {len(curves)} users",
-                when=when,
-                y="contextual position",
-                curves=tuple(curves),
-                diagonal=True,
-                share="positions",
-            )
+    """A curve per user with a long history; the same users in all pictures of the data set."""
+    for when, _, by_head in _known("positions", moments):
+        positions = by_head.mean(1)
+        counts = (~positions.isnan()).sum(1)
+        longest = counts.argsort(descending=True, stable=True)[: max(USERS, len(counts) // 4)]
+        users, x = longest[:: max(1, len(longest) // USERS)][:USERS], np.arange(positions.shape[1])
+        curves = [Curve("", x, positions[row].numpy(), "", index) for index, row in enumerate(users)]
+        title, y = f"Positions of {len(curves)} users", "contextual position"
+        yield Lines(title=title, when=when, y=y, curves=curves, diagonal=True, share="positions")
 
 
 def _matrices(name: str, title: str, moments: Moments) -> Iterator[Panel]:
-    known = [(when, getattr(effects, name)) for when, effects in moments if getattr(effects, name) is not None]
-    if len(known) > 1 and identity(known[0][1]) and not identity(known[1][1]):
+    known = _known(name, moments)
+    if len(known) > 1 and identity(known[0][2]) and not identity(known[1][2]):
         del known[0]  # not worth a panel
-    for when, matrix in known:
-        heads = _distinct(matrix)
-        for head in heads:
-            yield Heat(
-                title=f"{title}, head {head + 1}" if len(heads) > 1 else title,
-                when=when,
-                x="to item",
-                y="from item",
-                matrix=matrix[head].numpy(),
-                scale="matrix",
-                oldest_first=True,
-            )
+    for when, _, matrix in known:
+        for head, values in _heads(matrix):
+            yield Image(title=f"{title}, {head}" if head else title, when=when, kind="matrix", values=values)
 
 
 def _phases(moments: Moments) -> Iterator[Panel]:
-    known = [(when, effects.phases) for when, effects in moments if effects.phases is not None]
-    planes = len(known[0][1]) if known else 0
+    known = _known("phases", moments)
+    planes = len(known[0][2]) if known else 0
     for plane in sorted({0, planes // 2} if planes else ()):
-        for when, phases in known:
+        for when, _, phases in known:
             counts = phases[plane, 1 : 1 + RINGS]
             counts = counts[counts.sum(-1) >= FEWEST]
             if len(counts):
                 density = (counts / counts.mean(-1, keepdim=True)).numpy()
-                yield Rings(title=f"Key phases, plane {plane + 1} of {planes}", when=when, density=density)
+                title = f"Key phases, plane {plane + 1} of {planes}"
+                yield Image(title=title, when=when, kind="density", values=density)
 
 
 KINDS: tuple[Callable[[Moments], Iterator[Panel]], ...] = (
     _bias,
-    partial(_by_distance, "bias_by_age", "Bias by age", LOGIT, None, ages=True),
-    partial(_by_distance, "rotated", "Rotation by distance", "product with itself", 1.0),
-    partial(_by_distance, "rotated_by_age", "Rotation by age", "product with itself", 1.0, ages=True),
-    partial(_by_distance, "pooled", "Added weights by distance", "added to the weight", None),
+    partial(_by_distance, "bias_by_age", "Bias by age", LOGIT),
+    partial(_by_distance, "rotated", "Rotation by distance", PRODUCT, level=1.0),
+    partial(_by_distance, "rotated_by_age", "Rotation by age", PRODUCT, level=1.0),
+    partial(_by_distance, "pooled", "Added weights by distance", "added to the weight"),
     _vectors,
     _contextual_positions,
     partial(_matrices, "upper", "U: logits"),
@@ -237,6 +198,11 @@ KINDS: tuple[Callable[[Moments], Iterator[Panel]], ...] = (
     _phases,
 )
 """The kinds of effects; each yields no panel if the encoding has no such effect."""
+
+
+def _offsets(effects: Effects, values: Tensor) -> Values:
+    """The offsets (n,) of ``values (H, n)``."""
+    return np.arange(effects.first, effects.first + values.shape[1])
 
 
 def _means(table: Tensor) -> tuple[Values, Values, tuple[Values, Values]]:
@@ -249,14 +215,8 @@ def _means(table: Tensor) -> tuple[Values, Values, tuple[Values, Values]]:
     return x.numpy(), kept.nanmean(0).numpy(), (low.numpy(), high.numpy())
 
 
-def _users(positions: Tensor) -> list[int]:
-    """Rows of some users with long histories."""
-    counts = (~positions.isnan()).sum(1)
-    longest = counts.argsort(descending=True, stable=True)[: max(USERS, len(counts) // 4)]
-    return [int(row) for row in longest[:: max(1, len(longest) // USERS)][:USERS]]
-
-
-def _distinct(values: Tensor) -> list[int]:
-    """The first head if all heads (first axis) have the same values, else up to HEADS of them."""
-    alike = all(torch.allclose(values[0], other, atol=1e-6) for other in values)
-    return [0] if alike else list(range(min(len(values), HEADS)))
+def _heads(values: Tensor) -> list[tuple[str, Values]]:
+    """Names and values of up to HEADS heads (first axis); of the first, without a name, if all have the same values."""
+    if all(torch.allclose(values[0], other, atol=1e-6) for other in values):
+        return [("", values[0].numpy())]
+    return [(f"head {number}", head.numpy()) for number, head in enumerate(values[:HEADS], 1)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,9 +22,6 @@ from ctr_pe.training import Run, build_model
 
 if TYPE_CHECKING:
     from ctr_pe.data.dataset import Dataset
-
-OPTIONS = ("model", "dataset", "protocol", "data_hash")
-"""The runs of one picture agree in these."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +40,13 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A model with one encoding ``before`` training, and ``after`` it if the run is from a store."""
+    """A model with the encoding ``pe``, ``before`` training, and ``after`` it if the run is from a store."""
 
+    pe: str
     run: Run
     before: Any
     after: Any = None
     result: Result | None = None
-
-    @property
-    def pe(self) -> str:
-        """The encoding's name."""
-        return str(self.run.pe)
 
 
 def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
@@ -70,110 +63,97 @@ def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
         return _fresh(wanted)
     store = Store(wanted.store)
     by_pe = [_choose(wanted, store, pe) for pe in wanted.encodings]
-    if differing := _differing([result for results in by_pe for result in results]):
-        raise UserError(f"{wanted.store}: the runs {_ask(differing)}")
+    _refuse_differing(f"{wanted.store}: the runs", [result for results in by_pe for result in results])
     common = set.intersection(*({result.seed for result in results} for results in by_pe))
     if not common:
         raise UserError(f"{wanted.store}: no seed at which {', '.join(wanted.encodings)} were all run")
-    results = [next(result for result in results if result.seed == min(common)) for results in by_pe]
-    files = [_weights(wanted, store, result) for result in results]
-    first = results[0]
+    chosen = [next(result for result in results if result.seed == min(common)) for results in by_pe]
+    for result in chosen:
+        if not store.weights(result.key).exists():
+            name, again = f"{result.model} {result.pe} seed {result.seed}", _command(wanted, result)
+            raise UserError(f"{wanted.store}: the run of {name} was stored without weights: `{again}` makes them")
+    first = chosen[0]
     dataset = find_dataset(wanted.dataset or first.dataset, wanted.data_root, first.protocol)
     if dataset.data_hash != first.data_hash:
         raise UserError(f"{dataset.path}: not the data that the runs in {wanted.store} were trained on")
     found = []
-    for result, file in zip(results, files, strict=True):
+    for result in chosen:
         run = Run(result.model, dataset.path, result.pe, result.seed, result.protocol, result.params)
-        found.append(Drawn(run, _build(run, dataset), _trained(run, dataset, file), result))
+        trained = _trained(_build(run, dataset), store.weights(result.key))
+        found.append(Drawn(result.pe, run, _build(run, dataset), trained, result))
     return dataset, found
 
 
 def some_requests(dataset: Dataset, model: Any, rows: int) -> dict[str, torch.Tensor]:
     """A random batch of test rows, the same at each call."""
-    file = dataset.split("test")
-    batch: dict[str, torch.Tensor] = next(
-        iter(BatchLoader(model.feature_map, file, split="valid", batch_size=rows, shuffle=True))
-    )
+    loader = BatchLoader(model.feature_map, dataset.split("test"), split="valid", batch_size=rows, shuffle=True)
+    batch: dict[str, torch.Tensor] = next(iter(loader))
     return batch
 
 
 def _fresh(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
-    model, overrides = wanted.model or "DIN", wanted.params
-    refuse_own_keys("--set", overrides)
-    check_params(model, overrides)
+    model = wanted.model or "DIN"
+    refuse_own_keys("--set", wanted.params)
+    check_params(model, wanted.params)
     dataset = find_dataset(wanted.dataset or "synthetic", wanted.data_root, "heldout")
-    params = run_params(model, dataset.dataset_id, overrides)
+    params = run_params(model, dataset.dataset_id, wanted.params)
     runs = [Run(model, dataset.path, pe, wanted.seed or 0, params=params) for pe in wanted.encodings]
-    return dataset, [Drawn(run, _build(run, dataset)) for run in runs]
+    return dataset, [Drawn(str(run.pe), run, _build(run, dataset)) for run in runs]
 
 
 def _choose(wanted: Wanted, store: Store, pe: str) -> list[Result]:
     """The runs of one encoding that match ``wanted``; they differ only in their seeds."""
-    every = list(store.read().values())
-    if not every:
-        command = ["ctr-pe", "benchmark", "--pe", ",".join(wanted.encodings)]
-        for option in ("model", "dataset"):
-            if getattr(wanted, option) is not None:
-                command += [f"--{option}", getattr(wanted, option)]
-        command += ["--repeats", "1", "--keep-weights", "--out", str(wanted.store)]
-        raise UserError(f"{wanted.store}: no results of a benchmark: `{shlex.join(command)}` makes them")
-    left = every
+    left = list(store.read().values())
+    if not left:
+        raise UserError(f"{wanted.store}: no results of a benchmark: `{_command(wanted)}` makes them")
     dataset = None if wanted.dataset is None else Path(wanted.dataset).name
-    for option, value in (("model", wanted.model), ("dataset", dataset), ("pe", pe), ("seed", wanted.seed)):
-        there = {getattr(result, option) for result in left}
-        if value is not None and value not in there:
-            what = f"--{option} {value}" if option != "pe" else f"encoding '{value}'"
-            raise UserError(f"{wanted.store}: no run with {what}: {nearest(value, there)}")
-        left = [result for result in left if value in (None, getattr(result, option))]
-    for key, value in wanted.params.items():
-        there = {_text(result.params.get(key)) for result in left}
-        if _text(value) not in there:
-            raise UserError(
-                f"{wanted.store}: no run of '{pe}' with --set {key}={_text(value)}: {nearest(value, there)}"
-            )
-        left = [result for result in left if _text(result.params.get(key)) == _text(value)]
-    if differing := _differing(left, params=True):
-        raise UserError(f"{wanted.store}: the runs of '{pe}' {_ask(differing)}")
+    choice = {"model": wanted.model, "dataset": dataset, "pe": pe, "seed": wanted.seed}
+    choice |= {f"set {key}": _text(value) for key, value in wanted.params.items()}
+    for option, value in choice.items():
+        there = {_value(result, option) for result in left}
+        if value is not None and str(value) not in there:
+            what = f"with encoding '{pe}'" if option == "pe" else f"with {_flag(option, value)}"
+            of = f"of '{pe}' " if option.startswith("set ") else ""
+            raise UserError(f"{wanted.store}: no run {of}{what}: {nearest(value, there)}")
+        left = [result for result in left if value is None or _value(result, option) == str(value)]
+    _refuse_differing(f"{wanted.store}: the runs of '{pe}'", left, {key for result in left for key in result.params})
     return left
 
 
-def _differing(results: Sequence[Result], params: bool = False) -> dict[str, set[str]]:
-    """Option -> values, if the runs differ in it; with ``params`` also hyper-parameters, as ``set KEY``."""
-    values = {option: {str(getattr(result, option)) for result in results} for option in OPTIONS}
-    for key in sorted({key for result in results for key in result.params} if params else ()):
-        values[f"set {key}"] = {_text(result.params.get(key)) for result in results}
-    return {option: found for option, found in values.items() if len(found) > 1}
+def _refuse_differing(runs: str, results: Sequence[Result], params: Iterable[str] = ()) -> None:
+    """Refuse runs of different models, data or hyper-parameters ``params``."""
+    for option in ("model", "dataset", "protocol", "data_hash", *(f"set {key}" for key in sorted(params))):
+        values = sorted({_value(result, option) for result in results})
+        if len(values) > 1:
+            how = "a --run DIR with only one" if option in ("protocol", "data_hash") else f"with {_flag(option, '…')}"
+            raise UserError(f"{runs} differ in {option.removeprefix('set ')} ({', '.join(values)}): choose {how}")
 
 
-def _ask(differing: Mapping[str, set[str]]) -> str:
-    option, values = next(iter(differing.items()))
-    choices = ", ".join(sorted(values))
-    if option in ("protocol", "data_hash"):
-        return f"differ in {option} ({choices}): choose a --run DIR with only one"
-    equals = "=" if option.startswith("set ") else " "
-    return f"differ in {option.removeprefix('set ')} ({choices}): choose with --{option}{equals}…"
+def _value(result: Result, option: str) -> str:
+    """What a run has for an option; ``set KEY`` is a hyper-parameter."""
+    kind, _, key = option.partition(" ")
+    return _text(result.params.get(key)) if kind == "set" else str(getattr(result, option))
 
 
-def _weights(wanted: Wanted, store: Store, result: Result) -> Path:
-    file = store.weights(result.key)
-    if not file.exists():
-        name, again = f"{result.model} {result.pe} seed {result.seed}", _command(wanted, result)
-        raise UserError(f"{wanted.store}: the run of {name} was stored without weights: `{again}` makes them")
-    return file
+def _flag(option: str, value: object) -> str:
+    return f"--{option}{'=' if option.startswith('set ') else ' '}{value}"
 
 
-def _command(wanted: Wanted, result: Result) -> str:
-    """The command that repeats a run and keeps its weights."""
-    command = ["ctr-pe", "benchmark", "--model", result.model, "--pe", ",".join(wanted.encodings)]
-    command += ["--dataset", wanted.dataset or result.dataset, "--protocol", result.protocol]
-    command += ["--seed", str(result.seed), "--repeats", "1"]
-    usual = model_params(result.model, result.dataset)
-    for key, value in result.params.items():
-        if key not in usual or _text(usual[key]) != _text(value):
-            command += ["--set", f"{key}={_text(value)}"]
-    if wanted.data_root is not None:
-        command += ["--data-root", str(wanted.data_root)]
-    return shlex.join([*command, "--keep-weights", "--out", f"{wanted.store}-weights"])
+def _command(wanted: Wanted, result: Result | None = None) -> str:
+    """The benchmark that makes the runs, or repeats ``result`` beside them, and keeps the weights."""
+    model, dataset, protocol, seed, params = wanted.model, wanted.dataset, None, wanted.seed, wanted.params
+    if result is not None:
+        model, dataset, protocol, seed = result.model, dataset or result.dataset, result.protocol, result.seed
+        usual = model_params(model, result.dataset)
+        params = {key: own for key, own in result.params.items() if key not in usual or _text(usual[key]) != _text(own)}
+    options: dict[str, Any] = {"model": model, "pe": ",".join(wanted.encodings), "dataset": dataset}
+    options |= {"protocol": protocol, "seed": seed, "repeats": 1, "data-root": wanted.data_root}
+    command = ["ctr-pe", "benchmark"]
+    for option, value in options.items():
+        command += [f"--{option}", str(value)] if value is not None else []
+    for key, value in params.items():
+        command += ["--set", f"{key}={_text(value)}"]
+    return shlex.join([*command, "--keep-weights", "--out", f"{wanted.store}{'-weights' if result else ''}"])
 
 
 def _text(value: Any) -> str:
@@ -185,8 +165,7 @@ def _build(run: Run, dataset: Dataset) -> Any:
         return build_model(run, dataset, folder)
 
 
-def _trained(run: Run, dataset: Dataset, file: Path) -> Any:
-    model = _build(run, dataset)
+def _trained(model: Any, file: Path) -> Any:
     try:
         model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
     except Exception as error:  # torch raises many kinds for a damaged file

@@ -15,9 +15,9 @@ from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Pairs, Positions
-from ctr_pe.testing import CHECKS, UNITS, check_pe, checks, units_of
+from ctr_pe.testing import CHECKS, UNITS, UNITS_OF, check_pe, checks
 
-PAIRS = [(unit, check) for check in CHECKS for unit in units_of(check)]
+PAIRS = [(unit, check) for check in CHECKS for unit in UNITS_OF.get(check, UNITS)]
 
 
 @pytest.mark.parametrize(("unit", "check"), PAIRS)
