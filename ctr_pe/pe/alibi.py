@@ -32,12 +32,7 @@ class ALiBi(RelativeBias):
         ValueError: alibi_slope is not a positive number.
     """
 
-    about = About(
-        paper="Press 2022",
-        equation="s_j - m D_j",
-        cost="L, once for all rows",
-        extrapolates="yes",
-    )
+    about = About(paper="Press 2022", equation="s_j - m D_j", cost="L, once for all rows", extrapolates="yes")
     slopes: Tensor
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, alibi_slope: float = PUBLISHED) -> None:

@@ -36,13 +36,7 @@ class CAPE(ContextualEncoding):
     sign = -1
 
     def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        position_dim: int = 16,
-        position_span: str = "end",
+        self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: int = 16, position_span: str = "end"
     ) -> None:
         super().__init__(dim, max_len, num_heads)
         if not isinstance(position_dim, int) or position_dim < 1:

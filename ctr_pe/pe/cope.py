@@ -32,13 +32,7 @@ class CoPE(ContextualEncoding):
     sign = 1
 
     def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        scale_bias: bool = False,
-        position_span: str = "end",
+        self, dim: int, max_len: int, num_heads: int = 1, *, scale_bias: bool = False, position_span: str = "end"
     ) -> None:
         super().__init__(dim, max_len, num_heads)
         self.between = check_span(position_span)

@@ -23,12 +23,7 @@ class KerpleLog(RelativeBias):
     bound, as the authors have it, they would stop learning there. They are drawn so that a ~ U(0, 2) and b ~ U(0, 1).
     """
 
-    about = About(
-        paper="Chi 2022",
-        equation="s_j - a log(1 + b D_j)",
-        cost="L, once for all rows",
-        extrapolates="yes",
-    )
+    about = About(paper="Chi 2022", equation="s_j - a log(1 + b D_j)", cost="L, once for all rows", extrapolates="yes")
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
         super().__init__(dim, max_len, num_heads)
@@ -48,10 +43,7 @@ class KerplePower(RelativeBias):
     """
 
     about = About(
-        paper="Chi 2022",
-        equation="s_j - a D_j^b, 0 < b < 2",
-        cost="L, once for all rows",
-        extrapolates="yes",
+        paper="Chi 2022", equation="s_j - a D_j^b, 0 < b < 2", cost="L, once for all rows", extrapolates="yes"
     )
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:

@@ -29,13 +29,7 @@ class AbsolutePositions(PositionEncoding):
     """
 
     def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        position_index: str = "distance",
-        on_target: bool = True,
+        self, dim: int, max_len: int, num_heads: int = 1, *, position_index: str = "distance", on_target: bool = True
     ) -> None:
         super().__init__(dim, max_len, num_heads)
         if position_index not in ("distance", "rank"):
@@ -79,13 +73,7 @@ class Naive(AbsolutePositions):
     )
 
     def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        position_index: str = "distance",
-        on_target: bool = True,
+        self, dim: int, max_len: int, num_heads: int = 1, *, position_index: str = "distance", on_target: bool = True
     ) -> None:
         super().__init__(dim, max_len, num_heads, position_index=position_index, on_target=on_target)
         self.table = nn.Parameter(torch.empty(max_len + 1, dim))

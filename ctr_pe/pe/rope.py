@@ -32,13 +32,7 @@ class RoPE(PositionEncoding):
     )
 
     def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        rope_base: float = 10000.0,
-        rope_layout: str = "half",
+        self, dim: int, max_len: int, num_heads: int = 1, *, rope_base: float = 10000.0, rope_layout: str = "half"
     ) -> None:
         super().__init__(dim, max_len, num_heads)
         if rope_layout not in ("half", "interleaved"):

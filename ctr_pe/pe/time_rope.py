@@ -31,13 +31,7 @@ class TimeRoPE(RoPE):
             when called, positions without ages.
     """
 
-    about = About(
-        paper="–",
-        equation="score(t, R(-D_j, -age_j) h_j)",
-        cost="2 L d",
-        extrapolates="yes",
-        needs_age=True,
-    )
+    about = About(paper="–", equation="score(t, R(-D_j, -age_j) h_j)", cost="2 L d", extrapolates="yes", needs_age=True)
 
     def __init__(
         self,

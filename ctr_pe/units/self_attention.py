@@ -96,12 +96,7 @@ class SelfAttention(nn.Module):
         return embed_for(self, self.pe, None, packed, positions)[1], positions
 
     def _attend(
-        self,
-        pairs: list[Pairs],
-        queries: list[Tensor],
-        keys: list[Tensor],
-        values: list[Tensor],
-        losses: bool = True,
+        self, pairs: list[Pairs], queries: list[Tensor], keys: list[Tensor], values: list[Tensor], losses: bool = True
     ) -> list[Tensor]:
         """Block by block: queries (R, Q, D), keys and values (R, W, D) -> what is pooled (R, Q, H, d)."""
         attended = [self._block(*block) for block in zip(pairs, queries, keys, values, strict=True)]

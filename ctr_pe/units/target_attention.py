@@ -33,11 +33,7 @@ class TargetAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        score: str | nn.Module = "dot",
-        pe: PositionEncoding | None = None,
-        softmax: bool = True,
+        self, dim: int, score: str | nn.Module = "dot", pe: PositionEncoding | None = None, softmax: bool = True
     ) -> None:
         super().__init__()
         if isinstance(score, str):
