@@ -8,10 +8,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import About
+from ctr_pe.pe.base import About, check_positive
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.contextual import widen
-from ctr_pe.pe.time_bias import ages, check_seconds
+from ctr_pe.pe.time_bias import ages
 from ctr_pe.positions import Pairs
 
 
@@ -52,7 +52,7 @@ class TimeCAPE(CAPE):
         session_gap: float = 3600.0,
     ) -> None:
         super().__init__(dim, max_len, num_heads, position_dim=position_dim, position_span=position_span)
-        self.session_gap = check_seconds("session_gap", session_gap)
+        self.session_gap = check_positive("session_gap", session_gap)
         self.stretch = nn.Parameter(torch.zeros(num_heads))
 
     def steps(self, pairs: Pairs) -> Tensor:

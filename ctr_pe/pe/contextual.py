@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ctr_pe.ops.contextual import contextual_bias
 from ctr_pe.ops.contextual.reference import contextual_positions, open_gates, towards_query, widen
-from ctr_pe.pe.base import Contextual, PositionEncoding, PositionLinear
+from ctr_pe.pe.base import Contextual, PositionEncoding, PositionLinear, check_choice
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Pairs
 
@@ -40,19 +40,8 @@ class ContextualEncoding(PositionEncoding):
         self.gate: PositionLinear | None = None
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
-        table, gate, steps, sign, scale = self.operands(pairs)
-        return contextual_bias(
-            logits,
-            vectors.query,
-            table,
-            pairs.allowed,
-            gate,
-            steps,
-            sign=sign,
-            scale=scale,
-            among_items=pairs.self_attention,
-            between=self.between and not pairs.causal,
-        )
+        given, between = self.operands(pairs)._asdict() | {"allowed": pairs.allowed}, self.between and not pairs.causal
+        return contextual_bias(logits, vectors.query, **given, among_items=pairs.self_attention, between=between)
 
     def contextual(self, pairs: Pairs) -> Contextual | None:
         own = (getattr(type(self), hook) is getattr(ContextualEncoding, hook) for hook in ("rotate", "bias", "mix"))
@@ -77,9 +66,7 @@ class ContextualEncoding(PositionEncoding):
 
 def check_span(position_span: str) -> bool:
     """True for ``between``, False for ``end``; anything else is a ValueError."""
-    if position_span not in ("end", "between"):
-        raise ValueError(f"position_span must be 'end' or 'between', got {position_span!r}")
-    return position_span == "between"
+    return check_choice("position_span", position_span, ("end", "between")) == "between"
 
 
 __all__ = ["ContextualEncoding", "check_span", "widen"]

@@ -12,12 +12,10 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_choice, look_up, split_heads, vector_table
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.positions import Pairs
-
-FUSIONS = ("sum", "concat", "gate")
 
 
 class DIF(PositionEncoding):
@@ -92,8 +90,7 @@ class DIF(PositionEncoding):
             raise ValueError(f"field_dims={fields} add up to {sum(fields)}, not to dim={dim}")
         if field_sizes is not None and len(field_sizes) != len(fields):
             raise ValueError(f"field_sizes={list(field_sizes)} are not as many as field_dims={fields}")
-        if dif_fusion not in FUSIONS:
-            raise ValueError(f"dif_fusion must be 'sum', 'concat' or 'gate', got {dif_fusion!r}")
+        check_choice("dif_fusion", dif_fusion, ("sum", "concat", "gate"))
         if not isinstance(dif_predict, (int, float)) or not 0 <= dif_predict < math.inf:
             raise ValueError(f"dif_predict must be a weight of 0 or more, got {dif_predict!r}")
         self.widths, self.attributes = fields[1:], slice(fields[0], dim)  # of items, which others may have widened
@@ -107,8 +104,7 @@ class DIF(PositionEncoding):
             wide = num_heads * min(16, self.head_dim)
             if dif_position_dim is not None:
                 wide = self._checked("dif_position_dim", dif_position_dim)
-            self.table = nn.Parameter(torch.empty(max_len + 1, wide))
-            nn.init.normal_(self.table, std=0.02)
+            self.table = vector_table(max_len + 1, wide)
             self.position = Source(wide, wide, num_heads)
 
         count = 1 + len(self.sources) + bool(dif_positions)
@@ -147,8 +143,7 @@ class DIF(PositionEncoding):
             attributes = self._among_items if pairs.self_attention else self._of_target
             scores += attributes(pairs, apart)
         if self.position is not None:
-            rows = (nn.functional.embedding(at.distance.flatten().clamp(max=self.max_len), self.table)
-                    for at in (pairs.query, pairs.key))  # fmt: skip
+            rows = (look_up(self.table, at.distance.flatten()) for at in (pairs.query, pairs.key))
             queried, keyed = self.position(*rows)  # by distance, the same in every row
             scores.append(queried @ keyed.transpose(-1, -2) * self.scale)
         if self.fusion == "concat":
@@ -246,15 +241,12 @@ class Source(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """queries (..., Q, input dim), keys (..., L, input dim) -> (..., H, Q, d), (..., H, L, d)."""
-        return self._split(self.query(queries)), self._split(self.key(keys))
+        return split_heads(self.query(queries), self.num_heads), split_heads(self.key(keys), self.num_heads)
 
     def in_keys(self, queries: Tensor) -> Tensor:
         """(..., input dim) -> WKᵀ WQ x (..., input dim): its product with a key's vector is the score of one head."""
         sought: Tensor = self.query(queries) @ self.key.weight
         return sought
-
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads).transpose(-3, -2)
 
 
 def _columns(pairs: Pairs) -> Tensor:

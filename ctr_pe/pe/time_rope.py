@@ -7,9 +7,9 @@ import math
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.base import About
+from ctr_pe.pe.base import About, check_choice, check_positive
 from ctr_pe.pe.rope import RoPE
-from ctr_pe.pe.time_bias import ages, check_seconds
+from ctr_pe.pe.time_bias import ages
 from ctr_pe.positions import Where
 
 
@@ -46,13 +46,11 @@ class TimeRoPE(RoPE):
         longest_period: float = 365 * 86400.0,
     ) -> None:
         super().__init__(dim, max_len, num_heads, rope_base=rope_base, rope_layout=rope_layout)
-        if rope_time not in ("split", "sum"):
-            raise ValueError(f"rope_time must be 'split' or 'sum', got {rope_time!r}")
-        self.shortest = check_seconds("shortest_period", shortest_period)
-        self.longest = check_seconds("longest_period", longest_period)
+        self.shortest = check_positive("shortest_period", shortest_period)
+        self.longest = check_positive("longest_period", longest_period)
         if self.shortest > self.longest:
             raise ValueError(f"shortest_period={shortest_period!r} exceeds longest_period={longest_period!r}")
-        self.summed = rope_time == "sum"
+        self.summed = check_choice("rope_time", rope_time, ("split", "sum")) == "sum"
         planes = self.head_dim // 2
         self.width_by_order = self.head_dim if self.summed else 2 * (planes // 2)
         self.planes_by_time = planes if self.summed else planes - planes // 2

@@ -5,7 +5,6 @@ B batch, L keys, Q queries, H heads, D item dim, d = D / H head dim, M offsets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -34,6 +33,7 @@ class XLNet(PositionEncoding):
         cost="2 L d; D² per offset, once for all rows",
         extrapolates="yes",
     )
+    shared = ("content_bias", "position_bias")
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
         super().__init__(dim, max_len, num_heads)
@@ -61,12 +61,6 @@ class XLNet(PositionEncoding):
         waved = torch.cat(waves(offset, self.dim, self.projection.weight.dtype), -1)
         projected: Tensor = self.projection(waved)
         return projected.view(-1, self.num_heads, self.head_dim).permute(1, 2, 0)
-
-    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
-        above = fresh()
-        if isinstance(above, XLNet) and (above.dim, above.num_heads) == (self.dim, self.num_heads):
-            above.content_bias, above.position_bias = self.content_bias, self.position_bias
-        return above
 
 
 def by_key(scores: Tensor, keys: int) -> Tensor:

@@ -125,19 +125,7 @@ class SelfAttention(nn.Module):
 
     def _contextual(self, operands: Contextual, pairs: Pairs, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """All of it in one operator."""
-        table, gate, steps, sign, scale = operands
         shape = torch.Size((len(query), self.num_heads, query.shape[1], key.shape[1]))
         kept = (self.dropout.draw(shape, query.device), self.dropout.factor) if self.dropout.draws else None
-        return contextual_attention(
-            query,
-            key,
-            value,
-            table,
-            pairs.allowed,
-            gate,
-            steps,
-            sign=sign,
-            scale=scale,
-            product=self.scale,
-            dropout=kept,
-        )
+        given = operands._asdict() | {"allowed": pairs.allowed, "product": self.scale, "dropout": kept}
+        return contextual_attention(query, key, value, **given)
