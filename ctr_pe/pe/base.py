@@ -89,7 +89,8 @@ class PositionEncoding(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if "embed" in vars(cls):  # the base's changes nothing, so nobody needs to know that it was called
+        # The base's changes nothing, so nobody needs to know that it was called.
+        if cls.embed is not PositionEncoding.embed and not hasattr(cls.embed, "__wrapped__"):
             cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:

@@ -72,11 +72,10 @@ class Kernel(PositionEncoding):
             raise ValueError(f"kernel_band must be a positive integer or None, got {kernel_band!r}")
         self.band = min(kernel_band or max_len, max_len)
         self.at_end = check_choice("kernel_anchor", kernel_anchor, ("end", "start")) == "end"
-        chosen = {
-            "U": check_choice("kernel_u", kernel_u, NAMES["U"]),
-            "L": check_choice("kernel_l", kernel_l, NAMES["L"]),
+        self.names = {
+            "U": NAMES["U"][check_choice("kernel_u", kernel_u, NAMES["U"])],
+            "L": NAMES["L"][check_choice("kernel_l", kernel_l, NAMES["L"])],
         }
-        self.names = {factor: NAMES[factor][choice] for factor, choice in chosen.items()}
         self.shared = tuple(self.names[factor] for factor in SHARED[kernel_shared] if self.names[factor])
         for factor, name in self.names.items():
             if name:
@@ -130,7 +129,7 @@ class Kernel(PositionEncoding):
         if self.at_end or "toeplitz" in self.names[factor]:
             return _product(rows, matrix, pairs.causal)
         slot = torch.arange(width, device=rows.device)
-        padding = width - pairs.block.mask.sum(1)[:, None, None, None]  # (B, 1, 1, 1), in front
+        padding = width - pairs.block.count[:, None, None, None]  # (B, 1, 1, 1), in front
         rows = rows.gather(-1, ((slot + padding) % width).expand_as(rows))
         product = _product(rows, matrix, pairs.causal)
         return product.gather(-1, ((slot - padding) % width).expand_as(product))

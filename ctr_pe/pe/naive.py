@@ -6,6 +6,7 @@ B batch, L history slots, N real items of the batch, D item dim, T table rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -70,10 +71,8 @@ class Naive(AbsolutePositions):
         extrapolates="last row of P",
     )
 
-    def __init__(
-        self, dim: int, max_len: int, num_heads: int = 1, *, position_index: str = "distance", on_target: bool = True
-    ) -> None:
-        super().__init__(dim, max_len, num_heads, position_index=position_index, on_target=on_target)
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, **options: Any) -> None:
+        super().__init__(dim, max_len, num_heads, **options)
         self.table = vector_table(max_len + 1, dim)
 
     def vectors(self, history: Tensor, positions: Positions) -> Tensor:

@@ -5,6 +5,8 @@ B batch, L history slots, D item dim, T table rows.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -35,16 +37,9 @@ class Sinusoidal(AbsolutePositions):
     )
 
     def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        position_index: str = "distance",
-        on_target: bool = True,
-        sinusoidal_scale: float = 1.0,
+        self, dim: int, max_len: int, num_heads: int = 1, *, sinusoidal_scale: float = 1.0, **options: Any
     ) -> None:
-        super().__init__(dim, max_len, num_heads, position_index=position_index, on_target=on_target)
+        super().__init__(dim, max_len, num_heads, **options)
         self.scale = check_positive("sinusoidal_scale", sinusoidal_scale)
 
     def vectors(self, history: Tensor, positions: Positions) -> Tensor:

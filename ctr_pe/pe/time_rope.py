@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -39,13 +40,12 @@ class TimeRoPE(RoPE):
         max_len: int,
         num_heads: int = 1,
         *,
-        rope_base: float = 10000.0,
-        rope_layout: str = "half",
         rope_time: str = "split",
         shortest_period: float = 60.0,
         longest_period: float = 365 * 86400.0,
+        **options: Any,
     ) -> None:
-        super().__init__(dim, max_len, num_heads, rope_base=rope_base, rope_layout=rope_layout)
+        super().__init__(dim, max_len, num_heads, **options)
         self.shortest = check_positive("shortest_period", shortest_period)
         self.longest = check_positive("longest_period", longest_period)
         if self.shortest > self.longest:

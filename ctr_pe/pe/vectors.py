@@ -96,7 +96,7 @@ class Attended:
     """One attention over a block, after the fact: what losses are computed from.
 
     ``logits`` (B, H, Q, L): after ``bias``. ``pooled`` (B, H, Q, d): what the unit gives; undefined at queries that are
-    padding, which ``pairs.block.gather`` leaves out.
+    padding, which ``pairs.block.pack`` leaves out.
     """
 
     logits: Tensor

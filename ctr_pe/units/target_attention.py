@@ -79,12 +79,12 @@ class TargetAttention(nn.Module):
         logits = self.pe.bias(scored(keys), vectors, pairs)
         weights = pairs.softmax(logits) if self.softmax else logits * pairs.admitted
         mixed, _ = self.pe.mix(weights, vectors, pairs)
-        pooling = block.gather(mixed[:, 0, 0]).to(items.dtype).unsqueeze(-1)
+        pooling = block.pack(mixed[:, 0, 0]).to(items.dtype).unsqueeze(-1)
         interest = torch.zeros_like(target, dtype=items.dtype).index_add(0, rows, pooling * items)
         if self.training and self.pe.loss_names:
             attended = Attended(logits, interest[:, None, None, :], vectors, pairs)
             positions.add_losses(self.pe.losses([attended]))
-        return interest, positions.unpack(block.gather(weights[:, 0, 0]))
+        return interest, positions.unpack(block.pack(weights[:, 0, 0]))
 
 
 @contextmanager

@@ -74,7 +74,7 @@ class TestPositions:
         (interest, weights), (without, want) = unit(*batch), plain(*batch)
         assert torch.equal(weights, want)
         pairs = lengths(L, 4).target_pairs()
-        extra = pairs.positions.unpack(pairs.block.gather(pe.position_weights(pairs)[:, 0, 0]))
+        extra = pairs.positions.unpack(pairs.block.pack(pe.position_weights(pairs)[:, 0, 0]))
         assert torch.allclose(interest, without + (extra.unsqueeze(-1) * batch[1]).sum(1))
 
     def test_layers_share_the_table_and_have_their_own_projections(self) -> None:
