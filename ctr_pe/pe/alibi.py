@@ -1,7 +1,4 @@
-"""ALiBi, attention with linear biases (Press et al. 2022, arXiv 2108.12409).
-
-H heads, K offsets.
-"""
+"""ALiBi, attention with linear biases (Press et al. 2022, arXiv 2108.12409)."""
 
 from __future__ import annotations
 

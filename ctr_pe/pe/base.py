@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from functools import wraps
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor, nn
 
 from ctr_pe.modules import ModuleList
@@ -230,18 +229,3 @@ def check_positive(option: str, value: float) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
         raise ValueError(f"{option} must be a positive number, got {value!r}")
     return float(value)
-
-
-def look_up(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of a table (T, ...); an index past it takes its last row."""
-    return nn.functional.embedding(index.clamp(0, len(table) - 1), table)
-
-
-def vector_table(rows: int, dim: int) -> nn.Parameter:
-    """Learned vectors of positions (rows, dim), N(0, 0.02)."""
-    return nn.Parameter(nn.init.normal_(torch.empty(rows, dim), std=0.02))
-
-
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(..., L, D) -> (..., H, L, d)."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)

@@ -1,7 +1,4 @@
-"""KERPLE, kernelized relative positions: logarithmic and power bias (Chi et al. 2022, arXiv 2205.09921).
-
-H heads, K offsets.
-"""
+"""KERPLE, kernelized relative positions: logarithmic and power bias (Chi et al. 2022, arXiv 2205.09921)."""
 
 from __future__ import annotations
 

@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.base import About, PositionEncoding, check_choice, look_up, vector_table
+from ctr_pe.pe.base import About, PositionEncoding, check_choice
+from ctr_pe.pe.tables import look_up, vector_table
 from ctr_pe.positions import Positions
 
 

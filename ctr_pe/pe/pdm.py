@@ -12,17 +12,9 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import (
-    About,
-    PositionEncoding,
-    PositionLinear,
-    check_choice,
-    check_positive,
-    look_up,
-    split_heads,
-    vector_table,
-)
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_choice, check_positive
 from ctr_pe.pe.contextual import widen
+from ctr_pe.pe.tables import look_up, split_heads, vector_table
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.positions import Pairs
 
@@ -154,11 +146,10 @@ class PDM(PositionEncoding):
         """Vectors (R, W, D) of each row's view, in its order; the newest alone (R, 1, D) for ``last``."""
         slot = order.argsort(1)  # of each item, in the view
         allowed = pairs.allowed.gather(-1, slot[:, None, None].expand_as(pairs.allowed)) & there[:, None, None]
-        if not pairs.self_attention:
-            hidden = _softmax(logits, replace(pairs, allowed=allowed)).transpose(-1, -2) * values
-        else:  # items see what is before them in the new order, so none has to be moved
+        if pairs.self_attention:  # items see what is before them in the new order, so none has to be moved
             allowed = allowed.gather(-2, slot[:, None, :, None].expand_as(allowed)) & there[:, None, :, None]
-            hidden = _softmax(logits, replace(pairs, allowed=allowed)) @ values
+        weights = _softmax(logits, replace(pairs, allowed=allowed))
+        hidden = weights @ values if pairs.self_attention else weights.mT * values
         if self.contrast_on == "norm":
             hidden = hidden + values
         hidden = hidden.transpose(1, 2).flatten(2)  # (R, W, D)
