@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe.errors import UserError, nearest
@@ -102,7 +101,6 @@ def encoding_class(name: str) -> type[PositionEncoding]:
     return loaded
 
 
-@cache
 def options_of(cls: Any) -> tuple[str, ...]:
     """Names of the keyword arguments of an encoding, with those that its class hands on to the base class by ``**``."""
     parameters = inspect.signature(cls.__init__).parameters.values()

@@ -24,19 +24,24 @@ class ContextualEncoding(PositionEncoding):
 
     t' is SiLU(W t + b) in a subclass with a ``gate`` that gives W t + b, else ``scale`` times the query. A subclass has
     a ``table (T, P)``; it may override ``steps``.
+
+    Args:
+        position_span: ``end`` sums gates from the key to the newest allowed key; ``between`` from the key to the
+            query, which differs only in bidirectional self-attention.
+
+    Raises:
+        ValueError: an unknown position_span.
     """
 
     sign: ClassVar[int]
     """1 where items like the query have open gates, -1 where items unlike it have."""
 
-    between = False
-    """Whether gates are summed to the query itself, see :func:`check_span`."""
-
     scale = 1.0
     table: nn.Parameter
 
-    def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_span: str = "end") -> None:
         super().__init__(dim, max_len, num_heads)
+        self.between = check_choice("position_span", position_span, ("end", "between")) == "between"
         self.gate: PositionLinear | None = None
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
@@ -64,9 +69,4 @@ class ContextualEncoding(PositionEncoding):
         return Contextual(self.table, gate, self.steps(pairs), self.sign, self.scale)
 
 
-def check_span(position_span: str) -> bool:
-    """True for ``between``, False for ``end``; anything else is a ValueError."""
-    return check_choice("position_span", position_span, ("end", "between")) == "between"
-
-
-__all__ = ["ContextualEncoding", "check_span", "widen"]
+__all__ = ["ContextualEncoding", "widen"]

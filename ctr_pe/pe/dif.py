@@ -161,16 +161,16 @@ class DIF(PositionEncoding):
         of = pairs.positions
         assert of.target is not None
         assert of.items is not None
-        targets = of.target.embedding[:, self.attributes].split(self.widths, -1)
+        targets = torch.split(of.target.embedding[:, self.attributes], self.widths, -1)
         sought = [source.in_keys(target) for source, target in zip(self._sources, targets, strict=True)]
         rows, _ = of.real
         products = torch.cat(sought, -1).index_select(0, rows) * of.items.embedding[:, self.attributes]  # (N, A)
-        parts = products.split(self.widths, -1) if apart else (products,)
+        parts = torch.split(products, self.widths, -1) if apart else (products,)
         return [pairs.block.pad(part.sum(-1) * self.scale)[:, None, None] for part in parts]
 
     def _among_items(self, pairs: Pairs, apart: bool) -> list[Tensor]:
         """Scores (R, H, Q, L) of the items' attributes, one for each or their sum."""
-        fields = pairs.embedding(self.attributes).split(self.widths, -1)
+        fields = torch.split(pairs.embedding(self.attributes), self.widths, -1)
         newest = pairs.query.distance.shape[-1]  # queries are the last items, or all
         projected = [source(field[:, -newest:], field) for source, field in zip(self._sources, fields, strict=True)]
         if len(projected) > 1 and not apart:  # a sum of products is a product of vectors side by side

@@ -18,4 +18,4 @@ def vector_table(rows: int, dim: int) -> nn.Parameter:
 
 def split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(..., L, D) -> (..., H, L, d)."""
-    return x.unflatten(-1, (num_heads, -1)).transpose(-3, -2)
+    return x.view(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).transpose(-3, -2)
