@@ -149,19 +149,15 @@ class DIF(PositionEncoding):
             return self._concatenated(scores, pairs)
         if self.fusion == "gate":
             return self._gated(scores, pairs)
-        for score in scores[1:]:
-            logits = logits + score
-        return logits
+        return sum(scores[1:], logits)
 
     def _of_target(self, pairs: Pairs, apart: bool) -> list[Tensor]:
-        """Scores (B, 1, 1, L) of the target's attributes and the items', one for each or their sum.
-
-        Packed: q · (WK e) = (WKᵀ q) · e, so nothing is projected per item.
-        """
+        """Scores (B, 1, 1, L) of the target's attributes and the items', one for each or their sum."""
         of = pairs.positions
         assert of.target is not None
         assert of.items is not None
         targets = torch.split(of.target.embedding[:, self.attributes], self.widths, -1)
+        # q · (WK e) = (WKᵀ q) · e: nothing is projected per item.
         sought = [source.in_keys(target) for source, target in zip(self._sources, targets, strict=True)]
         rows, _ = of.real
         products = torch.cat(sought, -1).index_select(0, rows) * of.items.embedding[:, self.attributes]  # (N, A)

@@ -121,12 +121,10 @@ class PDM(PositionEncoding):
         return [(x[:, -block.mask.shape[1] :], y[:, -block.mask.shape[1] :]) for block, x, y in parts]
 
     def _augmented(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """A view of each row: the item (its slot) in each slot (R, W) int64, and which items are still there (R, W).
-
-        Random numbers come from a generator of their own, so that other draws of training stay the same.
-        """
+        """A view of each row: the item (its slot) in each slot (R, W) int64, and which items are still there (R, W)."""
         self._seed = (self._seed + 1) % 2**63
-        draw = torch.Generator().manual_seed(self._seed)  # on the CPU whatever the device, so that all draw the same
+        # A generator of its own, so that other draws of training stay the same; on the CPU, so that all devices agree.
+        draw = torch.Generator().manual_seed(self._seed)
         count, width = mask.sum(1, keepdim=True), mask.shape[1]
         start, noise = (
             torch.rand(len(mask), n, generator=draw, dtype=torch.float64).to(mask.device) for n in (1, width)

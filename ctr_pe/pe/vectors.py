@@ -32,8 +32,8 @@ class Vectors:
 
     @property
     def values(self) -> Tensor:
-        """(B, H, L, d), zero at padding."""
-        raise NotImplementedError
+        """(B, H, L, d), zero at padding; in target attention the keys."""
+        return self.keys
 
     def key_products(self, weight: Tensor) -> Tensor:
         """weight (H, d) -> its products with the keys of its head (B, H, L)."""
@@ -79,10 +79,6 @@ class TargetVectors(Vectors):
     @property
     def keys(self) -> Tensor:
         return self.block.pad(self.packed).unsqueeze(1)
-
-    @property
-    def values(self) -> Tensor:
-        return self.keys
 
     def key_products(self, weight: Tensor) -> Tensor:
         return self.block.pad(self.packed @ weight[0]).unsqueeze(1)

@@ -36,11 +36,9 @@ class TargetAttention(nn.Module):
         self, dim: int, score: str | nn.Module = "dot", pe: PositionEncoding | None = None, softmax: bool = True
     ) -> None:
         super().__init__()
-        if isinstance(score, str):
-            if score not in SCORES:
-                raise ValueError(f"score '{score}' is unknown: {nearest(score, SCORES)}")
-            score = SCORES[score](dim)
-        self.score: nn.Module = score
+        if isinstance(score, str) and score not in SCORES:
+            raise ValueError(f"score '{score}' is unknown: {nearest(score, SCORES)}")
+        self.score: nn.Module = SCORES[score](dim) if isinstance(score, str) else score
         self.pe = pe if pe is not None else PositionEncoding(dim, max_len=1)
         if (self.pe.out_dim, self.pe.num_heads) != (dim, 1):
             raise ValueError(
