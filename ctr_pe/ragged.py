@@ -24,16 +24,42 @@ SLOT = 24
 
 
 @dataclass(frozen=True, eq=False)
-class Block:
-    """Rows of a batch, padded so that the newest item of each is in the last of W slots, without gaps.
+class Padded:
+    """Histories of different lengths in slots. ``mask`` (B, L) bool: True = real item."""
+
+    mask: Tensor
+
+    @cached_property
+    def count(self) -> Tensor:
+        """(B,) int64: real items per row."""
+        return self.mask.sum(1)
+
+    def pack(self, padded: Tensor) -> Tensor:
+        """(B, L, ...) -> the real items (N, ...), row by row."""
+        flat = padded.flatten(0, 1)
+        return flat if len(flat) == len(self._slots) else flat.index_select(0, self._slots)
+
+    def unpack(self, packed: Tensor) -> Tensor:
+        """(N, ...) -> (B, L, ...): real items in their slots, zero at padding."""
+        if len(packed) < self.mask.numel():
+            packed = packed.new_zeros(self.mask.numel(), *packed.shape[1:]).index_copy(0, self._slots, packed)
+        return packed.view(*self.mask.shape, *packed.shape[1:])
+
+    @cached_property
+    def _slots(self) -> Tensor:
+        return self.mask.flatten().nonzero().squeeze(1)
+
+
+@dataclass(frozen=True, eq=False)
+class Block(Padded):
+    """Rows of a batch, ``mask`` (R, W), padded so that the newest item of each is in the last of W slots, without gaps.
 
     ``rows`` (R,) int64: which rows of the batch. ``items`` (n,) int64: indices of the block's items among the packed
-    items of the batch. ``mask`` (R, W) bool: True = real item.
+    items of the batch. ``pack`` and ``unpack`` have the block's items alone, in the order of ``items``.
     """
 
     rows: Tensor
     items: Tensor
-    mask: Tensor
 
     @cached_property
     def distance(self) -> Tensor:
@@ -42,23 +68,7 @@ class Block:
 
     def pad(self, packed: Tensor) -> Tensor:
         """Packed items of the batch (N, ...) -> (R, W, ...), zero at padding."""
-        return self.scatter(packed.index_select(0, self.items))
-
-    def scatter(self, own: Tensor) -> Tensor:
-        """The block's items (n, ...), in the order of ``items`` -> (R, W, ...), zero at padding."""
-        if len(own) == self.mask.numel():
-            return own.view(*self.mask.shape, *own.shape[1:])
-        empty = own.new_zeros(self.mask.numel(), *own.shape[1:])
-        return empty.index_copy(0, self._slots, own).view(*self.mask.shape, *own.shape[1:])
-
-    def gather(self, padded: Tensor) -> Tensor:
-        """(R, W, ...) -> the block's items (n, ...), in the order of ``items``."""
-        flat = padded.flatten(0, 1)
-        return flat if len(self.items) == len(flat) else flat.index_select(0, self._slots)
-
-    @cached_property
-    def _slots(self) -> Tensor:
-        return self.mask.flatten().nonzero().squeeze(1)
+        return self.unpack(packed.index_select(0, self.items))
 
 
 class Blocks(list[Block]):
@@ -84,7 +94,7 @@ class Blocks(list[Block]):
 
     def pad(self, packed: Tensor) -> list[Tensor]:
         """Packed items of the batch (N, ...) -> (R, W, ...) of each block, zero at padding."""
-        return [block.scatter(own) for block, own in zip(self, self.split(packed), strict=True)]
+        return [block.unpack(own) for block, own in zip(self, self.split(packed), strict=True)]
 
     def pad_once(self, key: Hashable, packed: Callable[[], Tensor]) -> list[Tensor]:
         """:meth:`pad`, computed at the first call with a key."""
@@ -106,13 +116,11 @@ class Blocks(list[Block]):
 
 
 @dataclass(frozen=True, eq=False)
-class Ragged:
+class Ragged(Padded):
     """A batch of histories of different lengths.
 
     ``mask`` (B, L) bool: True = real item. Real items are in time order, oldest first; padding may lie anywhere.
     """
-
-    mask: Tensor
 
     @cached_property
     def real(self) -> tuple[Tensor, Tensor]:
@@ -121,23 +129,9 @@ class Ragged:
         return rows, slots
 
     @cached_property
-    def count(self) -> Tensor:
-        """(B,) int64: real items per row."""
-        return self.mask.sum(1)
-
-    @cached_property
     def newest(self) -> Tensor:
         """(B,) int64: index of each row's newest item among the packed ones. A row needs to have one."""
         return self.count.cumsum(0) - 1
-
-    def pack(self, padded: Tensor) -> Tensor:
-        """(B, L, ...) -> the real items (N, ...)."""
-        return padded.flatten(0, 1).index_select(0, self._slots)
-
-    def unpack(self, packed: Tensor) -> Tensor:
-        """(N, ...) -> (B, L, ...): real items in their slots, zero at padding."""
-        empty = packed.new_zeros(self.mask.numel(), *packed.shape[1:])
-        return empty.index_copy(0, self._slots, packed).view(*self.mask.shape, *packed.shape[1:])
 
     def like(self, history: Tensor, per_slot: Tensor) -> Tensor:
         """Values per slot (B, L) in the layout of ``history``: unchanged for (B, L, D), packed for (N, D)."""
@@ -186,11 +180,7 @@ class Ragged:
 
     def _block(self, rows: Tensor, items: Tensor, width: int) -> Block:
         distance = torch.arange(width, 0, -1, device=rows.device)
-        return Block(rows, items, distance <= self.count[rows].unsqueeze(1))
-
-    @cached_property
-    def _slots(self) -> Tensor:
-        return self.mask.flatten().nonzero().squeeze(1)
+        return Block(distance <= self.count[rows].unsqueeze(1), rows, items)
 
     @cached_property
     def _with_last(self) -> Tensor:

@@ -69,7 +69,7 @@ def test_blocks_hold_rows_of_like_length_with_the_newest_item_last() -> None:
             first = sum(counts[:row])
             assert mask == [False] * (width - counts[row]) + [True] * counts[row]
             assert values == [0.0] * (width - counts[row]) + list(range(first, first + counts[row]))
-        assert block.gather(padded).tolist() == packed[block.items].tolist()
+        assert block.pack(padded).tolist() == packed[block.items].tolist()
         assert torch.equal(block.pad(positions.pack(positions.distance)), block.distance * block.mask)
         padded.sum().backward()
         if block is not positions.whole[0]:

@@ -83,15 +83,15 @@ class TestPacking:
         for name, blocks in blocks_of(of).items():
             for block, own in zip(blocks, blocks.split(packed) if blocks else [], strict=True):
                 assert torch.equal(own, packed[block.items])
-                padded = block.scatter(own)
+                padded = block.unpack(own)
                 assert torch.equal(padded, block.pad(packed))
                 assert padded.shape == (len(block.rows), block.mask.shape[1], *shape)
                 assert not padded[~block.mask].any()
-                assert torch.equal(block.gather(padded), own)
+                assert torch.equal(block.pack(padded), own)
                 junk = padded.clone()
                 junk[~block.mask] = torch.nan
-                assert torch.equal(block.scatter(block.gather(junk)), padded)
-                assert torch.equal(block.gather(block.pad(packed)), packed[block.items])
+                assert torch.equal(block.unpack(block.pack(junk)), padded)
+                assert torch.equal(block.pack(block.pad(packed)), packed[block.items])
             if blocks:
                 assert torch.equal(blocks.join(blocks.split(packed)), packed), name
 
@@ -147,7 +147,7 @@ class TestBlocks:
             if not blocks:
                 continue
             parts = zip(blocks, blocks.split(packed), strict=True)
-            joined = blocks.join([block.gather(block.scatter(own)) for block, own in parts])
+            joined = blocks.join([block.pack(block.unpack(own)) for block, own in parts])
             (grad,) = torch.autograd.grad((joined * weight).sum(), packed)
             assert torch.equal(grad, weight)
         (grad,) = torch.autograd.grad(of.unpack(packed).sum(), packed)
@@ -216,5 +216,5 @@ def test_no_slots() -> None:
     (block,) = of.whole
     assert isinstance(block, Block)
     assert block.pad(torch.zeros(0, 3)).shape == (2, 0, 3)
-    assert block.gather(torch.zeros(2, 0, 3)).shape == (0, 3)
+    assert block.pack(torch.zeros(2, 0, 3)).shape == (0, 3)
     assert of.blocks == []

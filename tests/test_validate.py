@@ -104,7 +104,7 @@ def test_all_problems_are_told_at_once(tmp_path: Path, root: Path) -> None:
         ({"max_len": 0}, "max_len"),
         ({"monitor": "gAUC", "group_id": "userid"}, "did you mean 'user_id'?"),
         ({"feature_specs": [{"name": "item_histori", "feature_encoder": None}]}, "did you mean 'item_history'?"),
-        ({"rope_layout": "diagonal", "position_encoding": "rope"}, "'half' or 'interleaved'"),
+        ({"rope_layout": "diagonal", "position_encoding": "rope"}, "half, interleaved"),
         ({"age_field": "age_histori"}, "did you mean 'age_history'?"),
         ({"target_field": ["item_id", "cate_id"], "sequence_field": [["item_history"]]}, "can mean two things"),
         ({"model": "BST", "attention_hidden_units": [8], "num_heads": 4}, "'attention_hidden_units' is unknown"),

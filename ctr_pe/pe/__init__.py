@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import inspect
-from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe.errors import UserError, nearest
@@ -63,13 +62,12 @@ def build_pe(name: str, dim: int, max_len: int, num_heads: int = 1, **options: A
     """
     from ctr_pe.pe.base import Chain
 
-    names = check_pe_name(name).split("+")
     known = pe_options()
     for option in options.keys() - FROM_DATA:
         if option not in known:
             raise UserError(f"position encoding option '{option}' is unknown: {nearest(option, known)}")
     links = []
-    for link in names:
+    for link in check_pe_name(name).split("+"):
         cls = encoding_class(link)
         own = {option: value for option, value in options.items() if option in options_of(cls)}
         try:
@@ -103,12 +101,8 @@ def encoding_class(name: str) -> type[PositionEncoding]:
     return loaded
 
 
-def options_of(cls: type[PositionEncoding]) -> tuple[str, ...]:
-    """Names of its keyword arguments."""
-    hashable: Any = cls  # which the type checker doubts
-    return _keyword_only(hashable)
-
-
-@cache
-def _keyword_only(call: Any) -> tuple[str, ...]:
-    return tuple(p.name for p in inspect.signature(call).parameters.values() if p.kind is p.KEYWORD_ONLY)
+def options_of(cls: Any) -> tuple[str, ...]:
+    """Names of the keyword arguments of an encoding, with those that its class hands on to the base class by ``**``."""
+    parameters = inspect.signature(cls.__init__).parameters.values()
+    handed_on = options_of(cls.__base__) if any(p.kind is p.VAR_KEYWORD for p in parameters) else ()
+    return handed_on + tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)

@@ -1,16 +1,11 @@
-"""ALiBi, attention with linear biases (Press et al. 2022, arXiv 2108.12409).
-
-H heads, K offsets.
-"""
+"""ALiBi, attention with linear biases (Press et al. 2022, arXiv 2108.12409)."""
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.base import About
+from ctr_pe.pe.base import About, check_positive
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.relative import RelativeBias
 
@@ -32,19 +27,13 @@ class ALiBi(RelativeBias):
         ValueError: alibi_slope is not a positive number.
     """
 
-    about = About(
-        paper="Press 2022",
-        equation="s_j - m D_j",
-        cost="L, once for all rows",
-        extrapolates="yes",
-    )
+    about = About(paper="Press 2022", equation="s_j - m D_j", cost="L, once for all rows", extrapolates="yes")
     slopes: Tensor
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, alibi_slope: float = PUBLISHED) -> None:
         super().__init__(dim, max_len, num_heads)
-        if isinstance(alibi_slope, bool) or not isinstance(alibi_slope, int | float) or not 0 < alibi_slope < math.inf:
-            raise ValueError(f"alibi_slope must be a positive number, got {alibi_slope!r}")
-        self.register_buffer("slopes", torch.tensor(slope_per_head(num_heads, alibi_slope)))
+        slopes = slope_per_head(num_heads, check_positive("alibi_slope", alibi_slope))
+        self.register_buffer("slopes", torch.tensor(slopes))
 
     def curve(self, offset: Tensor, causal: bool) -> Tensor:
         return -widen(self.slopes).unsqueeze(1) * offset.abs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import nn
@@ -48,10 +49,7 @@ def attach(model: nn.Module, name: str, max_len: int | None = None, **options: A
     for unit in units:
         old = unit._modules["pe"]
         assert isinstance(old, PositionEncoding)
-
-        def fresh(old: PositionEncoding = old) -> PositionEncoding:
-            return build_pe(name, old.dim, max_len or old.max_len, old.num_heads, **options)
-
+        fresh = partial(build_pe, name, old.dim, max_len or old.max_len, old.num_heads, **options)
         new = (added[0].next_layer(fresh) if added else fresh()).train(unit.training)
         added.append(new if like is None else new.to(like.device, like.dtype))
         links = list(old.encodings) if isinstance(old, Chain) else [] if type(old) is PositionEncoding else [old]

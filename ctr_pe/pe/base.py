@@ -5,9 +5,10 @@ B batch, L history slots, N real items of the batch, Q queries, H heads, D item 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial, wraps
+from functools import wraps
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
@@ -47,14 +48,10 @@ def _noted(embed: Callable[..., Any]) -> Callable[..., Any]:
     """``embed`` that says in the positions which encoding it has been applied for."""
 
     @wraps(embed)
-    def noting(
-        self: PositionEncoding, target: Tensor | None, history: Tensor, positions: Positions
-    ) -> tuple[Tensor | None, Tensor]:
+    def noting(self: PositionEncoding, target: Tensor | None, history: Tensor, positions: Positions) -> Any:
         positions.embedded[self] = None
-        result: tuple[Tensor | None, Tensor] = embed(self, target, history, positions)
-        return result
+        return embed(self, target, history, positions)
 
-    noting.noted = True  # type: ignore[attr-defined]
     return noting
 
 
@@ -62,7 +59,8 @@ class PositionEncoding(nn.Module):
     """A position encoding overrides the hooks it needs; units and models call all of them and know none by name.
 
     ``out_dim``: width of the items after ``embed``, D unless it concatenates. ``loss_names``: names of the losses that
-    ``losses`` gives; () for none.
+    ``losses`` gives; () for none. ``shared``: names of the parameters that stacked layers share where
+    shapes match; ``shares_all``: layers of equal dim and heads share the encoding itself.
 
     Args:
         dim: item dim D.
@@ -75,6 +73,8 @@ class PositionEncoding(nn.Module):
 
     about: About = About(paper="–", equation="s_j", cost="0", extrapolates="yes")
     loss_names: tuple[str, ...] = ()
+    shared: tuple[str, ...] = ()
+    shares_all = False
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
         super().__init__()
@@ -88,7 +88,8 @@ class PositionEncoding(nn.Module):
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        if not hasattr(cls.embed, "noted"):
+        # The base's changes nothing, so nobody needs to know that it was called.
+        if cls.embed is not PositionEncoding.embed and not hasattr(cls.embed, "__wrapped__"):
             cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
@@ -98,8 +99,6 @@ class PositionEncoding(nn.Module):
         whose caller has not done so does it itself.
         """
         return target, history
-
-    embed.noted = False  # type: ignore[attr-defined]  # it changes nothing, so nobody needs to know that it was called
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         """Before the score: query (..., d) and keys (..., d), and where they stand, which broadcasts against their
@@ -126,9 +125,16 @@ class PositionEncoding(nn.Module):
         return {}
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
-        """The encoding of the layer stacked on this one's: ``fresh()``, with parameters of its own, unless the method
-        acts on the input only (then no encoding) or shares its parameters (then ``self``)."""
-        return fresh()
+        """The encoding of the layer stacked on this one's: ``fresh()``, with those parameters of this one that are
+        ``shared``. No encoding if the method acts on the input only; ``self`` if layers share all of it."""
+        above = fresh()
+        if self.shares_all and (above.dim, above.num_heads) == (self.dim, self.num_heads):
+            return self
+        for name in self.shared:
+            own = getattr(self, name)
+            if getattr(above, name).shape == own.shape:
+                setattr(above, name, own)
+        return above
 
     def contextual(self, pairs: Pairs) -> Contextual | None:
         """The whole effect on self-attention as operands of one operator, if it is a bias of contextual positions and
@@ -183,8 +189,8 @@ class Chain(PositionEncoding):
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()
         assert isinstance(above, Chain)
-        pairs = zip(self.encodings, above.encodings, strict=True)
-        return Chain([pe.next_layer(partial(_same, new)) for pe, new in pairs])
+        links = zip(self.encodings, above.encodings, strict=True)
+        return Chain([pe.next_layer(lambda new=new: new) for pe, new in links])  # type: ignore[misc]
 
 
 def embed_for(
@@ -198,10 +204,6 @@ def embed_for(
     return embedded
 
 
-def _same(pe: PositionEncoding) -> PositionEncoding:
-    return pe
-
-
 class PositionLinear(nn.Linear):
     """A linear layer that belongs to an encoding: Xavier weights, zero bias.
 
@@ -213,3 +215,17 @@ class PositionLinear(nn.Linear):
         nn.init.xavier_normal_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+
+def check_choice(option: str, value: str, choices: Iterable[str]) -> str:
+    """The value, or a ValueError if it is none of the choices."""
+    if value not in choices:
+        raise ValueError(f"{option} must be one of {', '.join(choices)}, got {value!r}")
+    return value
+
+
+def check_positive(option: str, value: float) -> float:
+    """The value, or a ValueError if it is not a positive, finite number."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ValueError(f"{option} must be a positive number, got {value!r}")
+    return float(value)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from ctr_pe.pe.base import About, PositionLinear
-from ctr_pe.pe.contextual import ContextualEncoding, check_span
+from ctr_pe.pe.contextual import ContextualEncoding
 
 
 class CAPE(ContextualEncoding):
@@ -18,7 +20,7 @@ class CAPE(ContextualEncoding):
 
     Args:
         position_dim: P, width of the position table.
-        position_span: ``end`` or ``between``, see :class:`~ctr_pe.pe.cope.CoPE`.
+        position_span: ``end`` or ``between``, see :class:`~ctr_pe.pe.contextual.ContextualEncoding`.
 
     Parameters: ``gate.weight (P, d)``, ``gate.bias (P,)``, shared by the heads; ``table (max_len + 1, P)``, zeros, so
     training starts as without positions. A position can reach max_len, hence the extra row.
@@ -35,18 +37,9 @@ class CAPE(ContextualEncoding):
     )
     sign = -1
 
-    def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        position_dim: int = 16,
-        position_span: str = "end",
-    ) -> None:
-        super().__init__(dim, max_len, num_heads)
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: int = 16, **options: Any) -> None:
+        super().__init__(dim, max_len, num_heads, **options)
         if not isinstance(position_dim, int) or position_dim < 1:
             raise ValueError(f"position_dim must be a positive integer, got {position_dim!r}")
-        self.between = check_span(position_span)
         self.gate = PositionLinear(self.head_dim, position_dim)
         self.table = nn.Parameter(torch.zeros(max_len + 1, position_dim))

@@ -5,13 +5,15 @@ B batch, L history slots, Q queries, H heads.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import About
+from ctr_pe.pe.base import About, check_positive
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.contextual import widen
-from ctr_pe.pe.time_bias import ages, check_seconds
+from ctr_pe.pe.time_bias import ages
 from ctr_pe.positions import Pairs
 
 
@@ -42,17 +44,10 @@ class TimeCAPE(CAPE):
     )
 
     def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        position_dim: int = 16,
-        position_span: str = "end",
-        session_gap: float = 3600.0,
+        self, dim: int, max_len: int, num_heads: int = 1, *, session_gap: float = 3600.0, **options: Any
     ) -> None:
-        super().__init__(dim, max_len, num_heads, position_dim=position_dim, position_span=position_span)
-        self.session_gap = check_seconds("session_gap", session_gap)
+        super().__init__(dim, max_len, num_heads, **options)
+        self.session_gap = check_positive("session_gap", session_gap)
         self.stretch = nn.Parameter(torch.zeros(num_heads))
 
     def steps(self, pairs: Pairs) -> Tensor:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ctr_pe.ops.contextual import contextual_bias
 from ctr_pe.ops.contextual.reference import contextual_positions, open_gates, towards_query, widen
-from ctr_pe.pe.base import Contextual, PositionEncoding, PositionLinear
+from ctr_pe.pe.base import Contextual, PositionEncoding, PositionLinear, check_choice
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Pairs
 
@@ -24,35 +24,30 @@ class ContextualEncoding(PositionEncoding):
 
     t' is SiLU(W t + b) in a subclass with a ``gate`` that gives W t + b, else ``scale`` times the query. A subclass has
     a ``table (T, P)``; it may override ``steps``.
+
+    Args:
+        position_span: ``end`` sums gates from the key to the newest allowed key; ``between`` from the key to the
+            query, which differs only in bidirectional self-attention.
+
+    Raises:
+        ValueError: an unknown position_span.
     """
 
     sign: ClassVar[int]
     """1 where items like the query have open gates, -1 where items unlike it have."""
 
-    between = False
-    """Whether gates are summed to the query itself, see :func:`check_span`."""
-
     scale = 1.0
     table: nn.Parameter
 
-    def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_span: str = "end") -> None:
         super().__init__(dim, max_len, num_heads)
+        self.between = check_choice("position_span", position_span, ("end", "between")) == "between"
         self.gate: PositionLinear | None = None
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
-        table, gate, steps, sign, scale = self.operands(pairs)
-        return contextual_bias(
-            logits,
-            vectors.query,
-            table,
-            pairs.allowed.expand(-1, -1, logits.shape[2], -1),
-            gate,
-            steps,
-            sign=sign,
-            scale=scale,
-            among_items=pairs.self_attention,
-            between=self.between and not pairs.causal,
-        )
+        given, between = self.operands(pairs)._asdict(), self.between and not pairs.causal
+        given["allowed"] = pairs.allowed.expand(-1, -1, logits.shape[2], -1)
+        return contextual_bias(logits, vectors.query, **given, among_items=pairs.self_attention, between=between)
 
     def contextual(self, pairs: Pairs) -> Contextual | None:
         own = (getattr(type(self), hook) is getattr(ContextualEncoding, hook) for hook in ("rotate", "bias", "mix"))
@@ -75,11 +70,4 @@ class ContextualEncoding(PositionEncoding):
         return Contextual(self.table, gate, self.steps(pairs), self.sign, self.scale)
 
 
-def check_span(position_span: str) -> bool:
-    """True for ``between``, False for ``end``; anything else is a ValueError."""
-    if position_span not in ("end", "between"):
-        raise ValueError(f"position_span must be 'end' or 'between', got {position_span!r}")
-    return position_span == "between"
-
-
-__all__ = ["ContextualEncoding", "check_span", "widen"]
+__all__ = ["ContextualEncoding", "widen"]

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from ctr_pe.pe.base import About
-from ctr_pe.pe.contextual import ContextualEncoding, check_span
+from ctr_pe.pe.contextual import ContextualEncoding
 
 
 class CoPE(ContextualEncoding):
@@ -14,8 +16,7 @@ class CoPE(ContextualEncoding):
 
     Args:
         scale_bias: divide q · e by sqrt(d), as the authors' default does; their paper's listing adds it unscaled.
-        position_span: ``end`` sums gates from the key to the newest allowed key; ``between`` from the key to the
-            query, which differs only in bidirectional self-attention.
+        position_span: ``end`` or ``between``, see :class:`~ctr_pe.pe.contextual.ContextualEncoding`.
 
     Parameters: ``table (max_len + 1, d)``, zeros, so training starts as without positions.
 
@@ -31,16 +32,7 @@ class CoPE(ContextualEncoding):
     )
     sign = 1
 
-    def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        scale_bias: bool = False,
-        position_span: str = "end",
-    ) -> None:
-        super().__init__(dim, max_len, num_heads)
-        self.between = check_span(position_span)
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, scale_bias: bool = False, **options: Any) -> None:
+        super().__init__(dim, max_len, num_heads, **options)
         self.scale = self.head_dim**-0.5 if scale_bias else 1.0
         self.table = nn.Parameter(torch.zeros(max_len + 1, self.head_dim))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.alibi import ALiBi
-from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_choice
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.fire import FIRE
 from ctr_pe.pe.kerple import KerpleLog
@@ -46,9 +46,7 @@ class DAPE(PositionEncoding):
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, dape_base: str = "fire") -> None:
         super().__init__(dim, max_len, num_heads)
-        if dape_base not in BASES:
-            raise ValueError(f"dape_base must be one of {', '.join(BASES)}, got {dape_base!r}")
-        self.base: PositionEncoding = BASES[dape_base](dim, max_len, num_heads)
+        self.base: PositionEncoding = BASES[check_choice("dape_base", dape_base, BASES)](dim, max_len, num_heads)
         last = PositionLinear(HIDDEN, num_heads)
         nn.init.zeros_(last.weight)
         self.mlp = nn.Sequential(PositionLinear(2 * num_heads, HIDDEN), nn.LeakyReLU(), last)

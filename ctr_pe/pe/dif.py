@@ -12,12 +12,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_choice
 from ctr_pe.pe.contextual import widen
+from ctr_pe.pe.tables import look_up, split_heads, vector_table
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.positions import Pairs
-
-FUSIONS = ("sum", "concat", "gate")
 
 
 class DIF(PositionEncoding):
@@ -92,8 +91,7 @@ class DIF(PositionEncoding):
             raise ValueError(f"field_dims={fields} add up to {sum(fields)}, not to dim={dim}")
         if field_sizes is not None and len(field_sizes) != len(fields):
             raise ValueError(f"field_sizes={list(field_sizes)} are not as many as field_dims={fields}")
-        if dif_fusion not in FUSIONS:
-            raise ValueError(f"dif_fusion must be 'sum', 'concat' or 'gate', got {dif_fusion!r}")
+        check_choice("dif_fusion", dif_fusion, ("sum", "concat", "gate"))
         if not isinstance(dif_predict, (int, float)) or not 0 <= dif_predict < math.inf:
             raise ValueError(f"dif_predict must be a weight of 0 or more, got {dif_predict!r}")
         self.widths, self.attributes = fields[1:], slice(fields[0], dim)  # of items, which others may have widened
@@ -104,11 +102,9 @@ class DIF(PositionEncoding):
         self.sources = nn.ModuleDict({str(f): Source(*size, num_heads) for f, size in enumerate(sizes, start=1)})
         self.position: Source | None = None
         if dif_positions:
-            wide = num_heads * min(16, self.head_dim)
-            if dif_position_dim is not None:
-                wide = self._checked("dif_position_dim", dif_position_dim)
-            self.table = nn.Parameter(torch.empty(max_len + 1, wide))
-            nn.init.normal_(self.table, std=0.02)
+            default = num_heads * min(16, self.head_dim)
+            wide = default if dif_position_dim is None else self._checked("dif_position_dim", dif_position_dim)
+            self.table = vector_table(max_len + 1, wide)
             self.position = Source(wide, wide, num_heads)
 
         count = 1 + len(self.sources) + bool(dif_positions)
@@ -129,11 +125,10 @@ class DIF(PositionEncoding):
         """Dims of each attribute's projections."""
         if given is None:
             return [-(-width // self.num_heads) * self.num_heads for width in self.widths]
-        if isinstance(given, Sequence):
-            if len(given) != len(self.widths):
-                raise ValueError(f"dif_source_dim={list(given)} is not one for each of {len(self.widths)} attributes")
-            return [self._checked("dif_source_dim", size) for size in given]
-        return [self._checked("dif_source_dim", given)] * len(self.widths)
+        dims = list(given) if isinstance(given, Sequence) else [given] * len(self.widths)
+        if len(dims) != len(self.widths):
+            raise ValueError(f"dif_source_dim={dims} is not one for each of {len(self.widths)} attributes")
+        return [self._checked("dif_source_dim", size) for size in dims]
 
     def _checked(self, name: str, size: int) -> int:
         if not isinstance(size, int) or size < 1 or size % self.num_heads:
@@ -147,40 +142,39 @@ class DIF(PositionEncoding):
             attributes = self._among_items if pairs.self_attention else self._of_target
             scores += attributes(pairs, apart)
         if self.position is not None:
-            rows = (nn.functional.embedding(at.distance.flatten().clamp(max=self.max_len), self.table)
-                    for at in (pairs.query, pairs.key))  # fmt: skip
+            rows = (look_up(self.table, at.distance.flatten()) for at in (pairs.query, pairs.key))
             queried, keyed = self.position(*rows)  # by distance, the same in every row
             scores.append((queried @ keyed.transpose(-1, -2) * self.scale).expand_as(logits))
         if self.fusion == "concat":
             return self._concatenated(scores, pairs)
         if self.fusion == "gate":
             return self._gated(scores, pairs)
-        for score in scores[1:]:
-            logits = logits + score
-        return logits
+        return sum(scores[1:], logits)
 
     def _of_target(self, pairs: Pairs, apart: bool) -> list[Tensor]:
-        """Scores (B, 1, K, L) of the targets' attributes and the items', one for each or their sum.
-
-        Packed: q · (WK e) = (WKᵀ q) · e, so nothing is projected per item.
-        """
+        """Scores (B, 1, K, L) of the targets' attributes and the items', one for each or their sum."""
         of = pairs.positions
         assert of.target is not None
         assert of.items is not None
-        targets = self._fields(of.target.embedding[..., self.attributes])
+        targets = torch.split(of.target.embedding[..., self.attributes], self.widths, -1)
+        # q · (WK e) = (WKᵀ q) · e: nothing is projected per item.
         sought = [source.in_keys(target) for source, target in zip(self._sources, targets, strict=True)]
         if of.target.embedding.dim() == 3:
             keys = pairs.embedding(self.attributes)
-            apiece = zip(sought, self._fields(keys), strict=True) if apart else [(torch.cat(sought, -1), keys)]
+            apiece = (
+                zip(sought, torch.split(keys, self.widths, -1), strict=True)
+                if apart
+                else [(torch.cat(sought, -1), keys)]
+            )
             return [(query * self.scale @ key.mT).unsqueeze(1) for query, key in apiece]
         rows, _ = of.real
         products = torch.cat(sought, -1).index_select(0, rows) * of.items.embedding[:, self.attributes]  # (N, A)
-        parts = self._fields(products) if apart else (products,)
+        parts = torch.split(products, self.widths, -1) if apart else (products,)
         return [pairs.block.pad(part.sum(-1) * self.scale)[:, None, None] for part in parts]
 
     def _among_items(self, pairs: Pairs, apart: bool) -> list[Tensor]:
         """Scores (R, H, Q, L) of the items' attributes, one for each or their sum."""
-        fields = self._fields(pairs.embedding(self.attributes))
+        fields = torch.split(pairs.embedding(self.attributes), self.widths, -1)
         newest = pairs.query.distance.shape[-1]  # queries are the last items, or all
         projected = [source(field[:, -newest:], field) for source, field in zip(self._sources, fields, strict=True)]
         if len(projected) > 1 and not apart:  # a sum of products is a product of vectors side by side
@@ -188,15 +182,12 @@ class DIF(PositionEncoding):
             projected = [(torch.cat(queries, -1), torch.cat(keys, -1))]
         return [queried * self.scale @ keyed.transpose(-1, -2) for queried, keyed in projected]
 
-    def _fields(self, attributes: Tensor) -> tuple[Tensor, ...]:
-        return torch.split(attributes, self.widths, dim=-1)
-
     @property
     def _sources(self) -> list[Source]:
         return [source for source in self.sources.values() if isinstance(source, Source)]
 
     def _concatenated(self, scores: list[Tensor], pairs: Pairs) -> Tensor:
-        column, rows = _columns(pairs), _by_column(scores, pairs)
+        column, rows = _by_column(scores, pairs)
         width = min(self.max_len, column.shape[-1])
         weight = self.concat[:width, :, :width]
         fused = torch.stack([row[..., :width] @ weight[:, s].T for s, row in enumerate(rows)]).sum(0)
@@ -208,7 +199,7 @@ class DIF(PositionEncoding):
         inner, outer = self.gate
         assert isinstance(inner, nn.Linear)
         width = min(self.max_len, scores[0].shape[-1])
-        rows = torch.stack([row[..., :width] for row in _by_column(scores, pairs)])  # (S, R, H, Q, columns)
+        rows = torch.stack([row[..., :width] for row in _by_column(scores, pairs)[1]])  # (S, R, H, Q, columns)
         hidden = nn.functional.linear(rows, inner.weight[:, :width], inner.bias).relu()
         share = outer(hidden).softmax(0)
         return torch.stack([part * score for part, score in zip(share, scores, strict=True)]).sum(0)
@@ -229,7 +220,7 @@ class DIF(PositionEncoding):
         found = []
         for one in attended:
             block, pooled = one.pairs.block, one.pooled.transpose(1, 2).flatten(2)  # (R, Q, D)
-            states, index = (block.gather(pooled), block.items) if pairs.self_attention else (pooled[:, 0], block.rows)
+            states, index = (block.pack(pooled), block.items) if pairs.self_attention else (pooled[:, 0], block.rows)
             for field, predictor in self.predictors.items():
                 answers = ids[int(field)]
                 known = chosen & (answers > 0)
@@ -250,28 +241,22 @@ class Source(nn.Module):
 
     def forward(self, queries: Tensor, keys: Tensor) -> tuple[Tensor, Tensor]:
         """queries (..., Q, input dim), keys (..., L, input dim) -> (..., H, Q, d), (..., H, L, d)."""
-        return self._split(self.query(queries)), self._split(self.key(keys))
+        return split_heads(self.query(queries), self.num_heads), split_heads(self.key(keys), self.num_heads)
 
     def in_keys(self, queries: Tensor) -> Tensor:
         """(..., input dim) -> WKᵀ WQ x (..., input dim): its product with a key's vector is the score of one head."""
         sought: Tensor = self.query(queries) @ self.key.weight
         return sought
 
-    def _split(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:-1], self.num_heads, x.shape[-1] // self.num_heads).transpose(-3, -2)
 
-
-def _columns(pairs: Pairs) -> Tensor:
-    """(1, 1, Q, L): the column of a fusion that each key has, and also the key that each column has."""
+def _by_column(scores: list[Tensor], pairs: Pairs) -> tuple[Tensor, list[Tensor]]:
+    """The column of a fusion that each key has, (1, 1, Q, L), which is also the key that each column has; and scores
+    (R, H, Q, L) with keys in the order of their columns, zero where forbidden."""
     if pairs.self_attention and pairs.causal:
-        return pairs.offset % pairs.offset.shape[-1]  # later keys, which are forbidden, come last
-    return (pairs.key.distance - 1).unsqueeze(-2).expand_as(pairs.offset)
-
-
-def _by_column(scores: list[Tensor], pairs: Pairs) -> list[Tensor]:
-    """Each (R, H, Q, L): forbidden scores zero, keys in the order of their columns."""
-    column = _columns(pairs)
-    return [score.masked_fill(~pairs.allowed, 0.0).take_along_dim(column, -1) for score in scores]
+        column = pairs.offset % pairs.offset.shape[-1]  # later keys, which are forbidden, come last
+    else:
+        column = (pairs.key.distance - 1).unsqueeze(-2).expand_as(pairs.offset)
+    return column, [score.masked_fill(~pairs.allowed, 0.0).take_along_dim(column, -1) for score in scores]
 
 
 def _cross_entropies(logits: Tensor, answer: Tensor) -> Tensor:

@@ -29,10 +29,7 @@ class FoX(PositionEncoding):
     """
 
     about = About(
-        paper="Lin 2025",
-        equation="s_j + Σ_{k=j+1..n} log σ(w · h_k + b)",
-        cost="L, and d per key",
-        extrapolates="yes",
+        paper="Lin 2025", equation="s_j + Σ_{k=j+1..n} log σ(w · h_k + b)", cost="L, and d per key", extrapolates="yes"
     )
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:

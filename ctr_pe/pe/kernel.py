@@ -5,13 +5,12 @@ B batch, L history slots, Q queries, H heads, K rows of the kernel: max_len.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import About, PositionEncoding
+from ctr_pe.pe.base import About, PositionEncoding, check_choice
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.vectors import ItemVectors, Vectors
 from ctr_pe.positions import Pairs
@@ -68,16 +67,16 @@ class Kernel(PositionEncoding):
         kernel_per_head: bool = False,
     ) -> None:
         super().__init__(dim, max_len, num_heads)
-        _check("kernel_u", kernel_u, NAMES["U"])
-        _check("kernel_l", kernel_l, NAMES["L"])
-        _check("kernel_shared", kernel_shared, SHARED)
-        _check("kernel_anchor", kernel_anchor, ("end", "start"))
+        check_choice("kernel_shared", kernel_shared, SHARED)
         if kernel_band is not None and (not isinstance(kernel_band, int) or kernel_band < 1):
             raise ValueError(f"kernel_band must be a positive integer or None, got {kernel_band!r}")
         self.band = min(kernel_band or max_len, max_len)
-        self.at_end = kernel_anchor == "end"
-        self.names = {"U": NAMES["U"][kernel_u], "L": NAMES["L"][kernel_l]}
-        self.shared = [self.names[factor] for factor in SHARED[kernel_shared]]
+        self.at_end = check_choice("kernel_anchor", kernel_anchor, ("end", "start")) == "end"
+        self.names = {
+            "U": NAMES["U"][check_choice("kernel_u", kernel_u, NAMES["U"])],
+            "L": NAMES["L"][check_choice("kernel_l", kernel_l, NAMES["L"])],
+        }
+        self.shared = tuple(self.names[factor] for factor in SHARED[kernel_shared] if self.names[factor])
         for factor, name in self.names.items():
             if name:
                 start = torch.eye(max_len)
@@ -105,14 +104,6 @@ class Kernel(PositionEncoding):
         # (a L) V. Weights that L moves onto padding multiply values of zero.
         return self._times("L", widen(weights), pairs), vectors
 
-    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
-        above = fresh()
-        for name in filter(None, self.shared):
-            mine = getattr(self, name)
-            if getattr(above, name).shape == mine.shape:
-                setattr(above, name, mine)
-        return above
-
     def matrix(self, factor: str, width: int) -> Tensor:
         """``U`` or ``L`` for the newest ``width`` items (with anchor ``start`` the oldest): (width, width), or
         (H, width, width)."""
@@ -138,7 +129,7 @@ class Kernel(PositionEncoding):
         if self.at_end or "toeplitz" in self.names[factor]:
             return _product(rows, matrix, pairs.causal)
         slot = torch.arange(width, device=rows.device)
-        padding = width - pairs.block.mask.sum(1)[:, None, None, None]  # (B, 1, 1, 1), in front
+        padding = width - pairs.block.count[:, None, None, None]  # (B, 1, 1, 1), in front
         rows = rows.gather(-1, ((slot + padding) % width).expand_as(rows))
         product = _product(rows, matrix, pairs.causal)
         return product.gather(-1, ((slot - padding) % width).expand_as(product))
@@ -183,9 +174,3 @@ def _corner(matrix: Tensor, width: int, at_end: bool) -> Tensor:
     before, after = (more, 0) if at_end else (0, more)
     outside = nn.functional.pad(matrix.new_zeros(matrix.shape[-1]), (before, after), value=1.0)
     return nn.functional.pad(matrix, (before, after, before, after)) + outside.diag()
-
-
-def _check(option: str, value: str, choices: object) -> None:
-    names = list(choices)  # type: ignore[call-overload]
-    if value not in names:
-        raise ValueError(f"{option} must be one of {', '.join(names)}, got {value!r}")

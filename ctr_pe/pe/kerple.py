@@ -1,7 +1,4 @@
-"""KERPLE, kernelized relative positions: logarithmic and power bias (Chi et al. 2022, arXiv 2205.09921).
-
-H heads, K offsets.
-"""
+"""KERPLE, kernelized relative positions: logarithmic and power bias (Chi et al. 2022, arXiv 2205.09921)."""
 
 from __future__ import annotations
 
@@ -23,12 +20,7 @@ class KerpleLog(RelativeBias):
     bound, as the authors have it, they would stop learning there. They are drawn so that a ~ U(0, 2) and b ~ U(0, 1).
     """
 
-    about = About(
-        paper="Chi 2022",
-        equation="s_j - a log(1 + b D_j)",
-        cost="L, once for all rows",
-        extrapolates="yes",
-    )
+    about = About(paper="Chi 2022", equation="s_j - a log(1 + b D_j)", cost="L, once for all rows", extrapolates="yes")
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
         super().__init__(dim, max_len, num_heads)
@@ -48,10 +40,7 @@ class KerplePower(RelativeBias):
     """
 
     about = About(
-        paper="Chi 2022",
-        equation="s_j - a D_j^b, 0 < b < 2",
-        cost="L, once for all rows",
-        extrapolates="yes",
+        paper="Chi 2022", equation="s_j - a D_j^b, 0 < b < 2", cost="L, once for all rows", extrapolates="yes"
     )
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:

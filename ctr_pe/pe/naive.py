@@ -6,11 +6,13 @@ B batch, L history slots, N real items of the batch, D item dim, T table rows.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from ctr_pe.pe.base import About, PositionEncoding
+from ctr_pe.pe.base import About, PositionEncoding, check_choice
+from ctr_pe.pe.tables import look_up, vector_table
 from ctr_pe.positions import Positions
 
 
@@ -29,18 +31,10 @@ class AbsolutePositions(PositionEncoding):
     """
 
     def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        position_index: str = "distance",
-        on_target: bool = True,
+        self, dim: int, max_len: int, num_heads: int = 1, *, position_index: str = "distance", on_target: bool = True
     ) -> None:
         super().__init__(dim, max_len, num_heads)
-        if position_index not in ("distance", "rank"):
-            raise ValueError(f"position_index must be 'distance' or 'rank', got {position_index!r}")
-        self.from_oldest = position_index == "rank"
+        self.from_oldest = check_choice("position_index", position_index, ("distance", "rank")) == "rank"
         self.on_target = on_target
 
     def vectors(self, history: Tensor, positions: Positions) -> Tensor:
@@ -51,10 +45,10 @@ class AbsolutePositions(PositionEncoding):
         table = self.vectors(history, positions)
         index = positions.like(history, positions.rank - 1 if self.from_oldest else positions.distance)
         # Padding keeps what it holds: adding a position there would make empty slots look like items.
-        history = history + _row(table, index) * positions.like(history, positions.mask).unsqueeze(-1)
+        history = history + look_up(table, index) * positions.like(history, positions.mask).unsqueeze(-1)
         if target is not None and self.on_target:
             own = positions.count if self.from_oldest else torch.zeros_like(positions.count)
-            target = target + _row(table, own).view(len(own), *[1] * (target.dim() - 2), -1)
+            target = target + look_up(table, own).view(len(own), *[1] * (target.dim() - 2), -1)
         return target, history
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
@@ -78,22 +72,9 @@ class Naive(AbsolutePositions):
         extrapolates="last row of P",
     )
 
-    def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        position_index: str = "distance",
-        on_target: bool = True,
-    ) -> None:
-        super().__init__(dim, max_len, num_heads, position_index=position_index, on_target=on_target)
-        self.table = nn.Parameter(torch.empty(max_len + 1, dim))
-        nn.init.normal_(self.table, std=0.02)
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, **options: Any) -> None:
+        super().__init__(dim, max_len, num_heads, **options)
+        self.table = vector_table(max_len + 1, dim)
 
     def vectors(self, history: Tensor, positions: Positions) -> Tensor:
         return self.table
-
-
-def _row(table: Tensor, index: Tensor) -> Tensor:
-    return nn.functional.embedding(index.clamp(0, len(table) - 1), table)

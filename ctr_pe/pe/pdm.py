@@ -6,14 +6,15 @@ M rows that have items.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_choice, check_positive
 from ctr_pe.pe.contextual import widen
+from ctr_pe.pe.tables import look_up, split_heads, vector_table
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.positions import Pairs
 
@@ -58,6 +59,7 @@ class PDM(PositionEncoding):
         cost="L; L d and, per key, D d once for all rows",
         extrapolates="last row of P",
     )
+    shared = ("table",)
 
     def __init__(
         self,
@@ -72,24 +74,17 @@ class PDM(PositionEncoding):
         pdm_temperature: float = 1.0,
     ) -> None:
         super().__init__(dim, max_len, num_heads)
-        for option, value, choices in (
-            ("pdm_augment", pdm_augment, AUGMENTATIONS),
-            ("pdm_contrast_on", pdm_contrast_on, CONTRASTED),
-        ):
-            if value not in choices:
-                raise ValueError(f"{option} must be one of {', '.join(choices)}, got {value!r}")
         if not pdm_contrast >= 0:
             raise ValueError(f"pdm_contrast must be 0 or more, got {pdm_contrast!r}")
         if not 0 < pdm_ratio <= 1:
             raise ValueError(f"pdm_ratio must be above 0 and at most 1, got {pdm_ratio!r}")
-        if not pdm_temperature > 0:
-            raise ValueError(f"pdm_temperature must be positive, got {pdm_temperature!r}")
-        self.contrast, self.augment, self.ratio = pdm_contrast, pdm_augment, pdm_ratio
-        self.contrast_on, self.temperature = pdm_contrast_on, pdm_temperature
+        self.contrast, self.ratio = pdm_contrast, pdm_ratio
+        self.augment = check_choice("pdm_augment", pdm_augment, AUGMENTATIONS)
+        self.contrast_on = check_choice("pdm_contrast_on", pdm_contrast_on, CONTRASTED)
+        self.temperature = check_positive("pdm_temperature", pdm_temperature)
         if pdm_contrast > 0:
             self.loss_names = (f"PDM {pdm_augment} contrast",)
-        self.table = nn.Parameter(torch.empty(max_len + 1, dim))
-        nn.init.normal_(self.table, std=0.02)
+        self.table = vector_table(max_len + 1, dim)
         self.query = PositionLinear(dim, dim, bias=False)
         self.key = PositionLinear(dim, dim, bias=False)
         self._seed = int(torch.randint(2**62, ()))
@@ -105,26 +100,14 @@ class PDM(PositionEncoding):
             return {}
         return {self.loss_names[0]: self.contrast * contrast(views, self.temperature).mean()}
 
-    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
-        above = fresh()
-        assert isinstance(above, PDM)
-        if above.table.shape == self.table.shape:
-            above.table = self.table
-        return above
-
     def position_weights(self, pairs: Pairs) -> Tensor:
         """a^p (B, H, Q, L), zero where not allowed."""
         with torch.autocast(self.table.device.type, enabled=False):
-            query = self._heads(self.query, pairs.query.distance)
-            key = self._heads(self.key, pairs.key.distance)
-            logits = query @ key.transpose(-1, -2) * self.head_dim**-0.5  # (H, Q, L)
-            return _softmax(widen(logits), pairs)
-
-    def _heads(self, project: nn.Module, distance: Tensor) -> Tensor:
-        """distance (1, 1, L) -> (H, L, d)."""
-        rows = nn.functional.embedding(distance.flatten().clamp(max=self.max_len), self.table)
-        projected: Tensor = project(rows)
-        return projected.view(len(rows), self.num_heads, self.head_dim).transpose(0, 1)
+            query, key = (
+                split_heads(project(look_up(self.table, at.distance.flatten())), self.num_heads)
+                for project, at in ((self.query, pairs.query), (self.key, pairs.key))
+            )
+            return _softmax(widen(query @ key.mT * self.head_dim**-0.5), pairs)  # of logits (H, Q, L)
 
     def _views(self, one: Attended) -> list[Views]:
         """Two views of each row, in groups of rows of like length."""
@@ -138,12 +121,10 @@ class PDM(PositionEncoding):
         return [(x[:, -block.mask.shape[1] :], y[:, -block.mask.shape[1] :]) for block, x, y in parts]
 
     def _augmented(self, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """A view of each row: the item (its slot) in each slot (R, W) int64, and which items are still there (R, W).
-
-        Random numbers come from a generator of their own, so that other draws of training stay the same.
-        """
+        """A view of each row: the item (its slot) in each slot (R, W) int64, and which items are still there (R, W)."""
         self._seed = (self._seed + 1) % 2**63
-        draw = torch.Generator().manual_seed(self._seed)  # on the CPU whatever the device, so that all draw the same
+        # A generator of its own, so that other draws of training stay the same; on the CPU, so that all devices agree.
+        draw = torch.Generator().manual_seed(self._seed)
         count, width = mask.sum(1, keepdim=True), mask.shape[1]
         start, noise = (
             torch.rand(len(mask), n, generator=draw, dtype=torch.float64).to(mask.device) for n in (1, width)
@@ -163,11 +144,10 @@ class PDM(PositionEncoding):
         """Vectors (R, W, D) of each row's view, in its order; the newest alone (R, 1, D) for ``last``."""
         slot = order.argsort(1)  # of each item, in the view
         allowed = pairs.allowed.gather(-1, slot[:, None, None].expand_as(pairs.allowed)) & there[:, None, None]
-        if not pairs.self_attention:
-            hidden = _softmax(logits, replace(pairs, allowed=allowed)).transpose(-1, -2) * values
-        else:  # items see what is before them in the new order, so none has to be moved
+        if pairs.self_attention:  # items see what is before them in the new order, so none has to be moved
             allowed = allowed.gather(-2, slot[:, None, :, None].expand_as(allowed)) & there[:, None, :, None]
-            hidden = _softmax(logits, replace(pairs, allowed=allowed)) @ values
+        weights = _softmax(logits, replace(pairs, allowed=allowed))
+        hidden = weights @ values if pairs.self_attention else weights.mT * values
         if self.contrast_on == "norm":
             hidden = hidden + values
         hidden = hidden.transpose(1, 2).flatten(2)  # (R, W, D)

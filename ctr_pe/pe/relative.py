@@ -5,8 +5,6 @@ B batch, L keys, Q queries, H heads, K offsets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor
 
@@ -21,6 +19,8 @@ class RelativeBias(PositionEncoding):
     The same for any score function and shared by all layers with the same heads.
     """
 
+    shares_all = True
+
     def curve(self, offset: Tensor, causal: bool) -> Tensor:
         """β (H, K) at offsets (K,) int64: items that the key lies before the query, negative for later keys.
 
@@ -34,7 +34,3 @@ class RelativeBias(PositionEncoding):
         # Each query's keys begin one offset before those of the query above.
         by_query = self.curve(distinct, pairs.causal).unfold(-1, offset.shape[1], 1).flip(-2)
         return logits + by_query
-
-    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
-        above = fresh()
-        return self if (above.dim, above.num_heads) == (self.dim, self.num_heads) else above

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe.ops.rotation import rotate_planes
-from ctr_pe.pe.base import About, PositionEncoding
+from ctr_pe.pe.base import About, PositionEncoding, check_choice
 from ctr_pe.positions import Where
 
 
@@ -32,18 +32,10 @@ class RoPE(PositionEncoding):
     )
 
     def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        rope_base: float = 10000.0,
-        rope_layout: str = "half",
+        self, dim: int, max_len: int, num_heads: int = 1, *, rope_base: float = 10000.0, rope_layout: str = "half"
     ) -> None:
         super().__init__(dim, max_len, num_heads)
-        if rope_layout not in ("half", "interleaved"):
-            raise ValueError(f"rope_layout must be 'half' or 'interleaved', got {rope_layout!r}")
-        self.interleaved = rope_layout == "interleaved"
+        self.interleaved = check_choice("rope_layout", rope_layout, ("half", "interleaved")) == "interleaved"
         self.base = float(rope_base)
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:

@@ -5,12 +5,12 @@ B batch, L history slots, D item dim, T table rows.
 
 from __future__ import annotations
 
-import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.base import About
+from ctr_pe.pe.base import About, check_positive
 from ctr_pe.pe.naive import AbsolutePositions
 from ctr_pe.positions import Positions
 
@@ -37,19 +37,10 @@ class Sinusoidal(AbsolutePositions):
     )
 
     def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        position_index: str = "distance",
-        on_target: bool = True,
-        sinusoidal_scale: float = 1.0,
+        self, dim: int, max_len: int, num_heads: int = 1, *, sinusoidal_scale: float = 1.0, **options: Any
     ) -> None:
-        super().__init__(dim, max_len, num_heads, position_index=position_index, on_target=on_target)
-        if not isinstance(sinusoidal_scale, (int, float)) or not 0 < sinusoidal_scale < math.inf:
-            raise ValueError(f"sinusoidal_scale must be a number above 0, got {sinusoidal_scale!r}")
-        self.scale = float(sinusoidal_scale)
+        super().__init__(dim, max_len, num_heads, **options)
+        self.scale = check_positive("sinusoidal_scale", sinusoidal_scale)
 
     def vectors(self, history: Tensor, positions: Positions) -> Tensor:
         sin, cos = waves(torch.arange(positions.mask.shape[1] + 1, device=history.device), self.dim, history.dtype)

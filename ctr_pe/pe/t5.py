@@ -1,7 +1,4 @@
-"""T5, a learned bias per bucket of offsets (Raffel et al. 2020, arXiv 1910.10683).
-
-H heads, K offsets.
-"""
+"""T5, a learned bias per bucket of offsets (Raffel et al. 2020, arXiv 1910.10683)."""
 
 from __future__ import annotations
 

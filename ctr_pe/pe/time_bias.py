@@ -6,13 +6,12 @@ B batch, L history slots, Q queries, H heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.ops.time_decay import BUCKETS, time_decay_bias
-from ctr_pe.pe.base import About, PositionEncoding
+from ctr_pe.pe.base import About, PositionEncoding, check_positive
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Pairs, Where
 
@@ -40,10 +39,11 @@ class TimeBias(PositionEncoding):
         extrapolates="yes, by time",
         needs_age=True,
     )
+    shares_all = True
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, time_unit: float = 3600.0) -> None:
         super().__init__(dim, max_len, num_heads)
-        self.unit = check_seconds("time_unit", time_unit)
+        self.unit = check_positive("time_unit", time_unit)
         self.amount = nn.Parameter(torch.zeros(num_heads))
         self.decay = nn.Parameter(torch.full((num_heads,), math.log(math.e - 1)))
         self.table = nn.Parameter(torch.zeros(BUCKETS, num_heads))
@@ -53,10 +53,6 @@ class TimeBias(PositionEncoding):
         of_query, of_keys = ages(pairs.query, "time_bias"), ages(pairs.key, "time_bias")
         of_query = of_query.expand(len(logits), 1, logits.shape[2])
         return time_decay_bias(logits, self.amount, decay, self.table, of_query, of_keys, self.unit)
-
-    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
-        above = fresh()
-        return self if (above.dim, above.num_heads) == (self.dim, self.num_heads) else above
 
 
 def ages(at: Where, encoding: str) -> Tensor:
@@ -68,10 +64,3 @@ def ages(at: Where, encoding: str) -> Tensor:
     if at.age is None:
         raise ValueError(f"{encoding} needs the ages of the items: Positions.from_mask(mask, age)")
     return at.age
-
-
-def check_seconds(option: str, value: float) -> float:
-    """The value, or a ValueError if it is not a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 < value < math.inf:
-        raise ValueError(f"{option} must be a positive number of seconds, got {value!r}")
-    return float(value)

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.base import About
+from ctr_pe.pe.base import About, check_choice, check_positive
 from ctr_pe.pe.rope import RoPE
-from ctr_pe.pe.time_bias import ages, check_seconds
+from ctr_pe.pe.time_bias import ages
 from ctr_pe.positions import Where
 
 
@@ -31,13 +32,7 @@ class TimeRoPE(RoPE):
             when called, positions without ages.
     """
 
-    about = About(
-        paper="–",
-        equation="score(t, R(-D_j, -age_j) h_j)",
-        cost="2 L d",
-        extrapolates="yes",
-        needs_age=True,
-    )
+    about = About(paper="–", equation="score(t, R(-D_j, -age_j) h_j)", cost="2 L d", extrapolates="yes", needs_age=True)
 
     def __init__(
         self,
@@ -45,20 +40,17 @@ class TimeRoPE(RoPE):
         max_len: int,
         num_heads: int = 1,
         *,
-        rope_base: float = 10000.0,
-        rope_layout: str = "half",
         rope_time: str = "split",
         shortest_period: float = 60.0,
         longest_period: float = 365 * 86400.0,
+        **options: Any,
     ) -> None:
-        super().__init__(dim, max_len, num_heads, rope_base=rope_base, rope_layout=rope_layout)
-        if rope_time not in ("split", "sum"):
-            raise ValueError(f"rope_time must be 'split' or 'sum', got {rope_time!r}")
-        self.shortest = check_seconds("shortest_period", shortest_period)
-        self.longest = check_seconds("longest_period", longest_period)
+        super().__init__(dim, max_len, num_heads, **options)
+        self.shortest = check_positive("shortest_period", shortest_period)
+        self.longest = check_positive("longest_period", longest_period)
         if self.shortest > self.longest:
             raise ValueError(f"shortest_period={shortest_period!r} exceeds longest_period={longest_period!r}")
-        self.summed = rope_time == "sum"
+        self.summed = check_choice("rope_time", rope_time, ("split", "sum")) == "sum"
         planes = self.head_dim // 2
         self.width_by_order = self.head_dim if self.summed else 2 * (planes // 2)
         self.planes_by_time = planes if self.summed else planes - planes // 2

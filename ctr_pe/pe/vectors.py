@@ -32,8 +32,8 @@ class Vectors:
 
     @property
     def values(self) -> Tensor:
-        """(B, H, L, d), zero at padding."""
-        raise NotImplementedError
+        """(B, H, L, d), zero at padding; in target attention the keys."""
+        return self.keys
 
     def key_products(self, weight: Tensor) -> Tensor:
         """weight (H, d) -> its products with the keys of its head (B, H, L)."""
@@ -80,10 +80,6 @@ class TargetVectors(Vectors):
     def keys(self) -> Tensor:
         return self.block.pad(self.packed).unsqueeze(1)
 
-    @property
-    def values(self) -> Tensor:
-        return self.keys
-
     def key_products(self, weight: Tensor) -> Tensor:
         return self.block.pad(self.packed @ weight[0]).unsqueeze(1)
 
@@ -96,7 +92,7 @@ class Attended:
     """One attention over a block, after the fact: what losses are computed from.
 
     ``logits`` (B, H, Q, L): after ``bias``. ``pooled`` (B, H, Q, d): what the unit gives; undefined at queries that are
-    padding, which ``pairs.block.gather`` leaves out.
+    padding, which ``pairs.block.pack`` leaves out.
     """
 
     logits: Tensor

@@ -5,9 +5,6 @@ B batch, L keys, Q queries, H heads, D item dim, d = D / H head dim, M offsets.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 
@@ -34,6 +31,7 @@ class XLNet(PositionEncoding):
         cost="2 L d; D² per offset, once for all rows",
         extrapolates="yes",
     )
+    shared = ("content_bias", "position_bias")
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1) -> None:
         super().__init__(dim, max_len, num_heads)
@@ -47,13 +45,12 @@ class XLNet(PositionEncoding):
         later = 0 if pairs.causal else wide.shape[-2] - 1
         scored = self.of_offsets(pairs, later + 1) * vectors.scale  # (H, d, M)
         rows, heads, queries, _ = query.shape
-        scores = torch.bmm(_per_head(query + self.position_bias.unsqueeze(1)), scored)  # (H, B Q, M)
-        per_offset = scores.view(heads, rows, queries, scored.shape[-1])
+        # One matrix per head, (H, B Q, d), so that the product with those of the offsets need not repeat them per row.
+        asked = (query + self.position_bias.unsqueeze(1)).transpose(0, 1).flatten(1, 2)
+        per_offset = torch.bmm(asked, scored).view(heads, rows, queries, scored.shape[-1])
         of_content = vectors.key_products(self.content_bias * vectors.scale).unsqueeze(2)  # (B, H, 1, L)
-        if not pairs.self_attention:  # all queries are targets, at the same offset from the keys
-            return wide + per_offset[..., : wide.shape[-1]].transpose(0, 1) + of_content
-        added: Tensor = _Added.apply(wide, per_offset, of_content)  # type: ignore[no-untyped-call]
-        return added
+        scores = by_key(per_offset, wide.shape[-1]) if pairs.self_attention else per_offset[..., : wide.shape[-1]]
+        return wide + scores.transpose(0, 1) + of_content
 
     def of_offsets(self, pairs: Pairs, more: int) -> Tensor:
         """W R(o) by head, (H, d, L + more): at the offsets of the keys from the last query, oldest first, and ``more``
@@ -64,12 +61,6 @@ class XLNet(PositionEncoding):
         projected: Tensor = self.projection(waved)
         return projected.view(-1, self.num_heads, self.head_dim).permute(1, 2, 0)
 
-    def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
-        above = fresh()
-        if isinstance(above, XLNet) and (above.dim, above.num_heads) == (self.dim, self.num_heads):
-            above.content_bias, above.position_bias = self.content_bias, self.position_bias
-        return above
-
 
 def by_key(scores: Tensor, keys: int) -> Tensor:
     """Scores per offset (..., Q, M) -> per key (..., Q, L), M > L: column j of query i was column Q - 1 - i + j.
@@ -79,29 +70,3 @@ def by_key(scores: Tensor, keys: int) -> Tensor:
     queries, offsets = scores.shape[-2:]
     cut = scores.flatten(-2)[..., queries - 1 : queries * offsets - 1]
     return cut.view(*scores.shape[:-1], offsets - 1)[..., :keys]
-
-
-class _Added(torch.autograd.Function):
-    """logits (B, H, Q, L) + scores per offset (H, B, Q, M) + content (B, H, 1, L). By hand, because the gradient of the
-    view would be written three times."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, scores: Tensor, content: Tensor) -> Tensor:
-        ctx.offsets, ctx.types = scores.shape[-1], (scores.dtype, content.dtype)
-        return torch.add(logits, by_key(scores, logits.shape[-1]).transpose(0, 1)).add_(content)
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        rows, heads, queries, keys = grad.shape
-        of_scores = grad.new_empty(heads, rows, queries, ctx.offsets, dtype=ctx.types[0])
-        flat = of_scores.flatten(-2)  # what no key has lies before, after and between the rows
-        flat[..., : queries - 1] = 0
-        flat[..., -1] = 0
-        by_key(of_scores, ctx.offsets - 1)[..., keys:] = 0
-        by_key(of_scores, keys).copy_(grad.transpose(0, 1))
-        return grad, of_scores, grad.sum(-2, keepdim=True).to(ctx.types[1])
-
-
-def _per_head(vectors: Tensor) -> Tensor:
-    """(B, H, L, d) -> (H, B L, d): one matrix per head, so that a product with a table need not repeat it per row."""
-    return vectors.transpose(1, 2).flatten(0, 1).transpose(0, 1)

@@ -85,7 +85,7 @@ class AttentionGRU(nn.Module):
         if weights.dim() == 3:
             items = items.unsqueeze(1)
         if self.gate == "AIGRU":
-            items = weights * items
+            items, weights = weights * items, torch.ones_like(weights)
         of_items = linear(items, self.weight_ih, self.bias_ih)
         states = recur(GATES[self.gate], of_items, weights, sizes, self.weight_hh, self.bias_hh)
         return torch.empty_like(states).index_copy(0, order, states)
@@ -136,11 +136,6 @@ def _gru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Te
     return torch.lerp(new, state, keep)
 
 
-def _aigru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Tensor:
-    update, new = _gate_and_new(of_item, of_state)
-    return torch.lerp(state, new, update)
-
-
 def _augru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Tensor:
     update, new = _gate_and_new(of_item, of_state)
     return torch.lerp(state, new, weight * update)
@@ -160,4 +155,4 @@ def _gate_and_new(of_item: Tensor, of_state: Tensor, reset_first: bool = False) 
     return gate, torch.addcmul(new, reset, of_new).tanh()
 
 
-GATES: dict[str, Step] = {"AIGRU": _aigru, "AGRU": _agru, "AUGRU": _augru}
+GATES: dict[str, Step] = {"AIGRU": _augru, "AGRU": _agru, "AUGRU": _augru}

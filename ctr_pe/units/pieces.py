@@ -27,12 +27,8 @@ ACTIVATIONS = (nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Sigmoid, nn.T
 
 
 class Source:
-    """The input of a layer's matrix product, and what is added to its output.
-
-    Args:
-        of_pairs: tensors that it depends on, with a row per pair.
-        others: further ones.
-    """
+    """The input of a layer's matrix product and what is added to its output. ``of_pairs`` and ``others``: the tensors
+    that they depend on, with a row per pair and without."""
 
     def __init__(self, of_pairs: tuple[Tensor, ...], others: tuple[Tensor, ...]) -> None:
         self.pairs, self.count = len(of_pairs[0]), len(of_pairs)
@@ -114,20 +110,17 @@ class Activated(Source):
 
     def activate(self, kept: Tensor | None) -> Tensor:
         """dropout(f(x)), ``kept`` where there is some (n, W) int16."""
-        return self.drop(self.activation(self.x), kept)
-
-    def activate_backward(self, of_y: Tensor, for_x: Tensor) -> None:
-        with torch.enable_grad():
-            x = self.x.detach().requires_grad_()
-            (of_x,) = torch.autograd.grad(self.activation(x), x, self.drop_backward(of_y))
-        for_x.copy_(of_x)
-
-    def drop(self, y: Tensor, kept: Tensor | None) -> Tensor:
+        y: Tensor = self.activation(self.x)
         self.share = None if kept is None else kept.to(y.dtype).mul_(self.dropout.factor)
         return y if self.share is None else y * self.share
 
-    def drop_backward(self, of_y: Tensor) -> Tensor:
-        return of_y if self.share is None else of_y.mul_(self.share)
+    def activate_backward(self, of_y: Tensor, for_x: Tensor) -> None:
+        if self.share is not None:
+            of_y.mul_(self.share)
+        with torch.enable_grad():
+            x = self.x.detach().requires_grad_()
+            (of_x,) = torch.autograd.grad(self.activation(x), x, of_y)
+        for_x.copy_(of_x)
 
 
 class DiceActivated(Activated):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.ops.contextual import contextual_attention
-from ctr_pe.pe.base import Contextual, PositionEncoding, embed_for
+from ctr_pe.pe.base import PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, ItemVectors
 from ctr_pe.positions import CandidatePairs, Items, Pairs, Positions
 from ctr_pe.units.dropout import Dropout
@@ -72,7 +72,7 @@ class SelfAttention(nn.Module):
             return projected[2].view(0, self.num_heads, packed.shape[-1] // self.num_heads)
         query, key, value = map(blocks.pad, projected)
         pooled = self._attend(positions.item_pairs(self.causal), query, key, value)
-        return blocks.join([block.gather(own) for block, own in zip(blocks, pooled, strict=True)])
+        return blocks.join([block.pack(own) for block, own in zip(blocks, pooled, strict=True)])
 
     def newest(self, packed: Tensor, positions: Positions) -> Tensor:
         """packed items (N, D) -> the state (B, D) of each row's newest item alone, at a fraction of the cost.
@@ -119,12 +119,7 @@ class SelfAttention(nn.Module):
         return embed_for(self, self.pe, None, packed, positions)[1], positions
 
     def _attend(
-        self,
-        pairs: list[Pairs],
-        queries: list[Tensor],
-        keys: list[Tensor],
-        values: list[Tensor],
-        losses: bool = True,
+        self, pairs: list[Pairs], queries: list[Tensor], keys: list[Tensor], values: list[Tensor], losses: bool = True
     ) -> list[Tensor]:
         """Block by block: queries (R, Q, D), keys and values (R, W, D) -> what is pooled (R, Q, H, d)."""
         attended = [self._block(*block) for block in zip(pairs, queries, keys, values, strict=True)]
@@ -140,8 +135,11 @@ class SelfAttention(nn.Module):
     def _block(self, pairs: Pairs, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Attended | None]:
         query, key, value = (x.view(*x.shape[:2], self.num_heads, -1) for x in (query, key, value))
         operands = None if self._learns else self.pe.contextual(pairs)
-        if operands is not None:
-            return self._contextual(operands, pairs, query, key, value), None
+        if operands is not None:  # one operator for all that follows
+            shape = torch.Size((len(query), self.num_heads, query.shape[1], key.shape[1]))
+            kept = (self.dropout.draw(shape, query.device), self.dropout.factor) if self.dropout.draws else None
+            given = operands._asdict() | {"allowed": pairs.allowed, "product": self.scale, "dropout": kept}
+            return contextual_attention(query, key, value, **given), None
         query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (R, H, W, d)
         vectors = ItemVectors(query, self.scale, key, value)
         rotated_query, rotated_key = self.pe.rotate(query, key, pairs.query, pairs.key)
@@ -150,22 +148,3 @@ class SelfAttention(nn.Module):
         weights, mixed = self.pe.mix(self.dropout(pairs.softmax(logits)), vectors, pairs)
         pooled = weights.to(mixed.values.dtype) @ mixed.values  # (R, H, Q, d)
         return pooled.transpose(1, 2), Attended(logits, pooled, vectors, pairs)
-
-    def _contextual(self, operands: Contextual, pairs: Pairs, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """All of it in one operator."""
-        table, gate, steps, sign, scale = operands
-        shape = torch.Size((len(query), self.num_heads, query.shape[1], key.shape[1]))
-        kept = (self.dropout.draw(shape, query.device), self.dropout.factor) if self.dropout.draws else None
-        return contextual_attention(
-            query,
-            key,
-            value,
-            table,
-            pairs.allowed,
-            gate,
-            steps,
-            sign=sign,
-            scale=scale,
-            product=self.scale,
-            dropout=kept,
-        )

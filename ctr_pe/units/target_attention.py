@@ -33,18 +33,12 @@ class TargetAttention(nn.Module):
     """
 
     def __init__(
-        self,
-        dim: int,
-        score: str | nn.Module = "dot",
-        pe: PositionEncoding | None = None,
-        softmax: bool = True,
+        self, dim: int, score: str | nn.Module = "dot", pe: PositionEncoding | None = None, softmax: bool = True
     ) -> None:
         super().__init__()
-        if isinstance(score, str):
-            if score not in SCORES:
-                raise ValueError(f"score '{score}' is unknown: {nearest(score, SCORES)}")
-            score = SCORES[score](dim)
-        self.score: nn.Module = score
+        if isinstance(score, str) and score not in SCORES:
+            raise ValueError(f"score '{score}' is unknown: {nearest(score, SCORES)}")
+        self.score: nn.Module = SCORES[score](dim) if isinstance(score, str) else score
         self.pe = pe if pe is not None else PositionEncoding(dim, max_len=1)
         if (self.pe.out_dim, self.pe.num_heads) != (dim, 1):
             raise ValueError(
@@ -98,14 +92,14 @@ class TargetAttention(nn.Module):
         weights = pairs.softmax(logits) if self.softmax else logits * pairs.admitted
         mixed, _ = self.pe.mix(weights, vectors, pairs)
         if several:
-            of_items = positions.unpack(block.gather(weights[:, 0].mT)).mT
+            of_items = positions.unpack(block.pack(weights[:, 0].mT)).mT
             return mixed[:, 0].to(items.dtype) @ block.pad(items), of_items
-        pooling = block.gather(mixed[:, 0, 0]).to(items.dtype).unsqueeze(-1)
+        pooling = block.pack(mixed[:, 0, 0]).to(items.dtype).unsqueeze(-1)
         interest = torch.zeros_like(target, dtype=items.dtype).index_add(0, rows, pooling * items)
         if self.training and self.pe.loss_names:
             attended = Attended(logits, interest[:, None, None, :], vectors, pairs)
             positions.add_losses(self.pe.losses([attended]))
-        return interest, positions.unpack(block.gather(weights[:, 0, 0]))
+        return interest, positions.unpack(block.pack(weights[:, 0, 0]))
 
 
 @contextmanager

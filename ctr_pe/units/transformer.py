@@ -172,10 +172,4 @@ class Transformer(nn.Module):
         embedded, history = lowest.embed(target, history, positions)
         positions.embedded.update(dict.fromkeys(upper))  # positions are in what they get
         assert embedded is not None
-        states, whole = append_target(embedded, history, positions)
-        return self.dropout(states), whole
-
-
-def append_target(target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
-    """Each row's items and then its target: target (B, D), packed history (N, D) -> packed (M, D) and its positions."""
-    return positions.append(history, target), positions.with_target()
+        return self.dropout(positions.append(history, embedded)), positions.with_target()

@@ -94,7 +94,7 @@ def test_chain_of_different_sizes() -> None:
         ("rope+cappe", {}, "'cappe' is unknown: did you mean 'cape'"),
         ("cape", {"position_dims": 3}, "'position_dims' is unknown: did you mean 'position_dim'"),
         ("cape", {"position_dim": 0}, "'cape': position_dim must be a positive integer, got 0"),
-        ("cape", {"position_span": "middle"}, "'cape': position_span must be 'end' or 'between'"),
+        ("cape", {"position_span": "middle"}, "'cape': position_span must be one of end, between"),
         ("rope", {"rope_layout": "quarter"}, "'rope': rope_layout must be"),
         ("naive", {"position_index": "slot"}, "'naive': position_index must be"),
         ("sinusoidal", {"position_index": "slot"}, "'sinusoidal': position_index must be"),

@@ -201,7 +201,7 @@ def test_dims_of_the_sources() -> None:
     [
         ({"field_dims": (3, 3)}, r"field_dims=\[3, 3\] add up to 6, not to dim=8"),
         ({"field_dims": FIELDS, "field_sizes": (9, 9)}, r"field_sizes=\[9, 9\] are not as many as field_dims"),
-        ({"dif_fusion": "mean"}, "dif_fusion must be 'sum', 'concat' or 'gate', got 'mean'"),
+        ({"dif_fusion": "mean"}, "dif_fusion must be one of sum, concat, gate, got 'mean'"),
         (
             {"field_dims": FIELDS, "dif_source_dim": 3},
             "dif_source_dim must be a positive multiple of num_heads=2, got 3",

@@ -74,7 +74,7 @@ class TestPositions:
         (interest, weights), (without, want) = unit(*batch), plain(*batch)
         assert torch.equal(weights, want)
         pairs = lengths(L, 4).target_pairs()
-        extra = pairs.positions.unpack(pairs.block.gather(pe.position_weights(pairs)[:, 0, 0]))
+        extra = pairs.positions.unpack(pairs.block.pack(pe.position_weights(pairs)[:, 0, 0]))
         assert torch.allclose(interest, without + (extra.unsqueeze(-1) * batch[1]).sum(1))
 
     def test_layers_share_the_table_and_have_their_own_projections(self) -> None:
@@ -391,7 +391,7 @@ class TestTraining:
         ({"pdm_contrast_on": "first"}, "pdm_contrast_on must be one of hidden, last, norm, got 'first'"),
         ({"pdm_contrast": -0.1}, "pdm_contrast must be 0 or more, got -0.1"),
         ({"pdm_ratio": 0}, "pdm_ratio must be above 0 and at most 1, got 0"),
-        ({"pdm_temperature": 0.0}, "pdm_temperature must be positive, got 0.0"),
+        ({"pdm_temperature": 0.0}, "pdm_temperature must be a positive number, got 0.0"),
     ],
 )
 def test_errors(options: dict[str, Any], message: str) -> None:

@@ -85,5 +85,5 @@ def test_scale(scale: float) -> None:
 
 @pytest.mark.parametrize("scale", [0, -1.0, float("nan"), float("inf"), "1"])
 def test_bad_scale(scale: float) -> None:
-    with pytest.raises(ValueError, match="sinusoidal_scale must be a number above 0"):
+    with pytest.raises(ValueError, match="sinusoidal_scale must be a positive number"):
         Sinusoidal(D, L, sinusoidal_scale=scale)

@@ -152,10 +152,10 @@ def test_without_ages_one_line_says_so(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "message"),
     [
-        ("time_bias", {"time_unit": 0}, "time_unit must be a positive number of seconds, got 0"),
+        ("time_bias", {"time_unit": 0}, "time_unit must be a positive number, got 0"),
         ("time_bias", {"time_unit": "1h"}, "got '1h'"),
         ("time_bias", {"time_unit": True}, "got True"),
-        ("time_rope", {"rope_time": "both"}, "rope_time must be 'split' or 'sum', got 'both'"),
+        ("time_rope", {"rope_time": "both"}, "rope_time must be one of split, sum, got 'both'"),
         ("time_rope", {"rope_layout": "other"}, "rope_layout"),
         ("time_rope", {"shortest_period": -1.0}, "shortest_period must be a positive"),
         ("time_rope", {"longest_period": math.inf}, "longest_period must be a positive"),

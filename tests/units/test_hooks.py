@@ -196,7 +196,7 @@ class LossyCAPE(CAPE):
 
     def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
         pooled = [
-            one.pairs.block.gather(one.pooled.transpose(1, 2)) if one.pairs.self_attention else one.pooled
+            one.pairs.block.pack(one.pooled.transpose(1, 2)) if one.pairs.self_attention else one.pooled
             for one in attended
         ]
         return {"size": sum((real.square().sum() for real in pooled), torch.zeros(()))}
@@ -331,7 +331,7 @@ class TestLosses:
         (one,) = pe.attended
         assert torch.equal(one.pooled[:, 0, 0], interest)
         got = one.pairs.softmax(one.logits)[:, 0, 0] * one.pairs.block.mask
-        assert torch.allclose(at.unpack(one.pairs.block.gather(got)), weights)
+        assert torch.allclose(at.unpack(one.pairs.block.pack(got)), weights)
 
         heads, (target, items, at) = Recorder(D, L, HEADS), rows()
         layer = SelfAttention(D, HEADS, heads, causal=True).double()
@@ -340,10 +340,10 @@ class TestLosses:
         assert [block.rows.tolist() for block in blocks] == [block.rows.tolist() for block in at.blocks]
         assert len(blocks) > 1
         for one in heads.attended:
-            pooled = one.pairs.block.gather(one.pooled.transpose(1, 2))
+            pooled = one.pairs.block.pack(one.pooled.transpose(1, 2))
             assert torch.equal(pooled, states[one.pairs.block.items])
             mixed = one.pairs.softmax(one.logits) @ one.vectors.values
-            assert torch.allclose(one.pairs.block.gather(mixed.transpose(1, 2)), pooled)
+            assert torch.allclose(one.pairs.block.pack(mixed.transpose(1, 2)), pooled)
         assert sorted(torch.cat([block.rows for block in blocks]).tolist()) == [b for b, n in enumerate(COUNTS) if n]
 
     @pytest.mark.parametrize("kind", ["target", "causal", "stack"])
@@ -384,13 +384,13 @@ class TestPadding:
     ) -> None:
         unit = TargetAttention(D, score, built(name, 1)).double().train(training)
         target, items, at = rows()
-        scatter = Block.scatter
+        unpack = Block.unpack
 
         def numbers_only(block: Block, own: Tensor) -> Tensor:
             assert own.dim() == 1, f"vectors of {tuple(own.shape)} are padded"
-            return scatter(block, own)
+            return unpack(block, own)
 
-        monkeypatch.setattr(Block, "scatter", numbers_only)
+        monkeypatch.setattr(Block, "unpack", numbers_only)
         monkeypatch.setattr(TargetVectors, "keys", property(asked_for))
         monkeypatch.setattr(TargetVectors, "values", property(asked_for))
         interest, _ = unit(target, items, at)
