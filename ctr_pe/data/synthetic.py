@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.data.specs import age_spec, feature_vocab, history_spec, target_spec
+from ctr_pe.data.specs import age_spec, history_spec, target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError
@@ -147,7 +147,7 @@ def generate(
         }
         groups = [Group(("item_id", "cate_id"), ("item_history", "cate_history"), "age_history")]
         known = {"item_id": known_items, "cate_id": known_categories}
-        vocabs = {name: feature_vocab(map(str, vocabulary.originals)) for name, vocabulary in known.items()}
+        vocabs = {name: vocabulary.stored() for name, vocabulary in known.items()}
         return Content("label", "user_id", features, groups, vocabs, report)
 
     return make_dataset(source, out, "synthetic_time" if timed else "synthetic", overwrite)

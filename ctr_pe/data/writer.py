@@ -81,16 +81,13 @@ class DatasetWriter:
             parquet.close()
         shutil.rmtree(self._folder, ignore_errors=True)
 
-    def open(self, split: str, schema: pa.Schema, **options: Any) -> None:
-        """Begin a split, which may stay empty; ``options`` are those of its ParquetWriter."""
-        options = {"compression": "zstd", **options}
-        self._parquets[split] = pq.ParquetWriter(self.path / f"{split}.parquet", schema, **options)
-
-    def add(self, split: str, rows: pa.Table) -> None:
-        """Append rows to a split."""
+    def add(self, split: str, rows: pa.Table, **options: Any) -> None:
+        """Append rows, maybe none, to a split; the first call begins it, with ``options`` of its ParquetWriter."""
         if split not in self._parquets:
-            self.open(split, rows.schema)
-        self._parquets[split].write_table(rows)
+            options = {"compression": "zstd", **options}
+            self._parquets[split] = pq.ParquetWriter(self.path / f"{split}.parquet", rows.schema, **options)
+        if len(rows):
+            self._parquets[split].write_table(rows)
 
     def finish(self, content: Content) -> Dataset:
         """Write everything but the rows, then rename the set to ``out``.

@@ -22,7 +22,7 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ctr_pe.data.dataset import REPORT, SPLITS, Dataset, open_dataset
-from ctr_pe.data.specs import feature_vocab, target_spec
+from ctr_pe.data.specs import target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError, explain, nearest, no_such_file
@@ -225,7 +225,7 @@ class _Build:
             raise UserError(f"{self.files['train'].parent}: {str(error).splitlines()[0]}") from None
         self._log_counts(splits)
         features = _specs(self.columns, self.tables, vocabularies, lengths, vectors)
-        vocabs = {name: feature_vocab(vocabularies[name].originals) for name in dict.fromkeys(self.tables.values())}
+        vocabs = {name: vocabularies[name].stored() for name in dict.fromkeys(self.tables.values())}
         report = {"source": self.fingerprint, "splits": splits}
         return Content(self.label, self.params.get("group_id"), features, self.groups, vocabs, report)
 

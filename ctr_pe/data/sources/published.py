@@ -22,7 +22,7 @@ from tqdm import tqdm
 from ctr_pe.data.columns import batches
 from ctr_pe.data.dataset import SPLITS, Dataset
 from ctr_pe.data.published import MAX_LEN, Field, Published
-from ctr_pe.data.specs import feature_vocab, history_spec, target_spec
+from ctr_pe.data.specs import history_spec, target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError, nearest, no_such_file
@@ -112,7 +112,7 @@ def _read(
         if table.vectors is not None:
             shutil.copyfile(table.vectors.file, writer.path / table.pretrained)
     features = {name: spec for table in tables for name, spec in table.specs().items()}
-    vocabs = {table.field.name: feature_vocab(map(str, table.vocabulary.originals)) for table in tables}
+    vocabs = {table.field.name: table.vocabulary.stored() for table in tables}
     report = {
         "published": published.repository,
         "users": len(users),
