@@ -16,11 +16,9 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-import pyarrow.parquet as pq
 from tqdm import tqdm
 
-from ctr_pe.data.columns import batches
-from ctr_pe.data.dataset import SPLITS, Dataset
+from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.published import MAX_LEN, Field, Published
 from ctr_pe.data.specs import history_spec, target_spec
 from ctr_pe.data.vocabulary import Vocabulary
@@ -75,6 +73,10 @@ class Table:
         """The vectors' file name in the data set, as FuxiCTR would choose it."""
         return f"pretrained_{self.field.name}.h5"
 
+    def encode(self, originals: Array) -> Array:
+        inside = np.minimum(originals, len(self.ids) - 1)
+        return np.where(originals == inside, self.ids[inside], self.ids.dtype.type(self.vocabulary.unseen))
+
 
 def read_published(
     directory: Path, published: Published, out: Path, overwrite: bool = False, progress: bool = False
@@ -97,34 +99,36 @@ def _read(
     directory: Path, published: Published, vectors: dict[str, Vectors], writer: DatasetWriter, progress: bool
 ) -> Content:
     raw = {name: writer.scratch / name for name in ("train", "test")}
-    for name, file in raw.items():
-        _parse(directory / f"{name}.csv", published, file, progress)
+    for name, folder in raw.items():
+        _parse(directory / f"{name}.csv", published, folder, progress)
     is_valid = _valid_rows(directory / "train.csv", raw["train"], published)
-    counts = _counts(raw["train"], ~is_valid, published, progress)
-    users = np.unique(np.concatenate([_column(file, published.user) for file in raw.values()]))
+    counts = _counts(_blocks(raw["train"], ~is_valid, "counting", progress), published)
+    users = pl.concat(pl.scan_parquet(folder).select(published.user) for folder in raw.values())
+    known_users = users.unique().collect()[published.user].sort().to_numpy()
     tables = [_table(field, counts, vectors.get(field.name)) for field in published.fields]
+    every = np.ones(pl.scan_parquet(raw["test"]).select(pl.len()).collect().item(), bool)
+    parts = {"train": ("train", ~is_valid), "valid": ("train", is_valid), "test": ("test", every)}
     splits: dict[str, Any] = {}
-    for split in SPLITS:
-        chosen = {"train": ~is_valid, "valid": is_valid, "test": None}[split]
-        blocks = _blocks(raw["test" if split == "test" else "train"], chosen, f"writing {split}", progress)
-        splits[split] = _write(writer, split, blocks, published, tables, users)
+    for split, (name, chosen) in parts.items():
+        blocks = _blocks(raw[name], chosen, f"writing {split}", progress)
+        splits[split] = _write(writer, split, blocks, published, tables, known_users)
+    without: dict[str, int] = {}
     for table in tables:
         if table.vectors is not None:
             shutil.copyfile(table.vectors.file, writer.path / table.pretrained)
-    features = {name: spec for table in tables for name, spec in table.specs().items()}
-    vocabs = {table.field.name: table.vocabulary.stored() for table in tables}
+            known = np.isin(table.vocabulary.originals, table.vectors.keys)
+            without[table.field.name] = int(np.count_nonzero(~known))
+    features = {published.group_id: {"type": "meta"}}
+    for table in tables:
+        features |= table.specs()
     report = {
         "published": published.repository,
-        "users": len(users),
+        "users": len(known_users),
         "splits": splits,
-        "known_without_vector": {
-            table.field.name: int(np.count_nonzero(~np.isin(table.vocabulary.originals, table.vectors.keys)))
-            for table in tables
-            if table.vectors is not None
-        },
+        "known_without_vector": without,
         "notes": list(published.notes),
     }
-    features = {published.group_id: {"type": "meta"}, **features}
+    vocabs = {table.field.name: table.vocabulary.stored() for table in tables}
     return Content(LABEL, published.group_id, features, published.groups, vocabs, report)
 
 
@@ -133,115 +137,93 @@ def _length(column: str) -> str:
 
 
 def _parse(csv: Path, published: Published, into: Path, progress: bool) -> None:
-    """The columns in use as integers; of a list the most recent items and its full length."""
+    """The columns in use as integers, a parquet file per block; of a list the most recent items and its full length."""
     if not csv.is_file():
         raise no_such_file(csv)
-    scalars = [published.label, published.user, *([published.time] if published.time else [])]
-    scalars = list(dict.fromkeys([*scalars, *(field.column for field in published.fields)]))
-    lists = list(dict.fromkeys(column for field in published.fields for _, column in field.histories))
-    real = {published.label, published.time}  # written as 1 or 1.0
-    types = dict.fromkeys(lists, pl.String) | {name: pl.Float64 if name in real else pl.Int64 for name in scalars}
+    real = {published.label, *filter(None, [published.time])}  # written as 1 or 1.0
+    scalars = dict.fromkeys([*real, published.user, *(field.column for field in published.fields)])
+    lists = dict.fromkeys(column for field in published.fields for _, column in field.histories)
+    types = dict.fromkeys(scalars, pl.Int64) | dict.fromkeys(real, pl.Float64) | dict.fromkeys(lists, pl.String)
     columns = [pl.col(name) for name in scalars]
     for name in lists:
-        nothing = pl.lit([], dtype=pl.List(pl.String))
-        items = pl.when(pl.col(name) != "").then(pl.col(name).str.split("^")).otherwise(nothing)
+        items = pl.when(pl.col(name) != "").then(pl.col(name).str.split("^")).otherwise(pl.lit([], pl.List(pl.String)))
         columns.append(items.list.tail(MAX_LEN).cast(pl.List(pl.UInt32), strict=False).alias(name))
         columns.append(items.list.len().alias(_length(name)))
-    writer: pq.ParquetWriter | None = None
+    into.mkdir()
     try:
         header = pl.read_csv(csv, n_rows=0).columns
-        if missing := [name for name in (*scalars, *lists) if name not in header]:
+        if missing := [name for name in types if name not in header]:
             raise UserError(f"{csv}: no column '{missing[0]}'; {nearest(missing[0], header)}")
         blocks = pl.scan_csv(csv, schema_overrides=types).select(columns)
         with tqdm(unit=" rows", desc=f"reading {csv.name}", disable=not progress, unit_scale=True) as bar:
-            for frame in blocks.collect_batches(chunk_size=BLOCK_ROWS, maintain_order=True):
-                _check(csv, frame, published, scalars, lists)
-                table = frame.to_arrow()
-                writer = writer or pq.ParquetWriter(into, table.schema, compression="zstd")
-                writer.write_table(table)
+            for number, frame in enumerate(blocks.collect_batches(chunk_size=BLOCK_ROWS, maintain_order=True)):
+                _check(csv, frame, published)
+                frame.write_parquet(into / f"{number:08}.parquet")
                 bar.update(len(frame))
     except pl.exceptions.PolarsError as error:
         raise UserError(f"{csv}: {str(error).splitlines()[0]}") from None
-    finally:
-        if writer is not None:
-            writer.close()
-    if writer is None:
+    if not any(into.iterdir()):
         raise UserError(f"{csv}: no rows")
 
 
-def _check(csv: Path, frame: pl.DataFrame, published: Published, scalars: list[str], lists: list[str]) -> None:
-    for name in scalars:
-        if nulls := frame[name].null_count():
+def _check(csv: Path, frame: pl.DataFrame, published: Published) -> None:
+    """Raises UserError for values that are missing, not numbers, or not in their range."""
+    with_ids = {column for field in published.fields for column in field.columns}
+    for column in frame:
+        name, ids = column.name, column
+        if nulls := column.null_count():
             raise UserError(f"{csv}: column '{name}' is empty in {nulls} of {len(frame)} rows")
-        if name == published.label and not frame[name].is_in([0.0, 1.0]).all():
+        if name == published.label and not column.is_in([0.0, 1.0]).all():
             raise UserError(f"{csv}: label column '{name}' has values other than 0 and 1")
-    for name in lists:
-        if nulls := frame[name].list.explode(keep_nulls=False, empty_as_null=False).null_count():
-            raise UserError(f"{csv}: column '{name}' has {nulls} list items that are not whole numbers from 0")
-    for name in (*(field.column for field in published.fields), *lists):
-        values = frame[name] if name in scalars else frame[name].list.max()
-        least, most = (frame[name].min() if name in scalars else 0), values.max()
-        if most is not None and not (least >= 0 and most < ID_LIMIT):  # type: ignore[operator]
+        if column.dtype == pl.List:
+            ids = _flat(column)
+            if nulls := ids.null_count():
+                raise UserError(f"{csv}: column '{name}' has {nulls} list items that are not whole numbers from 0")
+        if name in with_ids and not ids.is_between(0, ID_LIMIT - 1).all():
             raise UserError(f"{csv}: column '{name}' has an id outside 0 … {ID_LIMIT - 1}")
 
 
-def _column(raw: Path, name: str) -> Array:
-    values: Array = pq.read_table(raw, columns=[name])[name].to_numpy()
-    return values
+def _flat(column: pl.Series) -> pl.Series:
+    """A list column's items, or the column itself."""
+    return column.list.explode(keep_nulls=False, empty_as_null=False) if column.dtype == pl.List else column
 
 
 def _valid_rows(csv: Path, raw: Path, published: Published) -> npt.NDArray[np.bool_]:
     """(train.csv rows,) True for validation rows."""
     if published.time is not None:
-        time = _column(raw, published.time)
-        cut = np.partition(time, at := int(len(time) * (1 - VALID_SHARE)))[at]
-        is_valid = time >= cut  # rows of one time stay together
+        time = pl.col(published.time)
+        is_valid = time >= time.sort().get(
+            (pl.len() * (1 - VALID_SHARE)).cast(pl.Int64)
+        )  # rows of one time stay together
     else:
-        user, length = _column(raw, published.user), _column(raw, _length(published.fields[0].histories[0][1]))
-        _, dense = np.unique(user, return_inverse=True)
-        longest = np.zeros(dense.max() + 1, length.dtype)
-        np.maximum.at(longest, dense, length)
-        is_valid = length == longest[dense]
-    if is_valid.all():
-        raise UserError(f"{csv}: {len(is_valid)} rows, all of them the latest ones: none is left for training")
-    return np.asarray(is_valid)
+        length = pl.col(_length(published.fields[0].histories[0][1]))
+        is_valid = length == length.max().over(published.user)
+    rows = pl.scan_parquet(raw).select(is_valid.alias("valid")).collect()["valid"].to_numpy()
+    if rows.all():
+        raise UserError(f"{csv}: {len(rows)} rows, all of them the latest ones: none is left for training")
+    return rows
 
 
-def _blocks(
-    raw: Path, chosen: npt.NDArray[np.bool_] | None, description: str, progress: bool
-) -> Iterator[pa.RecordBatch]:
+def _blocks(raw: Path, chosen: npt.NDArray[np.bool_], description: str, progress: bool) -> Iterator[pl.DataFrame]:
     """The chosen rows of a parsed file, in blocks."""
     first = 0
-    with (
-        pq.ParquetFile(raw) as file,
-        tqdm(
-            total=file.metadata.num_rows, unit=" rows", desc=description, disable=not progress, unit_scale=True
-        ) as bar,
-    ):
-        for block in batches(file, BLOCK_ROWS):
-            rows = len(block)
-            if chosen is not None:
-                block = block.filter(pa.array(chosen[first : first + rows]))
-            if len(block):
-                yield block
-            first += rows
-            bar.update(rows)
+    with tqdm(total=len(chosen), unit=" rows", desc=description, disable=not progress, unit_scale=True) as bar:
+        for file in sorted(raw.iterdir()):
+            block = pl.read_parquet(file)
+            rows = block.filter(chosen[first : first + len(block)])
+            if len(rows):
+                yield rows
+            first += len(block)
+            bar.update(len(block))
 
 
-def _flat(array: pa.Array) -> Array:
-    if pa.types.is_large_list(array.type) or pa.types.is_list(array.type):
-        array = array.flatten()
-    values: Array = array.to_numpy()
-    return values
-
-
-def _counts(raw: Path, train: npt.NDArray[np.bool_], published: Published, progress: bool) -> dict[str, Array]:
-    """Per CSV column, how often each original id occurs in the train rows."""
+def _counts(blocks: Iterator[pl.DataFrame], published: Published) -> dict[str, Array]:
+    """Per CSV column, how often each original id occurs."""
     columns = {column for field in published.fields for column in field.columns}
     counts = dict.fromkeys(sorted(columns), np.zeros(0, np.int64))
-    for block in _blocks(raw, train, "counting", progress):
+    for block in blocks:
         for name, total in counts.items():
-            more = np.bincount(_flat(block.column(name)), minlength=len(total))
+            more = np.bincount(_flat(block[name]).to_numpy(), minlength=len(total))
             more[: len(total)] += total
             counts[name] = more
     return counts
@@ -261,45 +243,34 @@ def _table(field: Field, counts: dict[str, Array], vectors: Vectors | None) -> T
 def _write(
     writer: DatasetWriter,
     split: str,
-    blocks: Iterator[pa.RecordBatch],
+    blocks: Iterator[pl.DataFrame],
     published: Published,
     tables: list[Table],
     users: Array,
 ) -> dict[str, Any]:
     """Write a split; returns its counts."""
-    counts: Counter[str] = Counter()
-    unseen: Counter[str] = Counter()
-    user_type = np.min_scalar_type(len(users))
+    counts, unseen = Counter[str](), Counter[str]()
     for block in blocks:
-        label = _flat(block.column(published.label)).astype(np.uint8)
-        user = np.searchsorted(users, _flat(block.column(published.user))).astype(user_type)
+        label = block[published.label].to_numpy().astype(np.uint8)
+        user = np.searchsorted(users, block[published.user].to_numpy()).astype(np.min_scalar_type(len(users)))
         columns: dict[str, Any] = {LABEL: label, published.group_id: user}
         counts["rows"] += len(block)
         counts["positives"] += int(label.sum())
         for table in tables:
             for name, source in ((table.field.name, table.field.column), *table.field.histories):
-                array = block.column(source)
-                ids = _encode(table, _flat(array))
+                columns[name] = ids = table.encode(_flat(block[source]).to_numpy())
                 unseen[name] += int(np.count_nonzero(ids == table.vocabulary.unseen))
-                columns[name] = ids
-                if name != table.field.name:
-                    offsets = array.offsets.to_numpy()
-                    columns[name] = pa.ListArray.from_arrays((offsets - offsets[0]).astype(np.int32), ids)
-                    _count_lengths(counts, name, _flat(block.column(_length(source))))
+                if block[source].dtype == pl.List:
+                    length = block[_length(source)].to_numpy()
+                    kept = np.minimum(length, MAX_LEN)
+                    offsets = np.concatenate([[0], np.cumsum(kept)]).astype(np.int32)
+                    columns[name] = pa.ListArray.from_arrays(offsets, ids)
+                    counts[f"{name}_items"] += int(kept.sum())
+                    counts[f"{name}_longest"] = max(counts[f"{name}_longest"], int(length.max()))
+                    counts[f"{name}_empty"] += int(np.count_nonzero(length == 0))
+                    counts[f"{name}_truncated"] += int(np.count_nonzero(length > MAX_LEN))
         writer.add(split, pa.table(columns))
     return {**counts, "unseen": dict(unseen)}
-
-
-def _encode(table: Table, originals: Array) -> Array:
-    inside = np.minimum(originals, len(table.ids) - 1)
-    return np.where(originals == inside, table.ids[inside], table.ids.dtype.type(table.vocabulary.unseen))
-
-
-def _count_lengths(counts: Counter[str], name: str, length: Array) -> None:
-    counts[f"{name}_items"] += int(np.minimum(length, MAX_LEN).sum())
-    counts[f"{name}_longest"] = max(counts[f"{name}_longest"], int(length.max()))
-    counts[f"{name}_empty"] += int(np.count_nonzero(length == 0))
-    counts[f"{name}_truncated"] += int(np.count_nonzero(length > MAX_LEN))
 
 
 def _vectors(file: Path) -> Vectors:
