@@ -65,8 +65,9 @@ class DatasetWriter:
 
     def __enter__(self) -> DatasetWriter:
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        place = {"prefix": f"{self.out.name}.", "suffix": ".partial", "dir": self.out.parent}
-        self._temporary = tempfile.TemporaryDirectory(**place, ignore_cleanup_errors=True)
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix=f"{self.out.name}.", suffix=".partial", dir=self.out.parent, ignore_cleanup_errors=True
+        )
         self._folder = Path(self._temporary.name)
         self.path, self.scratch = self._folder / "new", self._folder / "scratch"
         self.path.mkdir()

@@ -104,16 +104,27 @@ def feature_specs(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     Raises:
         UserError: as :func:`build_csv`.
     """
-    columns = _columns(params)
-    tables = _tables(columns)
+    columns, tables = _described(params)
     return _specs(columns, tables, dict.fromkeys(tables, Vocabulary([])), {}, {})
 
 
-def _columns(params: Mapping[str, Any]) -> list[Column]:
+def _described(params: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
+    """The columns, and for each column with ids the one whose embedding table it uses."""
     columns, problems = read_columns(params)
     if problems:
         raise UserError(problems[0])
-    return columns
+    shared = {column.name: column.share_embedding for column in columns}
+    tables = {}
+    for column in columns:
+        if column.type in ("categorical", "sequence"):
+            seen = [column.name]
+            while (other := shared[seen[-1]]) is not None:
+                if other in seen:
+                    circle = " → ".join([*seen, other])
+                    raise UserError(f"feature_cols: share_embedding goes round in a circle: {circle}")
+                seen.append(other)
+            tables[column.name] = seen[-1]
+    return columns, tables
 
 
 def read_columns(params: Mapping[str, Any]) -> tuple[list[Column], list[str]]:
@@ -166,33 +177,15 @@ def _files(params: Mapping[str, Any]) -> dict[str, Path]:
     return files
 
 
-def _tables(columns: Sequence[Column]) -> dict[str, str]:
-    """Column with ids -> the column whose embedding table it uses."""
-    shared = {column.name: column.share_embedding for column in columns}
-    tables = {}
-    for column in columns:
-        if column.type in ("categorical", "sequence"):
-            seen = [column.name]
-            while (other := shared[seen[-1]]) is not None:
-                if other in seen:
-                    circle = " → ".join([*seen, other])
-                    raise UserError(f"feature_cols: share_embedding goes round in a circle: {circle}")
-                seen.append(other)
-            tables[column.name] = seen[-1]
-    return tables
-
-
 class _Build:
     """Builds one data set. ``fingerprint`` identifies the files and their description."""
 
     def __init__(self, params: Mapping[str, Any], groups: Sequence[Group]) -> None:
         self.params, self.groups = params, groups
-        self.columns = _columns(params)
-        self.tables = _tables(self.columns)
+        self.columns, self.tables = _described(params)
         self.label, self.files = _label(params), _files(params)
         described = {key: params.get(key) for key in ("feature_cols", "label_col", "min_categr_count", "sep")}
-        stats = {split: file.stat() for split, file in self.files.items()}
-        facts = {split: (str(self.files[split]), stat.st_size, stat.st_mtime_ns) for split, stat in stats.items()}
+        facts = {split: (str(file), file.stat().st_size, file.stat().st_mtime_ns) for split, file in self.files.items()}
         text = json.dumps([described, facts], sort_keys=True, default=str)
         self.fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -359,19 +352,14 @@ def _specs(
     """FuxiCTR's specifications."""
     specs: dict[str, dict[str, Any]] = {}
     for column in columns:
-        spec: dict[str, Any] = {"type": column.type}
-        if column.type != "meta":
-            spec["source"] = column.source
+        spec: dict[str, Any] = {"type": column.type} | ({} if column.type == "meta" else {"source": column.source})
         if root := tables.get(column.name):
             spec |= target_spec(len(vocabularies[column.name]), column.source) | {"type": column.type}
             if column.name != root:
                 spec["share_embedding"] = root
             if column.name in vectors:
-                spec |= {
-                    "pretrained_emb": f"pretrained_{root}.h5",
-                    "pretrain_usage": column.pretrain_usage,
-                    "freeze_emb": column.freeze_emb,
-                }
+                usage = {"pretrain_usage": column.pretrain_usage, "freeze_emb": column.freeze_emb}
+                spec |= {"pretrained_emb": f"pretrained_{root}.h5", **usage}
                 if dim := column.pretrain_dim or column.embedding_dim:
                     spec["pretrain_dim"] = dim
         encoder = column.feature_encoder

@@ -23,7 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 from tqdm import tqdm
 
-from ctr_pe.data.dataset import SPLITS, Dataset
+from ctr_pe.data.dataset import REPORT, SPLITS, Dataset
 from ctr_pe.data.recipe import Recipe
 from ctr_pe.data.sources.events import BLOCK, Bools, Events, Ints, Log
 from ctr_pe.data.specs import age_spec, history_spec, target_spec
@@ -173,16 +173,16 @@ class _Counter:
         keys = [recipe.user, *([] if recipe.protocol == "din" and log.ordered else [recipe.item])]
         keys += [str(recipe.order if log.ordered else recipe.time)]
         if self.repeated:
-            what = f"repeat the {', '.join(keys)} of another row"
-            raise UserError(f"{log.file}: {self.repeated:,} of {log.kept:,} rows {what}")
-        if self.contradictions:
-            what = f"times in '{recipe.time}' contradict the order in '{recipe.order}'"
-            raise UserError(
-                f"{log.file}: {what}: {self.contradictions:,} of {log.kept:,} rows are older than the row before"
-            )
-        if not self.items.any():
-            what = f"{self.users:,} users, {self.rows:,} rows, none of them for training"
-            raise UserError(f"{log.file}: {what}: protocol {recipe.protocol} needs users with more than 3 items")
+            problem = f"{self.repeated:,} of {log.kept:,} rows repeat the {', '.join(keys)} of another row"
+        elif self.contradictions:
+            problem = f"times in '{recipe.time}' contradict the order in '{recipe.order}': "
+            problem += f"{self.contradictions:,} of {log.kept:,} rows are older than the row before"
+        elif not self.items.any():
+            problem = f"{self.users:,} users, {self.rows:,} rows, none of them for training: "
+            problem += f"protocol {recipe.protocol} needs users with more than 3 items"
+        else:
+            return
+        raise UserError(f"{log.file}: {problem}")
 
     def report(self) -> dict[str, Any]:
         return {
@@ -330,22 +330,21 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
 
 def summary(dataset: Dataset) -> str:
     """The report of a built set in a few lines."""
-    report = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
-    log, splits = report["log"], report["splits"]
-    rows = sum(dataset.rows.values())
-    lines = [
-        f"{dataset.path}: {rows:,} rows of {log['users']:,} users and {log['items']:,} items"
-        f" in {report['seconds']:.1f} s ({report['rows_per_second']:,} rows/s)",
-        f"log: {log['rows']:,} rows; dropped: "
-        + (", ".join(f"{count:,} with {rule}" for rule, count in log["dropped"].items()) or "none")
-        + f"; users without rows: {log['users_without_rows']:,}",
-    ]
+    report = json.loads((dataset.path / REPORT).read_text(encoding="utf-8"))
+    log = report["log"]
+    dropped = ", ".join(f"{count:,} with {rule}" for rule, count in log["dropped"].items()) or "none"
+    events = f"log: {log['rows']:,} rows; dropped: {dropped}; users without rows: {log['users_without_rows']:,}"
     if log["tied_in_time"] is not None:
-        lines[-1] += f"; at the same time as the event before: {log['tied_in_time']:,}"
+        events += f"; at the same time as the event before: {log['tied_in_time']:,}"
     if log["targets_without_negative"]:
-        lines[-1] += f"; targets without a negative: {log['targets_without_negative']:,}"
-    lines.append(f"{'':6}{'rows':>12}{'positive':>12}{'mean':>8}{'longest':>9}{'empty':>10}{'truncated':>11}  unseen")
-    for split, counts in splits.items():
+        events += f"; targets without a negative: {log['targets_without_negative']:,}"
+    lines = [
+        f"{dataset.path}: {sum(dataset.rows.values()):,} rows of {log['users']:,} users and {log['items']:,} items"
+        f" in {report['seconds']:.1f} s ({report['rows_per_second']:,} rows/s)",
+        events,
+        f"{'':6}{'rows':>12}{'positive':>12}{'mean':>8}{'longest':>9}{'empty':>10}{'truncated':>11}  unseen",
+    ]
+    for split, counts in report["splits"].items():
         unseen = ", ".join(f"{name} {count:,}" for name, count in counts["unseen"].items() if count)
         lines.append(
             f"{split:6}{counts['rows']:12,}{counts['positives']:12,}{counts['history_mean']:8.2f}"

@@ -1,14 +1,17 @@
-"""Makes a data set from a published one: CSV with ``^``-separated lists of original ids, oldest first.
+"""Makes a published data set: downloads its files or reads them from a directory, checks their md5, converts them.
 
-Each CSV is parsed once, in blocks, into parquet with integer lists; a pass over these counts ids in the train rows,
-another writes the splits. In memory: one block, a table per vocabulary, and two numbers per train row.
+The files are CSV with ``^``-separated lists of original ids, oldest first. Each is parsed once, in blocks, into parquet
+with integer lists; a pass over these counts ids in the train rows, another writes the splits. In memory: one block, a
+table per vocabulary, and two numbers per train row.
 """
 
 from __future__ import annotations
 
+import hashlib
 import shutil
 from collections import Counter
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import h5py
@@ -18,8 +21,8 @@ import polars as pl
 import pyarrow as pa
 from tqdm import tqdm
 
-from ctr_pe.data.dataset import Dataset
-from ctr_pe.data.published import MAX_LEN, Field, Published
+from ctr_pe.data.dataset import Dataset, check_out, data_root
+from ctr_pe.data.published import MAX_LEN, SETS, Field, Published
 from ctr_pe.data.specs import history_spec, target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
@@ -27,7 +30,6 @@ from ctr_pe.errors import UserError, nearest, no_such_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
 BLOCK_ROWS = 32_768
 ID_LIMIT = 2**28  # ids index tables; the published ones are below 4 million
@@ -37,22 +39,17 @@ Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Vectors:
-    """Pretrained vectors: the original ids that have one, and their dimension."""
-
-    file: Path
-    keys: Array
-    dim: int
-
-
-@dataclass(frozen=True)
 class Table:
-    """The embedding table of a field; ``ids[original]`` is the id of an original number."""
+    """The embedding table of a field; ``ids[original]`` is the id of an original number.
+
+    ``keys``, ``dim``: the original ids that have a pretrained vector, and its dimension; none and 0 without vectors.
+    """
 
     field: Field
     vocabulary: Vocabulary
     ids: Array
-    vectors: Vectors | None
+    keys: Array
+    dim: int
 
     def specs(self) -> dict[str, dict[str, Any]]:
         """FuxiCTR's specifications of the feature and its histories; pretrained vectors are frozen and projected."""
@@ -60,8 +57,7 @@ class Table:
         specs = {name: target_spec(known, self.field.source)}
         for history, column in self.field.histories:
             specs[history] = history_spec(name, known, MAX_LEN, chosen=column not in self.field.not_chosen)
-        if self.vectors is not None:
-            dim = self.vectors.dim
+        if dim := self.dim:
             for spec in specs.values():
                 spec |= {"embedding_dim": dim, "feature_encoder": f"nn.Linear({dim}, {dim}, bias=False)"}
             loaded = {"pretrained_emb": self.pretrained, "pretrain_dim": dim}
@@ -78,6 +74,70 @@ class Table:
         return np.where(originals == inside, self.ids[inside], self.ids.dtype.type(self.vocabulary.unseen))
 
 
+def fetch(
+    name: str, root: Path | None = None, source: Path | None = None, overwrite: bool = False, progress: bool = False
+) -> str:
+    """Make a published set below the data root, from the files in ``source`` or from the hub.
+
+    Returns:
+        The report in a few lines.
+
+    Raises:
+        UserError: no set of this name, one that exists already, or files that cannot be downloaded or used.
+    """
+    if name not in SETS:
+        raise UserError(f"no published data set '{name}'; {nearest(name, SETS)}")
+    published, out = SETS[name], data_root(root) / name
+    check_out(out, overwrite)  # before anything is downloaded
+    directory = source or download(published, out.parent / "downloads" / name)
+    check_files(published, directory)
+    dataset = read_published(directory, published, out, overwrite, progress)
+    rows = ", ".join(f"{split} {count:,}" for split, count in dataset.rows.items())
+    return "\n".join([f"{dataset.path}: {rows} rows", *(f"note: {note}" for note in published.notes)])
+
+
+def download(published: Published, into: Path) -> Path:
+    """Download the files of a set from the dataset hub into ``into``; an interrupted download is continued.
+
+    Raises UserError when it fails.
+    """
+    import huggingface_hub
+
+    hub = huggingface_hub.hf_hub_download
+    for name in published.files:
+        try:
+            hub(repo_id=published.repository, filename=name, repo_type="dataset", local_dir=into)
+        except Exception as error:  # the hub raises a dozen kinds, some from its HTTP library
+            reason = (str(error) or type(error).__name__).splitlines()[0]
+            raise UserError(
+                f"{published.repository}/{name}: download stopped ({reason}); run the command again to go on, "
+                "or give a directory that has the files with --from"
+            ) from None
+    return into
+
+
+def check_files(published: Published, directory: Path) -> None:
+    """Raises UserError for a file that is missing or whose md5 sum differs from the published one."""
+    for name, expected in published.files.items():
+        file = directory / name
+        if not file.is_file():
+            there = [path.name for path in directory.iterdir()] if directory.is_dir() else []
+            hint = nearest(name, there) if there else "(nothing is there)"
+            raise UserError(
+                f"{directory}: no file '{name}'; {published.name} needs {', '.join(published.files)} {hint}"
+            )
+        if expected is not None and (found := _md5(file)) != expected:
+            raise UserError(
+                f"{file}: md5 {found}, published {expected}: damaged or another version, not used; "
+                "remove the file and run the command again"
+            )
+
+
+def _md5(file: Path) -> str:
+    with file.open("rb") as stream:
+        return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
+
+
 def read_published(
     directory: Path, published: Published, out: Path, overwrite: bool = False, progress: bool = False
 ) -> Dataset:
@@ -89,14 +149,14 @@ def read_published(
     Raises:
         UserError: a missing file or column, a value of another form, no rows for train or valid.
     """
-    vectors = {field.name: _vectors(directory / field.vectors) for field in published.fields if field.vectors}
+    vectors = {field.name: _vectors(directory, field) for field in published.fields}
     return make_dataset(
         lambda writer: _read(directory, published, vectors, writer, progress), out, published.name, overwrite
     )
 
 
 def _read(
-    directory: Path, published: Published, vectors: dict[str, Vectors], writer: DatasetWriter, progress: bool
+    directory: Path, published: Published, vectors: dict[str, tuple[Array, int]], writer: DatasetWriter, progress: bool
 ) -> Content:
     raw = {name: writer.scratch / name for name in ("train", "test")}
     for name, folder in raw.items():
@@ -105,7 +165,7 @@ def _read(
     counts = _counts(_blocks(raw["train"], ~is_valid, "counting", progress), published)
     users = pl.concat(pl.scan_parquet(folder).select(published.user) for folder in raw.values())
     known_users = users.unique().collect()[published.user].sort().to_numpy()
-    tables = [_table(field, counts, vectors.get(field.name)) for field in published.fields]
+    tables = [_table(field, counts, *vectors[field.name]) for field in published.fields]
     every = np.ones(pl.scan_parquet(raw["test"]).select(pl.len()).collect().item(), bool)
     parts = {"train": ("train", ~is_valid), "valid": ("train", is_valid), "test": ("test", every)}
     splits: dict[str, Any] = {}
@@ -114,9 +174,9 @@ def _read(
         splits[split] = _write(writer, split, blocks, published, tables, known_users)
     without: dict[str, int] = {}
     for table in tables:
-        if table.vectors is not None:
-            shutil.copyfile(table.vectors.file, writer.path / table.pretrained)
-            known = np.isin(table.vocabulary.originals, table.vectors.keys)
+        if table.field.vectors is not None:
+            shutil.copyfile(directory / table.field.vectors, writer.path / table.pretrained)
+            known = np.isin(table.vocabulary.originals, table.keys)
             without[table.field.name] = int(np.count_nonzero(~known))
     features = {published.group_id: {"type": "meta"}}
     for table in tables:
@@ -229,15 +289,15 @@ def _counts(blocks: Iterator[pl.DataFrame], published: Published) -> dict[str, A
     return counts
 
 
-def _table(field: Field, counts: dict[str, Array], vectors: Vectors | None) -> Table:
+def _table(field: Field, counts: dict[str, Array], keys: Array, dim: int) -> Table:
     """Ids that one column has ``min_count`` times, sorted by total count, then the other ids that have a vector."""
     columns = [counts[name] for name in dict.fromkeys(field.columns)]
     size = max(len(column) for column in columns)
     padded = np.stack([np.pad(column, (0, size - len(column))) for column in columns])
     total = np.where(padded.max(axis=0) >= field.min_count, padded.sum(axis=0), 0)
-    vocabulary = Vocabulary.by_frequency(total, () if vectors is None else vectors.keys)
+    vocabulary = Vocabulary.by_frequency(total, keys)
     largest = int(np.max(vocabulary.originals, initial=0))
-    return Table(field, vocabulary, vocabulary.table(largest + 1), vectors)
+    return Table(field, vocabulary, vocabulary.table(largest + 1), keys, dim)
 
 
 def _write(
@@ -273,7 +333,11 @@ def _write(
     return {**counts, "unseen": dict(unseen)}
 
 
-def _vectors(file: Path) -> Vectors:
+def _vectors(directory: Path, field: Field) -> tuple[Array, int]:
+    """The original ids that have a pretrained vector, and its dimension."""
+    if field.vectors is None:
+        return np.zeros(0, np.int64), 0
+    file = directory / field.vectors
     if not file.is_file():
         raise no_such_file(file)
     try:
@@ -287,4 +351,4 @@ def _vectors(file: Path) -> Vectors:
         raise UserError(f"{file}: needs 'key' (n,) of integers and 'value' (n, dim), has {keys.shape} and {shape}")
     if len(keys) and not (keys.min() >= 0 and keys.max() < ID_LIMIT):
         raise UserError(f"{file}: 'key' has an id outside 0 … {ID_LIMIT - 1}")
-    return Vectors(file, keys, int(shape[1]))
+    return keys, int(shape[1])
