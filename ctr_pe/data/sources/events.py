@@ -221,8 +221,8 @@ class Log:
             is_test, is_valid = pl.col("time") >= test, pl.col("time") >= valid
         else:
             raise UserError(f"{self.file}: no time column to split by: --time, or 'split' in a recipe")
-        number = pl.when(is_test).then(2).when(is_valid).then(1).otherwise(0).cast(pl.UInt8)
-        events = self._events.with_columns(split=number)
+        index = pl.when(is_test).then(2).when(is_valid).then(1).otherwise(0).cast(pl.UInt8)
+        events = self._events.with_columns(split=index)
         classes = events.group_by("split").agg(rows=pl.len(), ones=(pl.col("label") == 1).sum()).collect()
         counts = {number: (rows, ones) for number, rows, ones in classes.iter_rows()}
         for number, name in enumerate(SPLITS):

@@ -64,7 +64,7 @@ class Targets:
     split: npt.NDArray[np.uint8]  # (T,) index into SPLITS
 
     def rows(self, chosen: Ints | Bools | slice) -> Targets:
-        event, code, label, split = (column[chosen] for column in (self.event, self.code, self.label, self.split))
+        event, code, label, split = self.event[chosen], self.code[chosen], self.label[chosen], self.split[chosen]
         return replace(self, event=event, code=code, label=label, split=split)
 
 
