@@ -40,7 +40,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         calls.append((*values, named) if named else values)
         return 0
 
-    for function in ("study.run", "data.recipe.load_recipe", "data.fetch.fetch", "draw.picture"):
+    for function in ("study.run", "data.recipe.load_recipe", "data.sources.published.fetch", "draw.picture"):
         monkeypatch.setattr(f"ctr_pe.{function}", stand_in)
     return calls
 

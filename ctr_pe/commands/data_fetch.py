@@ -27,7 +27,7 @@ continued. With --from, files that you already have are read from a directory.""
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.data.fetch import fetch
+    from ctr_pe.data.sources.published import fetch
 
     print(fetch(args.name, args.data_root, args.source, args.overwrite, progress=True))
     return 0

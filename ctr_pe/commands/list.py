@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from ctr_pe.config import packaged_yaml
     from ctr_pe.data.built_in import BUILT_IN
     from ctr_pe.data.dataset import data_root, list_datasets
-    from ctr_pe.data.fetch import PUBLISHED
+    from ctr_pe.data.published import SETS
     from ctr_pe.model_zoo import MODELS
     from ctr_pe.pe import REGISTRY
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     _section("models", [(name, _docstring(place)) for name, place in MODELS.items()])
     _section("encodings", [(name, _docstring(place)) for name, place in REGISTRY.items()])
     _section(f"data sets in {root}", built)
-    _section("published data sets (ctr-pe data fetch NAME)", PUBLISHED.items())
+    _section("published data sets (ctr-pe data fetch NAME)", [(name, SETS[name].title) for name in SETS])
     suites = packaged_yaml("benchmark").items()
     _section("suites (ctr-pe benchmark --suite NAME)", [(name, _first_comment(text)) for name, text in suites])
     recipes = packaged_yaml("recipe").items()
