@@ -13,9 +13,15 @@ from fuxictr.pytorch import layers
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
-from ctr_pe.model_zoo.base import RankModel, dice_layers
+from ctr_pe.model_zoo.base import RankModel, dice_layers, summed
 from ctr_pe.model_zoo.keys import number
 from ctr_pe.positions import Positions
+
+
+def with_sum(interest: Tensor, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+    """[interest; s; target ⊙ s], s (B, D) the sum of the packed history (N, D): FuxiCTR's ``enable_sum_pooling``."""
+    total = summed(history, positions)
+    return torch.cat([interest, total, target * total], dim=-1)
 
 
 class NextItemLoss(layers.MLP_Block):  # type: ignore[misc]

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.model_zoo.auxiliary import NextItemModel
+from ctr_pe.model_zoo.auxiliary import NextItemModel, with_sum
 from ctr_pe.model_zoo.fields import SizedGroup
 from ctr_pe.model_zoo.keys import own_position_switch
 from ctr_pe.modules import ModuleList
@@ -57,7 +57,7 @@ class QueryScore(DINScore):
 
 
 class AfterAttention(nn.Module):
-    """x = norm(items + dropout(attended)), then x + FFN(x), both packed (N, D); the hidden layer has 2 D units."""
+    """x = norm(items + dropout(attended)), then x + FFN(x); packed (N, D), the hidden layer has 2 D units."""
 
     def __init__(self, dim: int, dropout: float, layer_norm: bool) -> None:
         super().__init__()
@@ -67,21 +67,15 @@ class AfterAttention(nn.Module):
 
     def forward(self, attended: Tensor, items: Tensor) -> Tensor:
         x: Tensor = self.norm(items + self.dropout(attended))
-        summed: Tensor = x + self.ffn(x)
-        return summed
+        return x + self.ffn(x)
 
 
 class Interests(nn.Module):
     """H interests of one history: behaviour refiner, then multi-interest extractor.
 
-    The refiner is a causal self-attention and what comes after it. In the extractor, each head of a second one goes on
-    alone, up to a target attention of its own. A head's projection from d to D is its columns of ``output``, which
-    multi-head attention would sum over the heads.
-
-    Args:
-        refiner: None leaves it out.
-        extractor, units: the second self-attention, with H heads, and H target attentions.
-        make_after: makes the layers after an attention.
+    The refiner (None leaves it out) is a causal self-attention with ``make_after()`` after it. The extractor is another
+    one, whose H heads stay apart: each has a ``make_after()`` and a target attention (``units``) of its own. A head's
+    projection from d to D is its columns of ``output``, which multi-head attention would sum over the heads.
     """
 
     def __init__(
@@ -99,9 +93,8 @@ class Interests(nn.Module):
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """target (B, D), packed history (N, D) -> interests (B, H D), refined history (N, D)."""
         query, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
-        positions.embedded.update(
-            (unit.pe, None) for unit in (self.extractor, *self.units)
-        )  # positions are in what they get
+        for unit in (self.extractor, *self.units):
+            positions.embedded[unit.pe] = None  # positions are in the items already
         if self.refiner is not None and self.after_refiner is not None:
             items = self.after_refiner(self.refiner(items, positions), items)
         heads, output, interests = self.extractor.heads(items, positions), self.extractor.output, []
@@ -159,8 +152,9 @@ class DMIN(NextItemModel):
         **kwargs: Any,
     ) -> None:
         own_position_switch("DMIN", "use_pos_emb", use_pos_emb, kwargs)
-        tower: dict[str, Any] = {"net_dropout": net_dropout, "batch_norm": batch_norm, "bn_only_once": bn_only_once}
-        super().__init__(feature_map, model_id, dnn_activations=dnn_activations, **tower, **kwargs)
+        norms: dict[str, Any] = {"batch_norm": batch_norm, "bn_only_once": bn_only_once}
+        tower = {"dnn_activations": dnn_activations, "net_dropout": net_dropout, **norms}
+        super().__init__(feature_map, model_id, **tower, **kwargs)
         self.native_options = {"position_dim": pos_emb_dim}
         self.enable_sum_pooling = enable_sum_pooling
 
@@ -184,24 +178,12 @@ class DMIN(NextItemModel):
 
         self.interests = ModuleList(interests(group) for group in self.groups)
         dims = [unit.units[0].pe.out_dim for unit in self.interests]
-        self.build_next_item_losses(
-            aux_loss_lambda,
-            dims,
-            aux_hidden_units,
-            aux_activation,
-            dropout_rates=net_dropout,
-            batch_norm=batch_norm,
-            bn_only_once=bn_only_once,
-        )
-        pooled = [2 * group.dim if enable_sum_pooling else 0 for group in self.groups]
-        self.build_tower(num_heads * dim + extra for dim, extra in zip(dims, pooled, strict=True))
+        mlp = {"dropout_rates": net_dropout, **norms}
+        self.build_next_item_losses(aux_loss_lambda, dims, aux_hidden_units, aux_activation, **mlp)
+        self.build_tower([num_heads * sum(dims), *(2 * group.dim for group in self.groups if enable_sum_pooling)])
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         interests: Tensor
         interests, refined = self.interests[index](target, history, positions)
         self.learn_next_item(index, refined, history, positions)
-        if not self.enable_sum_pooling:
-            return interests
-        rows, _ = positions.real
-        total = torch.zeros_like(target).index_add(0, rows, history)
-        return torch.cat([interests, total, target * total], dim=-1)
+        return with_sum(interests, target, history, positions) if self.enable_sum_pooling else interests
