@@ -17,15 +17,13 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 as FuxiCTR reads it, except that ``1e-3`` is a number and a key given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        if isinstance(node, yaml.MappingNode):
-            seen: set[tuple[str, str]] = set()
-            for key, _ in node.value:
-                name = (key.tag, str(key.value))
-                if name in seen and key.tag != "tag:yaml.org,2002:merge":
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key '{key.value}' is given twice", key.start_mark
-                    )
-                seen.add(name)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            name = (key.tag, str(key.value))
+            if name in seen and key.tag != "tag:yaml.org,2002:merge":
+                problem = f"key '{key.value}' is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(name)
         return super().construct_mapping(node, deep)
 
     def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
@@ -115,8 +113,5 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
 def packaged_yaml(folder: str) -> dict[str, str]:
     """Text of the YAML files in one folder of the packaged ``config/``, by name without suffix."""
     entries = sorted((files("ctr_pe.configs") / folder).iterdir(), key=lambda entry: entry.name)
-    return {
-        entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
-        for entry in entries
-        if entry.name.endswith(".yaml")
-    }
+    found = [entry for entry in entries if entry.name.endswith(".yaml")]
+    return {entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8") for entry in found}

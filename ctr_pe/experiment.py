@@ -41,8 +41,8 @@ def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, A
     overrides = dict(overrides or {})
     params, file = model_section(config, expid)
     dataset_id = str(overrides.get("dataset_id", params.get("dataset_id")))
-    params |= {**dataset_section(config, dataset_id, {**params, **overrides}), "dataset_id": dataset_id}
-    params |= overrides
+    own = dataset_section(config, dataset_id, {**params, **overrides})
+    params = {**params, **own, "dataset_id": dataset_id, **overrides}
     if legacy.is_legacy(params):
         params, line = legacy.translate(params)
         logging.getLogger(__name__).warning("%s: %s: %s", file, expid, line)
@@ -92,17 +92,11 @@ def config_folder(config: str | Path | None) -> Path:
 
 def config_files(config: str | Path | None, kind: str) -> dict[Path, dict[str, dict[str, Any]]]:
     """The sections of each YAML file of one kind: a directory's ``<kind>.yaml``, or else ``<kind>/*.yaml``."""
-    folder = config_folder(config)
+    folder, configs = config_folder(config), {}
     if not folder.exists():
         raise UserError(f"{folder}: no such config")
-    if folder.is_file():
-        found = [folder]
-    elif (folder / f"{kind}.yaml").is_file():
-        found = [folder / f"{kind}.yaml"]
-    else:
-        found = sorted((folder / kind).glob("*.yaml"))
-    configs = {}
-    for file in found:
+    single = folder if folder.is_file() else folder / f"{kind}.yaml"
+    for file in [single] if single.is_file() else sorted((folder / kind).glob("*.yaml")):
         sections = load_yaml(file)
         if not isinstance(sections, dict):
             raise UserError(f"{file}: not a mapping of sections")
@@ -137,20 +131,19 @@ def open_source(params: Mapping[str, Any]) -> Source:
     named = json.loads(feature_map.read_text(encoding="utf-8")).get("dataset_id")
     if named != params["dataset_id"]:
         raise UserError(f"{feature_map}: of data set '{named}', not '{params['dataset_id']}'")
-    for split in ("train", "valid"):
-        if split not in given:
-            raise UserError(f"{split}_data is missing in the dataset config of '{params['dataset_id']}'")
-    for split, file in given.items():
-        if not Path(file).exists():
-            raise UserError(f"{split}_data: {file}: no such file: the data set is half-built, remove {folder}")
+    for split in SPLITS:
+        if split not in given and split != "test":
+            raise UserError(f"{split}_data is missing in the dataset config of '{named}'")
+        if split in given and not Path(given[split]).exists():
+            raise UserError(f"{split}_data: {given[split]}: no such file: the data set is half-built, remove {folder}")
     return Source(folder, str(named), given)
 
 
 def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
-    """Train, and evaluate the best epoch: metrics on valid, and on test (empty if there are no test rows).
+    """Train, and evaluate the best epoch: metrics on valid and on test ({} without test rows), those of
+    ``ctr-pe benchmark`` with the same seed and parameters.
 
-    The log goes to the terminal and to ``<model_root>/<dataset_id>/<model_id>.log``, beside the checkpoint. With the
-    same seed and parameters the results are those of ``ctr-pe benchmark``.
+    The log goes to the terminal and to ``<model_root>/<dataset_id>/<model_id>.log``, beside the checkpoint.
 
     Raises:
         UserError: invalid data or parameters.
@@ -167,8 +160,8 @@ def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     source, pe = open_source(params), params.get("position_encoding", "none")
     seed = int(params.get("seed", 0))
     outcome = train(Run(cls, source, pe, seed, params=params, gpu=params.get("gpu", -1), threads=0))
-    for split, found in (("validation", dict(outcome.valid)), ("test", outcome.metrics)):
-        logging.info("%s: %s", split, " - ".join(f"{name}: {value:.6f}" for name, value in found.items()))
+    logging.info("validation: %s", _in_words(outcome.valid))
+    logging.info("test: %s", _in_words(outcome.metrics))
     return dict(outcome.valid), outcome.metrics
 
 
@@ -176,10 +169,13 @@ def append_result(
     config: Path, command: str, params: Mapping[str, Any], valid: Mapping[str, float], test: Mapping[str, float]
 ) -> None:
     """A line in ``<config's name>.csv`` of the working directory, in FuxiCTR's form."""
-    metrics = [" - ".join(f"{name}: {value:.6f}" for name, value in found.items()) for found in (valid, test)]
     line = (
         f" {datetime.now():%Y%m%d-%H%M%S},[command] python {command},[exp_id] {params['model_id']},"
-        f"[dataset_id] {params['dataset_id']},[train] N.A.,[val] {metrics[0]},[test] {metrics[1]}\n"
+        f"[dataset_id] {params['dataset_id']},[train] N.A.,[val] {_in_words(valid)},[test] {_in_words(test)}\n"
     )
     with open(config.name.replace(".yaml", "") + ".csv", "a+", encoding="utf-8") as file:
         file.write(line)  # one write: parallel runs append to the same file
+
+
+def _in_words(metrics: Mapping[str, float]) -> str:
+    return " - ".join(f"{name}: {value:.6f}" for name, value in metrics.items())

@@ -45,7 +45,7 @@ class NextItemModel(RankModel):
 
     ``__init__`` calls ``build_next_item_losses`` before ``build_tower``; ``interest`` calls ``learn_next_item``. The
     items that did not come next are those of ``neg_seq_field``; without it, drawn uniformly from the batch's other
-    items, by a generator of its own, so that other draws of training stay the same. Evaluation computes nothing.
+    items, by a generator of its own, so that other draws of training stay the same.
     """
 
     _weight = 0.0
@@ -73,7 +73,10 @@ class NextItemModel(RankModel):
             return
         rows, _ = positions.real
         now = (rows[1:] == rows[:-1]).nonzero().squeeze(1)
-        others, known = (self._given if self.groups[index].negative else self._drawn)(index, items, positions, now + 1)
+        if self.groups[index].negative:
+            others, known = self._given(index, positions, now + 1)
+        else:
+            others, known = self._drawn(items, positions, now + 1)
         now = now[known]
         loss = self.aux_net[index](states[now], items[now + 1], others[known])
         positions.add_losses({"next item": self._weight * loss})
@@ -84,30 +87,25 @@ class NextItemModel(RankModel):
         del self._inputs
         return outputs
 
-    def _ids(self, index: int, fields: Sequence[str], positions: Positions) -> dict[str, Tensor]:
-        """Ids of the fields, packed as the history is: of each row the most recent items, as many as were read."""
-        history = self._inputs[self.groups[index].history[0]].to(self.device)
-        slots = Positions.from_mask(history != 0)
-        read = slots.mask & (slots.distance <= positions.count.unsqueeze(1))
-        for field in fields:
-            if self._inputs[field].shape != history.shape:
-                raise UserError(
-                    f"neg_seq_field '{field}' has {self._inputs[field].shape[1]} slots, the history has "
-                    f"{history.shape[1]}: it must hold one item per history item"
-                )
-        return {field: self._inputs[field].to(self.device)[read] for field in fields}
-
-    def _given(self, index: int, items: Tensor, positions: Positions, at: Tensor) -> tuple[Tensor, Tensor]:
+    def _given(self, index: int, positions: Positions, at: Tensor) -> tuple[Tensor, Tensor]:
         """The items of ``neg_seq_field`` in the places ``at`` (P,): embeddings (P, D), and where there is one (P,)."""
-        fields = self.groups[index].negative
-        ids = {field: values[at] for field, values in self._ids(index, fields, positions).items()}
+        fields, history = self.groups[index].negative, self._inputs[self.groups[index].history[0]].to(self.device)
+        slots = Positions.from_mask(history != 0)
+        read = slots.mask & (slots.distance <= positions.count.unsqueeze(1))  # a long history lost its oldest items
+        for field in fields:
+            here, there = (values.shape[1] for values in (history, self._inputs[field]))
+            if there != here:
+                one = f"neg_seq_field '{field}' has {there} slots, the history has {here}"
+                raise UserError(f"{one}: it must hold one item per history item")
+        ids = {field: self._inputs[field].to(self.device)[read][at] for field in fields}
         embedded = self.embedding_layer(ids)
         return torch.cat([embedded[field] for field in fields], -1), ids[fields[0]] != 0
 
-    def _drawn(self, index: int, items: Tensor, positions: Positions, at: Tensor) -> tuple[Tensor, Tensor]:
-        """For each place ``at`` (P,) one of the batch's items, all its fields, other than the one there."""
+    def _drawn(self, items: Tensor, positions: Positions, at: Tensor) -> tuple[Tensor, Tensor]:
+        """For each place ``at`` (P,) one of the batch's items (N, D) other than the one there, and if there is one."""
+        assert positions.items is not None
         kind = torch.zeros_like(items[:, 0], dtype=torch.int64)  # (N,), equal for equal items: 0 .. kinds - 1
-        for ids in self._ids(index, self.groups[index].history, positions).values():
+        for ids in positions.items.ids:
             kind = torch.unique(kind * (ids.max() + 1) + ids, return_inverse=True)[1] if len(ids) else kind
         kinds = int(kind.max()) + 1 if len(kind) else 0
         if kinds < 2:
@@ -115,7 +113,7 @@ class NextItemModel(RankModel):
         example = torch.zeros(kinds, dtype=torch.int64, device=kind.device)
         example[kind] = torch.arange(len(kind), device=kind.device)
         self._seed = (self._seed + 1) % 2**63
-        # On the CPU whatever the device, so that all draw the same.
+        # On the CPU whatever the device: all devices draw the same.
         draw = torch.randint(kinds - 1, at.shape, generator=torch.Generator().manual_seed(self._seed)).to(at.device)
-        draw += draw >= kind[at]
+        draw += draw >= kind[at]  # any kind but the one there
         return items[example[draw]], torch.ones_like(at, dtype=torch.bool)

@@ -87,7 +87,7 @@ class Interests(nn.Module):
     ) -> None:
         super().__init__()
         self.refiner, self.extractor, self.units = refiner, extractor, ModuleList(units)
-        self.after_refiner = None if refiner is None else make_after()
+        self.after_refiner = make_after() if refiner else None
         self.after_heads = ModuleList(make_after() for _ in units)
 
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
@@ -95,7 +95,7 @@ class Interests(nn.Module):
         query, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
         for unit in (self.extractor, *self.units):
             positions.embedded[unit.pe] = None  # positions are in the items already
-        if self.refiner is not None and self.after_refiner is not None:
+        if self.refiner and self.after_refiner:
             items = self.after_refiner(self.refiner(items, positions), items)
         heads, output, interests = self.extractor.heads(items, positions), self.extractor.output, []
         for index, columns in enumerate(output.weight.chunk(len(self.units), dim=1)):
@@ -113,8 +113,8 @@ class DMIN(NextItemModel):
 
     Args:
         dnn_activations, batch_norm: of the tower, with FuxiCTR's defaults for this model.
-        aux_hidden_units, aux_activation, aux_loss_lambda: the auxiliary loss on the refined history and its weight,
-            see :class:`~ctr_pe.model_zoo.auxiliary.NextItemModel`; it has the tower's dropout and batch norm.
+        aux_hidden_units, aux_activation, aux_loss_lambda: network of the auxiliary loss on the refined history, with
+            the tower's dropout and batch norm, and the loss's weight; 0 for none.
         net_dropout: rate after each self-attention, and in the tower.
         num_heads: H, of both self-attentions, and the number of interests.
         enable_sum_pooling: the tower also gets the sum of the history, and target ⊙ sum.
@@ -162,19 +162,17 @@ class DMIN(NextItemModel):
             first = self.build_encoding(group, group.dim, num_heads)
             dim = first.out_dim
 
-            def attention(pe: PositionEncoding) -> SelfAttention:
-                return SelfAttention(dim, num_heads, pe, causal=True, dropout=attention_dropout)
-
             def unit() -> TargetAttention:
                 pe = self.build_encoding(group, dim, below=first, native=QueryPositions)
                 score = QueryScore(dim, attention_hidden_units, attention_activation, attention_dropout)
                 return TargetAttention(dim, score, pe)
 
+            attention = partial(SelfAttention, dim, num_heads, causal=True, dropout=attention_dropout)
             refiner, second = None, first
             if use_behavior_refiner:
                 refiner, second = attention(first), self.build_encoding(group, dim, num_heads, below=first)
-            make_after = partial(AfterAttention, dim, net_dropout, layer_norm)
-            return Interests(refiner, attention(second), [unit() for _ in range(num_heads)], make_after)
+            after = partial(AfterAttention, dim, net_dropout, layer_norm)
+            return Interests(refiner, attention(second), [unit() for _ in range(num_heads)], after)
 
         self.interests = ModuleList(interests(group) for group in self.groups)
         dims = [unit.units[0].pe.out_dim for unit in self.interests]

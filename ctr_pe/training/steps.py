@@ -20,9 +20,9 @@ def make_optimizer(model: Any, name: str, lr: float, table_optimizer: str | None
     ``table_optimizer``: embedding tables get one of their own (:mod:`ctr_pe.training.lazy`). Raises UserError for an
     unknown name.
     """
-    name, layers = choose("optimizer", name), {} if table_optimizer is None else model.embedding_layer.embedding_layers
-    lazy = [layer for layer in dict.fromkeys(layers.values()) if type(layer) is nn.Embedding]
-    lazy = [layer for layer in lazy if layer.weight.requires_grad]
+    name = choose("optimizer", name)
+    layers = {} if table_optimizer is None else model.embedding_layer.embedding_layers
+    lazy = [one for one in dict.fromkeys(layers.values()) if type(one) is nn.Embedding and one.weight.requires_grad]
     tables = {layer.weight for layer in lazy}
     rest = [parameter for parameter in model.parameters() if parameter not in tables]
     optimizer: Optimizer = getattr(torch.optim, name)(rest, lr=lr)
