@@ -29,14 +29,10 @@ if TYPE_CHECKING:
 def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Parameters of an experiment: Base, then its section, then its data set's, then ``overrides``.
 
-    Args:
-        config: FuxiCTR's config directory, or one YAML file; None for ./config or else the installed one.
-        expid: a section of ``model_config.yaml`` or ``model_config/*.yaml``.
-        overrides: may choose another ``dataset_id``; with overrides the checkpoint gets its own name, so that
-            experiments that run at the same time do not share it.
-
-    Raises:
-        UserError: no such config, experiment or data set.
+    ``config``: FuxiCTR's config directory, or one YAML file; None for ./config or else the installed one. ``expid``: a
+    section of ``model_config.yaml`` or ``model_config/*.yaml``. ``overrides`` may choose another ``dataset_id``, and
+    name the checkpoint, so that experiments that run at the same time do not share it. Raises UserError if there is no
+    such config, experiment or data set.
     """
     overrides = dict(overrides or {})
     params, file = model_section(config, expid)
@@ -107,8 +103,7 @@ def config_files(config: str | Path | None, kind: str) -> dict[Path, dict[str, d
 def open_source(params: Mapping[str, Any]) -> Source:
     """The data set of an experiment: of this package, built by FuxiCTR, or CSV files, which are built first.
 
-    Raises:
-        UserError: it is missing, half-built, or its feature map has another name.
+    Raises UserError if it is missing or half-built, or its feature map has another name.
     """
     from ctr_pe.training import Source
 
@@ -143,10 +138,8 @@ def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     """Train, and evaluate the best epoch: metrics on valid and on test ({} without test rows), those of
     ``ctr-pe benchmark`` with the same seed and parameters.
 
-    The log goes to the terminal and to ``<model_root>/<dataset_id>/<model_id>.log``, beside the checkpoint.
-
-    Raises:
-        UserError: invalid data or parameters.
+    The log goes to the terminal and to ``<model_root>/<dataset_id>/<model_id>.log``, beside the checkpoint. Raises
+    UserError for invalid data or parameters.
     """
     from fuxictr.utils import set_logger
 

@@ -66,8 +66,7 @@ class NextItemModel(RankModel):
     def learn_next_item(self, index: int, states: Tensor, items: Tensor, positions: Positions) -> None:
         """Add group ``index``'s loss: packed states (N, S) and item embeddings (N, D), both of the same real items.
 
-        Raises:
-            UserError: neg_seq_field has not the shape of the history.
+        Raises UserError if neg_seq_field has not the shape of the history.
         """
         if not (self.training and self._weight > 0):
             return

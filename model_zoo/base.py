@@ -106,23 +106,15 @@ class RankModel(BaseModel):  # type: ignore[misc]
         check_choices(kwargs)
         check_gpu(kwargs.get("gpu", -1))
         count("eval_steps", kwargs.get("eval_steps"))
-        super().__init__(
-            feature_map,
-            model_id=model_id,
-            embedding_regularizer=regularizer("embedding_regularizer", embedding_regularizer),
-            net_regularizer=regularizer("net_regularizer", net_regularizer),
-            **kwargs,
-        )
+        regularizers = {"embedding_regularizer": embedding_regularizer, "net_regularizer": net_regularizer}
+        kwargs |= {key: regularizer(key, value) for key, value in regularizers.items()}
+        super().__init__(feature_map, model_id=model_id, **kwargs)
         self._encodings = 0  # built so far
-        self._table_optimizer = table_optimizer
         self._max_gradient_norm = number("max_gradient_norm", kwargs.get("max_gradient_norm", 10.0))
         self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
-        self.amp = amp
         self.native_options: dict[str, Any] = {}  # keyword arguments of ``native``, where it is a class
-        self.embedding_dim = embedding_dim
-        self.encoding_options = options
-        self.max_len = count("max_len", max_len)
-        self.max_position = count("max_position", max_position)
+        self.embedding_dim, self.encoding_options, self.amp = embedding_dim, options, amp
+        self.max_len, self.max_position = count("max_len", max_len), count("max_position", max_position)
         fields = (target_field, sequence_field, neg_seq_field, age_field)
         self.groups = sized_groups(feature_map.features, embedding_dim, max_len, *fields, position_encoding)
         self.embedding_layer = layers.FeatureEmbeddingDict(feature_map, embedding_dim)
@@ -138,6 +130,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             "bn_only_once": bn_only_once,
         }
         self._compile = (kwargs["optimizer"], kwargs["loss"], number("learning_rate", learning_rate))
+        self._table_optimizer = table_optimizer
 
     def build_encoding(
         self,
@@ -152,9 +145,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
 
         ``extra_slots``: 1 if the target joins the sequence. ``below``: the encoding of the lowest layer, for those
         stacked on it. ``native``: what ``position_encoding: native`` means here, if not the same as in other units.
-
-        Raises:
-            UserError: heads that do not divide the item, or an encoding that cannot be built.
+        Raises UserError for heads that do not divide the item, or an encoding that cannot be built.
         """
         model, own, links = type(self).__name__, native or self.native, group.encoding.split("+")
         slots = min(group.max_len, self.max_position or group.max_len) + extra_slots
@@ -183,8 +174,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
     def build_stack(self, group: SizedGroup, layers: Any, num_heads: int = 1) -> list[PositionEncoding]:
         """The group's encodings for ``layers`` self-attentions over [history; target], one above the other.
 
-        Raises:
-            UserError: layers is no positive number, or what ``build_encoding`` raises.
+        Raises UserError if ``layers`` is no positive number, or as ``build_encoding``.
         """
         if not isinstance(layers, int) or layers < 1:
             raise UserError(f"{type(self).__name__}: a transformer has one layer or more, got {layers!r}")
@@ -244,19 +234,18 @@ class RankModel(BaseModel):  # type: ignore[misc]
                 packed.setdefault(field, []).append(positions[-1].pack(values))
         ids |= {field: torch.cat(parts) for field, parts in packed.items()}
         embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer if self.training else None)
-        items = {
-            field: zip(parts, embedded[field].split([len(part) for part in parts]), strict=True)
-            for field, parts in packed.items()
-        }
+        items = {field: iter(embedded[field].split([*map(len, parts)])) for field, parts in packed.items()}
+        read = {field: iter(parts) for field, parts in packed.items()}
         features = [embedded[name] for name in self.other_fields]
         clicked = self.get_labels(inputs).view(-1) > 0 if self.training else None
         for index, group in enumerate(self.groups):
             target = torch.cat([embedded[field] for field in group.target], dim=-1)
-            history_ids, vectors = zip(*(next(items[field]) for field in group.history), strict=True)
-            history = torch.cat(vectors, dim=-1)
+            history = torch.cat([next(items[field]) for field in group.history], dim=-1)
             chosen = None if clicked is None else clicked.new_full((len(history),), group.chosen)
-            target_ids = tuple(ids[field] for field in group.target)
-            at = positions[index].carrying(Items(history, history_ids, chosen), Items(target, target_ids, clicked))
+            at = positions[index].carrying(
+                Items(history, tuple(next(read[field]) for field in group.history), chosen),
+                Items(target, tuple(ids[field] for field in group.target), clicked),
+            )
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
                 interest = self.interest(index, target, history, at)
             features.append(interest.to(target.dtype))
@@ -318,10 +307,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
 def _check_heads(model: str, group: SizedGroup, width: int, num_heads: Any) -> None:
     if not isinstance(num_heads, int) or num_heads < 1 or width % num_heads:
         choices = ", ".join(str(heads) for heads in range(1, min(width, 16) + 1) if width % heads == 0)
-        raise UserError(
-            f"{model}: num_heads={num_heads} does not divide {width}, the item dim of {list(group.target)}: "
-            f"take one of {choices}"
-        )
+        what = f"num_heads={num_heads} does not divide {width}, the item dim of {list(group.target)}"
+        raise UserError(f"{model}: {what}: take one of {choices}")
 
 
 def dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:

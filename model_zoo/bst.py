@@ -26,11 +26,7 @@ class ConcatenatedPositions(PositionEncoding):
     The paper takes the time from event to request for a position, FuxiCTR's model the slot of the padded history; here
     it is the distance from the target, whatever the padding.
 
-    Args:
-        dim: item dim D, of which heads need not be divisors: they split D + P.
-        max_len: slots of [history; target].
-        position_dim: P.
-
+    Heads need not divide the item dim D: they split D + P, P ``position_dim``. ``max_len``: slots of [history; target].
     Parameters: ``table (max_len, P)``, row 0 for the target; starts as sines and cosines of the distance.
     """
 

@@ -28,10 +28,7 @@ class QueryPositions(PositionEncoding):
     W acts on t and p_j apart: ``rotate`` makes the query W_t t + c and puts W_p p_j beside the key, where
     :class:`QueryScore` finds it.
 
-    Args:
-        position_dim: P.
-
-    Parameters: ``table (max_len, P)``, zeros, row 0 for the most recent item; ``project``, from D + P to D.
+    Parameters: ``table (max_len, P)``, P ``position_dim``, zeros, row 0 for the newest item; ``project``, D + P to D.
     """
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: int) -> None:

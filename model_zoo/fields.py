@@ -50,8 +50,7 @@ def sized_groups(
 ) -> list[SizedGroup]:
     """The groups that the keys of a model name, with what its feature map says about their fields.
 
-    Raises:
-        UserError: a key that is missing or ambiguous, a field that the data lack, groups that do not fit together.
+    Raises UserError: a key is missing or ambiguous, the data lack a field, or groups do not fit together.
     """
     groups = paired(target_field, sequence_field, age_field)
     negatives = nested_fields("neg_seq_field", neg_seq_field) if neg_seq_field else [()] * len(groups)
@@ -83,11 +82,7 @@ def sized_groups(
 def other_fields(
     features: Mapping[str, Any], encoders: Mapping[str, nn.Module], histories: Collection[str]
 ) -> list[str]:
-    """The fields, besides the histories, that the tower gets.
-
-    Raises:
-        UserError: a history that is pooled, or another sequence that is not.
-    """
+    """The fields of the tower. Raises UserError if a history is pooled by an encoder, or another sequence is not."""
     for field, encoder in encoders.items():
         if field in histories and not isinstance(encoder, nn.Linear):
             raise UserError(f"feature_map: history field '{field}' is pooled: set its feature_encoder to null")

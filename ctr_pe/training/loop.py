@@ -155,11 +155,7 @@ def _monitored(model: Any, metrics: Mapping[str, float], first: bool) -> float:
 
 
 def save(model: torch.nn.Module, file: Path) -> None:
-    """Write a model's weights: all or nothing, also when two processes write the same file.
-
-    Raises:
-        UserError: they cannot be written.
-    """
+    """Write a model's weights: all or nothing, also when two processes write the same file, or raise UserError."""
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -71,11 +71,8 @@ class Outcome:
 def train(run: Run, progress: Progress | None = None) -> Outcome:
     """Train and evaluate on test.
 
-    Args:
-        progress: as in :func:`~ctr_pe.training.fit`.
-
-    Raises:
-        UserError: a bad data set, hyper-parameter, encoding, device or protocol, or weights that cannot be written.
+    ``progress``: as in :func:`~ctr_pe.training.fit`. Raises UserError for a bad data set, hyper-parameter, encoding,
+    device or protocol, or weights that cannot be written.
     """
     if run.protocol not in PROTOCOLS:
         raise UserError(f"protocol '{run.protocol}' is unknown: {nearest(run.protocol, PROTOCOLS)}")

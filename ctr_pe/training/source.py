@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,10 +36,9 @@ class Source:
         return cls(dataset.path, dataset.dataset_id, files, dataset)
 
     def feature_map(self, params: Mapping[str, Any]) -> Any:
-        """FuxiCTR's feature map with the group id, the features in use and the changes of the parameters.
+        """FuxiCTR's feature map, with the group id, the ``use_features`` and the ``feature_specs`` of the parameters.
 
-        Raises:
-            UserError: one of them names a feature that is not there.
+        Raises UserError if one of them names a feature that is not there.
         """
         from fuxictr.features import FeatureMap
 
@@ -60,11 +59,7 @@ class Source:
 
     def batches(self, feature_map: Any, splits: Sequence[str], params: Mapping[str, Any], train: bool = False) -> Any:
         """Batches of the splits, one after the other, as ``batch_size``, ``num_workers`` and, to train, ``shuffle`` and
-        ``seed`` say; it has a length.
-
-        Raises:
-            UserError: a split that is missing, or what the loader refuses.
-        """
+        ``seed`` say; it has a length. Raises UserError for a missing split, or what the loader refuses."""
         for split in splits:
             if split not in self.files:
                 raise UserError(f"{self.folder}: no split '{split}': {nearest(split, self.files)}")
@@ -93,8 +88,7 @@ class MadeAhead:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        batches: Iterable[dict[str, Tensor]] = self.batches
-        iterator = iter(batches)
+        iterator: Iterator[dict[str, Tensor]] = iter(self.batches)
         with ThreadPoolExecutor(1) as thread:
             coming = deque(thread.submit(next, iterator, None) for _ in range(self.count))
             while (batch := coming.popleft().result()) is not None:
