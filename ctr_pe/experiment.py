@@ -1,7 +1,7 @@
 """One experiment of a FuxiCTR config: ``python model_zoo/run_expid.py --config config --expid DIN_synthetic --gpu -1``.
 
-Does what FuxiCTR's own script does, on FuxiCTR's config files, without its pitfalls: 1e-3 is read as a number, unknown
-keys are errors, and an incomplete data set is never used.
+Does what FuxiCTR's own script does, on the same files, but reads 1e-3 as a number, refuses unknown keys, and never uses
+an incomplete data set.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import numpy.typing as npt
 import torch
 from fuxictr.pytorch import layers
 from fuxictr.pytorch.models import BaseModel
+from fuxictr.pytorch.torch_utils import get_loss
 from torch import Tensor, nn
 
 from ctr_pe.choices import check_choices, choose
@@ -185,12 +186,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         """The MLP over all other fields and the interests; then optimiser, initial weights and device."""
         specs = self.feature_map.features
         width = sum(field_dim(specs[name], self.embedding_dim) for name in self.other_fields)
-        self.dnn = layers.MLP_Block(
-            input_dim=width + sum(interest_dims),
-            output_dim=1,
-            output_activation=self.output_activation,
-            **dice_layers(self._tower),
-        )
+        mlp = {"output_dim": 1, "output_activation": self.output_activation, **dice_layers(self._tower)}
+        self.dnn = layers.MLP_Block(width + sum(interest_dims), **mlp)
         for index, layer in enumerate(self.dnn.mlp):
             if type(layer) is nn.Dropout:
                 self.dnn.mlp[index] = Dropout(layer.p)
@@ -222,19 +219,19 @@ class RankModel(BaseModel):  # type: ignore[misc]
         packed: dict[str, list[Tensor]] = {}  # ids of real items, for each group with the field: most slots are padding
         for group in self.groups:
             age = inputs[group.age].to(self.device) if group.age else None
-            history = {field: ids[field] for field in group.history}
-            mask = history[group.history[0]] != 0
+            own = {field: ids[field] for field in group.history}
+            mask = own[group.history[0]] != 0
             if self.max_len is not None and mask.shape[1] > self.max_len:
                 # A stable sort moves padding to the front and keeps the order of the items: the last are the newest.
                 newest = mask.byte().argsort(dim=1, stable=True)[:, -self.max_len :]
                 mask, age = mask.gather(1, newest), None if age is None else age.gather(1, newest)
-                history = {field: values.gather(1, newest) for field, values in history.items()}
+                own = {field: values.gather(1, newest) for field, values in own.items()}
             positions.append(Positions.from_mask(mask, age))
-            for field, values in history.items():
+            for field, values in own.items():
                 packed.setdefault(field, []).append(positions[-1].pack(values))
         ids |= {field: torch.cat(parts) for field, parts in packed.items()}
         embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer if self.training else None)
-        items = {field: iter(embedded[field].split([*map(len, parts)])) for field, parts in packed.items()}
+        items = {field: iter(torch.split(embedded[field], [*map(len, parts)])) for field, parts in packed.items()}
         read = {field: iter(parts) for field, parts in packed.items()}
         features = [embedded[name] for name in self.other_fields]
         clicked = self.get_labels(inputs).view(-1) > 0 if self.training else None
@@ -267,9 +264,9 @@ class RankModel(BaseModel):  # type: ignore[misc]
     # FuxiCTR's names for training, which is ctr_pe.training: imported when used, because it stands above the models.
 
     def compile(self, optimizer: Any, loss: Any, lr: float) -> None:
-        from ctr_pe.training import loss_function, make_optimizer
+        from ctr_pe.training import make_optimizer
 
-        self.loss_fn = loss_function(loss)
+        self.loss_fn = get_loss(choose("loss", loss))
         self.optimizer = make_optimizer(self, optimizer, lr, self._table_optimizer)
 
     def fit(

@@ -107,8 +107,7 @@ class BST(RankModel):
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         if self.pool is None:
-            state: Tensor = self.transformers[index].of_target(target, history, positions)
-            return state
+            return self.transformers[index].of_target(target, history, positions)
         states, whole = self.transformers[index](target, history, positions)
         return self.pool(states, whole, self.groups[index].max_len + 1)
 

@@ -37,9 +37,9 @@ class DIN(RankModel):
         **kwargs: Any,
     ) -> None:
         super().__init__(feature_map, model_id, **kwargs)
-        hidden: Any = (attention_hidden_units, attention_hidden_activations, attention_dropout)
+        mlp = (attention_hidden_units, attention_hidden_activations, attention_dropout, attention_output_activation)
         encodings = [self.build_encoding(group, group.dim) for group in self.groups]
-        scores = [DINScore(pe.out_dim, *hidden, attention_output_activation) for pe in encodings]
+        scores = [DINScore(pe.out_dim, *mlp) for pe in encodings]
         units = zip(scores, encodings, strict=True)
         self.attentions = ModuleList(TargetAttention(pe.out_dim, score, pe, din_use_softmax) for score, pe in units)
         self.build_tower(pe.out_dim for pe in encodings)

@@ -64,7 +64,8 @@ class AfterAttention(nn.Module):
 
     def forward(self, attended: Tensor, items: Tensor) -> Tensor:
         x: Tensor = self.norm(items + self.dropout(attended))
-        return x + self.ffn(x)
+        states: Tensor = x + self.ffn(x)
+        return states
 
 
 class Interests(nn.Module):

@@ -66,5 +66,4 @@ class SASRec(RankModel):
         self.build_tower(unit.dim for unit in self.transformers)
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        state: Tensor = self.transformers[index].of_target(target, history, positions)
-        return state
+        return self.transformers[index].of_target(target, history, positions)

@@ -15,14 +15,13 @@ from ctr_pe.units import TargetAttention
 class TIN(RankModel):
     """interest = sum of a_j (h̃_j ⊙ t̃) with a = softmax over the history of t̃ · h̃_j / sqrt(D), then the tower.
 
-    ``native`` is the paper's target-aware temporal encoding: h̃_j = h_j + P[D_j] and t̃ = t + P[0], a learned vector per
-    distance from the target, added to query, key and value, which is ``naive``. Other encodings replace it; the
-    product with the target stays, the paper's target-aware representation.
+    ``native`` is the paper's target-aware temporal encoding, ``naive`` here: h̃_j = h_j + P[D_j] and t̃ = t + P[0], a
+    learned vector per distance from the target. Other encodings replace it; the product with the target, the paper's
+    target-aware representation, stays.
 
     The tower gets the other fields and this interest, as in the paper. The official code pools u = sum of a_j h̃_j
     without the product, normalises and projects it, and feeds [u, t̃, u ⊙ t̃] to a small sigmoid tower.
-
-    It has the keys of every model (:class:`~ctr_pe.model_zoo.base.RankModel`) and no other.
+    Its keys are those of every model (:class:`~ctr_pe.model_zoo.base.RankModel`).
     """
 
     native = "naive"

@@ -93,11 +93,12 @@ class LazyTables(Optimizer):
                 own = table[rows[0]]
                 for power, weight in self.regularizer:
                     values = values.add(own if power == 2 else own.sign(), alpha=weight)
-                args = {"is_coalesced": True, "check_invariants": False}
-                table.grad = torch.sparse_coo_tensor(rows, values, table.shape, **args)
+                table.grad = torch.sparse_coo_tensor(
+                    rows, values, table.shape, is_coalesced=True, check_invariants=False
+                )
         found = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        values = [gradient.values() if gradient.is_sparse else gradient for gradient in found]
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in values]))
+        parts = [gradient.values() if gradient.is_sparse else gradient for gradient in found]
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
         share = (most / (norm + 1e-6)).clamp(max=1.0)
-        for part in values:
+        for part in parts:
             part.mul_(share)

@@ -61,11 +61,9 @@ def fit(
     save_best_only (if false, the weights are those of the last evaluation), verbose. It may be called again: the
     optimiser goes on from where it is, all else begins anew.
 
-    Args:
-        batches: an epoch at each iteration; of known length.
-        max_gradient_norm: None for the model's own.
-        progress: called with ``{"epoch", "batch", "batches"}`` about every 1 % of an epoch, and with ``{"epoch",
-            "valid"}`` after each evaluation, valid being its metrics.
+    ``batches``: an epoch at each iteration; of known length. ``max_gradient_norm``: None for the model's own.
+    ``progress`` is called with ``{"epoch", "batch", "batches"}`` about every 1 % of an epoch, and with ``{"epoch",
+    "valid"}`` after each evaluation, valid being its metrics.
 
     Raises:
         UserError: no validation data, evaluation that would never happen, a monitor that is no metric or NaN at first.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from fuxictr.pytorch.torch_utils import get_loss
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -32,12 +31,6 @@ def make_optimizer(model: Any, name: str, lr: float, table_optimizer: str | None
     if table_optimizer is None or not lazy:
         return optimizer
     return LazyTables(table_optimizer, lazy, optimizer, lr, model._embedding_regularizer)
-
-
-def loss_function(name: str) -> Callable[..., Tensor]:
-    """FuxiCTR's loss: (probabilities, labels, reduction) -> loss. Raises UserError for an unknown name."""
-    loss: Callable[..., Tensor] = get_loss(choose("loss", name))
-    return loss
 
 
 def train_step(model: Any, batch: Mapping[str, Tensor], max_gradient_norm: float) -> Tensor:
