@@ -6,15 +6,23 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import polars as pl
+
+from ctr_pe import checks
+from ctr_pe.config import model_params
+from ctr_pe.data.built_in import BUILT_IN, generate_built_in
+from ctr_pe.data.dataset import Dataset, data_root, open_dataset
 from ctr_pe.errors import UserError, counted, nearest, say
-
-if TYPE_CHECKING:
-    from ctr_pe.data.dataset import Dataset
-    from ctr_pe.study.runner import Job, Train
-    from ctr_pe.study.store import Store
-    from ctr_pe.study.suite import Cell, Suite
+from ctr_pe.model_zoo.keys import check_gpu
+from ctr_pe.study import runner, suite_tables
+from ctr_pe.study.rendering import as_csv, as_markdown, as_text
+from ctr_pe.study.runner import Job, Train
+from ctr_pe.study.store import Key, Store, device_of, hash_of
+from ctr_pe.study.suite import Cell, Grid, Suite, cells, load_suite
+from ctr_pe.study.tables import make_tables
+from ctr_pe.training import PROTOCOLS, Run, train
 
 # Keys that a benchmark sets itself, and what the error recommends.
 OWN_KEYS = {
@@ -60,18 +68,6 @@ class Request:
     keep_weights: bool = False
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What is run: every cell at every seed. ``folder``: default directory of the results below results/."""
-
-    cells: tuple[Cell, ...]
-    protocol: str
-    seeds: tuple[int, ...]
-    title: str
-    folder: str | None = None
-    suite: Suite | None = None
-
-
 def run(request: Request, stand_in: Train | None = None) -> int:
     """Train what the store does not have yet; print the tables and write them beside the store.
 
@@ -88,49 +84,40 @@ def run(request: Request, stand_in: Train | None = None) -> int:
     store: Store | None = None
     jobs: list[Job] = []
     try:
-        from ctr_pe.study.runner import run_all
-        from ctr_pe.study.store import Store
-        from ctr_pe.training import train
-
-        plan = _plan(request)
-        names = dict.fromkeys(cell.dataset for cell in plan.cells)
-        datasets = {name: find_dataset(name, request.data_root, plan.protocol) for name in names}
+        suite, found = plan(request)
+        names = dict.fromkeys(cell.dataset for cell in found)
+        datasets = {name: find_dataset(name, request.data_root, suite.protocol) for name in names}
         first = next(iter(datasets.values())).dataset_id
-        configs = _configs(plan, datasets)
-        out = Path(request.out or Path("results") / (plan.folder or f"{first}-{plan.protocol}"))
-        store = Store(out)
-        by_cell = {
-            cell: _jobs(request, plan, cell, configs[cell], datasets[cell.dataset], store) for cell in plan.cells
-        }
+        folder = Path(request.suite).stem if request.suite else f"{first}-{suite.protocol}"
+        store = Store(request.out or Path("results") / folder)
+        by_cell = {cell: _jobs(request, suite, cell, datasets[cell.dataset], store) for cell in found}
         # Seed by seed, so that a benchmark that is stopped has complete comparisons.
         jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
-        workers = _workers(request, len(jobs))
         for dataset in datasets.values():
             _keep_rows(store, dataset)
         for notice in store.notices:
             say(notice)
-        named = f"{first}: " if plan.suite is None else ""
-        say(f"{named}{plan.title} = {len(jobs)} runs, {workers} at once; results in {out}")
-        if lacking := _without_weights(store, jobs):
+        workers = _workers(request, len(jobs))
+        title = f"{suite.title}: {len(found)} cells" if request.suite else f"{first}: {suite.title}"
+        title += f" × {counted(suite.seeds, 'seed')} = {len(jobs)} runs"
+        say(f"{title}, {workers} at once; results in {store.path}")
+        done = store.read()
+        if lacking := sum(job.key in done for job in jobs if job.run.weights and not job.run.weights.exists()):
             say(f"{lacking} there already, without weights, and not run again: another --out has them all with weights")
-        failed = run_all(jobs, store, stand_in or train, workers)
-        _write_tables(store, jobs, plan, by_cell)
+        failed = runner.run_all(jobs, store, stand_in or train, workers)
+        _write_tables(store, suite if request.suite else None, by_cell)
     except KeyboardInterrupt:
-        done = 0 if store is None else len({job.key for job in jobs} & store.read().keys())
-        say(f"stopped: {done} of {len(jobs)} runs are stored; repeat the same command to run what is missing")
+        stored = 0 if store is None else len({job.key for job in jobs} & store.read().keys())
+        say(f"stopped: {stored} of {len(jobs)} runs are stored; repeat the same command to run what is missing")
         return 130
     if failed:
         say(f"{failed} of {len(jobs)} runs failed; repeat the same command to try them again")
     return 1 if failed else 0
 
 
-def _plan(request: Request) -> Plan:
-    """The plan of a request, checked as far as possible without a data set."""
-    from ctr_pe.checks import check_encoding, check_params
-    from ctr_pe.model_zoo.keys import check_gpu
-    from ctr_pe.study.suite import Grid, Suite, cells, load_suite
-    from ctr_pe.training import PROTOCOLS
-
+def plan(request: Request) -> tuple[Suite, list[Cell]]:
+    """The suite of a request, with its number of seeds and protocol, and the cells to run, checked as far as possible
+    without a data set."""
     check_gpu(request.gpu)
     for option, least in {"repeats": 1, "threads": 1, "jobs": 1, "seed": 0}.items():
         value = getattr(request, option)
@@ -143,51 +130,26 @@ def _plan(request: Request) -> Plan:
         if not models or not encodings:
             raise UserError("--pe and --model need at least one name each")
         for pe in encodings:
-            check_encoding(pe)
+            checks.check_encoding(pe)
         for model in models:
-            check_params(model, request.params)
-        grid = Grid(models=models, encodings=encodings, datasets=[request.dataset or "synthetic"])
+            checks.check_params(model, request.params)
+        grid = Grid(models=models, encodings=encodings, datasets=["synthetic"])
         suite = Suite(title=f"{', '.join(models)} × {', '.join(encodings)}", grids=[grid])
     else:
         suite = load_suite(request.suite)
-    found = cells(suite, request.dataset, request.params)
-    narrowed = {"model": request.models, "pe": request.encodings}
-    for option, names in narrowed.items():
-        known = {getattr(cell, option) for cell in found}
+    found = every = cells(suite, request.dataset, request.params)
+    for option, names in {"model": request.models, "pe": request.encodings}.items():
+        known = {getattr(cell, option) for cell in every}
         for asked in names or []:
             if asked not in known:
                 raise UserError(f"--{option} {asked}: not in suite '{request.suite}': {nearest(asked, known)}")
-    found = [
-        cell for cell in found if all(getattr(cell, option) in names for option, names in narrowed.items() if names)
-    ]
-    repeats, protocol = request.repeats or suite.seeds, request.protocol or suite.protocol
+        found = [cell for cell in found if not names or getattr(cell, option) in names]
+    protocol = request.protocol or suite.protocol
     if protocol not in PROTOCOLS:
         raise UserError(f"protocol '{protocol}' is unknown: {nearest(protocol, PROTOCOLS)}")
     if "none" not in [cell.pe for cell in found]:
         say("'none' is not in --pe: without it there is nothing to compare with, and the table has no differences")
-    seeds = tuple(range(request.seed, request.seed + repeats))
-    count = counted(repeats, "seed")
-    if request.suite is None:
-        return Plan(tuple(found), protocol, seeds, f"{suite.title} × {count}")
-    title = f"{suite.title}: {len(found)} cells × {count}"
-    return Plan(tuple(found), protocol, seeds, title, Path(request.suite).stem, suite)
-
-
-def _configs(plan: Plan, datasets: Mapping[str, Dataset]) -> dict[Cell, dict[str, Any]]:
-    """Hyper-parameters of each cell."""
-    from ctr_pe.checks import check_params, param_problems
-
-    configs = {}
-    for cell in plan.cells:
-        dataset = datasets[cell.dataset]
-        configs[cell] = run_params(cell.model, dataset.dataset_id, cell.overrides)
-        check_params(cell.model, configs[cell])
-        if plan.suite is not None:  # hundreds of runs: a model that cannot be built is reported before the first
-            own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
-            given = {**configs[cell], **own, "train_data": str(dataset.split("train"))}
-            for problem in param_problems(given, dataset.path.parent):
-                raise UserError(f"{plan.suite.title}: {cell}: {problem}")
-    return configs
+    return suite.model_copy(update={"seeds": request.repeats or suite.seeds, "protocol": protocol}), found
 
 
 def refuse_own_keys(option: str, params: Mapping[str, Any]) -> None:
@@ -198,18 +160,12 @@ def refuse_own_keys(option: str, params: Mapping[str, Any]) -> None:
 
 def run_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """A model's packaged configuration with ``overrides``, without the keys that the benchmark sets itself."""
-    from ctr_pe.config import model_params
-
     params = model_params(model, dataset_id, overrides)
     return {key: value for key, value in params.items() if key not in OWN_KEYS}
 
 
 def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
     """The data set, with the splits that the protocol needs; a built-in one is generated on first use."""
-    from ctr_pe.data.built_in import BUILT_IN, generate_built_in
-    from ctr_pe.data.dataset import data_root, open_dataset
-    from ctr_pe.training import PROTOCOLS
-
     path = data_root(root) / name
     if name in BUILT_IN and not path.exists():
         say(f"generating the built-in data set in {path}")
@@ -222,29 +178,24 @@ def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
     return dataset
 
 
-def _jobs(
-    request: Request, plan: Plan, cell: Cell, params: Mapping[str, Any], dataset: Dataset, store: Store
-) -> list[Job]:
-    """The cell's runs, one per seed."""
-    from ctr_pe.study.runner import Job
-    from ctr_pe.study.store import Key, device_of, hash_of
-    from ctr_pe.training import Run
-
-    made, digest = [], hash_of(params)
+def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: Store) -> list[Job]:
+    """The cell's runs, one per seed, with hyper-parameters that were checked."""
+    params = run_params(cell.model, dataset.dataset_id, cell.overrides)
+    checks.check_params(cell.model, params)
+    if request.suite:  # hundreds of runs: a model that cannot be built is reported before the first
+        own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
+        given = {**params, **own, "train_data": str(dataset.split("train"))}
+        for problem in checks.param_problems(given, dataset.path.parent):
+            raise UserError(f"{suite.title}: {cell}: {problem}")
+    jobs = []
     varied = " ".join(f"{key}={value}" for key, value in cell.varied)
-    for seed in plan.seeds:
-        hashes = (digest, dataset.data_hash)
-        key = Key(cell.model, dataset.dataset_id, plan.protocol, *hashes, cell.pe, seed, device_of(request.gpu))
+    setting = (cell.model, dataset.dataset_id, suite.protocol, hash_of(params), dataset.data_hash)
+    for seed in range(request.seed, request.seed + suite.seeds):
+        key = Key(*setting, cell.pe, seed, device_of(request.gpu))
         weights = store.weights(key) if request.keep_weights else None
-        how = (plan.protocol, params, request.gpu, request.threads, weights)
-        made.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how), key, varied))
-    return made
-
-
-def _without_weights(store: Store, jobs: Sequence[Job]) -> int:
-    """How many finished runs lack the weights that the request wants."""
-    done = store.read()
-    return sum(job.key in done for job in jobs if job.run.weights is not None and not job.run.weights.exists())
+        how = (suite.protocol, params, request.gpu, request.threads, weights)
+        jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how), key, varied))
+    return jobs
 
 
 def _workers(request: Request, runs: int) -> int:
@@ -256,32 +207,27 @@ def _workers(request: Request, runs: int) -> int:
 
 def _keep_rows(store: Store, dataset: Dataset) -> None:
     """Store labels and users of the test rows for the bootstrap. Without users every row is a user of its own."""
-    import polars as pl
-
     frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, *filter(None, [dataset.group_id])])
-    labels = frame[dataset.label].to_numpy()
     users = frame[dataset.group_id] if dataset.group_id else pl.int_range(len(frame), eager=True)
-    store.save_rows(dataset.data_hash, labels, users.to_numpy())
+    store.save_rows(dataset.data_hash, frame[dataset.label].to_numpy(), users.to_numpy())
 
 
-def _write_tables(store: Store, jobs: Sequence[Job], plan: Plan, by_cell: Mapping[Cell, Sequence[Job]]) -> None:
+def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]]) -> None:
     """Write table.md and table.csv of everything in the store, and the suite's tables; print those of the request."""
-    from ctr_pe.study import suite_tables
-    from ctr_pe.study.rendering import as_markdown, as_text
-    from ctr_pe.study.tables import as_csv, make_tables
-
-    tables = make_tables(store)
-    files = {"table.md": as_markdown(tables), "table.csv": as_csv(tables)}
-    if plan.suite is None:
-        asked = {(*job.key[:5], job.key.device) for job in jobs}
-        for table in tables:
-            if table.identity in asked:
-                print(f"\n{as_text(table)}")
+    keys = {cell: [job.key for job in jobs] for cell, jobs in by_cell.items()}
+    by_setting = make_tables(store)
+    tables = list(by_setting.values())
+    written = {"table": tables}
+    if suite is None:
+        asked = {key.setting for of_cell in keys.values() for key in of_cell}
+        printed = [table for setting, table in by_setting.items() if setting in asked]
     else:
-        keys = {cell: [job.key for job in of_cell] for cell, of_cell in by_cell.items()}
-        grids = suite_tables.make(plan.suite, plan.protocol, store, keys)
-        print("\n" + "\n\n".join(as_text(grid) for grid in grids))
-        files |= {"suite.md": as_markdown(grids), "suite.csv": suite_tables.as_csv(grids)}
+        written["suite"] = printed = suite_tables.make(suite, store, keys)
+    for table in printed:
+        print(f"\n{as_text(table)}")
+    files = {}
+    for name, some in written.items():
+        files |= {f"{name}.md": as_markdown(some), f"{name}.csv": as_csv(some)}
     for name, text in files.items():
         try:
             (store.path / name).write_text(text, encoding="utf-8")
