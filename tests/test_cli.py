@@ -15,7 +15,7 @@ from ctr_pe import __version__
 from ctr_pe.cli import main
 from ctr_pe.draw.runs import Wanted
 from ctr_pe.errors import UserError
-from ctr_pe.study import Request, plan
+from ctr_pe.study.benchmark import Request, plan
 
 HEAVY = "torch fuxictr polars pandas ray sklearn pyarrow pydantic huggingface_hub h5py matplotlib".split()
 
@@ -40,7 +40,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         calls.append((*values, named) if named else values)
         return 0
 
-    for function in ("study.run", "data.recipe.load_recipe", "data.fetch.fetch", "draw.picture"):
+    for function in ("study.benchmark.run", "data.recipe.load_recipe", "data.fetch.fetch", "draw.picture"):
         monkeypatch.setattr(f"ctr_pe.{function}", stand_in)
     return calls
 
@@ -49,7 +49,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(request: Request) -> int:
         raise error
 
-    monkeypatch.setattr("ctr_pe.study.run", fail)
+    monkeypatch.setattr("ctr_pe.study.benchmark.run", fail)
 
 
 @pytest.mark.parametrize(

@@ -54,10 +54,9 @@ again with the same OUT runs only what is missing.""",
 
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.config import parse_overrides
-    from ctr_pe.study import Request
-    from ctr_pe.study import run as run_study
+    from ctr_pe.study import benchmark
 
-    request = Request(
+    request = benchmark.Request(
         suite=args.suite,
         models=args.model,
         encodings=args.pe,
@@ -73,4 +72,4 @@ def run(args: argparse.Namespace) -> int:
         data_root=args.data_root,
         keep_weights=args.keep_weights,
     )
-    return run_study(request)
+    return benchmark.run(request)

@@ -24,7 +24,7 @@ from itertools import zip_longest
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from tqdm import tqdm
 
@@ -32,9 +32,11 @@ import ctr_pe
 from ctr_pe.allocator import keep_memory
 from ctr_pe.errors import UserError
 from ctr_pe.study.store import Key, Result, Store
-from ctr_pe.training import Outcome, Progress, Run
 
-Train = Callable[[Run, Progress], Outcome]
+if TYPE_CHECKING:
+    from ctr_pe.training import Outcome, Run
+
+Train = Callable[["Run", Callable[[Mapping[str, Any]], None]], "Outcome"]
 
 
 @dataclass(frozen=True)

@@ -94,7 +94,7 @@ def plan(
     """
     from ctr_pe.checks import check_encoding, check_params
     from ctr_pe.model_zoo.keys import check_gpu
-    from ctr_pe.study import find_dataset, refuse_own_keys, run_params
+    from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
 
     overrides, given = overrides or {}, given or {}
     refuse_own_keys("--set", overrides)

@@ -17,7 +17,7 @@ from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.pe import available_pes
-from ctr_pe.study import Request, run
+from ctr_pe.study.benchmark import Request, run
 from ctr_pe.study.rendering import as_csv, as_markdown, as_text
 from ctr_pe.study.store import Key, Result, Store
 from ctr_pe.study.suite import Cell, Suite, cells, load_suite, parse_suite
