@@ -225,7 +225,7 @@ def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequ
         written["suite"] = printed = suite_tables.make(suite, store, keys)
     for table in printed:
         print(f"\n{as_text(table)}")
-    files = {}
+    files: dict[str, str] = {}
     for name, some in written.items():
         files |= {f"{name}.md": as_markdown(some), f"{name}.csv": as_csv(some)}
     for name, text in files.items():

@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-from itertools import zip_longest
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -104,7 +103,7 @@ def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, strea
                     progress.finish(worker.job, result)
                 else:
                     failed += 1
-                    progress.fail(worker.job, _explain(worker.job, *content, store.path))
+                    progress.fail(worker.job, _explain(worker.job, store.path, *content))
                 if kind != "died" and (job := next_job()):
                     worker.start(job)
                 else:
@@ -156,7 +155,7 @@ def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
     )
 
 
-def _explain(job: Job, line: str, trace: str, folder: Path) -> str:
+def _explain(job: Job, folder: Path, line: str, trace: str) -> str:
     """The line about a run that failed; the traceback of an error that is not the user's goes to a file."""
     if not trace:
         return line
@@ -279,5 +278,6 @@ class _Progress:
         self.states = {name: text for name, text in {**self.states, str(job): state}.items() if text}
         while len(self.lines) < len(self.states):
             self.lines.append(self.new(bar_format="  {desc}", position=len(self.lines) + 1, leave=False))
-        for line, text in zip_longest(self.lines, self.states.values(), fillvalue=""):
+        texts = [*self.states.values(), *[""] * len(self.lines)]
+        for line, text in zip(self.lines, texts, strict=False):
             line.set_description_str(text)

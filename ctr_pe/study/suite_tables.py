@@ -41,7 +41,7 @@ def _table(suite: Suite, runs: Mapping[Cell, Runs], keys: Mapping[Cell, Sequence
         printed = {}
         if suite.published and not cell.varied:
             printed = published(dataset, cell.model, suite.published).get(cell.pe, {})
-        line = {"dataset": cell.dataset, "model": cell.model} | {key: values.get(key) for key in varied}
+        line: dict[str, Any] = {"dataset": cell.dataset, "model": cell.model} | {key: values.get(key) for key in varied}
         line |= {"pe": cell.pe + dagger, "seeds": len(of_cell)}
         for metric in METRICS:
             mean, sd = mean_sd(measured(of_cell, metric).values())

@@ -92,7 +92,7 @@ def _table(store: Store, setting: tuple[str, ...], runs: Mapping[str, Runs], amb
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
     for pe, of_seed in runs.items():
-        line = {**identity, "pe": pe + dagger, "seeds": len(of_seed)}
+        line: dict[str, Any] = {**identity, "pe": pe + dagger, "seeds": len(of_seed)}
         compared = False
         for metric in METRICS:
             ours, theirs = measured(of_seed, metric), measured(runs.get(BASELINE, {}), metric)
