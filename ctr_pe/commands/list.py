@@ -1,4 +1,7 @@
-"""``ctr-pe list``: models, encodings, data sets."""
+"""``ctr-pe list``: models, encodings, data sets.
+
+List models, encodings and data sets.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,11 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from ctr_pe.commands.options import Commands, data_root_option
+from ctr_pe.commands.options import Parser, data_root_option
 
 
-def add_parser(commands: Commands) -> None:
-    text = "List models, encodings and data sets."
-    parser = commands.add_parser("list", help="models, encodings, data sets", description=text)
+def add_options(parser: Parser) -> None:
     data_root_option(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
