@@ -83,10 +83,16 @@ class _Added(torch.autograd.Function):
     """logits (B, H, Q, L) + scores per offset (H, B, Q, M) + content (B, H, 1, L). By hand, because the gradient of the
     view would be written three times."""
 
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, logits: Tensor, scores: Tensor, content: Tensor) -> Tensor:
+    def forward(logits: Tensor, scores: Tensor, content: Tensor) -> Tensor:
+        return logits + by_key(scores, logits.shape[-1]).transpose(0, 1) + content
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+        _, scores, content = inputs
         ctx.offsets, ctx.types = scores.shape[-1], (scores.dtype, content.dtype)
-        return torch.add(logits, by_key(scores, logits.shape[-1]).transpose(0, 1)).add_(content)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
