@@ -1,5 +1,4 @@
-"""Rotation of planes: pairs of coordinates, each a complex number λ e^(iθ) with modulus λ and phase θ. For RoPE, its form
-by time, and EulerFormer.
+"""Rotation of planes: pairs of coordinates, each a complex number λ e^(iθ) with modulus λ and phase θ.
 
 d coordinates, P = d // 2 planes.
 """
@@ -51,14 +50,14 @@ def phases(real: Tensor, imaginary: Tensor) -> Tensor:
 
 
 class _Rotation(torch.autograd.Function):
-    """By hand, because autograd would compute sines and cosines of the angle once more: its gradient is a product with
-    what comes out. Cosine and sine are arguments for the derivatives of this backward, where they depend on the angle."""
+    """By hand, because autograd would compute sines and cosines once more. They are arguments, so that a second
+    derivative, which goes through them, is right too."""
 
     generate_vmap_rule = True
 
     @staticmethod
     def forward(real: Tensor, imaginary: Tensor, angle: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor]:
-        return (real * cos).addcmul_(imaginary, sin, value=-1), (real * sin).addcmul_(imaginary, cos)
+        return torch.addcmul(real * cos, imaginary, sin, value=-1), torch.addcmul(real * sin, imaginary, cos)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, Tensor]) -> None:
@@ -71,9 +70,9 @@ class _Rotation(torch.autograd.Function):
         real, imaginary = real.contiguous(), imaginary.contiguous()
         of_angle = None
         if output:
-            of_angle = (imaginary * output[0]).addcmul_(real, output[1], value=-1).sum_to_size(ctx.angle_shape)
-        of_imaginary = (imaginary * cos).addcmul_(real, sin, value=-1)
-        return (real * cos).addcmul_(imaginary, sin), of_imaginary, of_angle, None, None
+            of_angle = torch.addcmul(imaginary * output[0], real, output[1], value=-1).sum_to_size(ctx.angle_shape)
+        of_imaginary = torch.addcmul(imaginary * cos, real, sin, value=-1)
+        return torch.addcmul(real * cos, imaginary, sin), of_imaginary, of_angle, None, None
 
 
 class _Phases(torch.autograd.Function):
@@ -92,5 +91,5 @@ class _Phases(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         real, imaginary = ctx.saved_tensors
-        share = grad / (real * real).addcmul_(imaginary, imaginary).clamp_min_(torch.finfo(grad.dtype).tiny)
+        share = grad / torch.addcmul(real * real, imaginary, imaginary).clamp(min=torch.finfo(grad.dtype).tiny)
         return -share * imaginary, share * real

@@ -101,7 +101,9 @@ def test_no_memory_of_others_is_touched(keys: int, at_end: bool) -> None:
     places = torch.randint(0, 10**6, (2, 1, 4)), torch.randint(0, 10**6, (2, 1, keys))
     for hold in (torch.clone, fenced):
         amount, decay, rows, *at = map(hold, (*of_heads, table, *places))
-        out, grad, *into = map(hold, (grads * torch.nan, grads, *(of_heads * torch.nan), table.T * torch.nan))
+        out, grad, *into = map(
+            hold, (grads * torch.nan, grads, *(of_heads * torch.nan), torch.full((32, 3), torch.nan))
+        )
         native.call("time_decay", *shape, 60.0, amount, decay, rows, *at, out)
         native.call("time_decay_backward", *shape, 60.0, grad, amount, decay, *at, *into)
         results.append([part.clone() for part in (out, *into)])

@@ -173,7 +173,6 @@ class TestRotation:
             assert got.dtype == half
             assert (got.double() - exact).abs().max() < 1e-2
 
-
     @pytest.mark.parametrize("size", [1.0, 10.0, 1e3, 1e5, 1e7])
     def test_angles_of_any_size(self, size: float) -> None:
         angle = torch.linspace(-size, size, 4001).unsqueeze(-1)

@@ -123,9 +123,9 @@ def interpolate(table: Tensor, position: Tensor) -> Tensor:
 
 
 def _between(table: Tensor, position: Tensor) -> Tensor:
-    """table (B, H, Q, T + 1), whose last row is there twice: at integers the slope is that to the next row, not zero."""
+    """table (B, H, Q, T + 1), whose last row is there twice."""
     position = position.clamp(0, table.shape[-1] - 2)
-    low = position.detach().long()
+    low = position.detach().long()  # and the row after it, not the ceiling, which has no slope at integers
     value = table.gather(-1, low)
     return torch.addcmul(value, table[..., 1:].gather(-1, low) - value, position.frac())
 

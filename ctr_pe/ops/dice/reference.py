@@ -15,17 +15,10 @@ def dice(
     kept: Tensor | None,
     kept_factor: float,
 ) -> Tensor:
-    if mean is not None:
-        factor, shift = own_norm(x, factor, mean)
+    if mean is not None:  # factor and shift as they are, with the gradient that x has through its mean and variance
+        variance = (x - x.mean(0)).square().mean(0)
+        factor = factor - (variance - variance.detach()) * factor**3 / 2  # d (variance + eps)^-1/2 = -factor³ / 2
+        shift = -(mean + (x.mean(0) - x.mean(0).detach())) * factor
     p = torch.addcmul(shift, x, factor).sigmoid()
     y = x * torch.lerp(alpha.to(p.dtype), torch.ones_like(p), p)
     return y if kept is None else y * kept.to(y.dtype).mul_(kept_factor)
-
-
-def own_norm(x: Tensor, factor: Tensor, mean: Tensor) -> tuple[Tensor, Tensor]:
-    """Factor and shift (W,) as they are, with the gradient that x (N, W) has through its mean and variance."""
-    centred = x - x.mean(0)
-    variance = centred.square().mean(0)
-    factor = factor - (variance - variance.detach()) * factor**3 / 2  # d (variance + eps)^-1/2 = -factor³ / 2
-    mean = mean + (x.mean(0) - x.mean(0).detach())
-    return factor, -mean * factor

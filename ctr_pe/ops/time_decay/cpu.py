@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -10,32 +12,24 @@ from ctr_pe.ops.operator import operator
 from ctr_pe.ops.time_decay.reference import BUCKETS
 
 
-def _time_decay(
-    amount: Tensor, decay: Tensor, table: Tensor, query_age: Tensor, key_age: Tensor, unit: float
-) -> Tensor:
-    out = _fake(amount, decay, table, query_age, key_age)
-    _check(out, amount, decay, table, query_age, key_age)
-    native.call("time_decay", *out.shape, unit, amount, decay, table.T.contiguous(), query_age, key_age, out)
+def _time_decay(*arguments: Any) -> Tensor:
+    *given, unit = arguments
+    out = _fake(*arguments)
+    _check(out, *given)
+    given[2] = given[2].T.contiguous()
+    native.call("time_decay", *out.shape, unit, *given, out)
     return out
 
 
 def _fake(amount: Tensor, decay: Tensor, table: Tensor, query_age: Tensor, key_age: Tensor, *_: float) -> Tensor:
-    (B, _, L), Q, H = key_age.shape, query_age.shape[-1], len(amount)
-    return amount.new_empty(B, H, Q, L)
+    return amount.new_empty(len(key_age), len(amount), query_age.shape[-1], key_age.shape[-1])
 
 
-def _time_decay_backward(
-    into: list[Tensor],
-    grad: Tensor,
-    amount: Tensor,
-    decay: Tensor,
-    table: Tensor,
-    query_age: Tensor,
-    key_age: Tensor,
-    unit: float,
-) -> None:
-    _check(grad, amount, decay, table, query_age, key_age)
-    native.call("time_decay_backward", *grad.shape, unit, grad, amount, decay, query_age, key_age, *into)
+def _time_decay_backward(into: list[Tensor], grad: Tensor, *arguments: Any) -> None:
+    *given, unit = arguments
+    _check(grad, *given)
+    del given[2]  # the gradients do not depend on the table
+    native.call("time_decay_backward", *grad.shape, unit, grad, *given, *into)
 
 
 def _check(pairs: Tensor, *given: Tensor) -> None:

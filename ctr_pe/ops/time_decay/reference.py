@@ -8,9 +8,7 @@ from torch import Tensor
 BUCKETS = 32
 
 
-def time_decay(
-    amount: Tensor, decay: Tensor, table: Tensor, query_age: Tensor, key_age: Tensor, unit: float
-) -> Tensor:
+def time_decay(amount: Tensor, decay: Tensor, table: Tensor, query_age: Tensor, key_age: Tensor, unit: float) -> Tensor:
     seconds = (key_age.unsqueeze(-2) - query_age.unsqueeze(-1)).abs()
     power = torch.exp(-decay.view(-1, 1, 1) * torch.log1p(seconds.to(decay.dtype) / unit))
     # The exponent of a float64 gives the bucket exactly; a logarithm would round.
