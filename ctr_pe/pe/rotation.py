@@ -36,10 +36,10 @@ def planes(vectors: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor, 
     """
     count, odd = divmod(vectors.shape[-1], 2)
     if interleaved:
-        paired, rest = vectors.split([2 * count, odd], -1)
-        real, imaginary = paired.unflatten(-1, (count, 2)).unbind(-1)
+        paired, rest = torch.split(vectors, [2 * count, odd], -1)
+        real, imaginary = torch.unflatten(paired, -1, (count, 2)).unbind(-1)
     else:
-        real, imaginary, rest = vectors.split([count, count, odd], -1)
+        real, imaginary, rest = torch.split(vectors, [count, count, odd], -1)
     return real.contiguous(), imaginary.contiguous(), rest  # every operation on half of each row is slower
 
 

@@ -13,7 +13,18 @@ from ctr_pe import Positions, build_pe
 from ctr_pe.units import DINScore, SelfAttention, TargetAttention
 
 B, L, D = 3, 5, 8
-ENCODINGS = ("none", "naive", "rope", "cape", "cope", "cape_additive", "cape_time", "euler", "time_rope", "time_bias")
+ENCODINGS: tuple[str, ...] = (
+    "none",
+    "naive",
+    "rope",
+    "cape",
+    "cope",
+    "cape_additive",
+    "cape_time",
+    "euler",
+    "time_rope",
+    "time_bias",
+)
 ENCODINGS += ("dape", "kernel", "xlnet", "fox", "t5")
 Call = Callable[[dict[str, Tensor], Tensor, Tensor], Tensor]
 

@@ -35,7 +35,7 @@ def _bias_given(*arguments: Any, grad: Tensor | None = None) -> tuple[Any, ...]:
     B, H, Q, L = logits.shape
     sizes = B, H, Q, L, query.shape[-1]
     of_pairs = {"query": (query, (B, H, Q, query.shape[-1])), "grad": (grad, (B, H, Q, L))}
-    return *_checked(sizes, *learned, **of_pairs), *arguments[7:], *arguments[:7]
+    return *_checked(sizes, of_pairs, *learned), *arguments[7:], *arguments[:7]
 
 
 def _attention(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -65,17 +65,17 @@ def _attention_given(grad: Tensor | None, norms: Tensor | None, *arguments: Any)
         "grad": (grad, (B, Q, H, D)),
         "norms": (norms, (B, H, Q, 2)),
     }
-    return *_checked((B, H, Q, L, D), *learned, **of_pairs), *arguments[9:], *arguments[:9]
+    return *_checked((B, H, Q, L, D), of_pairs, *learned), *arguments[9:], *arguments[:9]
 
 
 def _checked(
     sizes: tuple[int, ...],
+    others: dict[str, tuple[Tensor | None, tuple[int, ...]]],
     weight: Tensor | None,
     bias: Tensor | None,
     table: Tensor,
     steps: Tensor | None,
     allowed: Tensor,
-    **others: tuple[Tensor | None, tuple[int, ...]],
 ) -> tuple[int, ...]:
     """Sizes as C takes them, if all shapes and types match."""
     (B, H, Q, L, D), (rows, P) = sizes, table.shape

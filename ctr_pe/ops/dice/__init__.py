@@ -51,8 +51,8 @@ def dice_backward(
         )
         return found
     with torch.enable_grad():
-        leaves = [given.detach().requires_grad_() for given in (x, factor, shift, alpha)]
-        return torch.autograd.grad(reference.dice(*leaves, None, kept, kept_factor), leaves, grad)
+        x, factor, shift, alpha = leaves = [given.detach().requires_grad_() for given in (x, factor, shift, alpha)]
+        return torch.autograd.grad(reference.dice(x, factor, shift, alpha, None, kept, kept_factor), leaves, grad)
 
 
 __all__ = ["dice", "dice_backward"]
