@@ -3,6 +3,7 @@ dozen. With the products of queries and keys and the pooling of values it is all
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -70,7 +71,7 @@ def _attention_given(grad: Tensor | None, norms: Tensor | None, *arguments: Any)
 
 def _checked(
     sizes: tuple[int, ...],
-    others: dict[str, tuple[Tensor | None, tuple[int, ...]]],
+    others: Mapping[str, tuple[Tensor | None, tuple[int, ...]]],
     weight: Tensor | None,
     bias: Tensor | None,
     table: Tensor,
