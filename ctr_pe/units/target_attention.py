@@ -6,7 +6,7 @@ B batch, L history slots, N real items of the batch, D item dim.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -69,7 +69,7 @@ class TargetAttention(nn.Module):
             return block.pad(self.score(query, rotated, rows))[:, None, None, :]  # (B, 1, 1, L)
 
         def rescored(shift: Tensor) -> Tensor:
-            with _side_stream(shift.device):
+            with _side_stream(shift.device) if self.training else nullcontext():
                 return scored(keys + shift)
 
         scale, project = getattr(self.score, "scale", 1.0), getattr(self.score, "project", None)
