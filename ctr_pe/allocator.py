@@ -9,9 +9,7 @@ from __future__ import annotations
 import ctypes
 import os
 
-SWITCH = "CTR_PE_KEEP_MEMORY"
-"""Environment variable; 0 leaves the allocator as it is."""
-
+SWITCH = "CTR_PE_KEEP_MEMORY"  # environment variable; 0 leaves the allocator as it is
 # Parameters of mallopt, from malloc.h
 TRIM_THRESHOLD, TOP_PAD, MMAP_MAX = -1, -2, -4
 PAD = 64 * 2**20
@@ -20,11 +18,8 @@ PAD = 64 * 2**20
 def keep_memory() -> bool:
     """Let this process keep the memory that it frees, for the next step to use; programs call it when they start.
 
-    The process never shrinks. Does nothing if the C library is not glibc, or with ``CTR_PE_KEEP_MEMORY=0`` in the
-    environment.
-
-    Returns:
-        Whether the allocator accepted the settings.
+    The process never shrinks. Returns whether the allocator accepted the settings: not if the C library is not glibc,
+    or with ``CTR_PE_KEEP_MEMORY=0`` in the environment.
     """
     if os.environ.get(SWITCH) == "0":
         return False

@@ -17,15 +17,13 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 as FuxiCTR reads it, except that ``1e-3`` is a number and a key given twice is an error."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
-        if isinstance(node, yaml.MappingNode):
-            seen: set[tuple[str, str]] = set()
-            for key, _ in node.value:
-                name = (key.tag, str(key.value))
-                if name in seen and key.tag != "tag:yaml.org,2002:merge":
-                    raise yaml.constructor.ConstructorError(
-                        None, None, f"key '{key.value}' is given twice", key.start_mark
-                    )
-                seen.add(name)
+        seen: set[tuple[str, str]] = set()
+        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+            name = (key.tag, str(key.value))
+            if name in seen and key.tag != "tag:yaml.org,2002:merge":
+                problem = f"key '{key.value}' is given twice"
+                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+            seen.add(name)
         return super().construct_mapping(node, deep)
 
     def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
@@ -40,11 +38,7 @@ _Loader.add_implicit_resolver(
 
 
 def load_yaml(path: str | Path) -> Any:
-    """What a YAML file holds.
-
-    Raises:
-        UserError: no such file, or what :func:`parse_yaml` raises.
-    """
+    """What a YAML file holds; raises UserError if it cannot be read, or as :func:`parse_yaml`."""
     try:
         text = Path(path).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -57,8 +51,7 @@ def load_yaml(path: str | Path) -> Any:
 def parse_yaml(text: str, source: str) -> Any:
     """What a YAML text holds; ``source`` is its name in errors. Tuples may be written ``!!python/tuple [a, b]``.
 
-    Raises:
-        UserError: a syntax error, a tag that could run code, or a key given twice, as ``source:line: what``.
+    Raises UserError, ``source:line: what``: a syntax error, a tag that could run code, or a key given twice.
     """
     try:
         return _Loader(text).get_single_data()
@@ -73,8 +66,7 @@ def parse_yaml(text: str, source: str) -> Any:
 def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
     """``["learning_rate=1e-3", "dnn_hidden_units=[64, 32]"]`` as a dict; values are YAML, a later one wins.
 
-    Raises:
-        UserError: no ``=``, no key before it, or a value that is not YAML.
+    Raises UserError if there is no ``=``, no key before it, or no YAML after it.
     """
     overrides: dict[str, Any] = {}
     for pair in pairs:
@@ -93,10 +85,8 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
     """Hyper-parameters of ``model`` on a data set, as FuxiCTR names them.
 
     ``Base``, ``<model>_default`` and ``<model>_<dataset_id>`` of the packaged ``model_config/<model>.yaml``, then
-    ``overrides``; a later one wins key by key. ``model`` and ``dataset_id`` are the arguments.
-
-    Raises:
-        UserError: there is no configuration of that model, or it does not hold mappings.
+    ``overrides``; a later one wins key by key. ``model`` and ``dataset_id`` are the arguments. Raises UserError if
+    there is no configuration of that model, or it does not hold mappings.
     """
     configs = packaged_yaml("model_config")
     if model not in configs:
@@ -115,8 +105,5 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
 def packaged_yaml(folder: str) -> dict[str, str]:
     """Text of the YAML files in one folder of the packaged ``config/``, by name without suffix."""
     entries = sorted((files("ctr_pe.configs") / folder).iterdir(), key=lambda entry: entry.name)
-    return {
-        entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8")
-        for entry in entries
-        if entry.name.endswith(".yaml")
-    }
+    found = [entry for entry in entries if entry.name.endswith(".yaml")]
+    return {entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8") for entry in found}

@@ -1,7 +1,7 @@
 """One experiment of a FuxiCTR config: ``python model_zoo/run_expid.py --config config --expid DIN_synthetic --gpu -1``.
 
-Does what FuxiCTR's own script does, on FuxiCTR's config files, without its pitfalls: 1e-3 is read as a number, unknown
-keys are errors, and an incomplete data set is never used.
+Does what FuxiCTR's own script does, on the same files, but reads 1e-3 as a number, refuses unknown keys, and never uses
+an incomplete data set.
 """
 
 from __future__ import annotations
@@ -29,20 +29,16 @@ if TYPE_CHECKING:
 def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Parameters of an experiment: Base, then its section, then its data set's, then ``overrides``.
 
-    Args:
-        config: FuxiCTR's config directory, or one YAML file; None for ./config or else the installed one.
-        expid: a section of ``model_config.yaml`` or ``model_config/*.yaml``.
-        overrides: may choose another ``dataset_id``; with overrides the checkpoint gets its own name, so that
-            experiments that run at the same time do not share it.
-
-    Raises:
-        UserError: no such config, experiment or data set.
+    ``config``: FuxiCTR's config directory, or one YAML file; None for ./config or else the installed one. ``expid``: a
+    section of ``model_config.yaml`` or ``model_config/*.yaml``. ``overrides`` may choose another ``dataset_id``, and
+    name the checkpoint, so that experiments that run at the same time do not share it. Raises UserError if there is no
+    such config, experiment or data set.
     """
     overrides = dict(overrides or {})
     params, file = model_section(config, expid)
     dataset_id = str(overrides.get("dataset_id", params.get("dataset_id")))
-    params |= {**dataset_section(config, dataset_id, {**params, **overrides}), "dataset_id": dataset_id}
-    params |= overrides
+    own = dataset_section(config, dataset_id, {**params, **overrides})
+    params = {**params, **own, "dataset_id": dataset_id, **overrides}
     if legacy.is_legacy(params):
         params, line = legacy.translate(params)
         logging.getLogger(__name__).warning("%s: %s: %s", file, expid, line)
@@ -92,17 +88,11 @@ def config_folder(config: str | Path | None) -> Path:
 
 def config_files(config: str | Path | None, kind: str) -> dict[Path, dict[str, dict[str, Any]]]:
     """The sections of each YAML file of one kind: a directory's ``<kind>.yaml``, or else ``<kind>/*.yaml``."""
-    folder = config_folder(config)
+    folder, configs = config_folder(config), {}
     if not folder.exists():
         raise UserError(f"{folder}: no such config")
-    if folder.is_file():
-        found = [folder]
-    elif (folder / f"{kind}.yaml").is_file():
-        found = [folder / f"{kind}.yaml"]
-    else:
-        found = sorted((folder / kind).glob("*.yaml"))
-    configs = {}
-    for file in found:
+    single = folder if folder.is_file() else folder / f"{kind}.yaml"
+    for file in [single] if single.is_file() else sorted((folder / kind).glob("*.yaml")):
         sections = load_yaml(file)
         if not isinstance(sections, dict):
             raise UserError(f"{file}: not a mapping of sections")
@@ -113,8 +103,7 @@ def config_files(config: str | Path | None, kind: str) -> dict[Path, dict[str, d
 def open_source(params: Mapping[str, Any]) -> Source:
     """The data set of an experiment: of this package, built by FuxiCTR, or CSV files, which are built first.
 
-    Raises:
-        UserError: it is missing, half-built, or its feature map has another name.
+    Raises UserError if it is missing or half-built, or its feature map has another name.
     """
     from ctr_pe.training import Source
 
@@ -137,23 +126,20 @@ def open_source(params: Mapping[str, Any]) -> Source:
     named = json.loads(feature_map.read_text(encoding="utf-8")).get("dataset_id")
     if named != params["dataset_id"]:
         raise UserError(f"{feature_map}: of data set '{named}', not '{params['dataset_id']}'")
-    for split in ("train", "valid"):
-        if split not in given:
-            raise UserError(f"{split}_data is missing in the dataset config of '{params['dataset_id']}'")
-    for split, file in given.items():
-        if not Path(file).exists():
-            raise UserError(f"{split}_data: {file}: no such file: the data set is half-built, remove {folder}")
+    for split in SPLITS:
+        if split not in given and split != "test":
+            raise UserError(f"{split}_data is missing in the dataset config of '{named}'")
+        if split in given and not Path(given[split]).exists():
+            raise UserError(f"{split}_data: {given[split]}: no such file: the data set is half-built, remove {folder}")
     return Source(folder, str(named), given)
 
 
 def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
-    """Train, and evaluate the best epoch: metrics on valid, and on test (empty if there are no test rows).
+    """Train, and evaluate the best epoch: metrics on valid and on test ({} without test rows), those of
+    ``ctr-pe benchmark`` with the same seed and parameters.
 
-    The log goes to the terminal and to ``<model_root>/<dataset_id>/<model_id>.log``, beside the checkpoint. With the
-    same seed and parameters the results are those of ``ctr-pe benchmark``.
-
-    Raises:
-        UserError: invalid data or parameters.
+    The log goes to the terminal and to ``<model_root>/<dataset_id>/<model_id>.log``, beside the checkpoint. Raises
+    UserError for invalid data or parameters.
     """
     from fuxictr.utils import set_logger
 
@@ -167,8 +153,8 @@ def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     source, pe = open_source(params), params.get("position_encoding", "none")
     seed = int(params.get("seed", 0))
     outcome = train(Run(cls, source, pe, seed, params=params, gpu=params.get("gpu", -1), threads=0))
-    for split, found in (("validation", dict(outcome.valid)), ("test", outcome.metrics)):
-        logging.info("%s: %s", split, " - ".join(f"{name}: {value:.6f}" for name, value in found.items()))
+    logging.info("validation: %s", _in_words(outcome.valid))
+    logging.info("test: %s", _in_words(outcome.metrics))
     return dict(outcome.valid), outcome.metrics
 
 
@@ -176,10 +162,13 @@ def append_result(
     config: Path, command: str, params: Mapping[str, Any], valid: Mapping[str, float], test: Mapping[str, float]
 ) -> None:
     """A line in ``<config's name>.csv`` of the working directory, in FuxiCTR's form."""
-    metrics = [" - ".join(f"{name}: {value:.6f}" for name, value in found.items()) for found in (valid, test)]
     line = (
         f" {datetime.now():%Y%m%d-%H%M%S},[command] python {command},[exp_id] {params['model_id']},"
-        f"[dataset_id] {params['dataset_id']},[train] N.A.,[val] {metrics[0]},[test] {metrics[1]}\n"
+        f"[dataset_id] {params['dataset_id']},[train] N.A.,[val] {_in_words(valid)},[test] {_in_words(test)}\n"
     )
     with open(config.name.replace(".yaml", "") + ".csv", "a+", encoding="utf-8") as file:
         file.write(line)  # one write: parallel runs append to the same file
+
+
+def _in_words(metrics: Mapping[str, float]) -> str:
+    return " - ".join(f"{name}: {value:.6f}" for name, value in metrics.items())

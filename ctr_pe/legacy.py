@@ -21,22 +21,20 @@ def translate(params: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     ``max_position``. The default of ``embedding_dim`` was 10. BST's ``use_position_emb`` (on by default) is ``native``,
     which CAPE replaces. The current keys win if both are given.
     """
-    new = {key: value for key, value in params.items() if key not in KEYS}
-    keys: dict[str, Any] = {}
-    own = params.get("use_position_emb", True) if str(params.get("model")) == "BST" else False
-    new.pop("use_position_emb", None)
-    keys["position_encoding"] = "cape" if params.get("use_cope") else "native" if own else "none"
-    if "embedding_dim" not in params:
-        keys["embedding_dim"] = 10
-    if params.get("use_cope") and params.get("position_dim") is None:
-        keys["position_dim"] = int(params.get("embedding_dim", 10)) * _fields(params)
-    if params.get("max_sequence_length") is not None:
-        keys["max_position"] = params["max_sequence_length"]
-    keys = {key: value for key, value in keys.items() if new.get(key) is None}
+    old = (*KEYS, "use_position_emb")
+    new = {key: value for key, value in params.items() if key not in old}
+    cape, own = params.get("use_cope"), params.get("model") == "BST" and params.get("use_position_emb", True)
+    keys = {
+        "position_encoding": "cape" if cape else "native" if own else "none",
+        "embedding_dim": 10,
+        "position_dim": int(params.get("embedding_dim") or 10) * _fields(params) if cape else None,
+        "max_position": params.get("max_sequence_length"),
+    }
+    keys = {key: value for key, value in keys.items() if value is not None and new.get(key) is None}
     written = ", ".join(f"{key}: {value}" for key, value in keys.items())
-    replaced = ", ".join(key for key in (*KEYS, "use_position_emb") if key in params)
+    replaced = ", ".join(key for key in old if key in params)
     line = f"a config for the released CAPE code: {replaced} is now written {written}"
-    if params.get("use_cope") and own:
+    if cape and own:
         line += " (cape takes the place of BST's own position vectors)"
     return new | keys, line
 
@@ -44,6 +42,5 @@ def translate(params: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
 def _fields(params: Mapping[str, Any]) -> int:
     """Number of target fields: the released code concatenated those in one tuple."""
     target = params.get(f"{str(params.get('model')).lower()}_target_field", params.get("target_field"))
-    if isinstance(target, list) and target:
-        target = target[0]
+    target = target[0] if isinstance(target, list) and target else target
     return len(target) if isinstance(target, (tuple, list)) else 1

@@ -186,3 +186,8 @@ class Ragged(Padded):
     def _with_last(self) -> Tensor:
         rows, _ = self.real
         return torch.cat([rows, torch.arange(len(self.mask), device=rows.device)]).argsort(stable=True)
+
+
+def per_target(per_row: Tensor, target: Tensor) -> Tensor:
+    """Values per row (B,), as they broadcast against the leading axes of targets (B, D) or (B, K, D)."""
+    return per_row.view(-1, *[1] * (target.dim() - 2))

@@ -59,7 +59,7 @@ def check_models(sections: Mapping[str, dict[str, Any]], folder: Path, root: Pat
 
 def check_datasets(sections: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     """Problems of a dataset config."""
-    from ctr_pe.data.sources.fuxictr_csv import column_problems
+    from ctr_pe.data.sources.fuxictr_csv import read_columns
 
     for name, section in sections.items():
         for key, value in section.items():
@@ -73,7 +73,8 @@ def check_datasets(sections: Mapping[str, dict[str, Any]]) -> Iterator[str]:
                     yield f"{name}: '{key}' is missing"
         features: list[str] = []
         if section.get("feature_cols"):
-            features, problems = column_problems(section)
+            columns, problems = read_columns(section)
+            features = [column.name for column in columns]
             yield from (f"{name}: {problem}" for problem in problems)
         try:
             groups = field_groups(section)

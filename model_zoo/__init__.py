@@ -13,14 +13,7 @@ if TYPE_CHECKING:
     from ctr_pe.model_zoo.sasrec import SASRec
     from ctr_pe.model_zoo.tin import TIN
 
-MODELS = {
-    "DIN": "ctr_pe.model_zoo.din:DIN",
-    "DIEN": "ctr_pe.model_zoo.dien:DIEN",
-    "BST": "ctr_pe.model_zoo.bst:BST",
-    "DMIN": "ctr_pe.model_zoo.dmin:DMIN",
-    "TIN": "ctr_pe.model_zoo.tin:TIN",
-    "SASRec": "ctr_pe.model_zoo.sasrec:SASRec",
-}
+MODELS = {name: f"ctr_pe.model_zoo.{name.lower()}:{name}" for name in ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")}
 
 __all__ = ["BST", "DIEN", "DIN", "DMIN", "MODELS", "TIN", "SASRec"]
 

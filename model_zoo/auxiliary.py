@@ -13,9 +13,15 @@ from fuxictr.pytorch import layers
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
-from ctr_pe.model_zoo.base import RankModel, dice_layers
+from ctr_pe.model_zoo.base import RankModel, dice_layers, summed
 from ctr_pe.model_zoo.keys import number
 from ctr_pe.positions import Positions
+
+
+def with_sum(interest: Tensor, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+    """[interest; s; target ⊙ s], s (B, D) the sum of the packed history (N, D): FuxiCTR's ``enable_sum_pooling``."""
+    total = summed(history, positions)
+    return torch.cat([interest, total, target * total], dim=-1)
 
 
 class NextItemLoss(layers.MLP_Block):  # type: ignore[misc]
@@ -39,7 +45,7 @@ class NextItemModel(RankModel):
 
     ``__init__`` calls ``build_next_item_losses`` before ``build_tower``; ``interest`` calls ``learn_next_item``. The
     items that did not come next are those of ``neg_seq_field``; without it, drawn uniformly from the batch's other
-    items, by a generator of its own, so that other draws of training stay the same. Evaluation computes nothing.
+    items, by a generator of its own, so that other draws of training stay the same.
     """
 
     _weight = 0.0
@@ -60,14 +66,16 @@ class NextItemModel(RankModel):
     def learn_next_item(self, index: int, states: Tensor, items: Tensor, positions: Positions) -> None:
         """Add group ``index``'s loss: packed states (N, S) and item embeddings (N, D), both of the same real items.
 
-        Raises:
-            UserError: neg_seq_field has not the shape of the history.
+        Raises UserError if neg_seq_field has not the shape of the history.
         """
         if not (self.training and self._weight > 0):
             return
         rows, _ = positions.real
         now = (rows[1:] == rows[:-1]).nonzero().squeeze(1)
-        others, known = (self._given if self.groups[index].negative else self._drawn)(index, items, positions, now + 1)
+        if self.groups[index].negative:
+            others, known = self._given(index, positions, now + 1)
+        else:
+            others, known = self._drawn(items, positions, now + 1)
         now = now[known]
         loss = self.aux_net[index](states[now], items[now + 1], others[known])
         positions.add_losses({"next item": self._weight * loss})
@@ -78,30 +86,25 @@ class NextItemModel(RankModel):
         del self._inputs
         return outputs
 
-    def _ids(self, index: int, fields: Sequence[str], positions: Positions) -> dict[str, Tensor]:
-        """Ids of the fields, packed as the history is: of each row the most recent items, as many as were read."""
-        history = self._inputs[self.groups[index].history[0]].to(self.device)
-        slots = Positions.from_mask(history != 0)
-        read = slots.mask & (slots.distance <= positions.count.unsqueeze(1))
-        for field in fields:
-            if self._inputs[field].shape != history.shape:
-                raise UserError(
-                    f"neg_seq_field '{field}' has {self._inputs[field].shape[1]} slots, the history has "
-                    f"{history.shape[1]}: it must hold one item per history item"
-                )
-        return {field: self._inputs[field].to(self.device)[read] for field in fields}
-
-    def _given(self, index: int, items: Tensor, positions: Positions, at: Tensor) -> tuple[Tensor, Tensor]:
+    def _given(self, index: int, positions: Positions, at: Tensor) -> tuple[Tensor, Tensor]:
         """The items of ``neg_seq_field`` in the places ``at`` (P,): embeddings (P, D), and where there is one (P,)."""
-        fields = self.groups[index].negative
-        ids = {field: values[at] for field, values in self._ids(index, fields, positions).items()}
+        fields, history = self.groups[index].negative, self._inputs[self.groups[index].history[0]].to(self.device)
+        slots = Positions.from_mask(history != 0)
+        read = slots.mask & (slots.distance <= positions.count.unsqueeze(1))  # a long history lost its oldest items
+        for field in fields:
+            here, there = (values.shape[1] for values in (history, self._inputs[field]))
+            if there != here:
+                one = f"neg_seq_field '{field}' has {there} slots, the history has {here}"
+                raise UserError(f"{one}: it must hold one item per history item")
+        ids = {field: self._inputs[field].to(self.device)[read][at] for field in fields}
         embedded = self.embedding_layer(ids)
         return torch.cat([embedded[field] for field in fields], -1), ids[fields[0]] != 0
 
-    def _drawn(self, index: int, items: Tensor, positions: Positions, at: Tensor) -> tuple[Tensor, Tensor]:
-        """For each place ``at`` (P,) one of the batch's items, all its fields, other than the one there."""
+    def _drawn(self, items: Tensor, positions: Positions, at: Tensor) -> tuple[Tensor, Tensor]:
+        """For each place ``at`` (P,) one of the batch's items (N, D) other than the one there, and if there is one."""
+        assert positions.items is not None
         kind = torch.zeros_like(items[:, 0], dtype=torch.int64)  # (N,), equal for equal items: 0 .. kinds - 1
-        for ids in self._ids(index, self.groups[index].history, positions).values():
+        for ids in positions.items.ids:
             kind = torch.unique(kind * (ids.max() + 1) + ids, return_inverse=True)[1] if len(ids) else kind
         kinds = int(kind.max()) + 1 if len(kind) else 0
         if kinds < 2:
@@ -109,7 +112,7 @@ class NextItemModel(RankModel):
         example = torch.zeros(kinds, dtype=torch.int64, device=kind.device)
         example[kind] = torch.arange(len(kind), device=kind.device)
         self._seed = (self._seed + 1) % 2**63
-        # On the CPU whatever the device, so that all draw the same.
+        # On the CPU whatever the device: all devices draw the same.
         draw = torch.randint(kinds - 1, at.shape, generator=torch.Generator().manual_seed(self._seed)).to(at.device)
-        draw += draw >= kind[at]
+        draw += draw >= kind[at]  # any kind but the one there
         return items[example[draw]], torch.ones_like(at, dtype=torch.bool)

@@ -6,9 +6,7 @@ B batch, L history slots, N real items of the batch, D item dim (the fields of a
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,11 +15,12 @@ import numpy.typing as npt
 import torch
 from fuxictr.pytorch import layers
 from fuxictr.pytorch.models import BaseModel
+from fuxictr.pytorch.torch_utils import get_loss
 from torch import Tensor, nn
 
 from ctr_pe.choices import check_choices, choose
 from ctr_pe.errors import UserError
-from ctr_pe.model_zoo.fields import SizedGroup, field_dim, sized_groups, take_encoders
+from ctr_pe.model_zoo.fields import SizedGroup, field_dim, other_fields, sized_groups, take_encoders
 from ctr_pe.model_zoo.keys import check_gpu, check_keys, count, number, prefixes, regularizer
 from ctr_pe.model_zoo.tables import look_up, regularization
 from ctr_pe.pe import build_pe, pe_options
@@ -39,17 +38,17 @@ class RankModel(BaseModel):  # type: ignore[misc]
 
     A subclass builds its units (``build_encoding`` gives each its encoding), calls ``build_tower`` last, and defines
     ``interest``. Field groups are lists of lists, one inner list per history: ``target_field: [[item_id, cate_id]]``,
-    ``sequence_field: [[item_history, cate_history]]``; FuxiCTR's keys ``<model>_target_field`` and
-    ``<model>_sequence_field`` mean the same. A field may be an id, a category or a pretrained vector with projection.
+    ``sequence_field: [[item_history, cate_history]]``, or FuxiCTR's ``<model>_target_field`` and
+    ``<model>_sequence_field``. A field may be an id, a category or a pretrained vector with projection.
 
     Args:
         feature_map: FuxiCTR's. Histories are right- or left-padded ids with padding 0.
         target_field, sequence_field: the field groups.
-        neg_seq_field: as sequence_field, items that were not chosen, slot by slot of the histories: for the auxiliary
-            loss of DIEN and DMIN. Other models leave these fields out.
+        neg_seq_field: as sequence_field, an item that was not chosen in each slot: for the auxiliary loss of DIEN and
+            DMIN. Other models do not read these fields.
         age_field: per group, the column with seconds from event to request, or None.
         position_encoding: a name that ``build_pe`` takes, or ``native`` for the backbone's own; or one per group. The
-            options of encodings are ordinary keys.
+            options of encodings are keys of the config like all others.
         max_len: items kept of a history, the most recent ones; None for all that the data have.
         max_position: positions from here on share one row of an encoding's table; None for max_len.
         embedding_dim: of every field that sets none of its own.
@@ -58,7 +57,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         amp: mixed precision: attention in bfloat16, positions, weights and the tower in float32.
         embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
         table_optimizer: ``lazy_adam`` or ``rowwise_adagrad`` updates and regularises only the rows of embedding tables
-            that a batch has, see :mod:`ctr_pe.training.lazy`; None, as all other parameters.
+            that a batch reads, see :mod:`ctr_pe.training.lazy`; None updates tables like all other parameters.
 
     Raises:
         UserError: an unknown key, a field that the feature map lacks, groups that do not match, a bad value.
@@ -107,48 +106,23 @@ class RankModel(BaseModel):  # type: ignore[misc]
         } | kwargs
         check_choices(kwargs)
         check_gpu(kwargs.get("gpu", -1))
-        super().__init__(
-            feature_map,
-            model_id=model_id,
-            embedding_regularizer=regularizer("embedding_regularizer", embedding_regularizer),
-            net_regularizer=regularizer("net_regularizer", net_regularizer),
-            **kwargs,
-        )
-        self._encodings = 0
-        self._table_optimizer = table_optimizer
-        self._max_gradient_norm = number("max_gradient_norm", kwargs.get("max_gradient_norm", 10.0))
         count("eval_steps", kwargs.get("eval_steps"))
+        regularizers = {"embedding_regularizer": embedding_regularizer, "net_regularizer": net_regularizer}
+        kwargs |= {key: regularizer(key, value) for key, value in regularizers.items()}
+        super().__init__(feature_map, model_id=model_id, **kwargs)
+        self._encodings = 0  # built so far
+        self._max_gradient_norm = number("max_gradient_norm", kwargs.get("max_gradient_norm", 10.0))
         self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
-        self.amp = amp
         self.native_options: dict[str, Any] = {}  # keyword arguments of ``native``, where it is a class
-        self.embedding_dim = embedding_dim
-        self.encoding_options = options
-        self.max_len = count("max_len", max_len)
-        self.max_position = count("max_position", max_position)
-        self.groups = sized_groups(
-            feature_map, embedding_dim, target_field, sequence_field, neg_seq_field, age_field, position_encoding
-        )
-        if self.max_len is not None:
-            self.groups = [replace(group, max_len=min(group.max_len, self.max_len)) for group in self.groups]
+        self.embedding_dim, self.encoding_options, self.amp = embedding_dim, options, amp
+        self.max_len, self.max_position = count("max_len", max_len), count("max_position", max_position)
+        fields = (target_field, sequence_field, neg_seq_field, age_field)
+        self.groups = sized_groups(feature_map.features, embedding_dim, max_len, *fields, position_encoding)
         self.embedding_layer = layers.FeatureEmbeddingDict(feature_map, embedding_dim)
-        for field, encoder in encoders.items():
-            self.embedding_layer.feature_encoders[field] = encoder
+        self.embedding_layer.feature_encoders.update(encoders)
         histories = {field for group in self.groups for field in group.history}
-        self._chosen = [feature_map.features[group.history[0]].get("chosen", True) for group in self.groups]
         self._unread = {field for group in self.groups for field in group.negative} - histories
-        histories |= self._unread
-        for field in histories & encoders.keys():
-            if not isinstance(encoders[field], nn.Linear):
-                raise UserError(f"feature_map: history field '{field}' is pooled: set its feature_encoder to null")
-        self.other_fields = [
-            name for name, spec in feature_map.features.items() if spec["type"] != "meta" and name not in histories
-        ]
-        for name in self.other_fields:
-            if feature_map.features[name]["type"] == "sequence" and name not in encoders:
-                raise UserError(
-                    f"feature_map: sequence '{name}' is in no sequence_field and has no pooling feature_encoder "
-                    "(layers.MaskedAveragePooling())"
-                )
+        self.other_fields = other_fields(feature_map.features, encoders, histories | self._unread)
         self._tower = {
             "hidden_units": list(dnn_hidden_units),
             "hidden_activations": dnn_activations,
@@ -157,6 +131,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             "bn_only_once": bn_only_once,
         }
         self._compile = (kwargs["optimizer"], kwargs["loss"], number("learning_rate", learning_rate))
+        self._table_optimizer = table_optimizer
 
     def build_encoding(
         self,
@@ -171,30 +146,28 @@ class RankModel(BaseModel):  # type: ignore[misc]
 
         ``extra_slots``: 1 if the target joins the sequence. ``below``: the encoding of the lowest layer, for those
         stacked on it. ``native``: what ``position_encoding: native`` means here, if not the same as in other units.
-
-        Raises:
-            UserError: heads that do not divide the item, or an encoding that cannot be built.
+        Raises UserError for heads that do not divide the item, or an encoding that cannot be built.
         """
-        name, own = type(self).__name__, native or self.native
+        model, own, links = type(self).__name__, native or self.native, group.encoding.split("+")
         slots = min(group.max_len, self.max_position or group.max_len) + extra_slots
-        if isinstance(own, str):
-            encoding = "+".join(own if link == "native" else link for link in group.encoding.split("+"))
-        elif "native" in group.encoding.split("+") and group.encoding != "native":
-            raise UserError(f"{name}: '{group.encoding}': native widens the items here and stands alone")
-        else:
-            encoding = group.encoding
+        if not isinstance(own, str) and "native" in links and len(links) > 1:
+            raise UserError(f"{model}: '{group.encoding}': native widens the items here and stands alone")
 
         def fresh() -> PositionEncoding:
-            if encoding == "native" and not isinstance(own, str):
+            if not isinstance(own, str) and links == ["native"]:
                 return own(dim, slots, num_heads, **self.native_options)
-            _check_heads(name, group, dim, num_heads)
+            _check_heads(model, group, dim, num_heads)
+            names = "+".join(str(own) if link == "native" else link for link in links)
             fields = {"field_dims": group.dims, "field_sizes": group.sizes}
-            return build_pe(encoding, dim, slots, num_heads, **fields, **self.encoding_options)
+            return build_pe(names, dim, slots, num_heads, **fields, **self.encoding_options)
 
-        self._encodings += 1
-        with _own_randomness(self._encodings):
+        # Encodings draw from streams of their own, so that all start from the same backbone weights at one seed.
+        in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+        with torch.random.fork_rng(range(torch.cuda.device_count()) if in_use else ()):
+            torch.manual_seed(torch.initial_seed() ^ (0x9E3779B97F4A + self._encodings))
             pe = fresh() if below is None else below.next_layer(fresh)
-        _check_heads(name, group, pe.out_dim, num_heads)
+        self._encodings += 1
+        _check_heads(model, group, pe.out_dim, num_heads)
         if pe.about.needs_age and group.age is None:
             raise UserError(f"position encoding '{group.encoding}' needs event times: the data have none (age_field)")
         return pe
@@ -202,25 +175,19 @@ class RankModel(BaseModel):  # type: ignore[misc]
     def build_stack(self, group: SizedGroup, layers: Any, num_heads: int = 1) -> list[PositionEncoding]:
         """The group's encodings for ``layers`` self-attentions over [history; target], one above the other.
 
-        Raises:
-            UserError: layers is no positive number, or what ``build_encoding`` raises.
+        Raises UserError if ``layers`` is no positive number, or as ``build_encoding``.
         """
         if not isinstance(layers, int) or layers < 1:
             raise UserError(f"{type(self).__name__}: a transformer has one layer or more, got {layers!r}")
-        first = self.build_encoding(group, group.dim, num_heads, extra_slots=1)
-        above = [self.build_encoding(group, group.dim, num_heads, 1, below=first) for _ in range(layers - 1)]
-        return [first, *above]
+        first = self.build_encoding(group, group.dim, num_heads, 1)
+        return [first, *(self.build_encoding(group, group.dim, num_heads, 1, first) for _ in range(layers - 1))]
 
     def build_tower(self, interest_dims: Iterable[int]) -> None:
         """The MLP over all other fields and the interests; then optimiser, initial weights and device."""
         specs = self.feature_map.features
         width = sum(field_dim(specs[name], self.embedding_dim) for name in self.other_fields)
-        self.dnn = layers.MLP_Block(
-            input_dim=width + sum(interest_dims),
-            output_dim=1,
-            output_activation=self.output_activation,
-            **dice_layers(self._tower),
-        )
+        mlp = {"output_dim": 1, "output_activation": self.output_activation, **dice_layers(self._tower)}
+        self.dnn = layers.MLP_Block(width + sum(interest_dims), **mlp)
         for index, layer in enumerate(self.dnn.mlp):
             if type(layer) is nn.Dropout:
                 self.dnn.mlp[index] = Dropout(layer.p)
@@ -232,15 +199,13 @@ class RankModel(BaseModel):  # type: ignore[misc]
         return self.add_loss(return_dict, y_true) + self.regularization_loss(return_dict.get("penalties", {}))
 
     def regularization_loss(self, penalties: Mapping[Tensor, Tensor] = MappingProxyType({})) -> Tensor | float:
-        """FuxiCTR's. ``penalties``: those of tables that are known from looking them up."""
-        tables = list(self.embedding_layer.parameters())
-        of_tables = set(tables)
+        """FuxiCTR's. ``penalties``: of the tables whose own is known from looking them up."""
+        of_tables = set(self.embedding_layer.parameters())
+        known = {*penalties, *getattr(self.optimizer, "tables", ())}  # LazyTables regularises its own
+        tables = [table for table in self.embedding_layer.parameters() if table not in known]
         others = [parameter for parameter in self.parameters() if parameter not in of_tables]
-        layers_of_fields = set(self.embedding_layer.embedding_layers.values())
-        lazy = {layer.weight for layer in layers_of_fields if type(layer) is nn.Embedding and layer.sparse}
-        rest = [table for table in tables if table not in penalties and table not in lazy]  # LazyTables sees to its own
-        of_rest: Tensor | float = regularization(rest, self._embedding_regularizer)
-        return sum(penalties.values(), of_rest) + regularization(others, self._net_regularizer)
+        rest = sum(penalties.values(), regularization(tables, self._embedding_regularizer))
+        return rest + regularization(others, self._net_regularizer)
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         """Group ``index``: target (B, D), packed history (N, D) -> interest (B, any width)."""
@@ -250,7 +215,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         """A batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}; in training also "penalties", the
         regularisation of embedding tables by their weights, and "losses", what else is to be minimised, by name."""
         ids = {field: values for field, values in self.get_inputs(inputs).items() if field not in self._unread}
-        positions, histories = [], []
+        positions: list[Positions] = []
+        packed: dict[str, list[Tensor]] = {}  # ids of real items, for each group with the field: most slots are padding
         for group in self.groups:
             age = inputs[group.age].to(self.device) if group.age else None
             own = {field: ids[field] for field in group.history}
@@ -260,56 +226,47 @@ class RankModel(BaseModel):  # type: ignore[misc]
                 newest = mask.byte().argsort(dim=1, stable=True)[:, -self.max_len :]
                 mask, age = mask.gather(1, newest), None if age is None else age.gather(1, newest)
                 own = {field: values.gather(1, newest) for field, values in own.items()}
-            positions.append(Positions.from_mask(mask, age))  # looked up packed: most slots of a batch are padding
-            histories.append({field: positions[-1].pack(values) for field, values in own.items()})
-        ids |= {
-            field: torch.cat([own[field] for own in histories if field in own]) for own in histories for field in own
-        }
+            positions.append(Positions.from_mask(mask, age))
+            for field, values in own.items():
+                packed.setdefault(field, []).append(positions[-1].pack(values))
+        ids |= {field: torch.cat(parts) for field, parts in packed.items()}
         embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer if self.training else None)
+        items = {field: iter(torch.split(embedded[field], [*map(len, parts)])) for field, parts in packed.items()}
+        read = {field: iter(parts) for field, parts in packed.items()}
         features = [embedded[name] for name in self.other_fields]
         clicked = self.get_labels(inputs).view(-1) > 0 if self.training else None
-        losses: dict[str, Tensor] = {}
-        of_groups = {
-            field: iter(torch.split(embedded[field], [len(own[field]) for own in histories if field in own]))
-            for field in {field for own in histories for field in own}
-        }
         for index, group in enumerate(self.groups):
             target = torch.cat([embedded[field] for field in group.target], dim=-1)
-            history = torch.cat([next(of_groups[field]) for field in group.history], dim=-1)
-            chosen = None if clicked is None else clicked.new_full((len(history),), self._chosen[index])
+            history = torch.cat([next(items[field]) for field in group.history], dim=-1)
+            chosen = None if clicked is None else clicked.new_full((len(history),), group.chosen)
             at = positions[index].carrying(
-                Items(history, tuple(histories[index][field] for field in group.history), chosen),
+                Items(history, tuple(next(read[field]) for field in group.history), chosen),
                 Items(target, tuple(ids[field] for field in group.target), clicked),
             )
             with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
                 interest = self.interest(index, target, history, at)
             features.append(interest.to(target.dtype))
-            for name, loss in at.losses.items():
-                losses[name] = losses[name] + loss if name in losses else loss
-        y_pred = self._tower_of(torch.cat(features, dim=-1))
-        return {"y_pred": y_pred, "penalties": penalties, "losses": losses} if self.training else {"y_pred": y_pred}
-
-    def _tower_of(self, features: Tensor) -> Tensor:
-        alone = self.training and len(features) == 1
-        if alone:  # one row has no variance: batch norm and Dice use their running statistics
+            if index:
+                positions[0].add_losses(at.losses)
+        if self.training and len(target) == 1:  # one row has no variance: batch norm and Dice use running statistics
             self.dnn.eval()
-        y_pred: Tensor = self.dnn(features)
+        y_pred = self.dnn(torch.cat(features, dim=-1))
         self.dnn.train(self.training)
-        return y_pred
+        if not self.training:
+            return {"y_pred": y_pred}
+        return {"y_pred": y_pred, "penalties": penalties, "losses": positions[0].losses}
 
     def add_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
-        loss: Tensor = super().add_loss(return_dict, y_true)
-        self.auxiliary_parts = {name: part.detach() for name, part in return_dict.get("losses", {}).items()}
-        for part in return_dict.get("losses", {}).values():
-            loss = loss + part
-        return loss
+        losses: Mapping[str, Tensor] = return_dict.get("losses", {})
+        self.auxiliary_parts = {name: part.detach() for name, part in losses.items()}
+        return sum(losses.values(), super().add_loss(return_dict, y_true))
 
     # FuxiCTR's names for training, which is ctr_pe.training: imported when used, because it stands above the models.
 
     def compile(self, optimizer: Any, loss: Any, lr: float) -> None:
-        from ctr_pe.training import loss_function, make_optimizer
+        from ctr_pe.training import make_optimizer
 
-        self.loss_fn = loss_function(loss)
+        self.loss_fn = get_loss(choose("loss", loss))
         self.optimizer = make_optimizer(self, optimizer, lr, self._table_optimizer)
 
     def fit(
@@ -320,10 +277,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         max_gradient_norm: float | None = None,
         **params: Any,
     ) -> Fitted:
-        """Train, and end with the weights of the best epoch: :func:`ctr_pe.training.fit`.
-
-        ``params``: FuxiCTR hands over all parameters of an experiment; the model has them already.
-        """
+        """:func:`ctr_pe.training.fit`. ``params``: FuxiCTR hands over all of an experiment; the model has them."""
         from ctr_pe.training import fit
 
         check_keys(type(self), params)
@@ -350,10 +304,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
 def _check_heads(model: str, group: SizedGroup, width: int, num_heads: Any) -> None:
     if not isinstance(num_heads, int) or num_heads < 1 or width % num_heads:
         choices = ", ".join(str(heads) for heads in range(1, min(width, 16) + 1) if width % heads == 0)
-        raise UserError(
-            f"{model}: num_heads={num_heads} does not divide {width}, the item dim of {list(group.target)}: "
-            f"take one of {choices}"
-        )
+        what = f"num_heads={num_heads} does not divide {width}, the item dim of {list(group.target)}"
+        raise UserError(f"{model}: {what}: take one of {choices}")
 
 
 def dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
@@ -364,11 +316,6 @@ def dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
     return {**tower, "hidden_activations": [Dice(units) for units in tower["hidden_units"]]}
 
 
-@contextmanager
-def _own_randomness(index: int) -> Iterator[None]:
-    """Encodings draw from streams of their own, so that all start from the same backbone weights at one seed."""
-    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    devices = list(range(torch.cuda.device_count())) if in_use else []
-    with torch.random.fork_rng(devices=devices):
-        torch.manual_seed(torch.initial_seed() ^ (0x9E3779B97F4A + index - 1))
-        yield
+def summed(packed: Tensor, positions: Positions) -> Tensor:
+    """Packed vectors (N, D) -> their sum per row (B, D)."""
+    return packed.new_zeros(len(positions.mask), packed.shape[-1]).index_add(0, positions.real[0], packed)

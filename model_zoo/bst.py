@@ -6,13 +6,13 @@ B batch, N real items of the batch, M = N + B with the targets, D item dim, P po
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError, nearest
-from ctr_pe.model_zoo.base import RankModel
+from ctr_pe.model_zoo.base import RankModel, summed
 from ctr_pe.model_zoo.keys import own_position_switch
 from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding
@@ -23,14 +23,10 @@ from ctr_pe.units.transformer import Transformer
 class ConcatenatedPositions(PositionEncoding):
     """[h_j; e[D_j]] and [t; e[0]]: a learned vector beside each item, once, before the network.
 
-    The paper takes the time from event to request for a position, FuxiCTR's model the slot in the padded list; this is
-    that slot counted from the target, so that padding does not matter.
+    The paper takes the time from event to request for a position, FuxiCTR's model the slot of the padded history; here
+    it is the distance from the target, whatever the padding.
 
-    Args:
-        dim: item dim D, of which heads need not be divisors: they split D + P.
-        max_len: slots of [history; target].
-        position_dim: P.
-
+    Heads need not divide the item dim D: they split D + P, P ``position_dim``. ``max_len``: slots of [history; target].
     Parameters: ``table (max_len, P)``, row 0 for the target; starts as sines and cosines of the distance.
     """
 
@@ -65,15 +61,13 @@ class BST(RankModel):
         seq_pooling_type: ``mean`` or ``sum`` over history and target, the state at the ``target``, or ``concat``: all
             states, oldest first, each in the slot of its distance from the target.
         use_causal_mask: each item sees itself and the items before it.
-        use_position_emb: FuxiCTR's switch of its position vectors, which are ``position_encoding: native`` here. True
-            or False without position_encoding means native or none.
+        use_position_emb: FuxiCTR's switch of ``native``: True or False without position_encoding means native or none.
 
     Raises:
-        UserError: heads that do not divide the dim, an unknown pooling, or a use_position_emb that contradicts
-            position_encoding.
+        UserError: heads that do not divide the dim, an unknown pooling, a switch that contradicts position_encoding.
     """
 
-    native: ClassVar[str | type[PositionEncoding]] = ConcatenatedPositions
+    native = ConcatenatedPositions
 
     def __init__(
         self,
@@ -92,12 +86,11 @@ class BST(RankModel):
     ) -> None:
         own_position_switch("BST", "use_position_emb", use_position_emb, kwargs)
         super().__init__(feature_map, model_id, net_dropout=net_dropout, **kwargs)
-        if seq_pooling_type not in POOLINGS:
-            raise UserError(
-                f"BST: seq_pooling_type '{seq_pooling_type}' is unknown: {nearest(seq_pooling_type, POOLINGS)}"
-            )
         self.native_options = {"position_dim": self.embedding_dim}
-        self.pool = POOLINGS[seq_pooling_type]
+        pooling = seq_pooling_type
+        if pooling not in POOLINGS:
+            raise UserError(f"BST: seq_pooling_type '{pooling}' is unknown: {nearest(pooling, POOLINGS)}")
+        self.pool = POOLINGS[pooling]
         self.transformers = ModuleList(
             Transformer(
                 self.build_stack(group, stacked_transformer_layers, num_heads),
@@ -109,40 +102,28 @@ class BST(RankModel):
             )
             for group in self.groups
         )
-        slots = [group.max_len + 1 if seq_pooling_type == "concat" else 1 for group in self.groups]
+        slots = [group.max_len + 1 if pooling == "concat" else 1 for group in self.groups]
         self.build_tower(n * unit.dim for n, unit in zip(slots, self.transformers, strict=True))
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         if self.pool is None:
-            state: Tensor = self.transformers[index].of_target(target, history, positions)
-            return state
+            return self.transformers[index].of_target(target, history, positions)
         states, whole = self.transformers[index](target, history, positions)
         return self.pool(states, whole, self.groups[index].max_len + 1)
 
 
-# Pooling: packed states (M, D) of [history; target], their positions, slots S -> (B, D) or (B, S · D).
-
-
-def _sum(states: Tensor, positions: Positions, slots: int) -> Tensor:
-    rows, _ = positions.real
-    return states.new_zeros(len(positions.mask), states.shape[-1]).index_add(0, rows, states)
-
-
-def _mean(states: Tensor, positions: Positions, slots: int) -> Tensor:
-    return _sum(states, positions, slots) / positions.count.unsqueeze(-1)
-
-
 def _concat(states: Tensor, positions: Positions, slots: int) -> Tensor:
-    """The target's state in the last slot, that of the most recent item before it; zeros where the history is short."""
+    """The target's state in the last slot, the most recent item's before it; zeros where the history is short."""
     (rows, _), slot = positions.real, slots - positions.pack(positions.distance)
     kept = slot >= 0  # a history longer than the model was built for loses its oldest items
     placed = states.new_zeros(len(positions.mask), slots, states.shape[-1])
     return placed.index_put((rows[kept], slot[kept]), states[kept]).flatten(1)
 
 
+# Packed states (M, D) of [history; target], their positions, slots S -> (B, D) or (B, S · D).
 POOLINGS: dict[str, Callable[[Tensor, Positions, int], Tensor] | None] = {
-    "mean": _mean,
-    "sum": _sum,
+    "mean": lambda states, positions, slots: summed(states, positions) / positions.count.unsqueeze(-1),
+    "sum": lambda states, positions, slots: summed(states, positions),
     "target": None,  # no other state is computed
     "concat": _concat,
 }

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError, nearest
-from ctr_pe.model_zoo.auxiliary import NextItemModel
+from ctr_pe.model_zoo.auxiliary import NextItemModel, with_sum
 from ctr_pe.modules import ModuleList
-from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units import BilinearScore, DINScore, DotScore, TargetAttention
 from ctr_pe.units.gru import GATES, GRU, AttentionGRU, last_state
@@ -68,19 +66,16 @@ class DIEN(NextItemModel):
         if score not in scores:
             names = [f"{name}_attention" for name in scores]
             raise UserError(f"attention_type '{attention_type}' is unknown: {nearest(attention_type, names)}")
-
-        def attention(pe: PositionEncoding) -> TargetAttention:
-            return TargetAttention(pe.out_dim, scores[score](pe.out_dim), pe, use_attention_softmax)
-
         encodings = [self.build_encoding(group, group.dim) for group in self.groups]
         widths = [pe.out_dim for pe in encodings]
         self.extractors = ModuleList(GRU(width, width) for width in widths)
-        self.attentions = ModuleList(attention(pe) for pe in encodings)
+        self.attentions = ModuleList(
+            TargetAttention(pe.out_dim, scores[score](pe.out_dim), pe, use_attention_softmax) for pe in encodings
+        )
         self.evolutions = ModuleList(AttentionGRU(width, width, gru_type) for width in widths)
         self.build_next_item_losses(aux_loss_alpha, widths, aux_hidden_units, aux_activation, dropout_rates=net_dropout)
-        self.sum_pooling = enable_sum_pooling
-        pooled = [2 * group.dim for group in self.groups] if enable_sum_pooling else []
-        self.build_tower(widths + pooled)
+        self.enable_sum_pooling = enable_sum_pooling
+        self.build_tower([*widths, *(2 * group.dim for group in self.groups if enable_sum_pooling)])
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         attention = self.attentions[index]
@@ -89,7 +84,4 @@ class DIEN(NextItemModel):
         self.learn_next_item(index, states, history, positions)
         _, weights = attention(query, states, positions)
         interest = last_state(self.evolutions[index](states, positions.pack(weights), positions), positions)
-        if not self.sum_pooling:
-            return interest
-        total = torch.zeros_like(target).index_add(0, positions.real[0], history)
-        return torch.cat([interest, total, target * total], dim=-1)
+        return with_sum(interest, target, history, positions) if self.enable_sum_pooling else interest

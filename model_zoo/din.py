@@ -8,7 +8,6 @@ from typing import Any
 from torch import Tensor
 
 from ctr_pe.model_zoo.base import RankModel
-from ctr_pe.model_zoo.fields import SizedGroup
 from ctr_pe.modules import ModuleList
 from ctr_pe.positions import Positions
 from ctr_pe.units import DINScore, TargetAttention
@@ -38,22 +37,13 @@ class DIN(RankModel):
         **kwargs: Any,
     ) -> None:
         super().__init__(feature_map, model_id, **kwargs)
-
-        def attention(group: SizedGroup) -> TargetAttention:
-            pe = self.build_encoding(group, group.dim)
-            score = DINScore(
-                pe.out_dim,
-                attention_hidden_units,
-                attention_hidden_activations,
-                attention_dropout,
-                attention_output_activation,
-            )
-            return TargetAttention(pe.out_dim, score, pe, din_use_softmax)
-
-        self.attentions = ModuleList(attention(group) for group in self.groups)
-        self.build_tower([unit.pe.out_dim for unit in self.attentions])
+        mlp = (attention_hidden_units, attention_hidden_activations, attention_dropout, attention_output_activation)
+        encodings = [self.build_encoding(group, group.dim) for group in self.groups]
+        scores = [DINScore(pe.out_dim, *mlp) for pe in encodings]
+        units = zip(scores, encodings, strict=True)
+        self.attentions = ModuleList(TargetAttention(pe.out_dim, score, pe, din_use_softmax) for score, pe in units)
+        self.build_tower(pe.out_dim for pe in encodings)
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        unit = self.attentions[index]
-        interest: Tensor = unit(*unit.pe.embed(target, history, positions), positions)[0]
+        interest: Tensor = self.attentions[index](target, history, positions)[0]
         return interest

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.model_zoo.auxiliary import NextItemModel
+from ctr_pe.model_zoo.auxiliary import NextItemModel, with_sum
 from ctr_pe.model_zoo.fields import SizedGroup
 from ctr_pe.model_zoo.keys import own_position_switch
 from ctr_pe.modules import ModuleList
@@ -28,10 +28,7 @@ class QueryPositions(PositionEncoding):
     W acts on t and p_j apart: ``rotate`` makes the query W_t t + c and puts W_p p_j beside the key, where
     :class:`QueryScore` finds it.
 
-    Args:
-        position_dim: P.
-
-    Parameters: ``table (max_len, P)``, zeros, row 0 for the most recent item; ``project``, from D + P to D.
+    Parameters: ``table (max_len, P)``, P ``position_dim``, zeros, row 0 for the newest item; ``project``, D + P to D.
     """
 
     def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: int) -> None:
@@ -57,7 +54,7 @@ class QueryScore(DINScore):
 
 
 class AfterAttention(nn.Module):
-    """x = norm(items + dropout(attended)), then x + FFN(x), both packed (N, D); the hidden layer has 2 D units."""
+    """x = norm(items + dropout(attended)), then x + FFN(x); packed (N, D), the hidden layer has 2 D units."""
 
     def __init__(self, dim: int, dropout: float, layer_norm: bool) -> None:
         super().__init__()
@@ -67,21 +64,16 @@ class AfterAttention(nn.Module):
 
     def forward(self, attended: Tensor, items: Tensor) -> Tensor:
         x: Tensor = self.norm(items + self.dropout(attended))
-        summed: Tensor = x + self.ffn(x)
-        return summed
+        states: Tensor = x + self.ffn(x)
+        return states
 
 
 class Interests(nn.Module):
     """H interests of one history: behaviour refiner, then multi-interest extractor.
 
-    The refiner is a causal self-attention and what comes after it. In the extractor, each head of a second one goes on
-    alone, up to a target attention of its own. A head's projection from d to D is its columns of ``output``, which
-    multi-head attention would sum over the heads.
-
-    Args:
-        refiner: None leaves it out.
-        extractor, units: the second self-attention, with H heads, and H target attentions.
-        make_after: makes the layers after an attention.
+    The refiner (None leaves it out) is a causal self-attention with ``make_after()`` after it. The extractor is another
+    one, whose H heads stay apart: each has a ``make_after()`` and a target attention (``units``) of its own. A head's
+    projection from d to D is its columns of ``output``, which multi-head attention would sum over the heads.
     """
 
     def __init__(
@@ -93,16 +85,15 @@ class Interests(nn.Module):
     ) -> None:
         super().__init__()
         self.refiner, self.extractor, self.units = refiner, extractor, ModuleList(units)
-        self.after_refiner = None if refiner is None else make_after()
+        self.after_refiner = make_after() if refiner else None
         self.after_heads = ModuleList(make_after() for _ in units)
 
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """target (B, D), packed history (N, D) -> interests (B, H D), refined history (N, D)."""
         query, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
-        positions.embedded.update(
-            (unit.pe, None) for unit in (self.extractor, *self.units)
-        )  # positions are in what they get
-        if self.refiner is not None and self.after_refiner is not None:
+        for unit in (self.extractor, *self.units):
+            positions.embedded[unit.pe] = None  # positions are in the items already
+        if self.refiner and self.after_refiner:
             items = self.after_refiner(self.refiner(items, positions), items)
         heads, output, interests = self.extractor.heads(items, positions), self.extractor.output, []
         for index, columns in enumerate(output.weight.chunk(len(self.units), dim=1)):
@@ -120,8 +111,8 @@ class DMIN(NextItemModel):
 
     Args:
         dnn_activations, batch_norm: of the tower, with FuxiCTR's defaults for this model.
-        aux_hidden_units, aux_activation, aux_loss_lambda: the auxiliary loss on the refined history and its weight,
-            see :class:`~ctr_pe.model_zoo.auxiliary.NextItemModel`; it has the tower's dropout and batch norm.
+        aux_hidden_units, aux_activation, aux_loss_lambda: network of the auxiliary loss on the refined history, with
+            the tower's dropout and batch norm, and the loss's weight; 0 for none.
         net_dropout: rate after each self-attention, and in the tower.
         num_heads: H, of both self-attentions, and the number of interests.
         enable_sum_pooling: the tower also gets the sum of the history, and target ⊙ sum.
@@ -159,8 +150,9 @@ class DMIN(NextItemModel):
         **kwargs: Any,
     ) -> None:
         own_position_switch("DMIN", "use_pos_emb", use_pos_emb, kwargs)
-        tower: dict[str, Any] = {"net_dropout": net_dropout, "batch_norm": batch_norm, "bn_only_once": bn_only_once}
-        super().__init__(feature_map, model_id, dnn_activations=dnn_activations, **tower, **kwargs)
+        norms: dict[str, Any] = {"batch_norm": batch_norm, "bn_only_once": bn_only_once}
+        tower = {"dnn_activations": dnn_activations, "net_dropout": net_dropout, **norms}
+        super().__init__(feature_map, model_id, **tower, **kwargs)
         self.native_options = {"position_dim": pos_emb_dim}
         self.enable_sum_pooling = enable_sum_pooling
 
@@ -168,40 +160,26 @@ class DMIN(NextItemModel):
             first = self.build_encoding(group, group.dim, num_heads)
             dim = first.out_dim
 
-            def attention(pe: PositionEncoding) -> SelfAttention:
-                return SelfAttention(dim, num_heads, pe, causal=True, dropout=attention_dropout)
-
             def unit() -> TargetAttention:
                 pe = self.build_encoding(group, dim, below=first, native=QueryPositions)
                 score = QueryScore(dim, attention_hidden_units, attention_activation, attention_dropout)
                 return TargetAttention(dim, score, pe)
 
+            attention = partial(SelfAttention, dim, num_heads, causal=True, dropout=attention_dropout)
             refiner, second = None, first
             if use_behavior_refiner:
                 refiner, second = attention(first), self.build_encoding(group, dim, num_heads, below=first)
-            make_after = partial(AfterAttention, dim, net_dropout, layer_norm)
-            return Interests(refiner, attention(second), [unit() for _ in range(num_heads)], make_after)
+            after = partial(AfterAttention, dim, net_dropout, layer_norm)
+            return Interests(refiner, attention(second), [unit() for _ in range(num_heads)], after)
 
         self.interests = ModuleList(interests(group) for group in self.groups)
         dims = [unit.units[0].pe.out_dim for unit in self.interests]
-        self.build_next_item_losses(
-            aux_loss_lambda,
-            dims,
-            aux_hidden_units,
-            aux_activation,
-            dropout_rates=net_dropout,
-            batch_norm=batch_norm,
-            bn_only_once=bn_only_once,
-        )
-        pooled = [2 * group.dim if enable_sum_pooling else 0 for group in self.groups]
-        self.build_tower(num_heads * dim + extra for dim, extra in zip(dims, pooled, strict=True))
+        mlp = {"dropout_rates": net_dropout, **norms}
+        self.build_next_item_losses(aux_loss_lambda, dims, aux_hidden_units, aux_activation, **mlp)
+        self.build_tower([num_heads * sum(dims), *(2 * group.dim for group in self.groups if enable_sum_pooling)])
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         interests: Tensor
         interests, refined = self.interests[index](target, history, positions)
         self.learn_next_item(index, refined, history, positions)
-        if not self.enable_sum_pooling:
-            return interests
-        rows, _ = positions.real
-        total = torch.zeros_like(target).index_add(0, rows, history)
-        return torch.cat([interests, total, target * total], dim=-1)
+        return with_sum(interests, target, history, positions) if self.enable_sum_pooling else interests

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ class SizedGroup(Group):
     ``dims``: width of each field's embedding; an item's has them side by side.
     ``sizes``: ids of each field, 0 for a field of vectors.
     ``negative``: fields that hold, slot by slot of the history, an item that was not chosen; () without.
+    ``chosen``: whether the user chose the items of the history.
     """
 
     encoding: str = "none"
@@ -29,6 +30,7 @@ class SizedGroup(Group):
     sizes: tuple[int, ...] = ()
     max_len: int = 0
     negative: tuple[str, ...] = ()
+    chosen: bool = True
 
     @property
     def dim(self) -> int:
@@ -37,8 +39,9 @@ class SizedGroup(Group):
 
 
 def sized_groups(
-    feature_map: Any,
+    features: Mapping[str, Any],
     embedding_dim: int,
+    max_len: int | None,
     target_field: Any,
     sequence_field: Any,
     neg_seq_field: Any,
@@ -47,37 +50,50 @@ def sized_groups(
 ) -> list[SizedGroup]:
     """The groups that the keys of a model name, with what its feature map says about their fields.
 
-    Raises:
-        UserError: a key that is missing or ambiguous, a field that the data lack, groups that do not fit together.
+    Raises UserError: a key is missing or ambiguous, the data lack a field, or groups do not fit together.
     """
     groups = paired(target_field, sequence_field, age_field)
     negatives = nested_fields("neg_seq_field", neg_seq_field) if neg_seq_field else [()] * len(groups)
     if len(negatives) != len(groups):
         raise UserError(f"target_field has {len(groups)} groups, neg_seq_field has {len(negatives)}")
-    encodings = per_group("position_encoding", encoding, len(groups))
-    return [_sized(feature_map.features, embedding_dim, *of) for of in zip(groups, negatives, encodings, strict=True)]
+    encodings, sized = per_group("position_encoding", encoding, len(groups)), []
+    for group, negative, name in zip(groups, negatives, encodings, strict=True):
+        target, history, age = group.target, group.history, group.age
+        for field in (*target, *history, *negative, *([age] if age else [])):
+            if field not in features:
+                raise UserError(f"feature_map: no field '{field}': {nearest(field, features)}")
+        dims = [field_dim(features[field], embedding_dim) for field in target]
+        for what, fields in (("their history", history), ("neg_seq_field", negative)):
+            found = [field_dim(features[field], embedding_dim) for field in fields]
+            if fields and found != dims:
+                raise UserError(f"fields {list(target)} have dims {dims}, {what} {list(fields)} has {found}")
+            for field in fields:
+                kind = features[field]["type"]
+                if kind != "sequence":
+                    raise UserError(f"feature_map: history field '{field}' is of type {kind}, not sequence")
+        slots = [features[field]["max_len"] for field in history]
+        longest = max(slots) if max_len is None else min(max(slots), max_len)
+        sizes = tuple(_size(features[field]) for field in target)
+        chosen = features[history[0]].get("chosen", True)
+        sized.append(SizedGroup(target, history, age, name, tuple(dims), sizes, longest, negative, chosen))
+    return sized
 
 
-def _sized(
-    features: Mapping[str, Any], embedding_dim: int, group: Group, negative: tuple[str, ...], encoding: str
-) -> SizedGroup:
-    target, history, age = group.target, group.history, group.age
-    for field in (*target, *history, *negative, *([age] if age else [])):
-        if field not in features:
-            raise UserError(f"feature_map: no field '{field}': {nearest(field, features)}")
-    dims, of_history, of_negative = (
-        [field_dim(features[field], embedding_dim) for field in fields] for fields in (target, history, negative)
-    )
-    if dims != of_history:
-        raise UserError(f"fields {list(target)} have dims {dims}, their history {list(history)} has {of_history}")
-    if negative and dims != of_negative:
-        raise UserError(f"fields {list(target)} have dims {dims}, neg_seq_field {list(negative)} has {of_negative}")
-    for field in (*history, *negative):
-        if features[field]["type"] != "sequence":
-            raise UserError(f"feature_map: history field '{field}' is of type {features[field]['type']}, not sequence")
-    max_len = max(features[field]["max_len"] for field in history)
-    sizes = tuple(_size(features[field]) for field in target)
-    return SizedGroup(target, history, age, encoding, tuple(dims), sizes, max_len, negative)
+def other_fields(
+    features: Mapping[str, Any], encoders: Mapping[str, nn.Module], histories: Collection[str]
+) -> list[str]:
+    """The fields of the tower. Raises UserError if a history is pooled by an encoder, or another sequence is not."""
+    for field, encoder in encoders.items():
+        if field in histories and not isinstance(encoder, nn.Linear):
+            raise UserError(f"feature_map: history field '{field}' is pooled: set its feature_encoder to null")
+    others = [name for name, spec in features.items() if spec["type"] != "meta" and name not in histories]
+    for name in others:
+        if features[name]["type"] == "sequence" and name not in encoders:
+            raise UserError(
+                f"feature_map: sequence '{name}' is in no sequence_field and has no pooling feature_encoder "
+                "(layers.MaskedAveragePooling())"
+            )
+    return others
 
 
 def field_dim(spec: Mapping[str, Any], embedding_dim: int) -> int:
@@ -99,8 +115,7 @@ def take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
             text = text[0]
         if text is None:
             continue
-        linear = re.fullmatch(r"nn\.Linear\((\d+), *(\d+)(?:, *bias *= *(True|False))?\)", str(text))
-        if linear:
+        if linear := re.fullmatch(r"nn\.Linear\((\d+), *(\d+)(?:, *bias *= *(True|False))?\)", str(text)):
             encoders[field] = nn.Linear(int(linear[1]), int(linear[2]), bias=linear[3] != "False")
         elif text in ("layers.MaskedAveragePooling()", "layers.MaskedSumPooling()"):
             encoders[field] = getattr(layers, text[len("layers.") : -2])()

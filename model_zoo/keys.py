@@ -30,11 +30,7 @@ OTHER_KEYS = frozenset(
 
 
 def check_keys(model: type[BaseModel], keys: Iterable[str]) -> None:
-    """Refuse keys that nothing reads; FuxiCTR would take the default without a word.
-
-    Raises:
-        UserError: the first unknown key with the nearest known one.
-    """
+    """Raises UserError for the first key that nothing reads; FuxiCTR would take the default without a word."""
     for problem in unknown_keys(model, keys).values():
         raise UserError(problem)
 
@@ -52,8 +48,7 @@ def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> dict[str, str]:
 
 
 def prefixes(model: type) -> list[str]:
-    """Of FuxiCTR's keys such as ``din_target_field``: names of the model and its base classes, its own last, which
-    wins."""
+    """Of keys such as ``din_target_field``: names of the model and its base classes, its own last, which wins."""
     named = [cls for cls in model.__mro__ if issubclass(cls, BaseModel) and cls is not BaseModel]
     return [cls.__name__.lower() for cls in reversed(named)]
 
@@ -62,32 +57,25 @@ def check_gpu(gpu: Any) -> None:
     """Raises UserError if there is no such GPU; FuxiCTR would take the CPU without a word."""
     if not isinstance(gpu, int):
         raise UserError(f"gpu: {gpu!r} is not a whole number")
-    there = torch.cuda.device_count() if gpu >= 0 and torch.cuda.is_available() else 0
-    if gpu >= there > 0:
-        raise UserError(
-            f"gpu {gpu}: there is none of this number (--gpu: {', '.join(map(str, range(there)))}, -1: CPU)"
-        )
-    if gpu >= 0 and there == 0:
+    there = range(torch.cuda.device_count()) if gpu >= 0 and torch.cuda.is_available() else range(0)
+    if gpu >= len(there) > 0:
+        raise UserError(f"gpu {gpu}: there is none of this number (--gpu: {', '.join(map(str, there))}, -1: CPU)")
+    if gpu >= 0 and not there:
         raise UserError(f"gpu {gpu}: there is no GPU here (--gpu -1 for the CPU)")
 
 
 def own_position_switch(model: str, key: str, on: bool | None, params: dict[str, Any]) -> None:
     """FuxiCTR's switch of a backbone's own position vectors, which are ``position_encoding: native`` here.
 
-    Without position_encoding, True or False sets it to native or none.
-
-    Raises:
-        UserError: the two contradict each other.
+    Sets position_encoding to native or none where it is missing, and raises UserError if the two contradict each other.
     """
     if on is None:
         return
     encoding = params.setdefault("position_encoding", "native" if on else "none")
     for name in [encoding] if isinstance(encoding, str) else encoding:
         if ("native" in name.split("+")) != on:
-            raise UserError(
-                f"{model}: {key}={on} contradicts position_encoding='{name}': leave it out, position_encoding says "
-                f"all (native is what {key}=True was)"
-            )
+            advice = f"leave it out, position_encoding says all (native is what {key}=True was)"
+            raise UserError(f"{model}: {key}={on} contradicts position_encoding='{name}': {advice}")
 
 
 def count(key: str, value: Any) -> int | None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.modules import ModuleList
-from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units.transformer import Transformer
 
@@ -33,7 +32,7 @@ class SASRec(RankModel):
         UserError: heads that do not divide the dim, no block, an unknown norm or activation.
     """
 
-    native: ClassVar[str | type[PositionEncoding]] = "naive"
+    native = "naive"
 
     def __init__(
         self,
@@ -67,5 +66,4 @@ class SASRec(RankModel):
         self.build_tower(unit.dim for unit in self.transformers)
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        state: Tensor = self.transformers[index].of_target(target, history, positions)
-        return state
+        return self.transformers[index].of_target(target, history, positions)

@@ -33,14 +33,11 @@ def look_up(
     for table, fields in tables.items():
         rows = torch.cat([ids[field].flatten() for field in fields]).long()
         if torch.is_grad_enabled() and table.weight.requires_grad and not table.sparse:
-            vectors, penalty = _LookUp.apply(table.weight, rows, table.padding_idx, terms)  # type: ignore[no-untyped-call]
-            penalties[table.weight] = penalty
+            vectors, penalties[table.weight] = _LookUp.apply(table.weight, rows, table.padding_idx, terms)  # type: ignore[no-untyped-call]
         else:
             vectors = table(rows)
-        parts = vectors.split([ids[field].numel() for field in fields])
-        embedded |= {
-            field: part.view(*ids[field].shape, table.embedding_dim) for field, part in zip(fields, parts, strict=True)
-        }
+        for field, part in zip(fields, vectors.split([ids[field].numel() for field in fields]), strict=True):
+            embedded[field] = part.view(*ids[field].shape, table.embedding_dim)
     others = {field: values for field, values in ids.items() if field not in embedded}
     return embedded | embedding_layer(others), penalties
 
@@ -56,8 +53,7 @@ def regularization(parameters: Sequence[Tensor], regularizer: Any) -> Tensor | f
 
 
 class _Penalty(torch.autograd.Function):
-    """Σ λ / p Σ |x|^p over terms (p, λ), p 1 or 2. By hand, because the gradient of a norm is a quotient, which takes
-    four passes."""
+    """Σ λ / p Σ |x|^p over terms (p, λ), p 1 or 2, by hand: torch's gradient of a norm takes four passes."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, terms: Sequence[tuple[int, float]]) -> Tensor:
@@ -72,8 +68,7 @@ class _Penalty(torch.autograd.Function):
 
 
 class _LookUp(torch.autograd.Function):
-    """Rows (n,) of a table (V, D), as vectors (n, D), and the table's penalty. ``padding``: a row that gets no gradient
-    from the vectors, or None."""
+    """Rows (n,) of a table (V, D) as vectors (n, D), and its penalty; vectors of row ``padding`` give no gradient."""
 
     @staticmethod
     def forward(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import Tensor
 
 from ctr_pe.model_zoo.base import RankModel
-from ctr_pe.model_zoo.fields import SizedGroup
 from ctr_pe.modules import ModuleList
-from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Positions
 from ctr_pe.units import TargetAttention
 
@@ -17,27 +15,22 @@ from ctr_pe.units import TargetAttention
 class TIN(RankModel):
     """interest = sum of a_j (h̃_j ⊙ t̃) with a = softmax over the history of t̃ · h̃_j / sqrt(D), then the tower.
 
-    ``native`` is the paper's target-aware temporal encoding: h̃_j = h_j + P[D_j] and t̃ = t + P[0], a learned vector per
-    distance from the target, added to query, key and value, which is ``naive``. Other encodings replace it; the
-    product with the target stays, the paper's target-aware representation.
+    ``native`` is the paper's target-aware temporal encoding, ``naive`` here: h̃_j = h_j + P[D_j] and t̃ = t + P[0], a
+    learned vector per distance from the target. Other encodings replace it; the product with the target, the paper's
+    target-aware representation, stays.
 
     The tower gets the other fields and this interest, as in the paper. The official code pools u = sum of a_j h̃_j
     without the product, normalises and projects it, and feeds [u, t̃, u ⊙ t̃] to a small sigmoid tower.
-
-    Keys are those of every model, see :class:`~ctr_pe.model_zoo.base.RankModel`; there is no other.
+    Its keys are those of every model (:class:`~ctr_pe.model_zoo.base.RankModel`).
     """
 
-    native: ClassVar[str | type[PositionEncoding]] = "naive"
+    native = "naive"
 
     def __init__(self, feature_map: Any, model_id: str = "TIN", **kwargs: Any) -> None:
         super().__init__(feature_map, model_id, **kwargs)
-
-        def attention(group: SizedGroup) -> TargetAttention:
-            pe = self.build_encoding(group, group.dim)
-            return TargetAttention(pe.out_dim, "dot", pe)
-
-        self.attentions = ModuleList(attention(group) for group in self.groups)
-        self.build_tower(unit.pe.out_dim for unit in self.attentions)
+        encodings = [self.build_encoding(group, group.dim) for group in self.groups]
+        self.attentions = ModuleList(TargetAttention(pe.out_dim, "dot", pe) for pe in encodings)
+        self.build_tower(pe.out_dim for pe in encodings)
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         unit = self.attentions[index]

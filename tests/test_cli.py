@@ -15,7 +15,7 @@ from ctr_pe import __version__
 from ctr_pe.cli import main
 from ctr_pe.draw.runs import Wanted
 from ctr_pe.errors import UserError
-from ctr_pe.study import Request, _plan
+from ctr_pe.study.benchmark import Request, plan
 
 HEAVY = "torch fuxictr polars pandas ray sklearn pyarrow pydantic huggingface_hub h5py matplotlib".split()
 
@@ -40,7 +40,7 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         calls.append((*values, named) if named else values)
         return 0
 
-    for function in ("study.run", "data.recipe.load_recipe", "data.fetch.fetch", "draw.picture"):
+    for function in ("study.benchmark.run", "data.recipe.load_recipe", "data.sources.published.fetch", "draw.picture"):
         monkeypatch.setattr(f"ctr_pe.{function}", stand_in)
     return calls
 
@@ -49,7 +49,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
     def fail(request: Request) -> int:
         raise error
 
-    monkeypatch.setattr("ctr_pe.study.run", fail)
+    monkeypatch.setattr("ctr_pe.study.benchmark.run", fail)
 
 
 @pytest.mark.parametrize(
@@ -137,12 +137,12 @@ def test_benchmark_defaults_are_the_main_job(called: list[tuple[Any, ...]]) -> N
     assert main(["benchmark"]) == 0
     ((request,),) = called
     assert request == Request()
-    plan = _plan(request)
-    assert [(cell.model, cell.dataset, cell.pe) for cell in plan.cells] == [
+    suite, cells = plan(request)
+    assert [(cell.model, cell.dataset, cell.pe) for cell in cells] == [
         ("DIN", "synthetic", "none"),
         ("DIN", "synthetic", "cape"),
     ]
-    assert (plan.seeds, plan.protocol) == ((0, 1, 2, 3, 4), "heldout")
+    assert (suite.seeds, suite.protocol, request.seed) == (5, "heldout", 0)
     assert (request.threads, request.gpu, request.params) == (1, -1, {})
 
 

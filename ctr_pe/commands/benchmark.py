@@ -1,28 +1,27 @@
-"""``ctr-pe benchmark``: train and compare encodings over several seeds."""
+"""``ctr-pe benchmark``: train and compare encodings over several seeds.
 
-from __future__ import annotations
-
-import argparse
-from pathlib import Path
-
-from ctr_pe.commands.options import Commands, comma_list, count, number, training_options
-
-
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "benchmark",
-        help="train and compare encodings over several seeds",
-        description="""Train every model with every encoding over several seeds, and print one table: mean and standard
+Train every model with every encoding over several seeds, and print one table: mean and standard
 deviation, and the paired difference to none with its interval. At one seed all encodings start from
 the same backbone weights and see the same batches. Finished runs are kept in OUT/results.jsonl; calling
-again with the same OUT runs only what is missing.""",
-        epilog="""examples:
+again with the same OUT runs only what is missing.
+
+examples:
   ctr-pe benchmark
   ctr-pe benchmark --pe none,naive,rope,cope,cape --dataset amazon_sports --jobs 2 --out results/sports
   ctr-pe benchmark --pe none,cape --repeats 1 --set epochs=1 --set 'dnn_hidden_units=[64, 32]'
   ctr-pe benchmark --suite cape_table2 --gpu 0
-""",
-    )
+"""
+
+from __future__ import annotations
+
+import argparse
+from dataclasses import fields
+from pathlib import Path
+
+from ctr_pe.commands.options import Parser, comma_list, count, number, training_options
+
+
+def add_options(parser: Parser) -> None:
     add = parser.add_argument
     add(
         "--suite",
@@ -30,8 +29,14 @@ again with the same OUT runs only what is missing.""",
         help="a suite of `ctr-pe list`, or a YAML file with one; --model and --pe narrow it, --dataset, --repeats, "
         "--protocol and --set change it",
     )
-    add("--model", type=comma_list, metavar="NAME,…", help="models (default: DIN)")
-    add("--pe", type=comma_list, metavar="NAME,…", help="encodings; a+b chains two (default: none,cape)")
+    add("--model", dest="models", type=comma_list, metavar="NAME,…", help="models (default: DIN)")
+    add(
+        "--pe",
+        dest="encodings",
+        type=comma_list,
+        metavar="NAME,…",
+        help="encodings; a+b chains two (default: none,cape)",
+    )
     add(
         "--dataset",
         metavar="NAME",
@@ -49,28 +54,11 @@ again with the same OUT runs only what is missing.""",
     add("--jobs", type=count, metavar="N", help="runs side by side; results do not change (default: one per core)")
     add("--keep-weights", action="store_true", help="keep each run's best weights in OUT/weights, for `ctr-pe draw`")
     training_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.config import parse_overrides
-    from ctr_pe.study import Request
-    from ctr_pe.study import run as run_study
+    from ctr_pe.study import benchmark
 
-    request = Request(
-        suite=args.suite,
-        models=args.model,
-        encodings=args.pe,
-        dataset=args.dataset,
-        repeats=args.repeats,
-        protocol=args.protocol,
-        seed=args.seed,
-        params=parse_overrides(args.set),
-        out=args.out,
-        jobs=args.jobs,
-        threads=args.threads,
-        gpu=args.gpu,
-        data_root=args.data_root,
-        keep_weights=args.keep_weights,
-    )
-    return run_study(request)
+    given = {**vars(args), "params": parse_overrides(args.set)}
+    return benchmark.run(benchmark.Request(**{field.name: given[field.name] for field in fields(benchmark.Request)}))

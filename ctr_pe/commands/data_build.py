@@ -1,32 +1,30 @@
-"""``ctr-pe data build``: make a data set from a log."""
+"""``ctr-pe data build``: make a data set from a log.
+
+Make a data set from a log of interactions (parquet or CSV), with a report of what was counted.
+
+protocol din: the log has clicked items only. Every item of a user from the second on is a target, with one
+sampled item that the user never clicked; the last target is test, the one before it validation.
+protocol impressions: the log has shown items with a 0/1 label. A row's history is the user's earlier
+positives; rows are split by time, or by a column that the recipe names.
+
+examples:
+  ctr-pe data build --recipe amazon_sports --interactions interactions.parquet --items items.parquet \\
+      --out data/amazon_sports
+  ctr-pe data build --protocol impressions --interactions log.csv --user uid --item video --time ts --label click \\
+      --attributes author,tag --out data/videos
+`ctr-pe list` names the recipes. A column that is there but must not be used: --time none.
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from ctr_pe.commands.options import Commands, comma_list, count, number
+from ctr_pe.commands.options import Parser, comma_list, count, number
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "build",
-        help="make a data set from a log",
-        argument_default=argparse.SUPPRESS,  # an option that is not given keeps the recipe's value
-        description="""Make a data set from a log of interactions (parquet or CSV), with a report of what was counted.
-
-protocol din: the log has clicked items only. Every item of a user from the second on is a target, with one
-sampled item that the user never clicked; the last target is test, the one before it validation.
-protocol impressions: the log has shown items with a 0/1 label. A row's history is the user's earlier
-positives; rows are split by time, or by a column that the recipe names.""",
-        epilog="""examples:
-  ctr-pe data build --recipe amazon_sports --interactions interactions.parquet --items items.parquet \\
-      --out data/amazon_sports
-  ctr-pe data build --protocol impressions --interactions log.csv --user uid --item video --time ts --label click \\
-      --attributes author,tag --out data/videos
-`ctr-pe list` names the recipes. A column that is there but must not be used: --time none.
-""",
-    )
+def add_options(parser: Parser) -> None:
+    parser.argument_default = argparse.SUPPRESS  # an option that is not given keeps the recipe's value
     files = parser.add_argument_group("files").add_argument
     files("--interactions", type=Path, metavar="FILE", help="one row per event: user, item, time or order, label")
     files("--items", type=Path, metavar="FILE", help="one row per item: item and its attributes")
@@ -60,7 +58,6 @@ positives; rows are split by time, or by a column that the recipe names.""",
         metavar="COLUMN,…",
         help="of the items, beside their id; default: cate_id, if there",
     )
-    parser.set_defaults(run=run)
 
 
 def _column(text: str) -> str:

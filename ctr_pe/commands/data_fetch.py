@@ -1,33 +1,30 @@
-"""``ctr-pe data fetch``: download a published data set."""
+"""``ctr-pe data fetch``: download a published data set, check and convert it.
+
+Download a published data set, check its md5 sums and convert it. An interrupted download is
+continued. With --from, files that you already have are read from a directory.
+
+examples:
+  ctr-pe data fetch amazonelectronics_x1
+  ctr-pe data fetch kuaivideo_x1 --from ~/downloads/KuaiVideo_x1
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from ctr_pe.commands.options import Commands, data_root_option
+from ctr_pe.commands.options import Parser, data_root_option
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "fetch",
-        help="download a published data set, check and convert it",
-        description="""Download a published data set, check its md5 sums and convert it. An interrupted download is
-continued. With --from, files that you already have are read from a directory.""",
-        epilog="""examples:
-  ctr-pe data fetch amazonelectronics_x1
-  ctr-pe data fetch kuaivideo_x1 --from ~/downloads/KuaiVideo_x1
-""",
-    )
+def add_options(parser: Parser) -> None:
     parser.add_argument("name", metavar="NAME", help="a published data set of `ctr-pe list`")
     parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="directory of the downloaded files")
     parser.add_argument("--overwrite", action="store_true", help="replace a data set that is already there")
     data_root_option(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.data.fetch import fetch
+    from ctr_pe.data.sources.published import fetch
 
     print(fetch(args.name, args.data_root, args.source, args.overwrite, progress=True))
     return 0

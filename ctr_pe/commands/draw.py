@@ -1,26 +1,24 @@
-"""``ctr-pe draw``: a picture of what encodings do to attention."""
+"""``ctr-pe draw``: a picture of what encodings do to attention.
+
+Draw what encodings do to attention (pip install 'ctr_pe[draw]'): attention by position of all
+encodings, and the effects of each: bias by distance or age, rotation, position vectors, contextual positions of real
+users, matrices, phases. With --run before and after the training of a benchmark, else as initialised.
+
+examples:
+  ctr-pe draw alibi,kerple_log --out bias.png
+  ctr-pe benchmark --pe none,rope,cape --repeats 1 --keep-weights --out results/drawn
+  ctr-pe draw none,rope,cape --run results/drawn --out attention.png
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from ctr_pe.commands.options import Commands, comma_list, data_root_option, number
+from ctr_pe.commands.options import Parser, comma_list, data_root_option, number
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "draw",
-        help="a picture of what encodings do to attention",
-        description="""Draw what encodings do to attention (pip install 'ctr_pe[draw]'): attention by position of all
-encodings, and the effects of each: bias by distance or age, rotation, position vectors, contextual positions of real
-users, matrices, phases. With --run before and after the training of a benchmark, else as initialised.""",
-        epilog="""examples:
-  ctr-pe draw alibi,kerple_log --out bias.png
-  ctr-pe benchmark --pe none,rope,cape --repeats 1 --keep-weights --out results/drawn
-  ctr-pe draw none,rope,cape --run results/drawn --out attention.png
-""",
-    )
+def add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("pe", type=comma_list, metavar="PE[,PE…]", help="encodings; a+b chains two")
     add("--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
@@ -36,7 +34,6 @@ users, matrices, phases. With --run before and after the training of a benchmark
         help="a hyper-parameter, with --run one that tells runs apart; may be given several times",
     )
     data_root_option(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,7 @@
-"""``ctr-pe info``: versions, threads, compiler and kernels, for a report of a defect or of a time."""
+"""``ctr-pe info``: versions, threads, compiler, kernels.
+
+Versions, threads, C compiler and kernels in use.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,11 @@ import argparse
 import os
 import shutil
 
-from ctr_pe.commands.options import Commands
+from ctr_pe.commands.options import Parser
 
 
-def add_parser(commands: Commands) -> None:
-    text = "Versions, threads, C compiler and kernels in use."
-    parser = commands.add_parser("info", help="versions, threads, compiler, kernels", description=text)
-    parser.set_defaults(run=run)
+def add_options(parser: Parser) -> None:
+    """None."""
 
 
 def run(args: argparse.Namespace) -> int:

@@ -1,4 +1,7 @@
-"""``ctr-pe list``: models, encodings, data sets."""
+"""``ctr-pe list``: models, encodings, data sets.
+
+List models, encodings and data sets.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,18 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from ctr_pe.commands.options import Commands, data_root_option
+from ctr_pe.commands.options import Parser, data_root_option
 
 
-def add_parser(commands: Commands) -> None:
-    text = "List models, encodings and data sets."
-    parser = commands.add_parser("list", help="models, encodings, data sets", description=text)
+def add_options(parser: Parser) -> None:
     data_root_option(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.config import packaged_yaml
     from ctr_pe.data.built_in import BUILT_IN
     from ctr_pe.data.dataset import data_root, list_datasets
-    from ctr_pe.data.fetch import PUBLISHED
+    from ctr_pe.data.published import SETS
     from ctr_pe.model_zoo import MODELS
     from ctr_pe.pe import REGISTRY
 
@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     _section("models", [(name, _docstring(place)) for name, place in MODELS.items()])
     _section("encodings", [(name, _docstring(place)) for name, place in REGISTRY.items()])
     _section(f"data sets in {root}", built)
-    _section("published data sets (ctr-pe data fetch NAME)", PUBLISHED.items())
+    _section("published data sets (ctr-pe data fetch NAME)", [(name, SETS[name].title) for name in SETS])
     suites = packaged_yaml("benchmark").items()
     _section("suites (ctr-pe benchmark --suite NAME)", [(name, _first_comment(text)) for name, text in suites])
     recipes = packaged_yaml("recipe").items()

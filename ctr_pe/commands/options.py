@@ -6,7 +6,8 @@ import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NoReturn, TypeAlias
+from types import ModuleType
+from typing import Any, NoReturn
 
 from ctr_pe.errors import nearest
 
@@ -37,8 +38,16 @@ class Parser(argparse.ArgumentParser):
         self.error(f"unknown option '{option}': {nearest(option.partition('=')[0], options)}")
 
 
-Commands: TypeAlias = "argparse._SubParsersAction[Parser]"
-"""Argument of a command's ``add_parser``."""
+def add_command(commands: argparse._SubParsersAction[Parser], module: ModuleType) -> None:
+    """A command's parser. Its name, help, description and examples are the docstring of its module."""
+    title, _, text = (module.__doc__ or "").partition("\n\n")
+    name, _, summary = title.removesuffix(".").partition("``: ")
+    description, sign, examples = text.partition("\n\nexamples:\n")
+    parser = commands.add_parser(
+        name.split()[-1], help=summary, description=description.rstrip(), epilog=sign.lstrip() + examples
+    )
+    module.add_options(parser)
+    parser.set_defaults(run=module.run)
 
 
 def data_root_option(parser: Parser) -> None:

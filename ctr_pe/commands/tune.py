@@ -1,26 +1,24 @@
-"""``ctr-pe tune``: search hyper-parameters."""
+"""``ctr-pe tune``: search hyper-parameters with Optuna.
+
+Search hyper-parameters with Optuna (pip install 'ctr_pe[tune]'): trials that fall behind the
+median are stopped, the best is chosen on the validation rows, and its test metrics are printed. By default
+position_dim, heads and dropout rates are searched, as far as encoding and model have them. The study is kept in
+OUT/study.db; calling again with the same OUT continues it, also from several processes at once.
+
+examples:
+  ctr-pe tune --pe cape --dataset amazon_sports --trials 30 --out results/tune
+  ctr-pe tune --space 'learning_rate={low: 1e-4, high: 1e-2, log: true}' --space 'position_dim=[8, 16]'
+"""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from ctr_pe.commands.options import Commands, count, number, training_options
+from ctr_pe.commands.options import Parser, count, number, training_options
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "tune",
-        help="search hyper-parameters with Optuna",
-        description="""Search hyper-parameters with Optuna (pip install 'ctr_pe[tune]'): trials that fall behind the
-median are stopped, the best is chosen on the validation rows, and its test metrics are printed. By default
-position_dim, heads and dropout rates are searched, as far as encoding and model have them. The study is kept in
-OUT/study.db; calling again with the same OUT continues it, also from several processes at once.""",
-        epilog="""examples:
-  ctr-pe tune --pe cape --dataset amazon_sports --trials 30 --out results/tune
-  ctr-pe tune --space 'learning_rate={low: 1e-4, high: 1e-2, log: true}' --space 'position_dim=[8, 16]'
-""",
-    )
+def add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--model", default="DIN", metavar="NAME", help="a model (default: DIN)")
     add("--pe", default="cape", metavar="NAME", help="an encoding (default: cape)")
@@ -36,7 +34,6 @@ OUT/study.db; calling again with the same OUT continues it, also from several pr
     )
     add("--seed", type=number, default=0, metavar="N", help="of training and search (default: 0)")
     training_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

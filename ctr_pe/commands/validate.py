@@ -1,4 +1,9 @@
-"""``ctr-pe validate``: check a config against what will read it."""
+"""``ctr-pe validate``: check a config against what will read it.
+
+Check a YAML file against the signatures that will read it, and run nothing: a model config of
+FuxiCTR's form, a dataset config, a recipe, a benchmark suite, or a config of FuxiCTR's tuner. Unknown keys, values of
+the wrong type and combinations that no model can be built with are one line each, and the exit code is 2.
+"""
 
 from __future__ import annotations
 
@@ -6,20 +11,12 @@ import argparse
 import sys
 from pathlib import Path
 
-from ctr_pe.commands.options import Commands, data_root_option
+from ctr_pe.commands.options import Parser, data_root_option
 
 
-def add_parser(commands: Commands) -> None:
-    parser = commands.add_parser(
-        "validate",
-        help="check a config against what will read it",
-        description="""Check a YAML file against the signatures that will read it, and run nothing: a model config of
-FuxiCTR's form, a dataset config, a recipe, a benchmark suite, or a config of FuxiCTR's tuner. Unknown keys, values of
-the wrong type and combinations that no model can be built with are one line each, and the exit code is 2.""",
-    )
+def add_options(parser: Parser) -> None:
     parser.add_argument("file", type=Path, metavar="FILE", help="the YAML file")
     data_root_option(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

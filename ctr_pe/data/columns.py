@@ -15,16 +15,19 @@ import os
 import re
 import shutil
 import struct
+import sys
 import tempfile
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from ctr_pe.data.dataset import hash_of_file
 from ctr_pe.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -47,16 +50,16 @@ class Want:
 
 @dataclass
 class Column:
-    """One column on disk; ``lengths`` of the parquet's own lists, before padding was stripped."""
+    """One column on disk; ``shortest`` and ``longest``: of the parquet's own lists, with their padding."""
 
     file: str
     dtype: str = ""
-    offsets: str | None = None
+    offsets: str | None = None  # of a list column
     least: float = 0
     most: float = 0
     values: int = 0
-    shortest: int | None = None
-    longest: int | None = None
+    shortest: int = sys.maxsize
+    longest: int = 0
     truncated: int = 0
 
 
@@ -84,30 +87,23 @@ class Columns:
         self.offsets: dict[str, Array] = {}
         self.spans: dict[str, str] = {}
         self.truncated: dict[str, int] = {}
-        columns = {name: Column(**column) for name, column in index["columns"].items()}
-        for name, column in columns.items():
+        for name, want in wants.items():
+            column = Column(**index["columns"][name])
+            worst = column.least if column.least < 0 else column.most
+            if want.vocab_size is not None and not 0 <= worst < want.vocab_size:
+                known = f"0 … {want.vocab_size - 1}"
+                raise UserError(f"{parquet}: column '{name}' has id {worst}, outside its vocabulary {known}")
             self.data[name] = _map(folder / column.file, column.dtype)
             if column.offsets is not None:
                 self.spans[name] = column.offsets
                 self.truncated[name] = column.truncated
-                if column.offsets not in self.offsets:
-                    self.offsets[column.offsets] = _map(folder / column.offsets, index["offsets_dtype"])
-        for name, want in wants.items():
-            _check_vocabulary(parquet, name, want, columns[name])
+                self.offsets[column.offsets] = _map(folder / column.offsets, index["offsets_dtype"])
 
 
 def _map(path: Path, dtype: str) -> Array:
     if path.stat().st_size == 0:  # every history is empty; an empty file cannot be mapped
         return np.empty(0, dtype)
     return np.asarray(np.memmap(path, dtype, mode="r"))  # a plain array: numpy's memmap class is slow to index
-
-
-def _check_vocabulary(parquet: Path, name: str, want: Want, column: Column) -> None:
-    if want.vocab_size is None or column.values == 0:
-        return
-    if column.least < 0 or column.most >= want.vocab_size:
-        worst = column.least if column.least < 0 else column.most
-        raise UserError(f"{parquet}: column '{name}' has id {worst}, outside its vocabulary 0 … {want.vocab_size - 1}")
 
 
 def _fingerprint(parquet: Path) -> str:
@@ -137,18 +133,16 @@ def _open_or_make(parquet: Path, wants: Mapping[str, Want]) -> Path:
         return folder
     try:
         home.mkdir(parents=True, exist_ok=True)
-        partial = Path(tempfile.mkdtemp(prefix=".partial-", dir=home))
+        partial = tempfile.TemporaryDirectory(prefix=".partial-", dir=home, ignore_cleanup_errors=True)
     except OSError as error:
         raise UserError(f"{home}: cannot make the columns of {parquet.name}: {error.strerror}") from None
-    try:
-        _make(parquet, wants, partial)
+    with partial as made:
+        _make(parquet, wants, Path(made))
         try:
-            partial.rename(folder)
+            Path(made).rename(folder)
         except OSError:  # another process was faster
             if not folder.exists():
                 raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     for other in home.iterdir():
         if re.fullmatch("[0-9a-f]{16}-[0-9a-f]{16}", other.name) and not other.name.startswith(fingerprint):
             shutil.rmtree(other, ignore_errors=True)
@@ -220,17 +214,16 @@ def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want]) -> d
         if values.dtype.kind not in allowed:
             raise UserError(f"{parquet}: column '{name}' holds {chunk.type}; a {kind} column needs integers")
         if lengths is not None:
-            column.shortest = min(int(lengths.min()), int(lengths[0]) if column.shortest is None else column.shortest)
-            column.longest = max(int(lengths.max()), column.longest or 0)
+            column.offsets = column.file.replace("values", "offsets")
+            column.shortest = min(column.shortest, int(lengths.min()))
+            column.longest = max(column.longest, int(lengths.max()))
         if len(values):
-            if kind == "label" and not np.isin(values, (0, 1)).all():
-                wrong = values[~np.isin(values, (0, 1))][0]
-                raise UserError(f"{parquet}: label column '{name}' has value {wrong}; labels are 0 or 1")
+            if kind == "label" and len(wrong := values[~np.isin(values, (0, 1))]):
+                raise UserError(f"{parquet}: label column '{name}' has value {wrong[0]}; labels are 0 or 1")
             least, most = values.min().item(), values.max().item()
             if not np.isfinite([least, most]).all():
                 raise UserError(f"{parquet}: column '{name}' has values that are not finite")
-            column.least = least if column.values == 0 else min(least, column.least)
-            column.most = most if column.values == 0 else max(most, column.most)
+            column.least, column.most = min(least, column.least), max(most, column.most)
             column.values += len(values)
     for name, column in columns.items():
         kind = wants[name].kind
@@ -242,35 +235,26 @@ def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want]) -> d
 def _write(
     file: pq.ParquetFile, wants: Mapping[str, Want], columns: Mapping[str, Column], folder: Path, offsets_dtype: str
 ) -> None:
-    values_files: dict[str, BinaryIO] = {}
-    offsets_files: dict[str, BinaryIO] = {}
     ends = dict.fromkeys(columns, 0)
-    digests = {name: hashlib.blake2b(digest_size=16) for name in columns}
-    try:
-        for name, column in columns.items():
-            values_files[name] = (folder / column.file).open("wb")
-            if column.longest is not None:
-                column.offsets = column.file.replace("values", "offsets")
-                offsets_files[name] = (folder / column.offsets).open("wb")
-                offsets_files[name].write(np.zeros(1, offsets_dtype).tobytes())
+    with ExitStack() as stack:
+        names = [name for column in columns.values() for name in (column.file, column.offsets) if name]
+        files = {name: stack.enter_context((folder / name).open("wb")) for name in names}
+        for column in columns.values():
+            if column.offsets:
+                files[column.offsets].write(np.zeros(1, offsets_dtype).tobytes())
         for name, _, flat, lengths in _chunks(file, wants):
-            column = columns[name]
-            values = flat.to_numpy(zero_copy_only=False)
-            if lengths is not None:
+            column, values = columns[name], flat.to_numpy(zero_copy_only=False)
+            if lengths is not None and column.offsets:
                 values, lengths, truncated = _real_items(values, lengths, column, wants[name])
                 column.truncated += truncated
-                offsets = (ends[name] + np.cumsum(lengths)).astype(offsets_dtype).tobytes()
+                offsets = ends[name] + np.cumsum(lengths)
                 ends[name] += int(lengths.sum())
-                digests[name].update(offsets)
-                offsets_files[name].write(offsets)
-            values_files[name].write(values.astype(column.dtype, copy=False).tobytes())
-    finally:
-        for opened in (*values_files.values(), *offsets_files.values()):
-            opened.close()
-    kept: dict[bytes, str] = {}
-    for name, column in columns.items():
-        if column.offsets is not None:
-            same = kept.setdefault(digests[name].digest(), column.offsets)
+                files[column.offsets].write(offsets.astype(offsets_dtype).tobytes())
+            files[column.file].write(values.astype(column.dtype, copy=False).tobytes())
+    kept: dict[str, str] = {}
+    for column in columns.values():
+        if column.offsets:
+            same = kept.setdefault(hash_of_file(folder / column.offsets), column.offsets)
             if same != column.offsets:
                 (folder / column.offsets).unlink()
                 column.offsets = same
@@ -283,8 +267,8 @@ def _real_items(values: Array, lengths: Array, column: Column, want: Want) -> tu
     lengths a 0 is a missing attribute, and removing it would shift a history's columns against each other.
     """
     begin, end = np.zeros_like(lengths), lengths
-    width = column.longest or 0
-    if want.kind == "sequence" and width > 0 and column.shortest == width:
+    width = column.longest
+    if want.kind == "sequence" and 0 < width == column.shortest:
         real = values.reshape(-1, width) != 0
         begin = real.argmax(axis=1)
         end = np.where(real.any(axis=1), width - real[:, ::-1].argmax(axis=1), 0)

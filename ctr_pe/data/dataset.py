@@ -54,9 +54,8 @@ class Dataset:
         from fuxictr.features import FeatureMap
 
         feature_map = FeatureMap(self.dataset_id, str(self.path))
-        feature_map.load(
-            str(self.path / "feature_map.json"), {"group_id": self.group_id, "embedding_dim": embedding_dim}
-        )
+        params = {"group_id": self.group_id, "embedding_dim": embedding_dim}
+        feature_map.load(str(self.path / "feature_map.json"), params)
         return feature_map
 
 
@@ -106,16 +105,8 @@ def open_dataset(name: str, root: Path | None = None) -> Dataset:
             raise UserError(f"{path / 'feature_map.json'}: {wrong}: {again}")
         if report["data_hash"] != combined_hash(files):
             raise UserError(f"{path / REPORT}: changed since it was built: {again}")
-        return Dataset(
-            path=path,
-            dataset_id=report["dataset_id"],
-            data_hash=report["data_hash"],
-            rows=dict(report["rows"]),
-            groups=stored_groups(report["groups"]),
-            group_id=report["group_id"],
-            label=report["label"],
-            max_len=report["max_len"],
-        )
+        facts = {key: report[key] for key in ("dataset_id", "data_hash", "rows", "group_id", "label", "max_len")}
+        return Dataset(path, groups=stored_groups(report["groups"]), **facts)
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
         raise UserError(f"{path / REPORT}: not a readable report ({type(error).__name__}: {error}): {again}") from None
 
@@ -134,12 +125,13 @@ def list_datasets(root: Path | None = None) -> list[tuple[str, dict[str, int]]]:
 def _check_file(file: Path, facts: Mapping[str, Any], again: str) -> None:
     if not file.is_file():
         raise UserError(f"{file}: missing: {again}")
-    if file.stat().st_size != facts["bytes"]:
-        raise UserError(
-            f"{file}: changed since it was built ({file.stat().st_size:,} bytes, not {facts['bytes']:,}): {again}"
-        )
-    if file.suffix == ".json" and hash_of_file(file) != facts["blake2b"]:
-        raise UserError(f"{file}: changed since it was built (another hash than in {REPORT}): {again}")
+    size, expected, change = file.stat().st_size, facts["bytes"], ""
+    if size != expected:
+        change = f"{size:,} bytes, not {expected:,}"
+    elif file.suffix == ".json" and hash_of_file(file) != facts["blake2b"]:
+        change = f"another hash than in {REPORT}"
+    if change:
+        raise UserError(f"{file}: changed since it was built ({change}): {again}")
 
 
 def _how_to_build(name: str, root: Path | None) -> str:
@@ -149,12 +141,10 @@ def _how_to_build(name: str, root: Path | None) -> str:
     out = data_root(root) / name
     if name in SETS:
         return f"fetch it with `ctr-pe data fetch {name} --data-root {data_root(root)}`"
+    recipe = "--interactions FILE --items FILE --protocol din"
     if name in packaged_yaml("recipe"):
-        return (
-            f"build it with `ctr-pe data build --recipe {name} --interactions interactions.parquet "
-            f"--items items.parquet --out {out}`"
-        )
-    return f"build it with `ctr-pe data build --interactions FILE --items FILE --protocol din --out {out}`"
+        recipe = f"--recipe {name} --interactions interactions.parquet --items items.parquet"
+    return f"build it with `ctr-pe data build {recipe} --out {out}`"
 
 
 def hash_of_file(file: Path) -> str:

@@ -67,18 +67,16 @@ class BatchLoader:
         self.cuts = [*range(0, self.num_samples, batch_size), self.num_samples]
         if split == "train" and len(self.cuts) > 2 and batch_size > 1 and self.cuts[-1] - self.cuts[-2] == 1:
             del self.cuts[-2]
-        lists = {name for part in self.parts for name in part.spans}
-        self.scalars = {
-            name: torch.float32 if want.kind in ("label", "numeric") else torch.int64
-            for name, want in wants.items()
-            if name not in lists
-        }
+        self.scalars: dict[str, torch.dtype] = {}
         self.histories: dict[tuple[str, ...], list[str]] = {}  # offsets in each part -> the columns that share them
-        for name in wants:
-            if name in lists:
-                if not all(name in part.spans for part in self.parts):
-                    raise UserError(f"{self.parts[0].parquet}: column '{name}' is a list in some of the files only")
-                self.histories.setdefault(tuple(part.spans[name] for part in self.parts), []).append(name)
+        for name, want in wants.items():
+            spans = [part.spans[name] for part in self.parts if name in part.spans]
+            if not spans:
+                self.scalars[name] = torch.float32 if want.kind in ("label", "numeric") else torch.int64
+            elif len(spans) == len(self.parts):
+                self.histories.setdefault(tuple(spans), []).append(name)
+            else:
+                raise UserError(f"{self.parts[0].parquet}: column '{name}' is a list in some of the files only")
 
     def __len__(self) -> int:
         """Batches per epoch."""
@@ -101,19 +99,16 @@ class BatchLoader:
                 filled[slots] = self.parts[part].data[name][local]
         for offsets, names in self.histories.items():
             spans = []
-            for part, _, local in pieces:
+            for part, slots, local in pieces:
                 bounds = self.parts[part].offsets[offsets[part]]
                 start = bounds[local].astype(np.int64)
-                spans.append((start, bounds[local + 1] - start))
-            width = max(1, *(int(length.max()) for _, length in spans))
-            moves = [
-                _moves(start, length, slots * width)
-                for (start, length), (_, slots, _) in zip(spans, pieces, strict=True)
-            ]
+                spans.append((part, slots, start, bounds[local + 1] - start))
+            width = max(1, *(int(length.max()) for *_, length in spans))
+            moves = [(part, *_moves(start, length, slots * width)) for part, slots, start, length in spans]
             for name in names:
                 batch[name] = torch.zeros(len(rows), width, dtype=torch.int64)
                 filled = batch[name].view(-1).numpy()
-                for (source, target), (part, _, _) in zip(moves, pieces, strict=True):
+                for part, source, target in moves:
                     filled[target] = self.parts[part].data[name][source]
         return batch
 
@@ -148,15 +143,12 @@ def _wants(feature_map: FeatureMap) -> dict[str, Want]:
 def _parquet_files(given: str | Path | Sequence[str | Path]) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, [given] if isinstance(given, (str, Path)) else given):
-        if path.is_dir():
-            found = sorted(path.glob("*.parquet"))
-            if not found:
-                raise UserError(f"{path}: no parquet files in this directory")
-            files += found
-        elif not path.exists():
+        if not path.exists():
             raise no_such_file(path)
-        else:
-            files.append(path)
+        found = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        if not found:
+            raise UserError(f"{path}: no parquet files in this directory")
+        files += found
     if not files:
         raise UserError("data_path: no file given")
     return files

@@ -70,33 +70,29 @@ class Recipe(BaseModel):
 
 def load_recipe(name: str | None, given: Mapping[str, Any]) -> Recipe:
     """The recipe of that name or file, with the values in ``given`` on top. Raises UserError naming the wrong key."""
-    where: str = "options"
-    content: dict[str, Any] = {}
-    if name is not None:
-        where, content = _read(name)
+    content = {} if name is None else _read(name)
     try:
         return Recipe.model_validate({**content, **given})
     except ValidationError as error:
         problem = error.errors()[0]
         option = f": --{problem['loc'][0]}" if problem["type"] == "missing" and len(problem["loc"]) == 1 else ""
-        raise UserError(f"{where}: {explain(problem, Recipe, SplitColumn)}{option}") from None
+        raise UserError(f"{name or 'options'}: {explain(problem, Recipe, SplitColumn)}{option}") from None
 
 
-def _read(name: str) -> tuple[str, dict[str, Any]]:
-    path = Path(name)
+def _read(name: str) -> dict[str, Any]:
+    path, shipped = Path(name), packaged_yaml("recipe")
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise UserError(f"{name}: no such recipe file")
         text = path.read_text(encoding="utf-8")
-    else:
-        shipped = packaged_yaml("recipe")
-        if name not in shipped:
-            raise UserError(f"--recipe {name}: no such recipe, a file ends with .yaml: {nearest(name, shipped)}")
+    elif name in shipped:
         text = shipped[name]
+    else:
+        raise UserError(f"--recipe {name}: no such recipe, a file ends with .yaml: {nearest(name, shipped)}")
     content = parse_yaml(text, name)
     if not isinstance(content, dict):
         raise UserError(f"{name}: a recipe is a mapping of keys: {nearest('', Recipe.model_fields)}")
     for key in ("interactions", "items"):  # beside the recipe, wherever the command runs
         if content.get(key):
             content[key] = path.parent / content[key]
-    return name, content
+    return content

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
+from typing import Any
 
 
 def target_spec(known: int, source: str = "item") -> dict[str, Any]:
@@ -25,9 +22,3 @@ def history_spec(target: str, known: int, max_len: int, source: str = "history",
 def age_spec(max_len: int) -> dict[str, Any]:
     """A list of seconds; "meta", or FuxiCTR would make an embedding of it."""
     return {"type": "meta", "max_len": max_len}
-
-
-def feature_vocab(originals: Iterable[str]) -> dict[str, int]:
-    """FuxiCTR's vocabulary of the known ids in the order of their numbers 1, 2, …, with its two reserved entries."""
-    vocab = {"__PAD__": 0} | {original: number for number, original in enumerate(originals, 1)}
-    return vocab | {"__OOV__": len(vocab)}

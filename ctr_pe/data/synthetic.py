@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.data.specs import age_spec, feature_vocab, history_spec, target_spec
+from ctr_pe.data.specs import age_spec, history_spec, target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError
@@ -111,10 +111,11 @@ def generate(
 
     if shuffled:
         clicks = _shuffle(np.random.default_rng(seed), clicks)
-
     seen = slice(clicks.starts[users])  # the train users' clicks; each is in all rows of its user
-    known_items = _known(items, asked.item[:users], clicks.item[seen], requests)
-    known_categories = _known(categories, asked.category[:users], clicks.category[seen], requests)
+    known = {
+        "item_id": _known(items, asked.item[:users], clicks.item[seen], requests),
+        "cate_id": _known(categories, asked.category[:users], clicks.category[seen], requests),
+    }
     report = {
         "generator": {
             "seed": seed,
@@ -133,21 +134,17 @@ def generate(
     }
 
     def source(writer: DatasetWriter) -> Content:
-        item_ids, cate_ids = known_items.table(items), known_categories.table(categories)
+        ids = known["item_id"].table(items), known["cate_id"].table(categories)
         ends = np.cumsum(list(splits.values()))
         for (split, size), end in zip(splits.items(), ends.tolist(), strict=True):
-            writer.add(split, _table(slice(end - size, end), clicks, asked, item_ids, cate_ids))
-        features = {
-            "user_id": {"type": "meta"},
-            "item_id": target_spec(len(known_items)),
-            "cate_id": target_spec(len(known_categories)),
-            "item_history": history_spec("item_id", len(known_items), max_len),
-            "cate_history": history_spec("cate_id", len(known_categories), max_len),
-            "age_history": age_spec(max_len),
-        }
+            writer.add(split, _table(slice(end - size, end), clicks, asked, *ids))
+        features: dict[str, dict[str, Any]] = {"user_id": {"type": "meta"}}
+        features |= {name: target_spec(len(vocabulary)) for name, vocabulary in known.items()}
+        for name, vocabulary in known.items():
+            features[name.replace("_id", "_history")] = history_spec(name, len(vocabulary), max_len)
+        features["age_history"] = age_spec(max_len)
         groups = [Group(("item_id", "cate_id"), ("item_history", "cate_history"), "age_history")]
-        known = {"item_id": known_items, "cate_id": known_categories}
-        vocabs = {name: feature_vocab(map(str, vocabulary.originals)) for name, vocabulary in known.items()}
+        vocabs = {name: vocabulary.stored() for name, vocabulary in known.items()}
         return Content("label", "user_id", features, groups, vocabs, report)
 
     return make_dataset(source, out, "synthetic_time" if timed else "synthetic", overwrite)
@@ -247,28 +244,23 @@ def _known(size: int, targets: Integers, clicked: Integers, requests: int) -> Vo
 def _table(users: slice, clicks: Clicks, asked: Requests, item_ids: Integers, cate_ids: Integers) -> pa.Table:
     """The rows of some users, one per request, each with the user's whole history."""
     requests = asked.item.shape[1]
-    numbers = np.arange(users.start, users.stop)
     starts = clicks.starts[users.start : users.stop + 1]
-    clicked = slice(starts[0], starts[-1])
-    row_of = np.repeat(np.arange(len(numbers)), requests)
+    lengths = np.repeat(np.diff(starts), requests)
+    offsets = np.concatenate([[0], np.cumsum(lengths)])
+    click = np.arange(offsets[-1]) + np.repeat(np.repeat(starts[:-1], requests) - offsets[:-1], lengths)
 
     def history(values: Integers) -> pa.Array:
-        return pa.ListArray.from_arrays((starts - starts[0]).astype(np.int32), _small(values)).take(pa.array(row_of))
+        return pa.ListArray.from_arrays(offsets.astype(np.int32), _small(values))
 
-    at = history(clicks.at[clicked])
-    lengths = np.repeat(np.diff(starts), requests)
-    age = np.repeat(asked.at[users].reshape(-1), lengths) - at.flatten().to_numpy()
     return pa.table(
         {
             "label": asked.label[users].reshape(-1).astype(np.uint8),
-            "user_id": _small(np.repeat(numbers, requests)),
+            "user_id": _small(np.repeat(np.arange(users.start, users.stop), requests)),
             "item_id": _small(item_ids[asked.item[users]].reshape(-1)),
             "cate_id": _small(cate_ids[asked.category[users]].reshape(-1)),
-            "item_history": history(item_ids[clicks.item[clicked]]),
-            "cate_history": history(cate_ids[clicks.category[clicked]]),
-            "age_history": pa.ListArray.from_arrays(
-                np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32), _small(age)
-            ),
+            "item_history": history(item_ids[clicks.item[click]]),
+            "cate_history": history(cate_ids[clicks.category[click]]),
+            "age_history": history(np.repeat(asked.at[users].reshape(-1), lengths) - clicks.at[click]),
         }
     )
 

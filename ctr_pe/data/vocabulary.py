@@ -44,6 +44,11 @@ class Vocabulary:
     def _enum(self) -> pl.DataType:
         return pl.Enum(self.originals)
 
+    def stored(self) -> dict[str, int]:
+        """Original -> id as in feature_vocab.json, with FuxiCTR's two reserved entries."""
+        known = {str(original): number for number, original in enumerate(self.originals, 1)}
+        return {"__PAD__": 0, **known, "__OOV__": self.unseen}
+
     def ids(self, texts: pl.Expr) -> pl.Expr:
         """Text -> id."""
         return texts.cast(self._enum, strict=False).to_physical().cast(pl.Int64).fill_null(len(self)) + 1

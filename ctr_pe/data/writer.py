@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -27,8 +26,6 @@ from ctr_pe.errors import UserError
 from ctr_pe.fields import Group, group_params
 
 if TYPE_CHECKING:
-    from types import TracebackType
-
     import pyarrow as pa
 
 
@@ -68,29 +65,27 @@ class DatasetWriter:
 
     def __enter__(self) -> DatasetWriter:
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{self.out.name}.", suffix=".partial", dir=self.out.parent))
+        self._temporary = tempfile.TemporaryDirectory(
+            prefix=f"{self.out.name}.", suffix=".partial", dir=self.out.parent, ignore_cleanup_errors=True
+        )
+        self._folder = Path(self._temporary.name)
         self.path, self.scratch = self._folder / "new", self._folder / "scratch"
         self.path.mkdir()
         self.scratch.mkdir()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         for parquet in self._parquets.values():
             parquet.close()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        self._temporary.cleanup()
 
-    def open(self, split: str, schema: pa.Schema, **options: Any) -> None:
-        """Begin a split, which may stay empty; ``options`` are those of its ParquetWriter."""
-        options = {"compression": "zstd", **options}
-        self._parquets[split] = pq.ParquetWriter(self.path / f"{split}.parquet", schema, **options)
-
-    def add(self, split: str, rows: pa.Table) -> None:
-        """Append rows to a split."""
+    def add(self, split: str, rows: pa.Table, **options: Any) -> None:
+        """Append rows, maybe none, to a split; the first call begins it, with ``options`` of its ParquetWriter."""
         if split not in self._parquets:
-            self.open(split, rows.schema)
-        self._parquets[split].write_table(rows)
+            options = {"compression": "zstd", **options}
+            self._parquets[split] = pq.ParquetWriter(self.path / f"{split}.parquet", rows.schema, **options)
+        if len(rows):
+            self._parquets[split].write_table(rows)
 
     def finish(self, content: Content) -> Dataset:
         """Write everything but the rows, then rename the set to ``out``.
@@ -99,16 +94,14 @@ class DatasetWriter:
         """
         for parquet in self._parquets.values():
             parquet.close()
-        expected = {content.label, *content.features}
-        rows = {split: self._rows(split, expected) for split in SPLITS if (self.path / f"{split}.parquet").exists()}
+        rows = {split: self._rows(split, content) for split in SPLITS if (self.path / f"{split}.parquet").exists()}
         if not {"train", "test"} <= rows.keys():
             raise ValueError(f"{self.path}: a data set needs train.parquet and test.parquet")
-        _write_json(self.path / "feature_map.json", _feature_map(self.dataset_id, content.label, content.features))
+        _write_json(self.path / "feature_map.json", _feature_map(self.dataset_id, content))
         _write_json(self.path / "feature_vocab.json", content.vocabs)
         files = {
-            str(file.relative_to(self.path)): {"bytes": file.stat().st_size, "blake2b": hash_of_file(file)}
-            for file in sorted(self.path.rglob("*"))
-            if file.is_file()
+            file.name: {"bytes": file.stat().st_size, "blake2b": hash_of_file(file)}
+            for file in sorted(self.path.iterdir())
         }
         lengths = [int(spec["max_len"]) for spec in content.features.values() if "max_len" in spec]
         own: dict[str, Any] = {
@@ -133,9 +126,9 @@ class DatasetWriter:
             raise UserError(f"{self.out}: {error.strerror}") from None
         return open_dataset(str(self.out.resolve()))
 
-    def _rows(self, split: str, expected: set[str]) -> int:
+    def _rows(self, split: str, content: Content) -> int:
         file = pq.read_metadata(self.path / f"{split}.parquet")
-        if different := expected ^ set(file.schema.to_arrow_schema().names):
+        if different := {content.label, *content.features} ^ set(file.schema.to_arrow_schema().names):
             raise ValueError(f"{split}.parquet: columns differ from the features in {sorted(different)}")
         return int(file.num_rows)
 
@@ -167,17 +160,17 @@ def make_dataset(source: Source, out: Path, dataset_id: str | None = None, overw
         return writer.finish(source(writer))
 
 
-def _feature_map(dataset_id: str, label: str, features: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+def _feature_map(dataset_id: str, content: Content) -> dict[str, Any]:
     """FuxiCTR's feature_map.json: shared tables count once in total_features, a history as max_len input columns."""
-    own_table = [spec for spec in features.values() if "share_embedding" not in spec]
+    specs = content.features.values()
     lengths = {"sequence": "max_len", "embedding": "pretrain_dim"}
     return {
         "dataset_id": dataset_id,
-        "num_fields": sum(spec["type"] != "meta" for spec in features.values()),
-        "total_features": sum(int(spec.get("vocab_size", 0)) for spec in own_table),
-        "input_length": sum(int(spec.get(lengths.get(spec["type"], ""), 1)) for spec in features.values()),
-        "labels": [label],
-        "features": [{name: dict(spec)} for name, spec in features.items()],
+        "num_fields": sum(spec["type"] != "meta" for spec in specs),
+        "total_features": sum(int(spec.get("vocab_size", 0)) for spec in specs if "share_embedding" not in spec),
+        "input_length": sum(int(spec.get(lengths.get(spec["type"], ""), 1)) for spec in specs),
+        "labels": [content.label],
+        "features": [{name: dict(spec)} for name, spec in content.features.items()],
     }
 
 

@@ -16,7 +16,7 @@ from ctr_pe.checks import check_encoding, check_params, model_class
 from ctr_pe.config import model_params
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.errors import UserError, nearest
-from ctr_pe.study import find_dataset, refuse_own_keys, run_params
+from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
 from ctr_pe.study.store import Result, Store
 from ctr_pe.training import Run, build_model
 

@@ -7,7 +7,8 @@ both and cancels. The bootstrap resamples users, not rows, because the rows of o
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -30,10 +31,11 @@ class Difference(NamedTuple):
     p_holm: float  # corrected for the number of encodings compared
 
 
-def mean_sd(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (n - 1) over seeds; the latter is NaN for a single one."""
-    array = np.asarray(values, np.float64)
-    return float(array.mean()), float(array.std(ddof=1)) if len(array) > 1 else float("nan")
+def mean_sd(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (n - 1) over seeds; NaN for no value, and the latter for a single one."""
+    array = np.asarray(list(values), np.float64)
+    mean = float(array.mean()) if len(array) else math.nan
+    return mean, float(array.std(ddof=1)) if len(array) > 1 else math.nan
 
 
 def seeds_won(ours: Mapping[int, float], theirs: Mapping[int, float], metric: str) -> tuple[int, int]:
@@ -183,8 +185,8 @@ def _difference(value: float, resampled: Floats) -> Difference:
     """Interval and p value of one difference from its resampled values."""
     finite = resampled[np.isfinite(resampled)]
     if not len(finite) or not np.isfinite(value):
-        return Difference(float(value), *[float("nan")] * 4)
+        return Difference(float(value), *[math.nan] * 4)
     low, high = np.quantile(finite, (0.025, 0.975))
     side = min((finite <= 0).sum(), (finite >= 0).sum())
     p = min(1.0, 2 * (1 + int(side)) / (len(finite) + 1))
-    return Difference(float(value), float(low), float(high), p, float("nan"))
+    return Difference(float(value), float(low), float(high), p, math.nan)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from ctr_pe.ops import native
 
-NAMES = ("contextual_attention", "contextual_bias", "dice", "dropout", "rotation", "time_decay")
+NAMES = ("contextual_attention", "contextual_bias", "dice", "dropout", "time_decay")
 
 
 def kernels() -> dict[str, str]:

@@ -34,8 +34,16 @@ LIBRARY = load()
 
 
 def takes(*tensors: Tensor | None) -> bool:
-    """Whether a kernel can take these: float32 on a CPU."""
-    return LIBRARY is not None and all(x is None or (x.dtype == torch.float32 and x.is_cpu) for x in tensors)
+    """Whether a kernel can take these: float32 on a CPU, and outside of ``torch.func``, whose transforms see into the
+    torch code only."""
+    usable = LIBRARY is not None and not transforms()
+    return usable and all(x is None or (x.dtype == torch.float32 and x.is_cpu) for x in tensors)
+
+
+def transforms() -> bool:
+    """Whether ``torch.func`` transforms what runs now: ``grad``, ``vmap`` and the like. In a graph that is compiled or
+    exported operators stay as they are."""
+    return not torch.compiler.is_compiling() and torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def call(name: str, *arguments: Tensor | float | None) -> None:

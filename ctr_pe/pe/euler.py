@@ -11,11 +11,12 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.ops.rotation import halves, in_halves, rotate_planes, rotate_rows
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
+from ctr_pe.pe.rotation import phases, planes, rotate_planes
 from ctr_pe.pe.vectors import Attended, TargetVectors
 from ctr_pe.positions import Positions, Where
+from ctr_pe.ragged import per_target
 
 CHOICES = {
     "position_index": ("distance", "rank"),
@@ -131,7 +132,8 @@ class Euler(PositionEncoding):
         if history.dim() == 3:  # padding keeps what it holds
             moved = torch.where(positions.mask.unsqueeze(-1), moved, history)
         if target is not None:
-            target = self._at_input(target, positions.count if self.from_oldest else positions.count.new_zeros(1))
+            own = positions.count if self.from_oldest else positions.count.new_zeros(1)
+            target = self._at_input(target, per_target(own, target))
         return target, moved
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
@@ -171,13 +173,17 @@ class Euler(PositionEncoding):
         """items (..., D) with position added and their phases rotated by ψ; index (...) of the rows."""
         rows = index.clamp(0, self.max_len)
         assert self.table is not None
+        moved = items + nn.functional.embedding(rows, self.table)
         if self.psi is None:
-            return items + nn.functional.embedding(rows, self.table)
-        return rotate_rows(items, rows, self.table, self.psi, interleaved=self.interleaved)
+            return moved
+        return rotate_planes(moved, nn.functional.embedding(rows, self.psi), interleaved=self.interleaved)
 
     def _rotated(self, vectors: Tensor, angle: Tensor) -> Tensor:
         """vectors (..., d) with phases scaled, and rotated by angle (..., P)."""
-        moved = rotate_planes(self._merged(vectors), angle, self.scale, interleaved=self.interleaved)
+        moved = self._merged(vectors)
+        if self.scale is not None:  # by (δ - 1) θ and the angle
+            angle = torch.addcmul(angle, self._phases(moved), self.scale.to(angle.dtype) - 1)
+        moved = rotate_planes(moved, angle, interleaved=self.interleaved)
         if self._merges:
             moved = moved.squeeze(-3).view(*moved.shape[:-3], -1, self.num_heads, self.head_dim).transpose(-3, -2)
         return moved
@@ -189,6 +195,11 @@ class Euler(PositionEncoding):
     def _merged(self, vectors: Tensor) -> Tensor:
         """vectors of which planes are taken: those of the heads (B, H, L, d), or of the whole item (B, 1, L, D)."""
         return vectors.transpose(-3, -2).flatten(-2).unsqueeze(-3) if self._merges else vectors
+
+    def _phases(self, vectors: Tensor) -> Tensor:
+        """θ of the planes, (..., P)."""
+        real, imaginary, _ = planes(widen(vectors), self.interleaved)
+        return phases(real, imaginary)
 
     def _angle(self, distance: Tensor, like: Tensor) -> Tensor:
         """-distance · g (..., P), in float32 at least: in half precision fast planes are soon off."""
@@ -205,7 +216,7 @@ class Euler(PositionEncoding):
 
     def _phase_loss(self, vectors: Tensor, shift: Tensor | None, real: Tensor) -> Tensor:
         """Phase contrast of vectors (R, H, W, d), summed over the real ones (R, W)."""
-        phase = phases(widen(in_halves(self._merged(vectors), self.interleaved)))
+        phase = self._phases(self._merged(vectors))
         if self.scale is not None:
             phase = phase * self.scale
         if shift is not None:
@@ -223,13 +234,6 @@ class Euler(PositionEncoding):
         drawn = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=draw)
         numbers = drawn.view(torch.int16)[: shape.numel()].view(shape).int()
         return numbers >= round(self.mask_rate * 2**16) - 2**15
-
-
-def phases(vectors: Tensor) -> Tensor:
-    """θ (..., P) in [-π, π] of the planes of vectors (..., d); zero takes the phase of 1."""
-    real, imaginary, _ = halves(vectors)
-    zero = real * real + imaginary * imaginary < torch.finfo(real.dtype).tiny
-    return torch.atan2(imaginary, real + zero)
 
 
 def phase_contrast(phase: Tensor, kept: Tensor, real: Tensor, weight: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from torch import Tensor
 from ctr_pe.pe.base import About, PositionEncoding, check_choice
 from ctr_pe.pe.tables import look_up, vector_table
 from ctr_pe.positions import Positions
+from ctr_pe.ragged import per_target
 
 
 class AbsolutePositions(PositionEncoding):
@@ -48,7 +49,7 @@ class AbsolutePositions(PositionEncoding):
         history = history + look_up(table, index) * positions.like(history, positions.mask).unsqueeze(-1)
         if target is not None and self.on_target:
             own = positions.count if self.from_oldest else torch.zeros_like(positions.count)
-            target = target + look_up(table, own).view(len(own), *[1] * (target.dim() - 2), -1)
+            target = target + look_up(table, per_target(own, target))
         return target, history
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:

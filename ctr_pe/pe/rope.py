@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ctr_pe.ops.rotation import rotate_planes
 from ctr_pe.pe.base import About, PositionEncoding, check_choice
+from ctr_pe.pe.rotation import rotate_planes
 from ctr_pe.positions import Where
 
 

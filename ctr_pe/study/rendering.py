@@ -6,57 +6,64 @@ import csv
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Sequence
-from typing import Protocol
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
 
 DASH = "–"  # no number
-Cells = tuple[list[str], list[list[str]]]
-"""Header, rows."""
 
 
-class Printable(Protocol):
-    """A table with a title and notes."""
+@dataclass(frozen=True)
+class Table:
+    """Rows twice: ``lines`` by the columns of the CSV file, with NaN for no number, and ``cells`` as text by the
+    columns that are shown. None is no text; a column that has none in any row is not shown."""
 
-    @property
-    def title(self) -> str: ...
+    title: str
+    lines: list[dict[str, Any]]
+    cells: list[dict[str, str | None]]
+    notes: list[str]
 
-    @property
-    def notes(self) -> tuple[str, ...]: ...
+    def shown(self) -> list[list[str]]:
+        """The header, then the rows."""
+        header = [name for name in self.cells[0] if any(row[name] is not None for row in self.cells)]
+        return [header, *[[row[name] or DASH for name in header] for row in self.cells]]
 
-    def cells(self) -> Cells: ...
 
-
-def as_text(table: Printable) -> str:
+def as_text(table: Table) -> str:
     """For a terminal: columns side by side between rules, then the notes."""
-    header, rows = table.cells()
-    widths = [max(len(line[i]) for line in [header, *rows]) for i in range(len(header))]
-    lines = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)) for line in [header, *rows]]
-    rule = "─" * len(lines[0])
-    wrapped = [textwrap.fill(note, max(80, len(rule))) for note in table.notes]
-    return "\n".join([table.title, rule, *[line.rstrip() for line in lines], rule, *wrapped])
+    lines = table.shown()
+    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+    lines = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
+    rule = "─" * len("  ".join(lines[0]))
+    notes = [textwrap.fill(note, max(80, len(rule))) for note in table.notes]
+    return "\n".join([table.title, rule, *["  ".join(line).rstrip() for line in lines], rule, *notes])
 
 
-def as_markdown(tables: Sequence[Printable]) -> str:
+def as_markdown(tables: Iterable[Table]) -> str:
     """A section for each table: heading, table, notes."""
     sections = []
     for table in tables:
-        header, rows = table.cells()
+        header, *rows = table.shown()
         lines = [f"| {' | '.join(line)} |" for line in [header, ["---"] * len(header), *rows]]
         sections.append("\n".join([f"## {table.title}", "", *lines, "", *[f"- {note}" for note in table.notes]]))
     return "\n\n".join(sections) + "\n"
 
 
-def csv_text(header: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """Numbers at full precision; None and NaN are empty."""
+def as_csv(tables: Iterable[Table]) -> str:
+    """All lines in one table, numbers at full precision; None and NaN are empty."""
+    lines = [line for table in tables for line in table.lines]
     stream = io.StringIO()
-    writer = csv.writer(stream, lineterminator="\n")
-    writer.writerow(header)
-    writer.writerows([["" if value != value else value for value in row] for row in rows])
+    writer = csv.DictWriter(stream, lines[0] if lines else (), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows({name: "" if value != value else value for name, value in line.items()} for line in lines)
     return stream.getvalue()
+
+
+def number(value: float, form: str = ".4f") -> str:
+    """A number in this format, or a dash for NaN."""
+    return DASH if math.isnan(value) else format(value, form)
 
 
 def mean_text(mean: float, sd: float) -> str:
     """Mean ± standard deviation, which is NaN for a single value."""
-    if math.isnan(mean):
-        return DASH
-    return f"{mean:.4f}" if math.isnan(sd) else f"{mean:.4f} ± {sd:.4f}"
+    return number(mean) if math.isnan(sd) else f"{mean:.4f} ± {sd:.4f}"

@@ -16,14 +16,16 @@ import subprocess
 import sys
 import time
 import traceback
-from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+from tqdm import tqdm
 
 import ctr_pe
 from ctr_pe.allocator import keep_memory
@@ -31,8 +33,6 @@ from ctr_pe.errors import UserError
 from ctr_pe.study.store import Key, Result, Store
 
 if TYPE_CHECKING:
-    from multiprocessing.process import BaseProcess
-
     from ctr_pe.training import Outcome, Run
 
 Train = Callable[["Run", Callable[[Mapping[str, Any]], None]], "Outcome"]
@@ -66,49 +66,53 @@ def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, strea
     Raises:
         KeyboardInterrupt: Ctrl-C, after all workers have ended; finished runs are in the store.
     """
-    done = store.read()
-    waiting = deque(job for job in jobs if job.key not in done)
-    if not waiting:
-        print(f"all {len(jobs)} runs are there already", file=stream or sys.stderr)
+    stream = stream or sys.stderr
+    already = store.read().keys()
+    missing = [job for job in jobs if job.key not in already]
+    if not missing:
+        print(f"all {len(jobs)} runs are there already", file=stream)
         return 0
+    waiting = iter(missing)
     facts = {"revision": revision(), "versions": versions()}
     failed = 0
     pool: dict[Connection, _Worker] = {}
-    with _Progress(len(jobs), len(jobs) - len(waiting), stream or sys.stderr) as progress:
-        try:
-            while waiting or pool:
-                while waiting and len(pool) < workers:
-                    worker = _Worker(train, waiting.popleft())
-                    pool[worker.connection] = worker
-                for connection in wait(list(pool)):
-                    assert isinstance(connection, Connection)
-                    worker = pool[connection]
-                    kind, content = worker.receive()
-                    if kind == "progress":
-                        progress.update(worker.job, content)
-                        continue
-                    if kind == "done":
-                        result = _result(worker.job, content, facts)
-                        store.append(result, content.scores)
-                        progress.finish(worker.job, result)
-                    else:
-                        failed += 1
-                        if kind == "crashed":
-                            line, trace = content
-                            content = _store_trace(worker.job, line, trace, store.path)
-                        progress.fail(worker.job, content)
-                    job = _next(waiting, store)
-                    if job is None or kind == "died":
-                        del pool[connection]
-                        worker.stop()
-                        if job is not None:
-                            waiting.appendleft(job)
-                    else:
-                        worker.start(job)
-        finally:
-            for worker in pool.values():
-                worker.terminate()
-    return failed
+
+    def next_job() -> Job | None:
+        """The next run that no other process has finished meanwhile."""
+        done = store.read()
+        return next((job for job in waiting if job.key not in done), None)
+
+    progress = _Progress(len(jobs), len(jobs) - len(missing), stream)
+    try:
+        while True:
+            while len(pool) < workers and (job := next_job()):
+                worker = _Worker(train, job)
+                pool[worker.connection] = worker
+            if not pool:
+                return failed
+            for connection in wait(list(pool)):
+                assert isinstance(connection, Connection)
+                worker = pool[connection]
+                kind, content = worker.receive()
+                if kind == "progress":
+                    progress.update(worker.job, content)
+                    continue
+                if kind == "done":
+                    result = _result(worker.job, content, facts)
+                    store.append(result, content.scores)
+                    progress.finish(worker.job, result)
+                else:
+                    failed += 1
+                    progress.fail(worker.job, _explain(worker.job, store.path, *content))
+                if kind != "died" and (job := next_job()):
+                    worker.start(job)
+                else:
+                    del pool[connection]
+                    worker.stop()
+    finally:
+        for worker in pool.values():
+            worker.terminate()
+        progress.close()
 
 
 def revision() -> str | None:
@@ -120,9 +124,7 @@ def revision() -> str | None:
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
-        git(
-            "ls-files", "--error-unmatch", "__init__.py"
-        )  # fails for a package that is installed below another checkout
+        git("ls-files", "--error-unmatch", "__init__.py")  # fails for a package installed below another checkout
         commit = git("rev-parse", "HEAD")
         code = [here, here.parent / "model_zoo", here.parent / "config"]
         changed = git("status", "--porcelain", "--", *[str(folder) for folder in code if folder.exists()])
@@ -133,21 +135,8 @@ def revision() -> str | None:
 
 def versions() -> dict[str, str]:
     """Versions of the packages that results depend on."""
-    found = {"ctr_pe": ctr_pe.__version__, "python": platform.python_version()}
-    for name in ("torch", "fuxictr", "numpy", "polars"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return found
-
-
-def _next(waiting: deque[Job], store: Store) -> Job | None:
-    """The next run that no other process has finished meanwhile."""
-    done = store.read()
-    while waiting:
-        job = waiting.popleft()
-        if job.key not in done:
-            return job
-    return None
+    packages = {name: importlib.metadata.version(name) for name in ("torch", "fuxictr", "numpy", "polars")}
+    return {"ctr_pe": ctr_pe.__version__, "python": platform.python_version(), **packages}
 
 
 def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
@@ -166,8 +155,10 @@ def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
     )
 
 
-def _store_trace(job: Job, line: str, trace: str, folder: Path) -> str:
-    """One line about an error that is not the user's; its traceback goes to a file."""
+def _explain(job: Job, folder: Path, line: str, trace: str) -> str:
+    """The line about a run that failed; the traceback of an error that is not the user's goes to a file."""
+    if not trace:
+        return line
     file = folder / "failed" / f"{job.key.name}.txt"
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(trace, encoding="utf-8")
@@ -180,9 +171,13 @@ class _Worker:
     def __init__(self, train: Train, job: Job) -> None:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         self.connection, theirs = context.Pipe()
-        self.process: BaseProcess = context.Process(target=_work, args=(theirs, train), daemon=True)
-        with _ctrl_c_blocked():  # inherited: only the parent reacts to Ctrl-C
+        self.process = context.Process(target=_work, args=(theirs, train), daemon=True)
+        resource_tracker.ensure_running()  # else the first process start starts it, which lets Ctrl-C through again
+        old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: only the parent reacts to Ctrl-C
+        try:
             self.process.start()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, old)
         theirs.close()
         self.start(job)
 
@@ -192,14 +187,14 @@ class _Worker:
             self.connection.send(job.run)
 
     def receive(self) -> tuple[str, Any]:
-        """("progress" | "done" | "error" | "crashed", content), or ("died", why)."""
+        """("progress", state), ("done", outcome), or ("failed" | "died", (line, traceback, "" if it needs none))."""
         try:
             message: tuple[str, Any] = self.connection.recv()
         except (EOFError, ConnectionResetError):
             self.process.join()
             code = self.process.exitcode
             why = "killed, perhaps out of memory: try fewer --jobs" if code == -signal.SIGKILL else f"exit code {code}"
-            return "died", f"the worker process ended ({why})"
+            return "died", (f"the worker process ended ({why})", "")
         return message
 
     def stop(self) -> None:
@@ -219,9 +214,8 @@ class _Worker:
 def _work(connection: Connection, train: Train) -> None:
     """The loop of a worker process: receives runs, sends progress and outcomes, ends when the pipe is closed."""
     keep_memory()
-    signal.signal(
-        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
-    )  # an exception, so that temporary files are removed
+    # An exception, so that temporary files are removed
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     last = 0.0
 
     def progress(state: Mapping[str, Any]) -> None:
@@ -238,21 +232,10 @@ def _work(connection: Connection, train: Train) -> None:
             except (BrokenPipeError, ConnectionResetError):
                 return
             except UserError as error:
-                connection.send(("error", str(error)))
+                connection.send(("failed", (str(error), "")))
             except Exception as error:
                 line = " ".join(f"{type(error).__name__}: {error}".split())
-                connection.send(("crashed", (line, traceback.format_exc())))
-
-
-@contextlib.contextmanager
-def _ctrl_c_blocked() -> Iterator[None]:
-    """Delays Ctrl-C until the end of the block."""
-    resource_tracker.ensure_running()  # else the first process start starts it, which lets Ctrl-C through again
-    old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, old)
+                connection.send(("failed", (line, traceback.format_exc())))
 
 
 class _Progress:
@@ -261,63 +244,40 @@ class _Progress:
     def __init__(self, total: int, done: int, stream: TextIO) -> None:
         self.total, self.done, self.stream = total, done, stream
         self.states: dict[str, str] = {}
-        self.bar: Any = None
-        if stream.isatty():
-            from tqdm import tqdm
+        # 80 × 24 if the terminal does not report its size: tqdm shows nothing then
+        columns, lines = shutil.get_terminal_size()
+        self.new = partial(tqdm, file=stream, ncols=columns, nrows=lines, disable=not stream.isatty())
+        self.bar = self.new(total=total, initial=done, unit="run")
+        self.lines: list[tqdm[Any]] = []
+        if done:
+            self.bar.write(f"{done} of {total} runs are there already", stream)
 
-            # 80 × 24 if the terminal does not report its size: tqdm shows nothing then
-            columns, lines = shutil.get_terminal_size()
-            self.style: dict[str, Any] = {"file": stream, "ncols": columns, "nrows": lines}
-            self.bar = tqdm(total=total, initial=done, unit="run", **self.style)
-            self.lines: list[Any] = []
-
-    def __enter__(self) -> _Progress:
-        if self.done:
-            self._print(f"{self.done} of {self.total} runs are there already")
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self.bar is not None:
-            for bar in [*self.lines, self.bar]:
-                bar.close()
+    def close(self) -> None:
+        for bar in [*self.lines, self.bar]:
+            bar.close()
 
     def update(self, job: Job, state: Mapping[str, Any]) -> None:
-        if self.bar is not None:
-            at = f"batch {state['batch'] + 1}/{state['batches']}" if "batch" in state else "validated"
-            self.states[str(job)] = f"{job}: epoch {state['epoch']}, {at}"
-            self._draw()
+        at = f"batch {state['batch'] + 1}/{state['batches']}" if "batch" in state else "validated"
+        self._draw(job, f"{job}: epoch {state['epoch']}, {at}")
 
     def finish(self, job: Job, result: Result) -> None:
         self.done += 1
-        values = " ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
-        if self.bar is None:
-            self._print(f"[{self.done}/{self.total}] {job}: {values} (epoch {result.epoch}, {result.seconds:.0f} s)")
-        else:
-            self.bar.update()
-        self._forget(job)
+        self.bar.update()
+        if self.bar.disable:
+            values = " ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+            line = f"[{self.done}/{self.total}] {job}: {values} (epoch {result.epoch}, {result.seconds:.0f} s)"
+            self.bar.write(line, self.stream)
+        self._draw(job)
 
     def fail(self, job: Job, error: str) -> None:
-        self._print(f"{job} failed: {error}")
-        self._forget(job)
+        self.bar.write(f"{job} failed: {error}", self.stream)
+        self._draw(job)
 
-    def _forget(self, job: Job) -> None:
-        self.states.pop(str(job), None)
-        if self.bar is not None:
-            self._draw()
-
-    def _draw(self) -> None:
-        """One tqdm without a bar per worker, below the bar over the runs."""
-        from tqdm import tqdm
-
+    def _draw(self, job: Job, state: str = "") -> None:
+        """A line per run that is under way, below the bar; a run without a state has ended."""
+        self.states = {name: text for name, text in {**self.states, str(job): state}.items() if text}
         while len(self.lines) < len(self.states):
-            position = len(self.lines) + 1
-            self.lines.append(tqdm(bar_format="  {desc}", position=position, leave=False, **self.style))
-        texts = [*self.states.values(), *[""] * (len(self.lines) - len(self.states))]
-        for line, text in zip(self.lines, texts, strict=True):
+            self.lines.append(self.new(bar_format="  {desc}", position=len(self.lines) + 1, leave=False))
+        texts = [*self.states.values(), *[""] * len(self.lines)]
+        for line, text in zip(self.lines, texts, strict=False):
             line.set_description_str(text)
-
-    def _print(self, line: str) -> None:
-        if self.bar is None:
-            print(line, file=self.stream, flush=True)
-        else:
-            self.bar.write(line, file=self.stream)

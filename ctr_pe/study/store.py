@@ -39,6 +39,11 @@ class Key(NamedTuple):
     device: str = "cpu"  # or "cuda"
 
     @property
+    def setting(self) -> tuple[str, ...]:
+        """What the runs of one table have in common."""
+        return (*self[:5], self.device)
+
+    @property
     def name(self) -> str:
         """A file name for it."""
         parts = self if self.device != "cpu" else self[:-1]  # as before the device was part of the key
@@ -72,6 +77,7 @@ class Result:
 
     @property
     def key(self) -> Key:
+        """What identifies the run."""
         return Key(*(getattr(self, part) for part in Key._fields))
 
 

@@ -5,6 +5,7 @@ The study is a file: a search that was stopped continues, and several processes 
 
 from __future__ import annotations
 
+import csv
 import inspect
 import json
 import math
@@ -13,13 +14,21 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from ctr_pe import training
+from ctr_pe.checks import check_encoding, check_params, model_class, param_problems
+from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, say
+from ctr_pe.model_zoo.keys import check_gpu
+from ctr_pe.pe import encoding_class, options_of
+from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
+from ctr_pe.study.runner import Train
+from ctr_pe.study.store import hash_of
+from ctr_pe.training import Run
 
 if TYPE_CHECKING:
     import optuna
-
-    from ctr_pe.data.dataset import Dataset
-    from ctr_pe.study.runner import Train
 
 STUDY = "study.db"
 POSITION_DIMS, HEADS, DROPOUTS = [16, 32, 64], [1, 2, 4, 8], [0.0, 0.1, 0.2, 0.3]
@@ -55,7 +64,6 @@ def tune(search: Search, trials: int, out: Path, train: Train | None = None) -> 
         import optuna
     except ImportError:
         raise UserError("ctr-pe tune needs Optuna: pip install 'ctr_pe[tune]'") from None
-    from ctr_pe import training
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # this module prints its own lines
     study = _study(search, out)
@@ -92,10 +100,6 @@ def plan(
     Raises:
         UserError: an unknown name, an invalid value, or nothing to search.
     """
-    from ctr_pe.checks import check_encoding, check_params
-    from ctr_pe.model_zoo.keys import check_gpu
-    from ctr_pe.study import find_dataset, refuse_own_keys, run_params
-
     overrides, given = overrides or {}, given or {}
     refuse_own_keys("--set", overrides)
     refuse_own_keys("--space", given)
@@ -108,9 +112,6 @@ def plan(
 
 
 def _space(search: Search, given: Mapping[str, Any]) -> dict[str, Any]:
-    from ctr_pe.checks import model_class
-    from ctr_pe.pe import encoding_class, options_of
-
     cls = model_class(search.model)
     keys = {name for base in cls.__mro__ if "__init__" in vars(base) for name in inspect.signature(base).parameters}
     space: dict[str, Any] = {}
@@ -139,8 +140,6 @@ def _space(search: Search, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _problems(search: Search, changes: Mapping[str, Any]) -> list[str]:
-    from ctr_pe.checks import param_problems
-
     path = search.dataset.path
     own = {"model": search.model, "dataset_id": path.name, "position_encoding": search.pe, "monitor": "AUC"}
     return list(param_problems({**search.params, **changes, **own}, path.parent))
@@ -148,8 +147,6 @@ def _problems(search: Search, changes: Mapping[str, Any]) -> list[str]:
 
 def _study(search: Search, out: Path) -> optuna.Study:
     import optuna
-
-    from ctr_pe.study.store import hash_of
 
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -176,8 +173,6 @@ def _study(search: Search, out: Path) -> optuna.Study:
 def _objective(search: Search, train: Train) -> Callable[[optuna.Trial], float]:
     """A function that runs one trial and returns the monitor's best value on the validation rows."""
     import optuna
-
-    from ctr_pe.training import Run
 
     def objective(trial: optuna.Trial) -> float:
         chosen = {key: _suggest(trial, key, choices) for key, choices in search.space.items()}
@@ -230,10 +225,6 @@ def _line(trial: optuna.trial.FrozenTrial) -> str:
 
 def _report(search: Search, study: optuna.Study, out: Path) -> None:
     """The best trial on the terminal and in ``best.yaml``; all of them in ``trials.csv``."""
-    import csv
-
-    import yaml
-
     best = study.best_trial
     chosen, test = best.user_attrs["params"], best.user_attrs["test"]
     report = {

@@ -1,23 +1,20 @@
 """The one way to train: ``train`` takes a model's name and a data set, ``fit`` a model that is there."""
 
-from ctr_pe.training.loop import Epoch, Fitted, Progress, fit, save
+from ctr_pe.training.loop import Epoch, Fitted, fit, save
 from ctr_pe.training.run import PROTOCOLS, Outcome, Run, build_model, train
-from ctr_pe.training.scoring import Scored, score
+from ctr_pe.training.scoring import score
 from ctr_pe.training.source import Source
-from ctr_pe.training.steps import loss_function, make_optimizer, train_step
+from ctr_pe.training.steps import make_optimizer, train_step
 
 __all__ = [
     "PROTOCOLS",
     "Epoch",
     "Fitted",
     "Outcome",
-    "Progress",
     "Run",
-    "Scored",
     "Source",
     "build_model",
     "fit",
-    "loss_function",
     "make_optimizer",
     "save",
     "score",

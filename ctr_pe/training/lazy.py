@@ -1,8 +1,7 @@
-"""Embedding tables of which a training step touches the rows of its batch alone: ``table_optimizer``.
+"""``table_optimizer``: a training step reads and updates only the rows of embedding tables that its batch has.
 
-Not the same mathematics as the dense optimisers, and off by default. With those, every row moves at every step, by its
-momentum and its regularisation; here a row rests while no batch has it. A step then costs what its batch has,
-however large the table.
+Off by default, because the mathematics is another. With a dense optimiser every row moves at every step, by its
+momentum and its regularisation; here a row rests while no batch has it, and the size of the table does not matter.
 
 V rows of a table, D their width, U rows in a batch.
 """
@@ -10,7 +9,6 @@ V rows of a table, D their width, U rows in a batch.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from itertools import chain
 from typing import Any
 
 import torch
@@ -18,7 +16,7 @@ from fuxictr.pytorch.torch_utils import get_regularizer
 from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.choices import choose
 
 
 class RowwiseAdagrad(Optimizer):
@@ -50,69 +48,57 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {"lazy_adam": SparseAdam, "rowwise_adag
 
 
 class LazyTables(Optimizer):
-    """The tables' optimiser beside that of all other parameters, as one.
+    """An optimiser for tables, whose gradients become sparse, and ``others``, that of all other parameters, as one.
 
-    Args:
-        name: of the tables', ``lazy_adam`` or ``rowwise_adagrad``.
-        tables: whose gradients become sparse.
-        others: optimiser of what is left.
-        lr: learning rate of the tables.
-        regularizer: of the tables, as FuxiCTR has it; here of the rows that a batch has.
-
-    Raises:
-        UserError: an unknown name.
+    ``regularizer``: FuxiCTR's, of the rows that a batch has. Raises UserError for an unknown ``name``.
     """
 
     def __init__(
         self, name: str, tables: Sequence[nn.Embedding], others: Optimizer, lr: float, regularizer: Any
     ) -> None:
-        if name not in OPTIMIZERS:
-            raise UserError(f"table_optimizer '{name}' is unknown: {nearest(name, OPTIMIZERS)}")
+        kind = OPTIMIZERS[choose("table_optimizer", name)]
         for table in tables:
             table.sparse = True
         self.tables = [table.weight for table in tables]
         self.regularizer = get_regularizer(regularizer)
-        self.each = [others, OPTIMIZERS[name](self.tables, lr=lr)]  # type: ignore[call-arg]
+        self.each = {"others": others, "tables": kind(self.tables, lr=lr)}  # type: ignore[call-arg]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        return list(chain.from_iterable(optimizer.param_groups for optimizer in self.each))
+        return [group for optimizer in self.each.values() for group in optimizer.param_groups]
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        for optimizer in self.each:
+        for optimizer in self.each.values():
             optimizer.zero_grad(set_to_none)
 
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        for optimizer in self.each:
+        for optimizer in self.each.values():
             optimizer.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """That of both optimisers."""
-        others, tables = (optimizer.state_dict() for optimizer in self.each)
-        return {"others": others, "tables": tables}
+        return {name: optimizer.state_dict() for name, optimizer in self.each.items()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Go on from :meth:`state_dict` of an optimiser for the same parameters."""
-        for optimizer, name in zip(self.each, ("others", "tables"), strict=True):
+        for name, optimizer in self.each.items():
             optimizer.load_state_dict(state_dict[name])
 
     @torch.no_grad()
     def clip(self, parameters: Iterable[Tensor], most: float) -> None:
-        """Add the rows' regularisation to their gradients, then clip all gradients by their common norm, as
-        ``torch.nn.utils.clip_grad_norm_`` does, which takes no sparse ones."""
+        """Add the rows' regularisation to their gradients, then clip all gradients by their common norm, which
+        ``torch.nn.utils.clip_grad_norm_`` cannot do with sparse ones."""
         for table in self.tables:
             if table.grad is not None:
-                table.grad = self._regularized(table, table.grad.coalesce())
+                gradient = table.grad.coalesce()
+                rows, values = gradient.indices(), gradient.values()
+                own = table[rows[0]]
+                for power, weight in self.regularizer:
+                    values = values.add(own if power == 2 else own.sign(), alpha=weight)
+                table.grad = torch.sparse_coo_tensor(
+                    rows, values, table.shape, is_coalesced=True, check_invariants=False
+                )
         found = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        values = [gradient.values() if gradient.is_sparse else gradient for gradient in found]
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in values]))
+        parts = [gradient.values() if gradient.is_sparse else gradient for gradient in found]
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
         share = (most / (norm + 1e-6)).clamp(max=1.0)
-        for part in values:
+        for part in parts:
             part.mul_(share)
-
-    def _regularized(self, table: Tensor, gradient: Tensor) -> Tensor:
-        rows, values = gradient.indices(), gradient.values()
-        own = table[rows[0]]
-        for power, weight in self.regularizer:
-            values = values.add(own if power == 2 else own.sign(), alpha=weight)
-        return torch.sparse_coo_tensor(rows, values, table.shape, is_coalesced=True, check_invariants=False)

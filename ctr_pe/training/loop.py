@@ -8,7 +8,7 @@ import math
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -61,11 +61,9 @@ def fit(
     save_best_only (if false, the weights are those of the last evaluation), verbose. It may be called again: the
     optimiser goes on from where it is, all else begins anew.
 
-    Args:
-        batches: an epoch at each iteration; of known length.
-        max_gradient_norm: None for the model's own.
-        progress: called with ``{"epoch", "batch", "batches"}`` about every 1 % of an epoch, and with ``{"epoch",
-            "valid"}`` after each evaluation, valid being its metrics.
+    ``batches``: an epoch at each iteration; of known length. ``max_gradient_norm``: None for the model's own.
+    ``progress`` is called with ``{"epoch", "batch", "batches"}`` about every 1 % of an epoch, and with ``{"epoch",
+    "valid"}`` after each evaluation, valid being its metrics.
 
     Raises:
         UserError: no validation data, evaluation that would never happen, a monitor that is no metric or NaN at first.
@@ -78,112 +76,84 @@ def fit(
         raise UserError(f"{every}training has {steps} steps: none would be evaluated")
     if max_gradient_norm is not None:
         model._max_gradient_norm = max_gradient_norm
-    os.makedirs(model.model_dir, exist_ok=True)
-    Path(model.checkpoint).unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
-    training = _Training(model, validation, progress)
-    for epoch in range(1, epochs + 1):
-        training.epoch(epoch, batches)
-        if training.stopped:
-            logging.info("Early stop in epoch %d", epoch)
-            break
-    model.load_weights(model.checkpoint)
-    return Fitted(tuple(training.history), training.kept)
-
-
-class _Training:
-    """A training under way: the evaluations so far, the best monitor value, and the evaluations since."""
-
-    kept: Epoch
-
-    def __init__(self, model: Any, validation: Any, progress: Progress | None) -> None:
-        self.model, self.validation, self.progress = model, validation, progress
-        self.monitor: Mapping[str, float] = model._monitor.kv_pairs
-        measured = [name for name in model.validation_metrics if name != "gAUC" or model.feature_map.group_id]
-        self.metrics = list(dict.fromkeys([*measured, *self.monitor]))
-        self.history: list[Epoch] = []
-        self.best: float | None = None
-        self.steps = self.stale = 0
-        self._begin()
-
-    def _begin(self) -> None:
-        """Nothing since the last evaluation."""
-        # The loss stays on its device: to ask for it after every step makes a GPU wait.
-        self.loss = torch.zeros((), dtype=torch.float64, device=self.model.device)
-        self.since, self.began = 0, time.perf_counter()
-        self.parts: dict[str, list[Tensor]] = {}
-
-    @property
-    def stopped(self) -> bool:
-        return bool(self.history) and self.stale >= self.model._early_stop_patience
-
-    def epoch(self, number: int, batches: Any) -> None:
-        model, often = self.model, max(1, len(batches) // 100)
-        model.train()
-        shown: Iterable[Mapping[str, Tensor]] = tqdm(batches, file=sys.stdout) if model._verbose else batches
-        for index, batch in enumerate(shown):
-            if self.progress is not None and index % often == 0:
-                self.progress({"epoch": number, "batch": index, "batches": len(batches)})
-            self.loss += model.train_step(batch).detach()
-            for name, part in getattr(model, "auxiliary_parts", {}).items():
-                self.parts.setdefault(name, []).append(part)
-            self.steps += 1
-            self.since += 1
-            if model._eval_steps is not None and self.steps % model._eval_steps == 0:
-                self._evaluate(number)
-                if self.stopped:
-                    return
-        if model._eval_steps is None:
-            self._evaluate(number)
-
-    def _evaluate(self, number: int) -> None:
-        """Measure, and do what follows: keep the weights, or lower the learning rate."""
-        model = self.model
-        loss = float(self.loss) / max(1, self.since)
-        auxiliary = {name: float(torch.stack(parts).mean()) for name, parts in self.parts.items()}
-        written = "".join(f", of which {name} {value:.6f}" for name, value in auxiliary.items())
-        logging.info("Epoch %d, step %d: train loss %.6f%s", number, self.steps, loss, written)
-        metrics = model.evaluate(self.validation, metrics=self.metrics)
-        model.train()
-        epoch = Epoch(number, self.steps, loss, dict(metrics), time.perf_counter() - self.began, auxiliary)
-        self.history.append(epoch)
-        if self.progress is not None:
-            self.progress({"epoch": number, "valid": epoch.metrics})
-        better = self._improves(epoch.metrics)
-        self.stale = 0 if better else self.stale + 1
+    checkpoint = Path(model.checkpoint)
+    checkpoint.parent.mkdir(parents=True, exist_ok=True)
+    checkpoint.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
+    history: list[Epoch] = []
+    best: float | None = None
+    stale = 0  # evaluations since the best
+    for epoch in _evaluated(model, batches, validation, epochs, progress or (lambda state: None)):
+        history.append(epoch)
+        value = _monitored(model, epoch.metrics, first=best is None)
+        low = model._monitor_mode == "min"
+        better = best is None or (value <= best - MIN_DELTA if low else value >= best + MIN_DELTA)
+        best, stale = (value, 0) if better else (best, stale + 1)
         if better or not model._save_best_only:
-            save(model, Path(model.checkpoint))
-            self.kept = epoch
+            save(model, checkpoint)
+            kept = epoch
         if not better and model._reduce_lr_on_plateau:
             logging.info("No improvement: learning rate %g", model.lr_decay())
-        self._begin()
+        if stale >= model._early_stop_patience:
+            logging.info("Early stop in epoch %d", epoch.number)
+            break
+    model.load_weights(model.checkpoint)
+    return Fitted(tuple(history), kept)
 
-    def _improves(self, metrics: Mapping[str, float]) -> bool:
-        for name in self.monitor:
-            if name not in metrics:
-                raise UserError(f"monitor '{name}' is not among the metrics: {nearest(name, metrics)}")
-        value = sum(metrics[name] * weight for name, weight in self.monitor.items())
-        if math.isnan(value):  # FuxiCTR's comparisons take it for an improvement
-            if self.best is None:
-                raise UserError(
-                    f"monitor {self.model._monitor.kv_pairs} is NaN on the validation data: labels of one class (in "
-                    "every group, for gAUC), or scores that are not finite"
-                )
-            logging.warning("The monitor is NaN: no improvement.")
-            return False
-        if self.best is not None and (
-            value > self.best - MIN_DELTA if self.model._monitor_mode == "min" else value < self.best + MIN_DELTA
-        ):
-            return False
-        self.best = value
-        return True
+
+def _evaluated(model: Any, batches: Any, validation: Any, epochs: int, progress: Progress) -> Iterator[Epoch]:
+    """Train, and evaluate after each epoch, or each ``eval_steps`` steps."""
+    names = [name for name in model.validation_metrics if name != "gAUC" or model.feature_map.group_id]
+    names = list(dict.fromkeys([*names, *model._monitor.kv_pairs]))
+    every, often, steps = model._eval_steps or len(batches), max(1, len(batches) // 100), 0
+    total, parts, began = _nothing(model)
+    for number in range(1, epochs + 1):
+        model.train()
+        for index, batch in enumerate(tqdm(batches, file=sys.stdout) if model._verbose else batches):
+            if index % often == 0:
+                progress({"epoch": number, "batch": index, "batches": len(batches)})
+            total += model.train_step(batch).detach()
+            for name, part in getattr(model, "auxiliary_parts", {}).items():
+                parts.setdefault(name, []).append(part)
+            steps += 1
+            if steps % every:
+                continue
+            loss = float(total) / every
+            auxiliary = {name: float(torch.stack(found).mean()) for name, found in parts.items()}
+            written = "".join(f", of which {name} {value:.6f}" for name, value in auxiliary.items())
+            logging.info("Epoch %d, step %d: train loss %.6f%s", number, steps, loss, written)
+            metrics = dict(model.evaluate(validation, metrics=names))
+            model.train()
+            epoch = Epoch(number, steps, loss, metrics, time.perf_counter() - began, auxiliary)
+            progress({"epoch": number, "valid": metrics})
+            yield epoch
+            total, parts, began = _nothing(model)
+
+
+def _nothing(model: Any) -> tuple[Tensor, dict[str, list[Tensor]], float]:
+    """Before a first step: the sum of the losses, their auxiliary parts, and the time."""
+    # The sum stays on its device: to ask for it after every step makes a GPU wait.
+    return torch.zeros((), dtype=torch.float64, device=model.device), {}, time.perf_counter()
+
+
+def _monitored(model: Any, metrics: Mapping[str, float], first: bool) -> float:
+    """The monitor's value; NaN, which is no improvement, is an error the first time."""
+    monitor: Mapping[str, float] = model._monitor.kv_pairs
+    for name in monitor:
+        if name not in metrics:
+            raise UserError(f"monitor '{name}' is not among the metrics: {nearest(name, metrics)}")
+    value = sum(metrics[name] * weight for name, weight in monitor.items())
+    if math.isnan(value) and first:
+        raise UserError(
+            f"monitor {monitor} is NaN on the validation data: labels of one class (in every group, for gAUC), or "
+            "scores that are not finite"
+        )
+    if math.isnan(value):
+        logging.warning("The monitor is NaN: no improvement.")
+    return value
 
 
 def save(model: torch.nn.Module, file: Path) -> None:
-    """Write a model's weights: all or nothing, also when two processes write the same file.
-
-    Raises:
-        UserError: they cannot be written.
-    """
+    """Write a model's weights: all or nothing, also when two processes write the same file, or raise UserError."""
     partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
 import time
 from collections.abc import Mapping
@@ -18,7 +17,7 @@ import numpy.typing as npt
 import torch
 
 from ctr_pe.checks import model_class
-from ctr_pe.data.dataset import Dataset, open_dataset
+from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
 from ctr_pe.fields import group_params
@@ -26,11 +25,8 @@ from ctr_pe.training.loop import Epoch, Progress, fit, save
 from ctr_pe.training.scoring import score
 from ctr_pe.training.source import Source
 
-PROTOCOLS = {
-    # what is trained on, what selects the epoch
-    "heldout": (("train",), "valid"),
-    "paper": (("train", "valid"), "test"),
-}
+# What is trained on, and what selects the epoch.
+PROTOCOLS = {"heldout": (("train",), "valid"), "paper": (("train", "valid"), "test")}
 
 
 @dataclass(frozen=True)
@@ -75,22 +71,17 @@ class Outcome:
 def train(run: Run, progress: Progress | None = None) -> Outcome:
     """Train and evaluate on test.
 
-    Args:
-        progress: as in :func:`~ctr_pe.training.fit`.
-
-    Raises:
-        UserError: a bad data set, hyper-parameter, encoding, device or protocol, or weights that cannot be written.
+    ``progress``: as in :func:`~ctr_pe.training.fit`. Raises UserError for a bad data set, hyper-parameter, encoding,
+    device or protocol, or weights that cannot be written.
     """
     if run.protocol not in PROTOCOLS:
         raise UserError(f"protocol '{run.protocol}' is unknown: {nearest(run.protocol, PROTOCOLS)}")
     start = time.perf_counter()
     if run.threads > 0:
         torch.set_num_threads(run.threads)
-    source = run.dataset if isinstance(run.dataset, Source) else Source.of(open_dataset(str(run.dataset)))
-    params = {**run.params, "seed": run.seed}
-    with contextlib.ExitStack() as stack:
-        folder = params.get("model_root") or stack.enter_context(tempfile.TemporaryDirectory(prefix="ctr-pe-"))
-        model = build_model(run, source, folder)
+    source, params = Source.of(run.dataset), {**run.params, "seed": run.seed}
+    with tempfile.TemporaryDirectory(prefix="ctr-pe-") as temporary:
+        model = build_model(run, source, params.get("model_root") or temporary)
         model.count_parameters()  # into the log
         train_on, select_on = PROTOCOLS[run.protocol]
         rows = source.batches(model.feature_map, train_on, params, train=True)
@@ -121,21 +112,17 @@ def build_model(run: Run, data: Dataset | Source, folder: str) -> Any:
 
     Field groups are the data set's where the parameters name none. Checkpoints go below ``folder``.
     """
-    source = Source.of(data) if isinstance(data, Dataset) else data
-    cls = model_class(run.model)
+    from ctr_pe.model_zoo.keys import prefixes
+
+    source, cls = Source.of(data), model_class(run.model)
     feature_map = source.feature_map({"embedding_dim": 64, **run.params})
     params: dict[str, Any] = {"model_id": f"{cls.__name__}-{run.pe}", **run.params}
     params |= {"gpu": run.gpu, "model_root": folder, "position_encoding": run.pe}
-    if source.dataset is not None and not _names_groups(cls, params):
+    ways = ["", *(f"{prefix}_" for prefix in prefixes(cls))]
+    named = all(any(params.get(way + key) for way in ways) for key in ("target_field", "sequence_field"))
+    if source.dataset is not None and not named:
         fields = group_params(source.dataset.groups)
         params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
     torch.manual_seed(run.seed)
     np.random.seed(run.seed % 2**32)  # noqa: NPY002  FuxiCTR's pretrained embeddings draw from it
     return cls(feature_map, **params)
-
-
-def _names_groups(cls: Any, params: Mapping[str, Any]) -> bool:
-    from ctr_pe.model_zoo.keys import prefixes
-
-    ways = ["", *(f"{prefix}_" for prefix in prefixes(cls))]
-    return all(any(params.get(way + key) for way in ways) for key in ("target_field", "sequence_field"))

@@ -33,11 +33,7 @@ class Scored(NamedTuple):
 
 @torch.inference_mode()
 def score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Scored:
-    """Score all rows with a FuxiCTR model, which is in evaluation mode then.
-
-    Raises:
-        UserError: no rows.
-    """
+    """Score all rows with a FuxiCTR model, which is in evaluation mode then. Raises UserError if there are none."""
     model.eval()
     labels, scores, groups = [], [], []
     for batch in batches:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ctr_pe.data.dataset import Dataset
+from ctr_pe.data.dataset import Dataset, open_dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.errors import UserError, nearest
 
@@ -27,43 +27,39 @@ class Source:
     dataset: Dataset | None = None
 
     @classmethod
-    def of(cls, dataset: Dataset) -> Source:
-        """A data set of this package."""
+    def of(cls, data: Source | Dataset | Path) -> Source:
+        """A data set of this package, or the directory of one; a source is returned unchanged."""
+        if isinstance(data, Source):
+            return data
+        dataset = data if isinstance(data, Dataset) else open_dataset(str(data))
         files = {split: str(dataset.split(split)) for split in dataset.rows}
         return cls(dataset.path, dataset.dataset_id, files, dataset)
 
     def feature_map(self, params: Mapping[str, Any]) -> Any:
-        """FuxiCTR's feature map with the group id, the features in use and the changes of the parameters.
+        """FuxiCTR's feature map, with the group id, the ``use_features`` and the ``feature_specs`` of the parameters.
 
-        Raises:
-            UserError: one of them names a feature that is not there.
+        Raises UserError if one of them names a feature that is not there.
         """
         from fuxictr.features import FeatureMap
 
         file = self.folder / "feature_map.json"
         names = [name for spec in json.loads(file.read_text(encoding="utf-8"))["features"] for name in spec]
-        specs = params.get("feature_specs") or []
-        of_specs = [spec["name"] if isinstance(spec["name"], list) else [spec["name"]] for spec in specs]
         group_id = params.get("group_id") or (self.dataset.group_id if self.dataset else None)
-        for key, given in {
-            "group_id": [group_id] if group_id else [],
-            "use_features": params.get("use_features") or [],
-            "feature_specs": [name for changed in of_specs for name in changed],
-        }.items():
-            for name in given:
-                if name not in names:
-                    raise UserError(f"{key}: no feature '{name}' in {self.folder}: {nearest(name, names)}")
+        given = [("group_id", group_id)] if group_id else []
+        given += [("use_features", name) for name in params.get("use_features") or []]
+        for spec in params.get("feature_specs") or []:
+            changed = spec["name"] if isinstance(spec["name"], list) else [spec["name"]]
+            given += [("feature_specs", name) for name in changed]
+        for key, name in given:
+            if name not in names:
+                raise UserError(f"{key}: no feature '{name}' in {self.folder}: {nearest(name, names)}")
         feature_map = FeatureMap(self.dataset_id, str(self.folder))
         feature_map.load(str(file), {**params, "group_id": group_id})
         return feature_map
 
     def batches(self, feature_map: Any, splits: Sequence[str], params: Mapping[str, Any], train: bool = False) -> Any:
         """Batches of the splits, one after the other, as ``batch_size``, ``num_workers`` and, to train, ``shuffle`` and
-        ``seed`` say; it has a length.
-
-        Raises:
-            UserError: a split that is missing, or what the loader refuses.
-        """
+        ``seed`` say; it has a length. Raises UserError for a missing split, or what the loader refuses."""
         for split in splits:
             if split not in self.files:
                 raise UserError(f"{self.folder}: no split '{split}': {nearest(split, self.files)}")
@@ -92,8 +88,7 @@ class MadeAhead:
         return len(self.batches)
 
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        batches: Iterable[dict[str, Tensor]] = self.batches
-        iterator = iter(batches)
+        iterator: Iterator[dict[str, Tensor]] = iter(self.batches)
         with ThreadPoolExecutor(1) as thread:
             coming = deque(thread.submit(next, iterator, None) for _ in range(self.count))
             while (batch := coming.popleft().result()) is not None:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
-from fuxictr.pytorch.torch_utils import get_loss
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -17,15 +16,12 @@ from ctr_pe.training.lazy import LazyTables
 def make_optimizer(model: Any, name: str, lr: float, table_optimizer: str | None = None) -> Optimizer:
     """The optimiser ``name`` of torch for a model's parameters, with its fused step where it has one.
 
-    ``table_optimizer``: embedding tables get one of their own, see :mod:`ctr_pe.training.lazy`.
-
-    Raises:
-        UserError: an unknown name.
+    ``table_optimizer``: embedding tables get one of their own (:mod:`ctr_pe.training.lazy`). Raises UserError for an
+    unknown name.
     """
-    name, lazy = choose("optimizer", name), []
-    if table_optimizer is not None:
-        layers_of_fields = dict.fromkeys(model.embedding_layer.embedding_layers.values())
-        lazy = [layer for layer in layers_of_fields if type(layer) is nn.Embedding and layer.weight.requires_grad]
+    name = choose("optimizer", name)
+    layers = {} if table_optimizer is None else model.embedding_layer.embedding_layers
+    lazy = [one for one in dict.fromkeys(layers.values()) if type(one) is nn.Embedding and one.weight.requires_grad]
     tables = {layer.weight for layer in lazy}
     rest = [parameter for parameter in model.parameters() if parameter not in tables]
     optimizer: Optimizer = getattr(torch.optim, name)(rest, lr=lr)
@@ -35,12 +31,6 @@ def make_optimizer(model: Any, name: str, lr: float, table_optimizer: str | None
     if table_optimizer is None or not lazy:
         return optimizer
     return LazyTables(table_optimizer, lazy, optimizer, lr, model._embedding_regularizer)
-
-
-def loss_function(name: str) -> Callable[..., Tensor]:
-    """FuxiCTR's loss of that name: (probabilities, labels, reduction) -> loss. Raises UserError for an unknown name."""
-    loss: Callable[..., Tensor] = get_loss(choose("loss", name))
-    return loss
 
 
 def train_step(model: Any, batch: Mapping[str, Tensor], max_gradient_norm: float) -> Tensor:
@@ -57,7 +47,7 @@ def train_step(model: Any, batch: Mapping[str, Tensor], max_gradient_norm: float
 def clip(parameters: Iterable[Tensor], most: float) -> None:
     """torch's ``clip_grad_norm_``, which multiplies by 1 where there is nothing to clip. To know that is free on a CPU;
     a GPU would have to be waited for."""
-    learning = [parameter for parameter in parameters if parameter.grad is not None]
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in learning if parameter.grad is not None])
+    parameters = list(parameters)
+    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
     if norm.device.type != "cpu" or not norm + 1e-6 <= most:
-        nn.utils.clip_grads_with_norm_(learning, most, norm)
+        nn.utils.clip_grads_with_norm_(parameters, most, norm)

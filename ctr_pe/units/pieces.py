@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from ctr_pe.ops import native
 from ctr_pe.ops.dice import dice, dice_backward
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.dropout import Dropout
@@ -129,11 +130,6 @@ class DiceActivated(Activated):
     def __init__(self, x: Tensor, bias: Tensor, activation: Dice, dropout: Dropout, *norm: Tensor) -> None:
         super().__init__(x, bias, activation, dropout, *norm, activation.alpha)
 
-    def start_backward(self, tensors: tuple[Tensor, ...]) -> None:
-        super().start_backward(tensors)
-        self.sums = tensors[2].new_zeros(3, len(tensors[2]))
-        self.gradients[2:] = self.sums.unbind()
-
     def activate(self, kept: Tensor | None) -> Tensor:
         self.kept_here = kept
         factor, shift, alpha = self.tensors[2:]
@@ -141,15 +137,18 @@ class DiceActivated(Activated):
 
     def activate_backward(self, of_y: Tensor, for_x: Tensor) -> None:
         factor, shift, alpha = self.tensors[2:]
-        dice_backward(of_y, self.x, factor, shift, alpha, self.kept_here, self.dropout.factor, for_x, self.sums)
+        of_x, *others = dice_backward(of_y, self.x, factor, shift, alpha, self.kept_here, self.dropout.factor)
+        for_x.copy_(of_x)
+        for total, own in zip(self.gradients[2:], others, strict=True):
+            total += own
 
 
 def supports(layers: Sequence[nn.Module], items: Tensor) -> bool:
-    """Whether ``mlp`` can take the layers after the first: on a CPU, in one precision, with Dice or an activation of
-    single numbers without parameters or randomness."""
+    """Whether ``mlp`` can take the layers after the first: on a CPU, in one precision, outside of ``torch.func``, with
+    Dice or an activation of single numbers without parameters or randomness."""
     known = (nn.Linear, Dropout, Dice, *ACTIVATIONS)
-    one_precision = items.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
-    return one_precision and all(isinstance(layer, known) for layer in layers)
+    plain = items.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and not native.transforms()
+    return plain and all(isinstance(layer, known) for layer in layers)
 
 
 def mlp(source: Source, weight: Tensor, layers: Sequence[nn.Module]) -> Tensor:

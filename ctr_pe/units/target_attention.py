@@ -6,7 +6,7 @@ B batch, L history slots, N real items of the batch, D item dim.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 
 import torch
 from torch import Tensor, nn
@@ -81,7 +81,7 @@ class TargetAttention(nn.Module):
                 item = block.pad(torch.arange(len(keys), device=keys.device))[row, slot]
                 own = self.score(query, keys[item] + shift, row * target.shape[1] + one)
                 return own.new_zeros(allowed.shape).masked_scatter(allowed, own).unsqueeze(1)
-            with _side_stream(shift.device):
+            with _side_stream(shift.device) if self.training else nullcontext():
                 return scored(keys + shift)
 
         scale, project = getattr(self.score, "scale", 1.0), getattr(self.score, "project", None)

@@ -10,8 +10,8 @@ import pytest
 
 from ctr_pe.cli import main
 from ctr_pe.data.dataset import open_dataset
-from ctr_pe.data.fetch import PUBLISHED, fetch
 from ctr_pe.data.published import AMAZON, KUAI, SETS
+from ctr_pe.data.sources.published import fetch
 from ctr_pe.errors import UserError
 
 if TYPE_CHECKING:
@@ -149,4 +149,4 @@ def test_names_and_sums_are_the_published_ones() -> None:
         "test.csv": "ba26c01caaf6c65c272af11aa451fc7a",
         "item_visual_emb_dim64.h5": None,
     }
-    assert set(PUBLISHED) == {"amazonelectronics_x1", "kuaivideo_x1"}
+    assert set(SETS) == {"amazonelectronics_x1", "kuaivideo_x1"}

@@ -39,8 +39,8 @@ FAULTS = [
     # data
     Fault(
         "a history holds the event that it is for",
-        "end: Ints = before[events.tie[target]]",
-        "end: Ints = before[events.tie[target]] + 1",
+        "end: Ints = before[events.tie]",
+        "end: Ints = before[events.tie] + 1",
         DIN,
     ),
     Fault(
@@ -57,8 +57,8 @@ FAULTS = [
     ),
     Fault(
         "a history goes on with the events of another user",
-        "oldest: Ints = before[events.first[target]]",
-        "oldest: Ints = np.zeros(len(target), np.int64)",
+        "oldest: Ints = before[events.first]",
+        "oldest: Ints = np.zeros(len(events.user), np.int64)",
         DIN_IN_BLOCKS,
     ),
     Fault(
@@ -93,14 +93,14 @@ FAULTS = [
     ),
     Fault(
         "ids go by all rows",
-        "train = rows.rows(np.flatnonzero(rows.split == 0))",
+        "train = rows.rows(rows.split == 0)",
         "train = rows",
         f"{BUILD}test_ids_go_by_frequency_in_the_training_rows",
     ),
     Fault(
         "ages are in milliseconds",
-        "(np.repeat(rows.time, length) - history.time[index]) // self.seconds",
-        "(np.repeat(rows.time, length) - history.time[index])",
+        "(np.repeat(events.time[part.event], length) - history.time[index]) // self.seconds",
+        "(np.repeat(events.time[part.event], length) - history.time[index])",
         f"{BUILD}test_rows_count_in_milliseconds_or_dates_become_seconds",
     ),
     Fault(
@@ -203,8 +203,8 @@ FAULTS = [
     ),
     Fault(
         "interpolation takes the row above",
-        "step = table[..., 1:].gather(-1, low).sub_(value)",
-        "value = table[..., 1:].gather(-1, low)\n        step = torch.zeros_like(value)",
+        "value = table.gather(-1, low)",
+        "value = table[..., 1:].gather(-1, low)",
         f"{CONTEXTUAL}test_scoring_once_equals_scoring_interpolated_rows",
     ),
     Fault(

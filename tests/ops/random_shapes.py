@@ -12,7 +12,6 @@ from ctr_pe.ops import native
 from ctr_pe.ops.contextual import contextual_attention, contextual_bias
 from ctr_pe.ops.dice import dice, dice_backward
 from ctr_pe.ops.dropout import keep_mask
-from ctr_pe.ops.rotation import rotate_planes, rotate_rows
 from ctr_pe.ops.time_decay import time_decay_bias
 
 RUNS = 60
@@ -49,19 +48,12 @@ def once() -> None:
     x, factor, shift, alpha = leaf(rows * queries, width), leaf(width), leaf(width), leaf(width)
     mask = (torch.rand(x.shape) < 0.6).short() if size(0, 1) else None
     backward(dice(x, factor, shift, alpha, kept=mask, kept_factor=1.6))
-    of_x, sums = torch.empty(x.shape), torch.zeros(3, width)
     x, factor, shift, alpha = x.detach(), factor.detach(), shift.detach(), alpha.detach()
-    dice_backward(x, x, factor, shift, alpha, mask, 1.6, of_x, sums)
+    dice_backward(x, x, factor, shift, alpha, mask, 1.6)
     keep_mask(torch.tensor([size(0, 9)]), torch.Size([size(0, 200)]), 0.3)
 
     ages = torch.randint(-(10**9), 10**9, (rows, 1, queries)), torch.randint(0, 10**9, (rows, 1, keys))
     backward(time_decay_bias(logits, leaf(heads), leaf(heads), leaf(32, heads), *ages, 60.0))
-
-    wide = width + 1
-    angle, scale = leaf(size(0, 1) * (rows - 1) + 1, 1, keys, wide // 2), leaf(wide // 2)
-    backward(rotate_planes(leaf(rows, heads, keys, wide), angle, scale))
-    index = torch.randint(0, table_rows, (rows, keys))
-    backward(rotate_rows(leaf(rows, keys, wide), index, leaf(table_rows, wide), leaf(table_rows, wide // 2)))
 
 
 if __name__ == "__main__":

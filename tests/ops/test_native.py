@@ -36,7 +36,7 @@ def test_who_runs_can_be_asked(request: pytest.FixtureRequest) -> None:
     kinds = {16: "compiled (avx512)", 8: "compiled (avx2)", 4: "compiled"}
     lanes = request.node.callspec.params["_vectors"]
     found = ctr_pe.ops.kernels()
-    assert set(found) == {"contextual_attention", "contextual_bias", "dice", "dropout", "rotation", "time_decay"}
+    assert set(found) == {"contextual_attention", "contextual_bias", "dice", "dropout", "time_decay"}
     assert set(found.values()) <= {kinds[size] for size in kinds if size <= lanes}
     compiler = native.compiler()
     assert compiler is not None

@@ -15,8 +15,6 @@ from ctr_pe.ops.dice import cpu as of_dice
 from ctr_pe.ops.dice import dice
 from ctr_pe.ops.dropout import cpu as of_dropout
 from ctr_pe.ops.dropout import keep_mask
-from ctr_pe.ops.rotation import cpu as rotation
-from ctr_pe.ops.rotation import rotate_planes, rotate_rows
 from ctr_pe.ops.time_decay import cpu as time_decay
 from ctr_pe.ops.time_decay import time_decay_bias
 
@@ -24,7 +22,7 @@ pytestmark = needs_kernels
 B, H, Q, L, D, P, T = 2, 3, 4, 6, 5, 4, 7
 AGES = torch.randint(0, 10**6, (B, 1, Q)), torch.randint(0, 10**6, (B, 1, L))
 KEPT, ALLOWED = (torch.rand(B, H, Q, L) < 0.7).short(), torch.ones(B, 1, Q, L).bool().tril(2)
-ROWS = torch.tensor([3, 0, 3, 6])
+BACKWARD = torch.ops.ctr_pe
 
 
 @pytest.fixture(autouse=True)
@@ -46,14 +44,14 @@ def check(operator: Callable[..., object], *given: object) -> None:
 @pytest.mark.parametrize("gated", [False, True])
 def test_contextual(gated: bool, stepped: bool) -> None:
     dim, steps = D if gated else P, leaf(B, H, L) if stepped else None
-    learned = leaf(T, P), ALLOWED, *((leaf(P, D), leaf(P)) if gated else (None, None)), steps
-    given = leaf(B, H, Q, L), leaf(B, H, Q, dim), *learned, -1.0, 0.5, True
+    learned = *((leaf(P, D), leaf(P)) if gated else (None, None)), leaf(T, P), steps, ALLOWED
+    given = leaf(B, H, Q, L), leaf(B, H, Q, dim), *learned, True, -1.0, 0.5
     check(contextual.contextual_bias, *given)
-    check(contextual._contextual_bias_backward, torch.randn(B, H, Q, L), *detached(given))
+    check(BACKWARD.contextual_bias_backward.default, torch.randn(B, H, Q, L), *detached(given))
     given = leaf(B, Q, H, dim), leaf(B, L, H, dim), leaf(B, L, H, dim), *learned, KEPT, -1.0, 0.5, 0.7, 1.4
     check(contextual.contextual_attention, *given)
     grad, norms = torch.randn(B, Q, H, dim), contextual.contextual_attention(*detached(given))[1]
-    check(contextual._contextual_attention_backward, grad, norms, *detached(given))
+    check(BACKWARD.contextual_attention_backward.default, grad, norms, *detached(given))
 
 
 def detached(given: Sequence[object]) -> list[object]:
@@ -66,34 +64,24 @@ def test_dice() -> None:
     check(of_dice.dice, x, factor, shift, alpha, None, None, 1.0)
     check(of_dice.dice, x, factor, shift, alpha, None, kept, 1.5)
     check(of_dice.dice, x, factor.detach(), shift.detach(), alpha, x.mean(0).detach(), None, 1.0)
-    given = torch.randn(6, 5), *detached([x, factor, shift, alpha]), kept, 1.5
-    check(of_dice._dice_gradients, *given)
-    check(of_dice.dice_backward, *given, torch.zeros(6, 5), torch.zeros(3, 5))
+    for mean in (None, x.mean(0).detach()):
+        given = torch.randn(6, 5), *detached([x, factor, shift, alpha]), mean, kept, 1.5
+        check(BACKWARD.dice_backward.default, *given)
 
 
 def test_dropout() -> None:
     check(of_dropout.keep_mask, torch.tensor([5]), [3, 7], 100)
 
 
-def test_rotation() -> None:
-    for learns_angle in (False, True):
-        scaled = leaf(2, 3, 4, 9), leaf(2, 1, 4, 4).detach().requires_grad_(learns_angle), leaf(4), [2, 3, 4]
-        check(rotation.rotate_scaled, *scaled)
-        check(rotation._rotate_scaled_backward, torch.randn(2, 3, 4, 9), *detached(scaled), learns_angle)
-    rows = leaf(4, 9), ROWS, leaf(T, 9), leaf(T, 4)
-    check(rotation.rotate_rows, *rows)
-    check(rotation._rotate_rows_backward, torch.randn(4, 9), *detached(rows))
-
-
 def test_time_decay() -> None:
-    given = leaf(B, H, Q, L), leaf(H), leaf(H), leaf(32, H), *AGES, 60.0
+    given = leaf(H), leaf(H), leaf(32, H), *AGES, 60.0
     check(time_decay.time_decay, *given)
-    check(time_decay._time_decay_backward, *detached([*given[:3], *AGES]), 60.0)
+    check(BACKWARD.time_decay_backward.default, torch.randn(B, H, Q, L), *detached(given))
 
 
 CALLS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "contextual_bias": (
-        lambda s, q, e, w, b: contextual_bias(s, q, e, ALLOWED, (w, b), sign=-1.0),
+        lambda s, q, e, w, b: contextual_bias(s, q, e, ALLOWED, (w, b), sign=-1.0) * ALLOWED,
         ((B, H, Q, L), (B, H, Q, D), (T, P), (P, D), (P,)),
     ),
     "contextual_attention": (
@@ -105,8 +93,6 @@ CALLS: dict[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
         lambda s, a, b, e: time_decay_bias(s, a, b, e, *AGES, 60.0),
         ((B, H, Q, L), (H,), (H,), (32, H)),
     ),
-    "rotate_scaled": (rotate_planes, ((2, 3, 4, 9), (2, 1, 4, 4), (4,))),
-    "rotate_rows": (lambda x, added, angles: rotate_rows(x, ROWS, added, angles), ((4, 9), (T, 9), (T, 4))),
 }
 
 

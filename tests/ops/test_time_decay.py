@@ -97,12 +97,14 @@ def test_no_memory_of_others_is_touched(keys: int, at_end: bool) -> None:
 
     torch.manual_seed(0)
     shape, results = (2, 3, 4, keys), []
-    logits, grads, of_heads, table = torch.randn(shape), torch.randn(shape), torch.rand(2, 3), torch.randn(3, 32)
+    grads, of_heads, table = torch.randn(shape), torch.rand(2, 3), torch.randn(3, 32)
     places = torch.randint(0, 10**6, (2, 1, 4)), torch.randint(0, 10**6, (2, 1, keys))
     for hold in (torch.clone, fenced):
-        given, amount, decay, rows, *at = map(hold, (logits, *of_heads, table, *places))
-        out, grad, *into = map(hold, (logits * torch.nan, grads, *(of_heads * torch.nan), table * torch.nan))
-        native.call("time_decay", *shape, 60.0, given, amount, decay, rows, *at, out)
+        amount, decay, rows, *at = map(hold, (*of_heads, table, *places))
+        out, grad, *into = map(
+            hold, (grads * torch.nan, grads, *(of_heads * torch.nan), torch.full((32, 3), torch.nan))
+        )
+        native.call("time_decay", *shape, 60.0, amount, decay, rows, *at, out)
         native.call("time_decay_backward", *shape, 60.0, grad, amount, decay, *at, *into)
         results.append([part.clone() for part in (out, *into)])
     assert not any(part.isnan().any() for part in results[0])

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 from ctr_pe import Chain, PositionEncoding, Positions
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import MODELS
-from ctr_pe.ops.rotation import rotate_planes as turn
 from ctr_pe.pe import build_pe
-from ctr_pe.pe.euler import Euler, phase_contrast, phases
+from ctr_pe.pe.euler import Euler, phase_contrast
 from ctr_pe.pe.naive import Naive
 from ctr_pe.pe.rope import RoPE
+from ctr_pe.pe.rotation import phases, planes, rotate_planes
 from ctr_pe.positions import Where
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
@@ -41,6 +41,14 @@ def drawn(dim: int = D, heads: int = 1, **options: Any) -> Euler:
     for parameter in pe.parameters():
         nn.init.normal_(parameter)
     return pe
+
+
+def phases_of(x: Tensor) -> Tensor:
+    return phases(*planes(x)[:2])
+
+
+def turn(x: Tensor, angle: Tensor, scale: Tensor | None = None) -> Tensor:
+    return rotate_planes(x, angle if scale is None else angle + (scale - 1) * phases_of(x))
 
 
 def rotated(pe: PositionEncoding, query: Tensor, key: Tensor, query_at: int, key_at: int) -> tuple[Tensor, Tensor]:
@@ -165,6 +173,23 @@ class TestRotation:
             assert got.dtype == half
             assert (got.double() - exact).abs().max() < 1e-2
 
+    @pytest.mark.parametrize("size", [1.0, 10.0, 1e3, 1e5, 1e7])
+    def test_angles_of_any_size(self, size: float) -> None:
+        angle = torch.linspace(-size, size, 4001).unsqueeze(-1)
+        found = turn(torch.tensor([1.0, 0.0]).expand(4001, 2), angle)
+        assert (found - torch.cat((angle.double().cos(), angle.double().sin()), -1)).abs().max() < 2e-7
+
+    def test_phases_all_around(self) -> None:
+        """Doubled, and those of the axes and of zero."""
+        phase = torch.linspace(-math.pi, math.pi, 8001, dtype=torch.float64)[1:-1].unsqueeze(-1)
+        for size in (1e-30, 1e-3, 1.0, 1e18):
+            x = size * torch.cat((phase.cos(), phase.sin()), -1).float()
+            doubled = turn(x, torch.zeros(1), torch.full((1,), 2.0)).double() / size
+            assert (doubled - torch.cat(((2 * phase).cos(), (2 * phase).sin()), -1)).abs().max() < 1e-6
+        axes = torch.tensor([[2.0, 0.0], [0.0, 2.0], [-2.0, 0.0], [0.0, -2.0], [0.0, 0.0], [-0.0, -0.0], [-3.0, 3.0]])
+        wanted = [0, math.pi / 2, math.pi, -math.pi / 2, 0, 0, 3 * math.pi / 4]
+        assert torch.allclose(phases_of(axes).squeeze(-1), torch.tensor(wanted))
+
 
 class TestGradients:
     @pytest.mark.parametrize("shape", [(1, 4), (3, 4), (4,)])
@@ -174,6 +199,7 @@ class TestGradients:
         assert torch.autograd.gradcheck(turn, inputs[:2])
         assert torch.autograd.gradcheck(lambda x, scale: turn(x, inputs[1].detach(), scale), inputs[::2])
         assert torch.autograd.gradcheck(lambda x: turn(x, inputs[1].detach()), inputs[:1])
+        assert torch.autograd.gradgradcheck(turn, inputs)
 
     @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
     @pytest.mark.parametrize("size", [0.0, 1e-40, 1e-25, 1e-20, 1e-15])
@@ -184,7 +210,7 @@ class TestGradients:
         assert query.abs().max() <= 2 * size
         (query.sum() + keys.sum()).backward()
         found = [x.grad, pe.scale.grad, pe.shift.grad]  # type: ignore[union-attr]
-        phases(x).sum().backward()
+        phases_of(x).sum().backward()
         assert all(grad is not None and grad.isfinite().all() for grad in [*found, x.grad])
 
     def test_at_zero_are_those_of_rope(self) -> None:

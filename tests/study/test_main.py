@@ -23,7 +23,7 @@ from ctr_pe.data.dataset import open_dataset
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
-from ctr_pe.study import Request, run
+from ctr_pe.study.benchmark import Request, run
 from ctr_pe.study.runner import Job, run_all
 from ctr_pe.study.store import Store
 from ctr_pe.training import train

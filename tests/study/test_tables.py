@@ -14,9 +14,9 @@ from fake_training import fill, jobs_of, result_of, rows_of_test, scores_of
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import compare
-from ctr_pe.study.rendering import as_markdown, as_text
+from ctr_pe.study.rendering import Table, as_csv, as_markdown, as_text
 from ctr_pe.study.store import Store
-from ctr_pe.study.tables import as_csv, make_tables, published
+from ctr_pe.study.tables import make_tables, published
 
 
 def store_of(folder: Path, *jobs: list[object]) -> Store:
@@ -26,9 +26,13 @@ def store_of(folder: Path, *jobs: list[object]) -> Store:
     return store
 
 
+def tables_of(folder: Path, *jobs: list[object]) -> list[Table]:
+    return list(make_tables(store_of(folder, *jobs)).values())
+
+
 def test_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
     pes = ["cape", "none", "rope"]
-    (table,) = make_tables(store_of(tmp_path, jobs_of(pes, seeds=3)))
+    (table,) = tables_of(tmp_path, jobs_of(pes, seeds=3))
     labels, users = rows_of_test()
     scores = {pe: {seed: scores_of(pe, seed) for seed in (1, 2, 3)} for pe in ["none", "rope", "cape"]}
     expected = compare(labels, users, scores)
@@ -52,17 +56,16 @@ def test_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
 
 
 def test_terminal_table(tmp_path: Path) -> None:
-    (table,) = make_tables(store_of(tmp_path, jobs_of(seeds=3)))
+    (table,) = tables_of(tmp_path, jobs_of(seeds=3))
     text = as_text(table)
     lines = text.splitlines()
     assert lines[0] == "DIN on made_up, protocol heldout, 3 seeds, 300 test rows of 40 users"
     assert lines[2].split() == "encoding gAUC AUC logloss gAUC − none [95 % interval] won p".split()
-    none, cape = table.rows
-    mean, sd = cape.means["gAUC"]
-    difference = cape.differences["gAUC"]
-    assert lines[3].startswith(f"none      {none.means['gAUC'][0]:.4f} ± ")
-    assert lines[4].startswith(f"cape      {mean:.4f} ± {sd:.4f}  ")
-    assert f"  {difference.value:+.4f} [{difference.low:+.4f}, {difference.high:+.4f}]" in lines[4]
+    none, cape = table.lines
+    assert lines[3].startswith(f"none      {none['gAUC_mean']:.4f} ± ")
+    assert lines[4].startswith(f"cape      {cape['gAUC_mean']:.4f} ± {cape['gAUC_sd']:.4f}  ")
+    difference, low, high = (cape[f"gAUC_{name}"] for name in ("difference", "low", "high"))
+    assert f"  {difference:+.4f} [{low:+.4f}, {high:+.4f}]" in lines[4]
     assert lines[4].endswith("  3/3  0.002")
     explained = " ".join(lines[6:])
     for word in ("higher is better", "standard deviation", "user-level paired bootstrap", "1,000 resamples", "Holm"):
@@ -72,7 +75,7 @@ def test_terminal_table(tmp_path: Path) -> None:
 
 
 def test_markdown_has_the_same_cells(tmp_path: Path) -> None:
-    tables = make_tables(store_of(tmp_path, jobs_of(seeds=3), jobs_of(seeds=3, dataset="another")))
+    tables = tables_of(tmp_path, jobs_of(seeds=3), jobs_of(seeds=3, dataset="another"))
     text = as_markdown(tables)
     assert text.count("\n## ") + text.startswith("## ") == 2
     rows = [line for line in text.splitlines() if line.startswith("| ")]
@@ -81,14 +84,14 @@ def test_markdown_has_the_same_cells(tmp_path: Path) -> None:
 
 
 def test_single_seed_has_no_deviation(tmp_path: Path) -> None:
-    (table,) = make_tables(store_of(tmp_path, jobs_of(seeds=1)))
+    (table,) = tables_of(tmp_path, jobs_of(seeds=1))
     assert "±" not in as_text(table).splitlines()[3]
     assert "1 seed," in table.title
     assert next(csv.DictReader(io.StringIO(as_csv([table]))))["gAUC_sd"] == ""
 
 
 def test_paper_protocol_is_marked_everywhere(tmp_path: Path) -> None:
-    heldout, paper = make_tables(store_of(tmp_path, jobs_of(), jobs_of(protocol="paper")))
+    heldout, paper = tables_of(tmp_path, jobs_of(), jobs_of(protocol="paper"))
     assert "†" not in as_markdown([heldout]) + as_csv([heldout])
     for text in (as_text(paper), as_markdown([paper])):
         assert "DIN on made_up, protocol paper†" in text
@@ -101,19 +104,20 @@ def test_paper_protocol_is_marked_everywhere(tmp_path: Path) -> None:
 
 
 def test_published_figures_stand_beside_ours(tmp_path: Path) -> None:
-    electronics, kuai, other = make_tables(
-        store_of(
-            tmp_path,
-            jobs_of(dataset="amazonelectronics_x1"),
-            jobs_of(dataset="kuaivideo_x1"),
-            jobs_of(dataset="synthetic"),
-        )
+    electronics, kuai, other = tables_of(
+        tmp_path,
+        jobs_of(dataset="amazonelectronics_x1"),
+        jobs_of(dataset="kuaivideo_x1"),
+        jobs_of(dataset="synthetic"),
     )
     line = next(line for line in as_text(electronics).splitlines() if line.startswith("cape"))
     assert line.endswith("  0.8857 / 0.8882 / 0.4285")
     assert "| 0.8835 / 0.8860 / 0.4302 |" in as_markdown([electronics])
     assert "| CAPE paper† |" in as_markdown([electronics])
-    assert [line["gAUC_published"] for line in csv.DictReader(io.StringIO(as_csv([kuai])))] == ["0.661646", "0.665215"]
+    assert [line["gAUC_published"] for line in csv.DictReader(io.StringIO(as_csv([kuai])))] == [
+        "0.661646",
+        "0.665215",
+    ]
     assert "first 100 of the items" in " ".join(as_text(kuai).split())
     assert "first 100 of the items" in as_csv([kuai])
     assert "first 100" not in as_markdown([electronics])
@@ -133,7 +137,7 @@ def test_all_of_the_published_table_is_there() -> None:
 
 
 def test_without_none_there_are_no_differences(tmp_path: Path) -> None:
-    (table,) = make_tables(store_of(tmp_path, jobs_of(["rope", "cape"])))
+    (table,) = tables_of(tmp_path, jobs_of(["rope", "cape"]))
     text = as_text(table)
     assert text.splitlines()[2].split() == ["encoding", "gAUC", "AUC", "logloss"]
     assert "taken to 'none', which has not been run" in text
@@ -142,38 +146,38 @@ def test_without_none_there_are_no_differences(tmp_path: Path) -> None:
 def test_seeds_that_none_lacks_are_not_compared(tmp_path: Path) -> None:
     jobs = [job for job in jobs_of(["none", "rope", "cape"], seeds=3) if (job.key.pe, job.key.seed) != ("none", 3)]
     jobs = [job for job in jobs if job.key.pe != "rope" or job.key.seed == 3]
-    (table,) = make_tables(store_of(tmp_path, jobs))
-    _, rope, cape = table.rows
-    assert rope.differences == {}
-    assert cape.won["gAUC"] == (2, 2)
+    (table,) = tables_of(tmp_path, jobs)
+    _, rope, cape = table.lines
+    assert math.isnan(rope["gAUC_difference"])
+    assert (cape["gAUC_seeds_won"], cape["gAUC_seeds_compared"]) == (2, 2)
     recorded = [evaluate(rows_of_test()[0], scores_of("cape", s), metrics="AUC")["AUC"] for s in (1, 2)]
     base = [evaluate(rows_of_test()[0], scores_of("none", s), metrics="AUC")["AUC"] for s in (1, 2)]
-    assert cape.differences["AUC"].value == pytest.approx(np.mean(recorded) - np.mean(base), abs=1e-12)
+    assert cape["AUC_difference"] == pytest.approx(np.mean(recorded) - np.mean(base), abs=1e-12)
 
 
 def test_without_the_scores_there_are_no_intervals(tmp_path: Path) -> None:
     store = store_of(tmp_path, jobs_of())
-    (full,) = make_tables(store)
+    (full,) = make_tables(store).values()
     next((tmp_path / "scores").glob("DIN-cape-1-*")).unlink()
-    (table,) = make_tables(store)
-    assert table.rows[1].differences["gAUC"].value == pytest.approx(full.rows[1].differences["gAUC"].value, abs=1e-12)
-    assert math.isnan(table.rows[1].differences["gAUC"].low)
+    (table,) = make_tables(store).values()
+    assert table.lines[1]["gAUC_difference"] == pytest.approx(full.lines[1]["gAUC_difference"], abs=1e-12)
+    assert math.isnan(table.lines[1]["gAUC_low"])
     assert "No intervals: the test scores of 1 run are not in scores/." in as_text(table)
     for file in (tmp_path / "scores").iterdir():
         file.unlink()
-    (table,) = make_tables(store)
+    (table,) = make_tables(store).values()
     assert "No intervals" in as_text(table)
 
 
 def test_runs_of_other_hyper_parameters_are_not_mixed(tmp_path: Path) -> None:
-    tables = make_tables(store_of(tmp_path, jobs_of(seeds=3), jobs_of(["none"], seeds=1, epochs=1)))
-    assert sorted(len(table.rows) for table in tables) == [1, 2]
-    assert all(f"hyper-parameters {table.identity[3]}" in table.title for table in tables)
+    tables = tables_of(tmp_path, jobs_of(seeds=3), jobs_of(["none"], seeds=1, epochs=1))
+    assert sorted(len(table.lines) for table in tables) == [1, 2]
+    assert all(f"hyper-parameters {table.lines[0]['config_hash']}" in table.title for table in tables)
 
 
 def test_runs_on_other_devices_are_not_mixed(tmp_path: Path) -> None:
     store = store_of(tmp_path, jobs_of(seeds=2))
     for job in jobs_of(seeds=1):
         store.append(result_of(job.key._replace(device="cuda")), scores_of(job.key.pe, job.key.seed))
-    tables = make_tables(store)
-    assert {"on cuda" in table.title: len(table.rows[0].seeds) for table in tables} == {False: 2, True: 1}
+    tables = make_tables(store).values()
+    assert {"on cuda" in table.title: table.lines[0]["seeds"] for table in tables} == {False: 2, True: 1}

@@ -13,7 +13,7 @@ import logging
 import re
 import shutil
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,7 +22,7 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ctr_pe.data.dataset import REPORT, SPLITS, Dataset, open_dataset
-from ctr_pe.data.specs import feature_vocab, target_spec
+from ctr_pe.data.specs import target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError, explain, nearest, no_such_file
@@ -104,25 +104,31 @@ def feature_specs(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     Raises:
         UserError: as :func:`build_csv`.
     """
-    columns = _columns(params)
-    tables = _tables(columns)
+    columns, tables = _described(params)
     return _specs(columns, tables, dict.fromkeys(tables, Vocabulary([])), {}, {})
 
 
-def column_problems(params: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """The features that ``feature_cols`` names, and all that is wrong with it, one string each."""
-    columns, problems = _read_columns(params)
-    return [column.name for column in columns], problems
-
-
-def _columns(params: Mapping[str, Any]) -> list[Column]:
-    columns, problems = _read_columns(params)
+def _described(params: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
+    """The columns, and for each column with ids the one whose embedding table it uses."""
+    columns, problems = read_columns(params)
     if problems:
         raise UserError(problems[0])
-    return columns
+    shared = {column.name: column.share_embedding for column in columns}
+    tables = {}
+    for column in columns:
+        if column.type in ("categorical", "sequence"):
+            seen = [column.name]
+            while (other := shared[seen[-1]]) is not None:
+                if other in seen:
+                    circle = " → ".join([*seen, other])
+                    raise UserError(f"feature_cols: share_embedding goes round in a circle: {circle}")
+                seen.append(other)
+            tables[column.name] = seen[-1]
+    return columns, tables
 
 
-def _read_columns(params: Mapping[str, Any]) -> tuple[list[Column], list[str]]:
+def read_columns(params: Mapping[str, Any]) -> tuple[list[Column], list[str]]:
+    """The columns that ``feature_cols`` describes, and all that is wrong with it, one string each."""
     if not params.get("feature_cols"):
         return [], ["feature_cols is missing: which columns of the CSV files are what"]
     columns, problems = [], []
@@ -141,10 +147,10 @@ def _read_columns(params: Mapping[str, Any]) -> tuple[list[Column], list[str]]:
                 problems.append(str(error))
     columns = [column for column in columns if column.active]
     names = [column.name for column in columns]
-    dotted = [column.name for column in columns if "." in column.name and column.type != "meta"]
-    problems += [f"feature_cols: '{name}': an input's name has no dot (torch reads it as a path)" for name in dotted]
     problems += [f"feature_cols: '{name}' is given twice" for name, count in Counter(names).items() if count > 1]
     for column in columns:
+        if "." in column.name and column.type != "meta":
+            problems.append(f"feature_cols: '{column.name}': an input's name has no dot (torch reads it as a path)")
         if column.share_embedding is not None and column.share_embedding not in names:
             problems.append(
                 f"feature_cols: '{column.name}' shares the embedding of '{column.share_embedding}', which is no "
@@ -164,29 +170,11 @@ def _label(params: Mapping[str, Any]) -> str:
 
 def _files(params: Mapping[str, Any]) -> dict[str, Path]:
     files = {split: Path(params[f"{split}_data"]) for split in SPLITS if params.get(f"{split}_data")}
-    for split in ("train", "test"):
-        if split not in files:
-            raise UserError(f"{split}_data is missing: the CSV file of the {split} rows")
-    for file in files.values():
-        if not file.is_file():
-            raise no_such_file(file)
+    if missing := [split for split in ("train", "test") if split not in files]:
+        raise UserError(f"{missing[0]}_data is missing: the CSV file of the {missing[0]} rows")
+    if gone := [file for file in files.values() if not file.is_file()]:
+        raise no_such_file(gone[0])
     return files
-
-
-def _tables(columns: Sequence[Column]) -> dict[str, str]:
-    """Column with ids -> the column whose embedding table it uses."""
-    shared = {column.name: column.share_embedding for column in columns}
-    tables = {}
-    for column in columns:
-        if column.type in ("categorical", "sequence"):
-            seen = [column.name]
-            while (other := shared[seen[-1]]) is not None:
-                if other in seen:
-                    circle = " → ".join([*seen, other])
-                    raise UserError(f"feature_cols: share_embedding goes round in a circle: {circle}")
-                seen.append(other)
-            tables[column.name] = seen[-1]
-    return tables
 
 
 class _Build:
@@ -194,38 +182,34 @@ class _Build:
 
     def __init__(self, params: Mapping[str, Any], groups: Sequence[Group]) -> None:
         self.params, self.groups = params, groups
-        self.columns = _columns(params)
-        self.tables = _tables(self.columns)
+        self.columns, self.tables = _described(params)
         self.label, self.files = _label(params), _files(params)
         described = {key: params.get(key) for key in ("feature_cols", "label_col", "min_categr_count", "sep")}
-        stats = {split: file.stat() for split, file in self.files.items()}
-        facts = {split: (str(self.files[split]), stat.st_size, stat.st_mtime_ns) for split, stat in stats.items()}
+        facts = {split: (str(file), file.stat().st_size, file.stat().st_mtime_ns) for split, file in self.files.items()}
         text = json.dumps([described, facts], sort_keys=True, default=str)
         self.fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
     def read(self, writer: DatasetWriter) -> Content:
         frames = {split: self._scan(file) for split, file in self.files.items()}
+        vectors = {
+            column.name: Path(column.pretrained_emb)
+            for column in self.columns
+            if column.pretrained_emb is not None and self.tables.get(column.name) == column.name
+        }
         try:
-            vectors = {
-                column.name: Path(column.pretrained_emb)
-                for column in self.columns
-                if column.pretrained_emb is not None and self.tables.get(column.name) == column.name
-            }
-            vocabularies = self._vocabularies(frames["train"], vectors)
+            tables = self._vocabularies(frames["train"], vectors)
+            vocabularies = {name: tables[table] for name, table in self.tables.items()}
             lengths = self._max_lens(frames["train"])
-            codes = self._meta_codes(frames)
-            splits = {}
-            for split, frame in frames.items():
-                log.info("Reading %s", self.files[split])
-                rows = self._encoded(frame, vocabularies, lengths, codes)
-                splits[split] = self._write(writer, split, rows, vocabularies)
-            for name, file in vectors.items():
-                shutil.copyfile(file, writer.path / f"pretrained_{name}.h5")
+            made = self._encoded(frames.values(), vocabularies, lengths)
+            splits = {
+                name: self._write(writer, name, frame.select(made), vocabularies) for name, frame in frames.items()
+            }
         except pl.exceptions.PolarsError as error:
             raise UserError(f"{self.files['train'].parent}: {str(error).splitlines()[0]}") from None
-        self._log_counts(splits)
+        for name, file in vectors.items():
+            shutil.copyfile(file, writer.path / f"pretrained_{name}.h5")
         features = _specs(self.columns, self.tables, vocabularies, lengths, vectors)
-        vocabs = {name: feature_vocab(vocabularies[name].originals) for name in dict.fromkeys(self.tables.values())}
+        vocabs = {name: vocabulary.stored() for name, vocabulary in tables.items()}
         report = {"source": self.fingerprint, "splits": splits}
         return Content(self.label, self.params.get("group_id"), features, self.groups, vocabs, report)
 
@@ -238,25 +222,30 @@ class _Build:
                 raise UserError(f"{file}: no column '{name}': {nearest(name, header)}")
         text = {column.read_from: pl.String for column in self.columns}
         frame = pl.scan_csv(file, separator=separator, schema_overrides={**text, self.label: pl.Float64})
-        made = [_parsed(column).alias(f"{column.name} ") for column in self.columns]
-        return frame.select(pl.col(self.label), *made).rename({f"{c.name} ": c.name for c in self.columns})
+        return frame.select(self.label, *[_parsed(column).alias(column.name) for column in self.columns])
 
     def _vocabularies(self, train: pl.LazyFrame, vectors: Mapping[str, Path]) -> dict[str, Vocabulary]:
-        """Column with ids -> its vocabulary; columns of one table share it."""
+        """Of each table, by the counts in all of its columns."""
         least = int(self.params.get("min_categr_count") or 1)
-        with_ids = [column for column in self.columns if column.name in self.tables]
-        counted = pl.collect_all([_counts(train, column) for column in with_ids], engine="streaming")
-        parts: dict[str, list[pl.DataFrame]] = {}
-        for column, counts in zip(with_ids, counted, strict=True):
-            known = pl.col("count") >= (column.min_categr_count or least)
-            parts.setdefault(self.tables[column.name], []).append(counts.with_columns(known.alias("known")))
-        vocabularies = {}
-        for name, frames in parts.items():
-            total = pl.concat(frames).group_by("value").agg(pl.col("count").sum(), pl.col("known").any())
-            total = total.filter("known").sort(["count", "value"], descending=[True, False])
-            more = _keys(vectors[name]) if name in vectors else []
-            vocabularies[name] = Vocabulary(list(dict.fromkeys([*total["value"], *more])))
-        return {name: vocabularies[table] for name, table in self.tables.items()}
+        counts: dict[str, list[pl.LazyFrame]] = {table: [] for table in self.tables.values()}
+        for column in self.columns:
+            if column.name in self.tables:
+                known = pl.len() >= (column.min_categr_count or least)
+                values = train.select(value=column.name)
+                values = values.explode("value", empty_as_null=False) if column.type == "sequence" else values
+                values = values.filter(pl.col("value") != "").group_by("value").agg(count=pl.len(), known=known)
+                counts[self.tables[column.name]].append(values)
+        totals = [
+            pl.concat(columns)
+            .group_by("value")
+            .agg(pl.col("count").sum(), pl.col("known").any())
+            .filter("known")
+            .sort(["count", "value"], descending=[True, False])
+            for columns in counts.values()
+        ]
+        found = zip(counts, pl.collect_all(totals, engine="streaming"), strict=True)
+        more = {name: _keys(file) for name, file in vectors.items()}
+        return {name: Vocabulary(list(dict.fromkeys([*total["value"], *more.get(name, [])]))) for name, total in found}
 
     def _max_lens(self, train: pl.LazyFrame) -> dict[str, int]:
         lengths = {column.name: column.max_len for column in self.columns if column.type == "sequence"}
@@ -265,22 +254,10 @@ class _Build:
             lengths |= {name: max(1, int(found[name][0] or 0)) for name in unknown}
         return lengths
 
-    def _meta_codes(self, frames: Mapping[str, pl.LazyFrame]) -> dict[str, pl.DataType]:
-        """Group ids that are not whole numbers are numbered over all splits; whole numbers are not changed."""
-        codes: dict[str, pl.DataType] = {}
-        for column in self.columns:
-            if column.type == "meta" and column.dtype != "int":
-                values = pl.concat([frame.select(column.name) for frame in frames.values()]).unique().collect()
-                codes[column.name] = pl.Enum(values[column.name].drop_nulls().sort())
-        return codes
-
     def _encoded(
-        self,
-        frame: pl.LazyFrame,
-        vocabularies: Mapping[str, Vocabulary],
-        lengths: Mapping[str, int],
-        codes: Mapping[str, pl.DataType],
-    ) -> pl.LazyFrame:
+        self, frames: Iterable[pl.LazyFrame], vocabularies: Mapping[str, Vocabulary], lengths: Mapping[str, int]
+    ) -> list[pl.Expr]:
+        """The label and the columns as numbers; group ids that are not whole numbers are numbered over all splits."""
         made = [pl.col(self.label)]
         for column in self.columns:
             value = pl.col(column.name)
@@ -289,21 +266,24 @@ class _Build:
                 # an item without this attribute has id 0
                 ids = pl.when(item == "").then(0).otherwise(vocabularies[column.name].ids(item))
                 made.append(value.list.len().alias(f"{column.name} length"))
-                made.append(value.list.tail(lengths[column.name]).list.eval(ids))
+                value = value.list.tail(lengths[column.name]).list.eval(ids)
             elif column.type == "categorical":
-                made.append(vocabularies[column.name].ids(value))
-            elif column.name in codes:
-                made.append(value.cast(codes[column.name]).to_physical().cast(pl.Int64))
-            else:
-                made.append(value.cast(pl.Int64) if column.type == "meta" else value)
-        return frame.select(made)
+                value = vocabularies[column.name].ids(value)
+            elif column.type == "meta" and column.dtype != "int":
+                values = pl.concat([frame.select(column.name) for frame in frames]).unique().collect()[column.name]
+                value = value.cast(pl.Enum(values.drop_nulls().sort())).to_physical().cast(pl.Int64)
+            elif column.type == "meta":
+                value = value.cast(pl.Int64)
+            made.append(value)
+        return made
 
     def _write(
         self, writer: DatasetWriter, split: str, rows: pl.LazyFrame, vocabularies: Mapping[str, Vocabulary]
     ) -> dict[str, int]:
         """Write a split, block by block; returns its counts."""
         file, label = self.files[split], self.label
-        counts: Counter[str] = Counter()
+        log.info("Reading %s", file)
+        counts = Counter[str]()
         try:
             for frame in rows.collect_batches(chunk_size=BLOCK_ROWS, maintain_order=True):
                 wrong = frame.filter(~pl.col(label).is_in([0.0, 1.0]).fill_null(False))
@@ -328,16 +308,13 @@ class _Build:
             raise UserError(f"{file}: {str(error).splitlines()[0]}") from None
         if not counts["rows"]:
             raise UserError(f"{file}: no rows")
+        log.info("%s: %d rows, %d positives", split, counts["rows"], counts["positives"])
+        for column in self.columns:
+            if cut := counts[f"{column.name}_truncated"]:
+                log.info("%s: %d histories of %s cut to their most recent items", split, cut, column.name)
+            if unseen := counts[f"{column.name}_unseen"]:
+                log.info("%s: %d ids of %s are not, or too rarely, in the train rows", split, unseen, column.name)
         return dict(counts)
-
-    def _log_counts(self, splits: Mapping[str, Mapping[str, int]]) -> None:
-        for split, counts in splits.items():
-            log.info("%s: %d rows, %d positives", split, counts["rows"], counts["positives"])
-            for column in self.columns:
-                if cut := counts.get(f"{column.name}_truncated"):
-                    log.info("%s: %d histories of %s cut to their most recent items", split, cut, column.name)
-                if unseen := counts.get(f"{column.name}_unseen"):
-                    log.info("%s: %d ids of %s are not, or too rarely, in the train rows", split, unseen, column.name)
 
 
 def _parsed(column: Column) -> pl.Expr:
@@ -353,13 +330,6 @@ def _parsed(column: Column) -> pl.Expr:
         return raw
     # FuxiCTR reads int columns as numbers, so 07 is 7; a missing id is unknown
     return raw.cast(pl.Int64).cast(pl.String) if column.dtype == "int" else raw.replace("", None)
-
-
-def _counts(train: pl.LazyFrame, column: Column) -> pl.LazyFrame:
-    values = train.select(pl.col(column.name).alias("value"))
-    if column.type == "sequence":
-        values = values.explode("value", empty_as_null=False)
-    return values.filter(pl.col("value") != "").group_by("value").agg(pl.len().alias("count"))
 
 
 def _keys(file: Path) -> list[str]:
@@ -382,19 +352,14 @@ def _specs(
     """FuxiCTR's specifications."""
     specs: dict[str, dict[str, Any]] = {}
     for column in columns:
-        spec: dict[str, Any] = {"type": column.type}
-        if column.type != "meta":
-            spec["source"] = column.source
+        spec: dict[str, Any] = {"type": column.type} | ({} if column.type == "meta" else {"source": column.source})
         if root := tables.get(column.name):
             spec |= target_spec(len(vocabularies[column.name]), column.source) | {"type": column.type}
             if column.name != root:
                 spec["share_embedding"] = root
             if column.name in vectors:
-                spec |= {
-                    "pretrained_emb": f"pretrained_{root}.h5",
-                    "pretrain_usage": column.pretrain_usage,
-                    "freeze_emb": column.freeze_emb,
-                }
+                usage = {"pretrain_usage": column.pretrain_usage, "freeze_emb": column.freeze_emb}
+                spec |= {"pretrained_emb": f"pretrained_{root}.h5", **usage}
                 if dim := column.pretrain_dim or column.embedding_dim:
                     spec["pretrain_dim"] = dim
         encoder = column.feature_encoder

@@ -6,7 +6,7 @@ impressions   shown items with real labels
 Two passes over blocks of users: the first checks and counts, because ids are sorted by frequency in the training rows;
 the second writes. Only the catalogue of items stays in memory between blocks.
 
-Legend: N items of the catalogue, E events, H events of a history list, T target rows of a block.
+Legend: N items of the catalogue; of a block E events, T rows, H events that a history may hold.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +23,10 @@ import numpy.typing as npt
 import pyarrow as pa
 from tqdm import tqdm
 
-from ctr_pe.data.dataset import SPLITS, Dataset
+from ctr_pe.data.dataset import REPORT, SPLITS, Dataset
 from ctr_pe.data.recipe import Recipe
 from ctr_pe.data.sources.events import BLOCK, Bools, Events, Ints, Log
-from ctr_pe.data.specs import age_spec, feature_vocab, history_spec, target_spec
+from ctr_pe.data.specs import age_spec, history_spec, target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError
@@ -43,39 +42,30 @@ SECONDS = {"s": 1, "ms": 1000}
 
 @dataclass(frozen=True)
 class History:
-    """One list of earlier events per target row: ``code[begin:end]``, oldest first."""
+    """One list of earlier events per event of a block: ``code[begin:end]``, oldest first."""
 
     name: str  # "history" or "neg_history"
     code: Ints  # (H,)
     time: Ints | None  # (H,)
-    begin: Ints  # (T,)
-    end: Ints  # (T,)
-    truncated: Bools  # (T,) begin cuts off older events
-
-    def rows(self, chosen: Ints | slice) -> History:
-        return History(self.name, self.code, self.time, self.begin[chosen], self.end[chosen], self.truncated[chosen])
+    begin: Ints  # (E,)
+    end: Ints  # (E,)
+    truncated: Bools  # (E,) begin cuts off older events
 
 
 @dataclass(frozen=True)
 class Targets:
     """The rows of a block, by user and order."""
 
-    split: npt.NDArray[np.uint8]  # (T,) index into SPLITS
-    label: npt.NDArray[np.uint8]  # (T,)
-    user: Ints  # (T,) within the block
-    code: Ints  # (T,)
-    time: Ints | None  # (T,)
+    events: Events
     histories: tuple[History, ...]
+    event: Ints  # (T,) the event that the row is about
+    code: Ints  # (T,) the event's item, or the one sampled in its place
+    label: npt.NDArray[np.uint8]  # (T,)
+    split: npt.NDArray[np.uint8]  # (T,) index into SPLITS
 
-    def rows(self, chosen: Ints | slice) -> Targets:
-        return Targets(
-            self.split[chosen],
-            self.label[chosen],
-            self.user[chosen],
-            self.code[chosen],
-            None if self.time is None else self.time[chosen],
-            tuple(history.rows(chosen) for history in self.histories),
-        )
+    def rows(self, chosen: Ints | Bools | slice) -> Targets:
+        event, code, label, split = self.event[chosen], self.code[chosen], self.label[chosen], self.split[chosen]
+        return replace(self, event=event, code=code, label=label, split=split)
 
 
 def din(events: Events, recipe: Recipe, items: int, seed: list[int]) -> Targets:
@@ -84,40 +74,31 @@ def din(events: Events, recipe: Recipe, items: int, seed: list[int]) -> Targets:
     A user's last target is test, the one before it valid, the others train. A user who clicked the whole catalogue has
     targets without negatives.
     """
-    index = np.arange(len(events.user))
-    target = index[index > events.first]
-    last = np.append(events.user[1:] != events.user[:-1], True)
-    from_end = np.flatnonzero(last)[events.user[target]] - target
-    history = _history("history", events, events.positive, target, recipe.max_len)
+    target = np.flatnonzero(np.arange(len(events.user)) > events.first)
+    last = np.flatnonzero(np.append(events.user[1:] != events.user[:-1], True))
+    from_end = last[events.user[target]] - target
+    split = np.array([2, 1, 0], np.uint8)[np.minimum(from_end, 2)]
     negative = _never_clicked(events, target, items, np.random.default_rng(seed))
-    pair = np.repeat(np.arange(len(target)), 2)
-    is_negative = np.arange(len(pair)) % 2 == 1
-    pairs = Targets(
-        split=np.array([2, 1, 0], np.uint8)[np.minimum(from_end, 2)][pair],
-        label=(~is_negative).astype(np.uint8),
-        user=events.user[target][pair],
-        code=np.where(is_negative, negative[pair], events.code[target][pair]),
-        time=None if events.time is None else events.time[target][pair],
-        histories=(history.rows(pair),),
-    )
-    return pairs.rows(np.flatnonzero(pairs.code >= 0))
+    code = np.stack([events.code[target], negative], axis=1).reshape(-1)
+    label = np.tile(np.array([1, 0], np.uint8), len(target))
+    history = _history("history", events, events.positive, recipe.max_len)
+    return Targets(events, (history,), np.repeat(target, 2), code, label, np.repeat(split, 2)).rows(code >= 0)
 
 
 def impressions(events: Events, recipe: Recipe) -> Targets:
     """One row per impression with the user's earlier positives, and the earlier negatives if the recipe wants them."""
-    target = np.arange(len(events.user))
-    histories = [_history("history", events, events.positive, target, recipe.max_len)]
+    histories = [_history("history", events, events.positive, recipe.max_len)]
     if recipe.negatives:
-        histories.append(_history("neg_history", events, ~events.positive, target, recipe.max_len))
+        histories.append(_history("neg_history", events, ~events.positive, recipe.max_len))
     label = events.positive.astype(np.uint8)
-    return Targets(events.split, label, events.user, events.code, events.time, tuple(histories))
+    return Targets(events, tuple(histories), np.arange(len(label)), events.code, label, events.split)
 
 
-def _history(name: str, events: Events, listed: Bools, target: Ints, max_len: int) -> History:
-    """Per target, the listed events of the same user that are earlier than it, at most ``max_len``, the most recent."""
+def _history(name: str, events: Events, listed: Bools, max_len: int) -> History:
+    """Per event, the listed events of the same user that are earlier than it, at most ``max_len``, the most recent."""
     before: Ints = np.cumsum(listed) - listed
-    oldest: Ints = before[events.first[target]]
-    end: Ints = before[events.tie[target]]
+    oldest: Ints = before[events.first]
+    end: Ints = before[events.tie]
     begin = np.maximum(oldest, end - max_len)
     times = None if events.time is None else events.time[listed]
     return History(name, events.code[listed], times, begin, end, begin > oldest)
@@ -142,84 +123,47 @@ def _never_clicked(events: Events, target: Ints, items: int, generator: np.rando
     return np.where(left > 0, rank + skipped, -1)
 
 
-class _Columns:
-    """The columns of an item's features and the ids of their values, sorted by frequency in the training rows (ties by
-    value)."""
-
-    def __init__(self, log: Log) -> None:
-        self.values = log.catalogue
-        self.names = tuple(self.values.columns)
-        self.max_len = log.recipe.max_len
-        self.lists = ("history", "neg_history") if log.recipe.negatives else ("history",)
-        self.ages = tuple(f"age_{name}" for name in self.lists) if log.timed else ()
-        self.groups = tuple(
-            Group(self.names, tuple(f"{feature.removesuffix('_id')}_{name}" for feature in self.names), age)
-            for name, age in zip_longest(self.lists, self.ages)
+def _groups(log: Log) -> tuple[Group, ...]:
+    """The item's features, and the columns of each list of earlier items."""
+    names = tuple(log.catalogue.columns)
+    groups = tuple(
+        Group(
+            names, tuple(f"{name.removesuffix('_id')}_{lists}" for name in names), f"age_{lists}" if log.timed else None
         )
-        made = [LABEL, USER, *self.names, *self.ages, *(name for group in self.groups for name in group.history)]
-        if twice := {name for name in made if made.count(name) > 1}:
-            raise UserError(f"{log.recipe.items}: attributes would make the column '{min(twice)}' twice: rename one")
-
-    def give_ids(self, items: Ints) -> None:
-        """``items`` (N,): occurrences in the training rows. Sets ``ids[feature]`` (N,), ``vocabs``, ``features``."""
-        self.ids: dict[str, npt.NDArray[Any]] = {}
-        self.vocabs: dict[str, dict[str, int]] = {}
-        self.features: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
-        known: dict[str, Vocabulary] = {}
-        for feature in self.names:
-            column = self.values[feature]
-            values = column.unique().sort()
-            code = column.rank("dense").to_numpy().astype(np.int64) - 1
-            count = np.bincount(code, items, len(values))
-            known[feature] = Vocabulary.by_frequency(count)
-            self.ids[feature] = known[feature].table(len(values))[code]
-            in_order = values.gather(np.asarray(known[feature].originals))
-            self.vocabs[feature] = feature_vocab(map(str, in_order))
-            self.features[feature] = target_spec(len(known[feature]))
-        for listed, group in zip(self.lists, self.groups, strict=True):
-            chosen = listed == "history"
-            for feature, name in zip(group.target, group.history, strict=True):
-                self.features[name] = history_spec(feature, len(known[feature]), self.max_len, chosen=chosen)
-        self.features |= {age: age_spec(self.max_len) for age in self.ages}
+        for lists in ("history", "neg_history")[: 1 + log.recipe.negatives]
+    )
+    made = [LABEL, USER, *names, *(name for group in groups for name in (*group.history, group.age) if name)]
+    if twice := {name for name in made if made.count(name) > 1}:
+        raise UserError(f"{log.recipe.items}: attributes would make the column '{min(twice)}' twice: rename one")
+    return groups
 
 
 class _Counter:
-    """What the first pass over a log counts."""
+    """What the first pass over a log counts. ``items`` (N,): occurrences of each item in the training rows."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self.items = np.zeros(log.catalogue.height, np.int64)
-        self.splits = {split: Counter[str]() for split in SPLITS}
-        self.users = self.total = self.users_without_rows = self.without_negative = 0
+        self.users = self.rows = self.users_without_rows = self.without_negative = 0
         self.tied = self.repeated = self.contradictions = 0
 
-    def add(self, events: Events, rows: Targets) -> None:
+    def add(self, rows: Targets) -> None:
+        events = rows.events
         users = int(events.user[-1]) + 1
         self.users += users
-        self.users_without_rows += users - int(np.count_nonzero(np.bincount(rows.user)))
-        self.tied += int(events.tied.sum())
+        self.users_without_rows += users - int(np.count_nonzero(np.bincount(events.user[rows.event])))
+        self.tied += events.tied
         self.repeated += events.repeated
         self.contradictions += events.contradictions
-        self.total += len(rows.label)
+        self.rows += len(rows.label)
         if self.log.recipe.protocol == "din":
             self.without_negative += 2 * int(rows.label.sum()) - len(rows.label)
-        for number, split in enumerate(SPLITS):
-            part = rows.rows(np.flatnonzero(rows.split == number))
-            counts = self.splits[split]
-            counts["rows"] += len(part.label)
-            counts["positives"] += int(part.label.sum())
-            for history in part.histories:
-                length = history.end - history.begin
-                counts[f"{history.name}_items"] += int(length.sum())
-                counts[f"{history.name}_longest"] = max(counts[f"{history.name}_longest"], int(length.max(initial=0)))
-                counts[f"{history.name}_empty"] += int((length == 0).sum())
-                counts[f"{history.name}_truncated"] += int(history.truncated.sum())
-        train = rows.rows(np.flatnonzero(rows.split == 0))
+        train = rows.rows(rows.split == 0)
         self.items += np.bincount(train.code, minlength=len(self.items))
-        for history in train.histories:
+        for history in rows.histories:
             # how many rows list each event: rows that begin at or before it minus rows that end there
-            edges = np.bincount(history.begin, minlength=len(history.code) + 1)
-            edges -= np.bincount(history.end, minlength=len(history.code) + 1)
+            edges = np.bincount(history.begin[train.event], minlength=len(history.code) + 1)
+            edges -= np.bincount(history.end[train.event], minlength=len(history.code) + 1)
             listed = np.cumsum(edges)[:-1]
             self.items += np.bincount(history.code, listed, len(self.items)).astype(np.int64)
 
@@ -229,93 +173,111 @@ class _Counter:
         keys = [recipe.user, *([] if recipe.protocol == "din" and log.ordered else [recipe.item])]
         keys += [str(recipe.order if log.ordered else recipe.time)]
         if self.repeated:
-            raise UserError(
-                f"{log.file}: {self.repeated:,} of {log.kept:,} rows repeat the {', '.join(keys)} of another row"
-            )
-        if self.contradictions:
-            what = f"times in '{recipe.time}' contradict the order in '{recipe.order}'"
-            raise UserError(
-                f"{log.file}: {what}: {self.contradictions:,} of {log.kept:,} rows are older than the row before"
-            )
-        if not self.splits["train"]["rows"]:
-            what = f"{self.users:,} users, {self.total:,} rows, none of them for training"
-            raise UserError(f"{log.file}: {what}: protocol {recipe.protocol} needs users with more than 3 items")
+            problem = f"{self.repeated:,} of {log.kept:,} rows repeat the {', '.join(keys)} of another row"
+        elif self.contradictions:
+            problem = f"times in '{recipe.time}' contradict the order in '{recipe.order}': "
+            problem += f"{self.contradictions:,} of {log.kept:,} rows are older than the row before"
+        elif not self.items.any():
+            problem = f"{self.users:,} users, {self.rows:,} rows, none of them for training: "
+            problem += f"protocol {recipe.protocol} needs users with more than 3 items"
+        else:
+            return
+        raise UserError(f"{log.file}: {problem}")
 
-    def report(self, unseen: dict[str, Counter[str]]) -> dict[str, Any]:
-        log = self.log
+    def report(self) -> dict[str, Any]:
         return {
-            "log": {
-                "rows": log.rows,
-                "dropped": log.dropped,
-                "users": self.users,
-                "items": len(self.items),
-                "users_without_rows": self.users_without_rows,
-                "tied_in_time": self.tied if log.timed else None,
-                "targets_without_negative": self.without_negative,
-            },
-            "splits": {
-                split: {**self.splits[split], **self._means(split), "unseen": dict(unseen[split])} for split in SPLITS
-            },
+            "rows": self.log.rows,
+            "dropped": self.log.dropped,
+            "users": self.users,
+            "items": len(self.items),
+            "users_without_rows": self.users_without_rows,
+            "tied_in_time": self.tied if self.log.timed else None,
+            "targets_without_negative": self.without_negative,
         }
-
-    def _means(self, split: str) -> dict[str, float]:
-        counts = self.splits[split]
-        lengths = {key: count for key, count in counts.items() if key.endswith("_items")}
-        return {key.replace("_items", "_mean"): round(n / max(counts["rows"], 1), 2) for key, n in lengths.items()}
 
 
 class _Rows:
-    """Writes the rows of the three splits, a row group at a time."""
+    """The second pass: numbers the values of each feature by frequency in the training rows, and writes the rows."""
 
-    def __init__(self, writer: DatasetWriter, columns: _Columns, recipe: Recipe, users: int) -> None:
-        self.writer, self.columns = writer, columns
-        self.seconds = SECONDS[recipe.time_unit]
-        self.group_rows = max(1, min(65_536, LIST_ITEMS // recipe.max_len))
-        self.user = np.min_scalar_type(users)
-        self.first_user = 0
+    def __init__(self, writer: DatasetWriter, log: Log, groups: tuple[Group, ...], counter: _Counter) -> None:
+        self.writer, self.groups = writer, groups
+        self.seconds = SECONDS[log.recipe.time_unit]
+        max_len = log.recipe.max_len
+        self.group_rows = max(1, min(65_536, LIST_ITEMS // max_len))
+        self.first_user, self.user = 0, np.min_scalar_type(counter.users)
+        self.counts = {split: Counter[str]() for split in SPLITS}
         self.unseen = {split: Counter[str]() for split in SPLITS}
-        fields = {LABEL: pa.uint8(), USER: pa.from_numpy_dtype(self.user)}
-        fields |= {feature: pa.from_numpy_dtype(columns.ids[feature].dtype) for feature in columns.names}
-        for group in columns.groups:
-            pairs = zip(group.target, group.history, strict=True)
-            fields |= {name: pa.list_(fields[feature]) for feature, name in pairs}
-        fields |= {age: pa.list_(pa.int64()) for age in columns.ages}
-        self.schema = pa.schema(fields)
-        for split in SPLITS:
-            # without dictionaries: ids are small integers already, and this halves size and time
-            writer.open(split, self.schema, use_dictionary=False)
+        self.ids: dict[str, npt.NDArray[Any]] = {}  # (N,) of each item
+        self.vocabs: dict[str, dict[str, int]] = {}
+        self.features: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
+        known: dict[str, int] = {}
+        for column in log.catalogue:  # ties go by value
+            feature, values = column.name, column.unique().sort()
+            value = column.rank("dense").to_numpy().astype(np.int64) - 1
+            vocabulary = Vocabulary.by_frequency(np.bincount(value, counter.items, len(values)))
+            self.ids[feature] = vocabulary.table(len(values))[value]
+            self.vocabs[feature] = Vocabulary(values.gather(np.asarray(vocabulary.originals)).to_list()).stored()
+            known[feature] = len(vocabulary)
+            self.features[feature] = target_spec(known[feature])
+        for group, chosen in zip(groups, (True, False), strict=False):
+            for feature, name in zip(group.target, group.history, strict=True):
+                self.features[name] = history_spec(feature, known[feature], max_len, chosen=chosen)
+        self.features |= {group.age: age_spec(max_len) for group in groups if group.age}
 
     def write(self, rows: Targets) -> None:
-        """The rows of one block, whose users follow those of the blocks before."""
+        """The rows of one block, whose users follow those of the blocks before, a row group at a time."""
         for number, split in enumerate(SPLITS):
-            index = np.flatnonzero(rows.split == number)
-            for start in range(0, len(index), self.group_rows):
-                part = rows.rows(index[start : start + self.group_rows])
-                self.writer.add(split, self._table(part, self.unseen[split]))
+            part = rows.rows(rows.split == number)
+            self._count(part, self.counts[split])
+            for start in range(0, max(len(part.label), 1), self.group_rows):
+                table = self._table(part.rows(slice(start, start + self.group_rows)), self.unseen[split])
+                # without dictionaries: ids are small integers already, and this halves size and time
+                self.writer.add(split, table, use_dictionary=False)
+        self.first_user += int(rows.events.user[-1]) + 1
 
-    def _table(self, rows: Targets, unseen: Counter[str]) -> pa.Table:
-        columns = self.columns
-        arrays = {LABEL: pa.array(rows.label), USER: pa.array((rows.user + self.first_user).astype(self.user))}
-        for feature in columns.names:
-            arrays[feature] = pa.array(self._ids(feature, rows.code, feature, unseen))
-        for history, group in zip(rows.histories, columns.groups, strict=True):
-            length = history.end - history.begin
+    def _count(self, part: Targets, counts: Counter[str]) -> None:
+        counts["rows"] += len(part.label)
+        counts["positives"] += int(part.label.sum())
+        for history in part.histories:
+            length = (history.end - history.begin)[part.event]
+            counts[f"{history.name}_items"] += int(length.sum())
+            counts[f"{history.name}_longest"] = max(counts[f"{history.name}_longest"], int(length.max(initial=0)))
+            counts[f"{history.name}_empty"] += int((length == 0).sum())
+            counts[f"{history.name}_truncated"] += int(history.truncated[part.event].sum())
+
+    def _table(self, part: Targets, unseen: Counter[str]) -> pa.Table:
+        events = part.events
+        columns = {LABEL: part.label, USER: (events.user[part.event] + self.first_user).astype(self.user)}
+        for feature in self.ids:
+            columns[feature] = self._ids(feature, part.code, feature, unseen)
+        ages = {}
+        for history, group in zip(part.histories, self.groups, strict=True):
+            begin = history.begin[part.event]
+            length = history.end[part.event] - begin
             offsets = np.concatenate([[0], np.cumsum(length)])
-            index = np.arange(offsets[-1]) + np.repeat(history.begin - offsets[:-1], length)
-            lists = {
-                name: self._ids(feature, history.code[index], name, unseen)
-                for feature, name in zip(group.target, group.history, strict=True)
-            }
-            if group.age is not None and rows.time is not None and history.time is not None:
-                lists[group.age] = (np.repeat(rows.time, length) - history.time[index]) // self.seconds
-            for name, values in lists.items():
-                arrays[name] = pa.ListArray.from_arrays(offsets.astype(np.int32), pa.array(values))
-        return pa.table([arrays[name] for name in self.schema.names], schema=self.schema)
+            index = np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], length)
+            offsets = offsets.astype(np.int32)
+            for feature, name in zip(group.target, group.history, strict=True):
+                ids = self._ids(feature, history.code[index], name, unseen)
+                columns[name] = pa.ListArray.from_arrays(offsets, pa.array(ids))
+            if events.time is not None and history.time is not None:
+                age = (np.repeat(events.time[part.event], length) - history.time[index]) // self.seconds
+                ages[group.age] = pa.ListArray.from_arrays(offsets, pa.array(age))
+        return pa.table(columns | ages)
 
     def _ids(self, feature: str, code: Ints, name: str, unseen: Counter[str]) -> npt.NDArray[Any]:
-        ids = self.columns.ids[feature][code]
-        unseen[name] += int(np.count_nonzero(ids == self.columns.features[feature]["oov_idx"]))
+        ids = self.ids[feature][code]
+        unseen[name] += int(np.count_nonzero(ids == self.features[feature]["oov_idx"]))
         return ids
+
+    def report(self) -> dict[str, dict[str, Any]]:
+        found = {}
+        for split, counts in self.counts.items():
+            items = {key: count for key, count in counts.items() if key.endswith("_items")}
+            means = {key.replace("_items", "_mean"): n / max(counts["rows"], 1) for key, n in items.items()}
+            means = {key: round(mean, 2) for key, mean in means.items()}
+            found[split] = {**counts, **means, "unseen": dict(self.unseen[split])}
+        return found
 
 
 def build(
@@ -336,57 +298,53 @@ def build(
 def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int) -> Content:
     began = time.perf_counter()
     log = Log(recipe)
-    columns, counter = _Columns(log), _Counter(log)
+    groups, counter = _groups(log), _Counter(log)
     blocks = log.blocks(writer.scratch, block_size)
 
-    def targets() -> Iterator[tuple[Events, Targets]]:
-        for number, block in enumerate(blocks):
-            events = log.events(block)
-            if recipe.protocol == "impressions":
-                yield events, impressions(events, recipe)
-            else:
-                yield events, din(events, recipe, len(counter.items), [recipe.seed, number])
+    def targets(doing: str) -> Iterator[Targets]:
+        with tqdm(total=log.kept, unit=" events", desc=doing, disable=not progress, unit_scale=True) as bar:
+            for number, block in enumerate(blocks):
+                events = log.events(block)
+                if recipe.protocol == "impressions":
+                    yield impressions(events, recipe)
+                else:
+                    yield din(events, recipe, len(counter.items), [recipe.seed, number])
+                bar.update(len(events.user))
 
-    with tqdm(total=log.kept, unit=" events", desc="counting", disable=not progress, unit_scale=True) as bar:
-        for events, rows in targets():
-            counter.add(events, rows)
-            bar.update(len(events.user))
+    for rows in targets("counting"):
+        counter.add(rows)
     counter.check()
-    columns.give_ids(counter.items)
-    written = _Rows(writer, columns, recipe, counter.users)
-    with tqdm(total=counter.total, unit=" rows", desc="writing", disable=not progress, unit_scale=True) as bar:
-        for events, rows in targets():
-            written.write(rows)
-            written.first_user += int(events.user[-1]) + 1
-            bar.update(len(rows.label))
+    written = _Rows(writer, log, groups, counter)
+    for rows in targets("writing"):
+        written.write(rows)
     seconds = time.perf_counter() - began
     report = {
         "recipe": recipe.model_dump(mode="json"),
-        **counter.report(written.unseen),
+        "log": counter.report(),
+        "splits": written.report(),
         "seconds": round(seconds, 3),
-        "rows_per_second": round(counter.total / seconds),
+        "rows_per_second": round(counter.rows / seconds),
     }
-    return Content(LABEL, USER, columns.features, columns.groups, columns.vocabs, report)
+    return Content(LABEL, USER, written.features, groups, written.vocabs, report)
 
 
 def summary(dataset: Dataset) -> str:
     """The report of a built set in a few lines."""
-    report = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
-    log, splits = report["log"], report["splits"]
-    rows = sum(dataset.rows.values())
-    lines = [
-        f"{dataset.path}: {rows:,} rows of {log['users']:,} users and {log['items']:,} items"
-        f" in {report['seconds']:.1f} s ({report['rows_per_second']:,} rows/s)",
-        f"log: {log['rows']:,} rows; dropped: "
-        + (", ".join(f"{count:,} with {rule}" for rule, count in log["dropped"].items()) or "none")
-        + f"; users without rows: {log['users_without_rows']:,}",
-    ]
+    report = json.loads((dataset.path / REPORT).read_text(encoding="utf-8"))
+    log = report["log"]
+    dropped = ", ".join(f"{count:,} with {rule}" for rule, count in log["dropped"].items()) or "none"
+    events = f"log: {log['rows']:,} rows; dropped: {dropped}; users without rows: {log['users_without_rows']:,}"
     if log["tied_in_time"] is not None:
-        lines[-1] += f"; at the same time as the event before: {log['tied_in_time']:,}"
+        events += f"; at the same time as the event before: {log['tied_in_time']:,}"
     if log["targets_without_negative"]:
-        lines[-1] += f"; targets without a negative: {log['targets_without_negative']:,}"
-    lines.append(f"{'':6}{'rows':>12}{'positive':>12}{'mean':>8}{'longest':>9}{'empty':>10}{'truncated':>11}  unseen")
-    for split, counts in splits.items():
+        events += f"; targets without a negative: {log['targets_without_negative']:,}"
+    lines = [
+        f"{dataset.path}: {sum(dataset.rows.values()):,} rows of {log['users']:,} users and {log['items']:,} items"
+        f" in {report['seconds']:.1f} s ({report['rows_per_second']:,} rows/s)",
+        events,
+        f"{'':6}{'rows':>12}{'positive':>12}{'mean':>8}{'longest':>9}{'empty':>10}{'truncated':>11}  unseen",
+    ]
+    for split, counts in report["splits"].items():
         unseen = ", ".join(f"{name} {count:,}" for name, count in counts["unseen"].items() if count)
         lines.append(
             f"{split:6}{counts['rows']:12,}{counts['positives']:12,}{counts['history_mean']:8.2f}"

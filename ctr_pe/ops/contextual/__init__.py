@@ -48,8 +48,8 @@ def contextual_bias(
     """
     logits, (weight, bias) = widen(logits), gate or (None, None)
     if not between and query.itemsize <= 4 and native.takes(logits, table, weight, bias, steps):
-        given = logits, query.float(), table, allowed, weight, bias, steps
-        out: Tensor = cpu.contextual_bias(*given, float(sign), float(scale), among_items)
+        given = logits, query.float(), weight, bias, table, steps, allowed
+        out: Tensor = cpu.contextual_bias(*given, among_items, float(sign), float(scale))
         return out
     return reference.contextual_bias(logits, query, table, allowed, gate, steps, sign, scale, among_items, between)
 
@@ -87,7 +87,7 @@ def contextual_attention(
     weight, bias = gate or (None, None)
     if native.takes(query, key, value, table, weight, bias, steps):
         kept, factor = dropout or (None, 1.0)
-        given = query, key, value, table, allowed, weight, bias, steps, kept
+        given = query, key, value, weight, bias, table, steps, allowed, kept
         pooled: Tensor = cpu.contextual_attention(*given, float(sign), float(scale), float(product), float(factor))[0]
         return pooled
     query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (B, H, L, D)

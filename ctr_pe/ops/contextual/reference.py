@@ -106,8 +106,7 @@ def place_scores(query: Tensor, table: Tensor, position: Tensor) -> Tensor:
         (B, H, Q, L), float32 at least.
     """
     rows = table[: position.shape[-1] + 1]
-    scores = query @ torch.cat([rows, rows[-1:]]).T
-    return _interpolate(widen(scores), position, bounded=len(rows) > position.shape[-1])
+    return _between(widen(query @ torch.cat([rows, rows[-1:]]).T), position)
 
 
 def interpolate(table: Tensor, position: Tensor) -> Tensor:
@@ -120,13 +119,15 @@ def interpolate(table: Tensor, position: Tensor) -> Tensor:
     Returns:
         (B, H, Q, L).
     """
-    return _interpolate(torch.cat([table, table[..., -1:]], -1), position, bounded=False)
+    return _between(torch.cat([table, table[..., -1:]], -1), position)
 
 
-def _interpolate(table: Tensor, position: Tensor, bounded: bool) -> Tensor:
-    """table (B, H, Q, T + 1), whose last row is there twice; ``bounded``: no position is below 0 or past T - 1."""
-    interpolated: Tensor = _Interpolation.apply(table, position, bounded)  # type: ignore[no-untyped-call]
-    return interpolated
+def _between(table: Tensor, position: Tensor) -> Tensor:
+    """table (B, H, Q, T + 1), whose last row is there twice."""
+    position = position.clamp(0, table.shape[-1] - 2)
+    low = position.detach().long()  # and the row after it, not the ceiling, which has no slope at integers
+    value = table.gather(-1, low)
+    return torch.addcmul(value, table[..., 1:].gather(-1, low) - value, position.frac())
 
 
 def widen(x: Tensor) -> Tensor:
@@ -134,39 +135,19 @@ def widen(x: Tensor) -> Tensor:
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
-# Gradients by hand, because autograd would keep and pass over several times as many tensors of the size of the logits.
-
-
 class _SuffixSum(torch.autograd.Function):
+    """By hand, because autograd would make two more tensors of the size of the logits."""
+
+    generate_vmap_rule = True
+
     @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
+    def forward(x: Tensor) -> Tensor:
         return x.flip(-1).cumsum(-1).flip(-1)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor], output: Tensor) -> None:
+        pass
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         return grad.cumsum(-1)
-
-
-class _Interpolation(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, table: Tensor, position: Tensor, bounded: bool) -> Tensor:
-        clamped = position if bounded else position.clamp(0, table.shape[-1] - 2)
-        low = clamped.long()
-        fraction = clamped.frac()  # a quarter of the time of clamped - low, whose types differ
-        value = table.gather(-1, low)
-        step = table[..., 1:].gather(-1, low).sub_(value)  # not to the ceiling, which has no gradient at integers
-        result = torch.addcmul(value, step, fraction)
-        if not bounded:  # below the table nothing depends on the position; past it the step is 0
-            step *= position >= 0
-        ctx.save_for_backward(low, fraction, step)
-        ctx.rows = table.shape[-1]
-        return result
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
-        low, fraction, step = ctx.saved_tensors
-        upper = grad * fraction
-        table = grad.new_zeros(*grad.shape[:-1], ctx.rows)
-        table.scatter_add_(-1, low, grad - upper)
-        table[..., 1:].scatter_add_(-1, low, upper)
-        return table, grad * step, None

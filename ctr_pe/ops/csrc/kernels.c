@@ -15,22 +15,17 @@ int use_lanes(int64_t lanes) {
     return 1;
 }
 
-/* Narrower vectors where there are few numbers: a vector that is half empty costs as much as a full one. */
-static const Variant *best_for(int64_t numbers) {
+static const Variant *best(void) {
 #if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
     extern const Variant kernels_avx2, kernels_avx512;
     const int fma = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
     const int masks = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512vl");
-    const int wide = widest >= 16 && numbers > 8;
-    if (wide && fma && masks && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
+    if (widest >= 16 && fma && masks && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
         return &kernels_avx512;
     if (widest >= 8 && fma) return &kernels_avx2;
 #endif
-    (void)numbers;
     return &kernels_any;
 }
-
-static const Variant *best(void) { return best_for(INT64_MAX); }
 
 /* Floats in a vector on this processor. */
 int vector_lanes(void) { return best()->lanes; }
@@ -169,10 +164,10 @@ int dice(int64_t rows, int64_t width, const float *x, const float *factor, const
     return 1;
 }
 
-/* of_x (rows, width) is written; to `sums` (3, width) are added the gradients of factor, shift and alpha. */
+/* The gradients of x (rows, width), factor, shift and alpha (width). */
 int dice_backward(int64_t rows, int64_t width, const float *grads, const float *x, const float *factor,
                   const float *shift, const float *alpha, const int16_t *kept, double kept_factor, float *of_x,
-                  float *sums, int64_t threads) {
+                  float *of_factor, float *of_shift, float *of_alpha, int64_t threads) {
     const Dice in = {rows, width, x, factor, shift, alpha, kept, kept_factor};
     int64_t size = 3 * padded(width);
     float *scratch = allocate(&size, threads);
@@ -181,9 +176,9 @@ int dice_backward(int64_t rows, int64_t width, const float *grads, const float *
 #pragma omp parallel for num_threads(threads) schedule(static, 1)
     for (int64_t k = 0; k < threads; k++)
         best()->dice_back(&in, grads, rows * k / threads, rows * (k + 1) / threads, of_x, scratch + k * size);
-    for (int64_t k = 0; k < threads; k++)
-        for (int64_t i = 0; i < 3; i++)
-            for (int64_t j = 0; j < width; j++) sums[i * width + j] += scratch[k * size + i * padded(width) + j];
+    add_up(scratch, size, threads, width, of_factor);
+    add_up(scratch + padded(width), size, threads, width, of_shift);
+    add_up(scratch + 2 * padded(width), size, threads, width, of_alpha);
     free(scratch);
     return 1;
 }
@@ -202,10 +197,9 @@ int keep_mask(const int64_t *seed, int64_t count, int64_t least, int16_t *kept, 
 /* ---- Time decay ---- */
 
 /* out (B, H, Q, L) */
-int time_decay(int64_t B, int64_t H, int64_t Q, int64_t L, double unit, const float *logits, const float *amount,
-               const float *decay, const float *table, const int64_t *query, const int64_t *key, float *out,
-               int64_t threads) {
-    const TimeDecay in = {B, H, Q, L, unit, logits, amount, decay, table, query, key};
+int time_decay(int64_t B, int64_t H, int64_t Q, int64_t L, double unit, const float *amount, const float *decay,
+               const float *table, const int64_t *query, const int64_t *key, float *out, int64_t threads) {
+    const TimeDecay in = {B, H, Q, L, unit, amount, decay, table, query, key};
     int64_t size = 2 * padded(L);
     float *scratch = allocate(&size, threads);
     if (!scratch) return 0;
@@ -217,11 +211,11 @@ int time_decay(int64_t B, int64_t H, int64_t Q, int64_t L, double unit, const fl
     return 1;
 }
 
-/* The gradients of amount (H), decay (H) and table (H, 32). */
+/* The gradients of amount (H), decay (H) and table (32, H). */
 int time_decay_backward(int64_t B, int64_t H, int64_t Q, int64_t L, double unit, const float *grads,
                         const float *amount, const float *decay, const int64_t *query, const int64_t *key,
                         float *of_amount, float *of_decay, float *of_table, int64_t threads) {
-    const TimeDecay in = {B, H, Q, L, unit, 0, amount, decay, 0, query, key};
+    const TimeDecay in = {B, H, Q, L, unit, amount, decay, 0, query, key};
     const int64_t own = H * SUMS * 16;
     int64_t size = own + 2 * padded(L);
     float *scratch = allocate(&size, threads);
@@ -236,49 +230,11 @@ int time_decay_backward(int64_t B, int64_t H, int64_t Q, int64_t L, double unit,
             float sum = 0.0f;
             for (int64_t k = 0; k < threads; k++)
                 for (int64_t v = 0; v < 16; v++) sum += scratch[k * size + (h * SUMS + i) * 16 + v];
-            if (i < BUCKETS) of_table[h * BUCKETS + i] = sum;
+            if (i < BUCKETS) of_table[i * H + h] = sum;
             if (i == BUCKETS) of_amount[h] = sum;
             if (i == BUCKETS + 1) of_decay[h] = -amount[h] * sum;
         }
     }
-    free(scratch);
-    return 1;
-}
-
-/* ---- Rotation ---- */
-
-/* y (n1, n2, n3, width); x and y alike. With an index n2 = n3 = 1. */
-int rotate(int64_t n1, int64_t n2, int64_t n3, int64_t width, const float *x, const float *angle, const float *scale,
-           const float *added, const int64_t *index, float *y, int64_t threads) {
-    const Rotation in = {n1, n2, n3, width, x, angle, scale, added, index};
-    const Variant *variant = best_for(width / 2);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int64_t k = 0; k < threads; k++)
-        variant->rotate(&in, n1 * n2 * k / threads, n1 * n2 * (k + 1) / threads, y);
-    return 1;
-}
-
-/* of_x is written, and so are the gradients of the rest, each as given: `rows` of angles (and of what is added). */
-int rotate_backward(int64_t n1, int64_t n2, int64_t n3, int64_t width, int64_t rows, const float *grads,
-                    const float *x, const float *angle, const float *scale, const float *added, const int64_t *index,
-                    float *of_x, float *of_angle, float *of_scale, float *of_added, int64_t threads) {
-    const Rotation in = {n1, n2, n3, width, x, angle, scale, added, index};
-    const Variant *variant = best_for(width / 2);
-    const int64_t planes = width / 2, angles = of_angle ? rows * planes : 0, more = of_added ? rows * width : 0;
-    int64_t size = padded(planes) + angles + more;
-    float *scratch = allocate(&size, threads);
-    if (!scratch) return 0;
-    memset(scratch, 0, sizeof(float) * size * threads);
-#pragma omp parallel for num_threads(threads) schedule(static, 1)
-    for (int64_t k = 0; k < threads; k++) {
-        float *own = scratch + k * size;
-        const RotationGradients out = {of_x, of_angle ? own + padded(planes) : 0, own,
-                                       of_added ? own + padded(planes) + angles : 0};
-        variant->rotate_back(&in, grads, n1 * n2 * k / threads, n1 * n2 * (k + 1) / threads, &out);
-    }
-    if (of_angle) add_up(scratch + padded(planes), size, threads, angles, of_angle);
-    if (of_scale) add_up(scratch, size, threads, planes, of_scale);
-    if (of_added) add_up(scratch + padded(planes) + angles, size, threads, more, of_added);
     free(scratch);
     return 1;
 }

@@ -1,4 +1,4 @@
-/* Logits plus a bias by the time between query and key, amount exp(-decay log(1 + time / unit)) + table[bucket]:
+/* A bias by the time between query and key, amount exp(-decay log(1 + time / unit)) + table[bucket]:
    ops/time_decay/reference.py says it in torch. Bucket 0 holds time 0, bucket k the times of k bits. */
 
 enum { BUCKETS = 32, SUMS = BUCKETS + 2 };
@@ -6,7 +6,6 @@ enum { BUCKETS = 32, SUMS = BUCKETS + 2 };
 typedef struct {
     int64_t B, H, Q, L;
     float unit;
-    const float *logits;                 /* (B, H, Q, L) */
     const float *amount, *decay, *table; /* (H), (H) and (H, 32) */
     const int64_t *query, *key;          /* ages (B, Q) and (B, L), seconds */
 } TimeDecay;
@@ -60,9 +59,9 @@ static void time_decay_lines(const TimeDecay *in, int64_t from, int64_t to, floa
             for (int64_t j = 0; j < in->L; j += LANES) {
                 Ints in_bucket;
                 memcpy(&in_bucket, bucket + j, sizeof in_bucket);
-                const Floats added = in->amount[h] * power_law(load(log_time + j), in->decay[h])
+                const Floats bias = in->amount[h] * power_law(load(log_time + j), in->decay[h])
                                      + bucket_values(in->table + h * BUCKETS, in_bucket);
-                put(out + at + j, in->L - j, some(in->logits + at + j, in->L - j) + added);
+                put(out + at + j, in->L - j, bias);
             }
         }
     }

@@ -6,7 +6,6 @@
 #include "contextual.h"
 #include "dice.h"
 #include "dropout.h"
-#include "rotation.h"
 #include "time_decay.h"
 
 typedef struct {
@@ -19,14 +18,12 @@ typedef struct {
     void (*dice)(const Dice *, int64_t from, int64_t to, float *y);
     void (*dice_back)(const Dice *, const float *grads, int64_t from, int64_t to, float *of_x, float *sums);
     void (*keep)(uint64_t seed, int64_t from, int64_t to, int64_t count, int16_t least, int16_t *kept);
-    void (*rotate)(const Rotation *, int64_t from, int64_t to, float *y);
-    void (*rotate_back)(const Rotation *, const float *grads, int64_t from, int64_t to, const RotationGradients *);
     void (*time_decay)(const TimeDecay *, int64_t from, int64_t to, float *out, float *scratch);
     void (*time_decay_back)(const TimeDecay *, const float *grads, int64_t from, int64_t to, float *sums,
                             float *scratch);
 } Variant;
 
 const Variant VARIANT = {
-    LANES,       scratch_of, contextual_lines, contextual_lines_back, collect,          dice_rows,
-    dice_rows_back, keep_numbers, rotate_lines, rotate_lines_back,    time_decay_lines, time_decay_lines_back,
+    LANES,     scratch_of,     contextual_lines, contextual_lines_back, collect,
+    dice_rows, dice_rows_back, keep_numbers,     time_decay_lines,      time_decay_lines_back,
 };

@@ -22,7 +22,6 @@ enum { LANES = 4 };
 typedef float Floats __attribute__((vector_size(4 * LANES)));
 typedef int32_t Ints __attribute__((vector_size(4 * LANES)));
 typedef uint32_t Bits __attribute__((vector_size(4 * LANES))); /* of floats; unsigned, so that they may overflow */
-typedef double Doubles __attribute__((vector_size(8 * LANES)));
 
 INLINE int64_t up(int64_t n) { return (n + LANES - 1) / LANES * LANES; }
 
@@ -86,8 +85,6 @@ INLINE void put(float *to, int64_t n, Floats x) {
     }
 #endif
 }
-
-INLINE void add_some(float *to, int64_t n, Floats x) { put(to, n, some(to, n) + x); }
 
 /* memcpy and memset of few numbers, without a call. */
 INLINE void copy(const float *from, int64_t n, float *to) {
@@ -164,36 +161,6 @@ INLINE Floats exponential(Floats x) {
 
 INLINE Floats sigmoid(Floats x) {
     return inverse(1.0f + exponential(lesser(all(87.0f), greater(all(-87.0f), -x))));
-}
-
-/* Sine and cosine, by polynomials over a quarter turn: to 1e-7. Whole turns are taken off in float64, so that large
-   angles keep their digits. */
-INLINE void sine_cosine(Floats x, Floats *sine, Floats *cosine) {
-    const Doubles wide = __builtin_convertvector(x, Doubles);
-    const Doubles whole = (wide * 0.63661977236758134 + 6755399441055744.0) - 6755399441055744.0;
-    const Floats r = __builtin_convertvector(wide - whole * 1.5707963267948966, Floats), z = r * r;
-    const Floats s = r + r * z * (-0.166666549f + z * (0.00833217814f + z * -0.000195172984f));
-    const Floats c = 1.0f - 0.5f * z + z * z * (0.0416666469f + z * (-0.00138873675f + z * 2.4438451e-05f));
-    const Ints quarter = __builtin_convertvector(whole, Ints), odd = -(quarter & 1);
-    *sine = (Floats)((Bits)where(odd, c, s) ^ ((Bits)(quarter & 2) << 30));
-    *cosine = (Floats)((Bits)where(odd, s, c) ^ ((((Bits)quarter + 1) & 2) << 30));
-}
-
-/* The phase of x + iy in [-pi, pi], 0 of 0, by a polynomial up to an eighth of pi: to 1e-7. */
-INLINE Floats phase_of(Floats x, Floats y) {
-    const Ints signs = (Ints){0} | INT32_MIN;
-    const Floats width = (Floats)((Ints)x & ~signs), height = (Floats)((Ints)y & ~signs);
-    const Ints steep = height > width;
-    const Floats less = where(steep, width, height), more = where(steep, height, width);
-    const Ints beyond = less > 0.414213562f * more;
-    Floats below = where(beyond, less + more, more);
-    below = where(below == 0.0f, all(1.0f), below);
-    const Floats r = where(beyond, less - more, less) / below, z = r * r;
-    const Floats high = 0.19977926f + z * (-0.138798488f + z * 0.0806030518f);
-    Floats phase = where(beyond, all(0.785398163f), all(0.0f)) + (r + r * z * (-0.333329553f + z * high));
-    phase = where(steep, 1.57079633f - phase, phase);
-    phase = where((Ints)x < 0, 3.14159265f - phase, phase);
-    return (Floats)((Ints)phase | ((Ints)y & signs));
 }
 
 #if defined(__GNUC__) && !defined(__clang__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from ctr_pe.ops import native
@@ -28,10 +29,9 @@ def dice(
     Returns:
         (N, W).
     """
-    if native.takes(x, factor, shift, alpha):
-        y: Tensor = cpu.dice(x, factor, shift, alpha, mean, kept, kept_factor)
-        return y
-    return reference.dice(x, factor, shift, alpha, mean, kept, kept_factor)
+    run = cpu.dice if native.takes(x, factor, shift, alpha) else reference.dice
+    y: Tensor = run(x, factor, shift, alpha, mean, kept, kept_factor)
+    return y
 
 
 def dice_backward(
@@ -40,15 +40,19 @@ def dice_backward(
     factor: Tensor,
     shift: Tensor,
     alpha: Tensor,
-    kept: Tensor | None,
-    kept_factor: float,
-    of_x: Tensor,
-    sums: Tensor,
-) -> None:
-    """The backward of :func:`dice` by itself, for who computes batches in pieces: writes the gradient of x to ``of_x``
-    (N, W), and adds those of factor, shift and alpha to ``sums`` (3, W). ``grad`` (N, W) may be overwritten."""
-    run = cpu.dice_backward if native.takes(x, factor, shift, alpha) else reference.dice_backward
-    run(grad, x, factor, shift, alpha, kept, kept_factor, of_x, sums)
+    kept: Tensor | None = None,
+    kept_factor: float = 1.0,
+) -> tuple[Tensor, ...]:
+    """The gradients of x (N, W), factor, shift and alpha (W,) by themselves, for callers that write their own backward.
+    ``grad`` (N, W): that of :func:`dice` without ``mean``."""
+    if native.takes(x, factor, shift, alpha):
+        found: tuple[Tensor, ...] = torch.ops.ctr_pe.dice_backward(
+            grad, x, factor, shift, alpha, None, kept, kept_factor
+        )
+        return found
+    with torch.enable_grad():
+        x, factor, shift, alpha = leaves = [given.detach().requires_grad_() for given in (x, factor, shift, alpha)]
+        return torch.autograd.grad(reference.dice(x, factor, shift, alpha, None, kept, kept_factor), leaves, grad)
 
 
 __all__ = ["dice", "dice_backward"]

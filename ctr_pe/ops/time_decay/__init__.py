@@ -23,13 +23,17 @@ def time_decay_bias(
 
     Returns:
         (B, H, Q, L), float32 at least.
+
+    Raises:
+        ValueError: shapes or types that do not match.
     """
     logits = logits.float() if logits.itemsize < 4 else logits
-    query_age = query_age.expand(len(key_age), 1, -1)
-    if native.takes(logits, amount, decay, table):
-        out: Tensor = cpu.time_decay(logits, amount, decay, table, query_age, key_age, unit)
-        return out
-    return reference.time_decay(logits, amount, decay, table, query_age, key_age, unit)
+    run = cpu.time_decay if native.takes(logits, amount, decay, table) else reference.time_decay
+    amount, decay, table = (x.to(logits.dtype) for x in (amount, decay, table))
+    bias: Tensor = run(amount, decay, table, query_age.expand(len(key_age), 1, -1), key_age, unit)
+    if bias.shape != logits.shape:
+        raise ValueError(f"logits {tuple(logits.shape)} do not match {tuple(bias.shape)} of heads and ages")
+    return logits + bias
 
 
 __all__ = ["BUCKETS", "time_decay_bias"]

@@ -1,4 +1,4 @@
-"""The bias by time by the kernel (``csrc/time_decay.h``), which makes no tensor of pairs but the logits."""
+"""The bias by time by the kernel (``csrc/time_decay.h``), which makes no other tensor of pairs."""
 
 from __future__ import annotations
 
@@ -12,67 +12,37 @@ from ctr_pe.ops.operator import operator
 from ctr_pe.ops.time_decay.reference import BUCKETS
 
 
-def _time_decay(
-    logits: Tensor, amount: Tensor, decay: Tensor, table: Tensor, query_age: Tensor, key_age: Tensor, unit: float
-) -> Tensor:
-    _check(logits, amount, decay, query_age, key_age)
-    if table.shape != (BUCKETS, logits.shape[1]):
-        raise ValueError(f"table {tuple(table.shape)} must be ({BUCKETS}, {logits.shape[1]})")
-    logits, *given = (x.contiguous() for x in (logits, amount, decay, table.T, query_age, key_age))
-    out = torch.empty_like(logits)
-    native.call("time_decay", *logits.shape, unit, logits, *given, out)
+def _time_decay(*arguments: Any) -> Tensor:
+    *given, unit = arguments
+    out = _fake(*arguments)
+    _check(out, *given)
+    given[2] = given[2].T.contiguous()
+    native.call("time_decay", *out.shape, unit, *given, out)
     return out
 
 
-def _time_decay_fake(logits: Tensor, *others: Any) -> Tensor:
-    return logits.new_empty(logits.shape)
+def _fake(amount: Tensor, decay: Tensor, table: Tensor, query_age: Tensor, key_age: Tensor, *_: float) -> Tensor:
+    return amount.new_empty(len(key_age), len(amount), query_age.shape[-1], key_age.shape[-1])
 
 
-def _backward(
-    grad: Tensor, amount: Tensor, decay: Tensor, query_age: Tensor, key_age: Tensor, unit: float
-) -> tuple[Tensor, Tensor, Tensor]:
-    _check(grad, amount, decay, query_age, key_age)
-    grad, *given = (x.contiguous() for x in (grad, amount, decay, query_age, key_age))
-    of_amount, of_decay = torch.empty_like(amount), torch.empty_like(decay)
-    of_table = amount.new_empty(len(amount), BUCKETS)
-    native.call("time_decay_backward", *grad.shape, unit, grad, *given, of_amount, of_decay, of_table)
-    return of_amount, of_decay, of_table
+def _time_decay_backward(into: list[Tensor], grad: Tensor, *arguments: Any) -> None:
+    *given, unit = arguments
+    _check(grad, *given)
+    del given[2]  # the gradients do not depend on the table
+    native.call("time_decay_backward", *grad.shape, unit, grad, *given, *into)
 
 
-def _backward_fake(grad: Tensor, amount: Tensor, decay: Tensor, *others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    return torch.empty_like(amount), torch.empty_like(decay), amount.new_empty(len(amount), BUCKETS)
-
-
-def _check(logits: Tensor, amount: Tensor, decay: Tensor, query_age: Tensor, key_age: Tensor) -> None:
-    B, H, Q, L = logits.shape
-    given = amount.shape, decay.shape, query_age.shape, key_age.shape
-    if given != ((H,), (H,), (B, 1, Q), (B, 1, L)) or query_age.dtype != torch.int64 or key_age.dtype != torch.int64:
-        raise ValueError(
-            f"logits {tuple(logits.shape)} do not match {[tuple(shape) for shape in given]} or ages not int64"
-        )
-
-
-def _setup(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
-    _, amount, decay, _, query_age, key_age, ctx.unit = inputs
-    ctx.save_for_backward(amount, decay, query_age, key_age)
-
-
-def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-    of_amount, of_decay, of_table = _time_decay_backward(grad, *ctx.saved_tensors, ctx.unit)
-    return grad, of_amount, of_decay, of_table.T, None, None, None
+def _check(pairs: Tensor, *given: Tensor) -> None:
+    B, H, Q, L = pairs.shape
+    shapes, ages = [tuple(x.shape) for x in given], given[3:]
+    if shapes != [(H,), (H,), (BUCKETS, H), (B, 1, Q), (B, 1, L)] or any(x.dtype != torch.int64 for x in ages):
+        raise ValueError(f"pairs {(B, H, Q, L)} do not match {shapes}, or ages are not int64")
 
 
 time_decay = operator(
-    "time_decay(Tensor logits, Tensor amount, Tensor decay, Tensor table, Tensor query_age, Tensor key_age, float unit)"
-    " -> Tensor",
+    "time_decay(Tensor amount, Tensor decay, Tensor table, Tensor query_age, Tensor key_age, float unit) -> Tensor",
     _time_decay,
-    _time_decay_fake,
-    _gradients,
-    _setup,
-)
-_time_decay_backward = operator(
-    "time_decay_backward(Tensor grad, Tensor amount, Tensor decay, Tensor query_age, Tensor key_age, float unit)"
-    " -> (Tensor, Tensor, Tensor)",
-    _backward,
-    _backward_fake,
+    _fake,
+    _time_decay_backward,
+    learned="amount decay table",
 )

@@ -8,15 +8,12 @@ from torch import Tensor
 BUCKETS = 32
 
 
-def time_decay(
-    logits: Tensor, amount: Tensor, decay: Tensor, table: Tensor, query_age: Tensor, key_age: Tensor, unit: float
-) -> Tensor:
-    amount, decay, table = (x.to(logits.dtype) for x in (amount, decay, table))
+def time_decay(amount: Tensor, decay: Tensor, table: Tensor, query_age: Tensor, key_age: Tensor, unit: float) -> Tensor:
     seconds = (key_age.unsqueeze(-2) - query_age.unsqueeze(-1)).abs()
-    power = torch.exp(-decay.view(-1, 1, 1) * torch.log1p(seconds.to(logits.dtype) / unit))
+    power = torch.exp(-decay.view(-1, 1, 1) * torch.log1p(seconds.to(decay.dtype) / unit))
     # The exponent of a float64 gives the bucket exactly; a logarithm would round.
     bucket = torch.frexp(seconds.double()).exponent.clamp(max=BUCKETS - 1).long()
     # Gathered from a table per query: the gradient of a plain look-up of all pairs takes ten times as long.
     tables = table.T.unsqueeze(1).expand(len(bucket), -1, bucket.shape[2], -1)
     steps = tables.gather(-1, bucket.expand(-1, len(amount), -1, -1))
-    return logits + amount.view(-1, 1, 1) * power + steps
+    return amount.view(-1, 1, 1) * power + steps

@@ -1,0 +1,237 @@
+"""``ctr-pe benchmark``: train models with several encodings over several seeds, keep every result, print one table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+
+from ctr_pe import checks
+from ctr_pe.config import model_params
+from ctr_pe.data.built_in import BUILT_IN, generate_built_in
+from ctr_pe.data.dataset import Dataset, data_root, open_dataset
+from ctr_pe.errors import UserError, counted, nearest, say
+from ctr_pe.model_zoo.keys import check_gpu
+from ctr_pe.study import runner, suite_tables
+from ctr_pe.study.rendering import as_csv, as_markdown, as_text
+from ctr_pe.study.runner import Job, Train
+from ctr_pe.study.store import Key, Store, device_of, hash_of
+from ctr_pe.study.suite import Cell, Grid, Suite, cells, load_suite
+from ctr_pe.study.tables import make_tables
+from ctr_pe.training import PROTOCOLS, Run, train
+
+# Keys that a benchmark sets itself, and what the error recommends.
+OWN_KEYS = {
+    "position_encoding": "use --pe",
+    "model": "use --model",
+    "dataset_id": "use --dataset",
+    "seed": "use --seed",
+    "gpu": "use --gpu",
+    "debug_mode": "a benchmark has none",
+    "target_field": "the data set decides it",
+    "sequence_field": "the data set decides it",
+    "age_field": "the data set decides it",
+    "model_id": "the benchmark decides it",
+    "model_root": "checkpoints live in a temporary folder",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to run: every model with every encoding, or a suite.
+
+    ``models`` and ``encodings`` select cells of a suite; ``dataset``, ``repeats``, ``protocol`` and ``params`` replace
+    its values. None means the suite's value; without a suite, DIN with none and cape on the built-in data, five seeds,
+    heldout.
+
+    ``params``: hyper-parameters under FuxiCTR's names. ``out``: directory of results and tables. ``jobs``: runs at
+    once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``: directory of data sets.
+    """
+
+    suite: str | None = None
+    models: Sequence[str] | None = None
+    encodings: Sequence[str] | None = None
+    dataset: str | None = None
+    repeats: int | None = None
+    protocol: str | None = None
+    seed: int = 0
+    params: Mapping[str, Any] = field(default_factory=dict)
+    out: Path | None = None
+    jobs: int | None = None
+    threads: int = 1
+    gpu: int = -1
+    data_root: Path | None = None
+    keep_weights: bool = False
+
+
+def run(request: Request, stand_in: Train | None = None) -> int:
+    """Train what the store does not have yet; print the tables and write them beside the store.
+
+    Args:
+        request: what to run.
+        stand_in: used in place of ``ctr_pe.training.train``; importable in another process.
+
+    Returns:
+        Exit code: 0, 1 if runs failed, 130 after Ctrl-C.
+
+    Raises:
+        UserError: a name, value, data set, suite or store that cannot be used; nothing has been trained then.
+    """
+    store: Store | None = None
+    jobs: list[Job] = []
+    try:
+        suite, found = plan(request)
+        names = dict.fromkeys(cell.dataset for cell in found)
+        datasets = {name: find_dataset(name, request.data_root, suite.protocol) for name in names}
+        first = next(iter(datasets.values())).dataset_id
+        folder = Path(request.suite).stem if request.suite else f"{first}-{suite.protocol}"
+        store = Store(request.out or Path("results") / folder)
+        by_cell = {cell: _jobs(request, suite, cell, datasets[cell.dataset], store) for cell in found}
+        # Seed by seed, so that a benchmark that is stopped has complete comparisons.
+        jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
+        for dataset in datasets.values():
+            _keep_rows(store, dataset)
+        for notice in store.notices:
+            say(notice)
+        workers = _workers(request, len(jobs))
+        title = f"{suite.title}: {len(found)} cells" if request.suite else f"{first}: {suite.title}"
+        title += f" × {counted(suite.seeds, 'seed')} = {len(jobs)} runs"
+        say(f"{title}, {workers} at once; results in {store.path}")
+        done = store.read()
+        if lacking := sum(job.key in done for job in jobs if job.run.weights and not job.run.weights.exists()):
+            say(f"{lacking} there already, without weights, and not run again: another --out has them all with weights")
+        failed = runner.run_all(jobs, store, stand_in or train, workers)
+        _write_tables(store, suite if request.suite else None, by_cell)
+    except KeyboardInterrupt:
+        stored = 0 if store is None else len({job.key for job in jobs} & store.read().keys())
+        say(f"stopped: {stored} of {len(jobs)} runs are stored; repeat the same command to run what is missing")
+        return 130
+    if failed:
+        say(f"{failed} of {len(jobs)} runs failed; repeat the same command to try them again")
+    return 1 if failed else 0
+
+
+def plan(request: Request) -> tuple[Suite, list[Cell]]:
+    """The suite of a request, with its number of seeds and protocol, and the cells to run, checked as far as possible
+    without a data set."""
+    check_gpu(request.gpu)
+    for option, least in {"repeats": 1, "threads": 1, "jobs": 1, "seed": 0}.items():
+        value = getattr(request, option)
+        if value is not None and value < least:
+            raise UserError(f"--{option} {value}: at least {least}")
+    refuse_own_keys("--set", request.params)
+    if request.suite is None:
+        models = list(dict.fromkeys(["DIN"] if request.models is None else request.models))
+        encodings = list(dict.fromkeys(["none", "cape"] if request.encodings is None else request.encodings))
+        if not models or not encodings:
+            raise UserError("--pe and --model need at least one name each")
+        for pe in encodings:
+            checks.check_encoding(pe)
+        for model in models:
+            checks.check_params(model, request.params)
+        grid = Grid(models=models, encodings=encodings, datasets=["synthetic"])
+        suite = Suite(title=f"{', '.join(models)} × {', '.join(encodings)}", grids=[grid])
+    else:
+        suite = load_suite(request.suite)
+    found = every = cells(suite, request.dataset, request.params)
+    for option, names in {"model": request.models, "pe": request.encodings}.items():
+        known = {getattr(cell, option) for cell in every}
+        for asked in names or []:
+            if asked not in known:
+                raise UserError(f"--{option} {asked}: not in suite '{request.suite}': {nearest(asked, known)}")
+        found = [cell for cell in found if not names or getattr(cell, option) in names]
+    protocol = request.protocol or suite.protocol
+    if protocol not in PROTOCOLS:
+        raise UserError(f"protocol '{protocol}' is unknown: {nearest(protocol, PROTOCOLS)}")
+    if "none" not in [cell.pe for cell in found]:
+        say("'none' is not in --pe: without it there is nothing to compare with, and the table has no differences")
+    return suite.model_copy(update={"seeds": request.repeats or suite.seeds, "protocol": protocol}), found
+
+
+def refuse_own_keys(option: str, params: Mapping[str, Any]) -> None:
+    """Raises UserError for a key that the benchmark sets itself; ``option`` is the one that gave it."""
+    for key in params.keys() & OWN_KEYS.keys():
+        raise UserError(f"{option} {key}: {OWN_KEYS[key]}")
+
+
+def run_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A model's packaged configuration with ``overrides``, without the keys that the benchmark sets itself."""
+    params = model_params(model, dataset_id, overrides)
+    return {key: value for key, value in params.items() if key not in OWN_KEYS}
+
+
+def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
+    """The data set, with the splits that the protocol needs; a built-in one is generated on first use."""
+    path = data_root(root) / name
+    if name in BUILT_IN and not path.exists():
+        say(f"generating the built-in data set in {path}")
+        dataset = generate_built_in(path)
+    else:
+        dataset = open_dataset(name, root)
+    train_on, select_on = PROTOCOLS[protocol]
+    for split in (*train_on, select_on, "test"):
+        dataset.split(split)
+    return dataset
+
+
+def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: Store) -> list[Job]:
+    """The cell's runs, one per seed, with hyper-parameters that were checked."""
+    params = run_params(cell.model, dataset.dataset_id, cell.overrides)
+    checks.check_params(cell.model, params)
+    if request.suite:  # hundreds of runs: a model that cannot be built is reported before the first
+        own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
+        given = {**params, **own, "train_data": str(dataset.split("train"))}
+        for problem in checks.param_problems(given, dataset.path.parent):
+            raise UserError(f"{suite.title}: {cell}: {problem}")
+    jobs = []
+    varied = " ".join(f"{key}={value}" for key, value in cell.varied)
+    setting = (cell.model, dataset.dataset_id, suite.protocol, hash_of(params), dataset.data_hash)
+    for seed in range(request.seed, request.seed + suite.seeds):
+        key = Key(*setting, cell.pe, seed, device_of(request.gpu))
+        weights = store.weights(key) if request.keep_weights else None
+        how = (suite.protocol, params, request.gpu, request.threads, weights)
+        jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how), key, varied))
+    return jobs
+
+
+def _workers(request: Request, runs: int) -> int:
+    """Processes at once: ``jobs``, else as many as the cores have threads for, or one on a GPU."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    default = 1 if request.gpu >= 0 else max(1, cores // request.threads)
+    return min(request.jobs or default, runs)
+
+
+def _keep_rows(store: Store, dataset: Dataset) -> None:
+    """Store labels and users of the test rows for the bootstrap. Without users every row is a user of its own."""
+    frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, *filter(None, [dataset.group_id])])
+    users = frame[dataset.group_id] if dataset.group_id else pl.int_range(len(frame), eager=True)
+    store.save_rows(dataset.data_hash, frame[dataset.label].to_numpy(), users.to_numpy())
+
+
+def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]]) -> None:
+    """Write table.md and table.csv of everything in the store, and the suite's tables; print those of the request."""
+    keys = {cell: [job.key for job in jobs] for cell, jobs in by_cell.items()}
+    by_setting = make_tables(store)
+    tables = list(by_setting.values())
+    written = {"table": tables}
+    if suite is None:
+        asked = {key.setting for of_cell in keys.values() for key in of_cell}
+        printed = [table for setting, table in by_setting.items() if setting in asked]
+    else:
+        written["suite"] = printed = suite_tables.make(suite, store, keys)
+    for table in printed:
+        print(f"\n{as_text(table)}")
+    files: dict[str, str] = {}
+    for name, some in written.items():
+        files |= {f"{name}.md": as_markdown(some), f"{name}.csv": as_csv(some)}
+    for name, text in files.items():
+        try:
+            (store.path / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{store.path / name}: {error.strerror}") from None
+    if tables:
+        print(f"\n{store.path}: {', '.join(files)}, results.jsonl (one line per run)", flush=True)
