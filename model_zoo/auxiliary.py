@@ -19,8 +19,11 @@ from ctr_pe.positions import Positions
 
 
 def with_sum(interest: Tensor, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-    """[interest; s; target ⊙ s], s (B, D) the sum of the packed history (N, D): FuxiCTR's ``enable_sum_pooling``."""
-    total = summed(history, positions)
+    """[interest; s; target ⊙ s], s (B, D) the sum of the packed history (N, D): FuxiCTR's ``enable_sum_pooling``.
+
+    K targets of a history (B, K, D) have interests (B, K, …).
+    """
+    total = summed(history, positions).view(len(target), *[1] * (target.dim() - 2), -1).expand_as(target)
     return torch.cat([interest, total, target * total], dim=-1)
 
 

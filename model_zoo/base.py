@@ -20,6 +20,8 @@ from torch import Tensor, nn
 
 from ctr_pe.choices import check_choices, choose
 from ctr_pe.errors import UserError
+from ctr_pe.model_zoo import candidates
+from ctr_pe.model_zoo.candidates import Encoded
 from ctr_pe.model_zoo.fields import SizedGroup, field_dim, other_fields, sized_groups, take_encoders
 from ctr_pe.model_zoo.keys import check_gpu, check_keys, count, number, prefixes, regularizer
 from ctr_pe.model_zoo.tables import look_up, regularization
@@ -215,20 +217,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         """A batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}; in training also "penalties", the
         regularisation of embedding tables by their weights, and "losses", what else is to be minimised, by name."""
         ids = {field: values for field, values in self.get_inputs(inputs).items() if field not in self._unread}
-        positions: list[Positions] = []
-        packed: dict[str, list[Tensor]] = {}  # ids of real items, for each group with the field: most slots are padding
-        for group in self.groups:
-            age = inputs[group.age].to(self.device) if group.age else None
-            own = {field: ids[field] for field in group.history}
-            mask = own[group.history[0]] != 0
-            if self.max_len is not None and mask.shape[1] > self.max_len:
-                # A stable sort moves padding to the front and keeps the order of the items: the last are the newest.
-                newest = mask.byte().argsort(dim=1, stable=True)[:, -self.max_len :]
-                mask, age = mask.gather(1, newest), None if age is None else age.gather(1, newest)
-                own = {field: values.gather(1, newest) for field, values in own.items()}
-            positions.append(Positions.from_mask(mask, age))
-            for field, values in own.items():
-                packed.setdefault(field, []).append(positions[-1].pack(values))
+        positions, packed = self.read_histories(inputs, ids)
         ids |= {field: torch.cat(parts) for field, parts in packed.items()}
         embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer if self.training else None)
         items = {field: iter(torch.split(embedded[field], [*map(len, parts)])) for field, parts in packed.items()}
@@ -243,7 +232,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
                 Items(history, tuple(next(read[field]) for field in group.history), chosen),
                 Items(target, tuple(ids[field] for field in group.target), clicked),
             )
-            with torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp):
+            with self.precision():
                 interest = self.interest(index, target, history, at)
             features.append(interest.to(target.dtype))
             if index:
@@ -255,6 +244,58 @@ class RankModel(BaseModel):  # type: ignore[misc]
         if not self.training:
             return {"y_pred": y_pred}
         return {"y_pred": y_pred, "penalties": penalties, "losses": positions[0].losses}
+
+    def read_histories(
+        self, inputs: Mapping[str, Tensor], ids: Mapping[str, Tensor]
+    ) -> tuple[list[Positions], dict[str, list[Tensor]]]:
+        """Per group the positions, and per field the ids of real items (N,) for each group that has it: most slots are
+        padding."""
+        positions: list[Positions] = []
+        packed: dict[str, list[Tensor]] = {}
+        for group in self.groups:
+            age = inputs[group.age].to(self.device) if group.age else None
+            own = {field: ids[field] for field in group.history}
+            mask = own[group.history[0]] != 0
+            if self.max_len is not None and mask.shape[1] > self.max_len:
+                # A stable sort moves padding to the front and keeps the order of the items: the last are the newest.
+                newest = mask.byte().argsort(dim=1, stable=True)[:, -self.max_len :]
+                mask, age = mask.gather(1, newest), None if age is None else age.gather(1, newest)
+                own = {field: values.gather(1, newest) for field, values in own.items()}
+            positions.append(Positions.from_mask(mask, age))
+            for field, values in own.items():
+                packed.setdefault(field, []).append(positions[-1].pack(values))
+        return positions, packed
+
+    def precision(self) -> torch.autocast:
+        """Of attention: bfloat16 with ``amp``."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.amp)
+
+    # One user, many candidates.
+
+    def encode(self, inputs: Mapping[str, Tensor]) -> Encoded:
+        """What :meth:`score_candidates` needs of the histories, of which ``inputs`` has the fields and ages (B, L)."""
+        return candidates.encode(self, inputs)
+
+    def score_candidates(self, encoded: Encoded, inputs: Mapping[str, Tensor]) -> Tensor:
+        """The scores (B, K) that K targets of each history have in ``forward``; in evaluation mode.
+
+        ``inputs``: all other fields, ids of targets (B, K); a field of the user or the request may have (B,).
+        """
+        return candidates.score(self, encoded, inputs)
+
+    def encode_history(self, index: int, history: Tensor, positions: Positions) -> Any:
+        """Group ``index``: what of packed history (N, D) does not depend on the target. See
+        :meth:`of_candidates`."""
+        return None
+
+    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
+        """Group ``index``: ``interest`` (B, K, any width) of K targets (B, K, D), with ``states`` by
+        ``encode_history``. By default each target gets a copy of its history."""
+        return candidates.row_by_row(self, index, target, history, positions)
+
+    def input_dims(self, field: str) -> int:
+        """Axes of a field in a batch."""
+        return 2 if self.feature_map.features[field]["type"] in ("sequence", "embedding") else 1
 
     def add_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
         losses: Mapping[str, Tensor] = return_dict.get("losses", {})

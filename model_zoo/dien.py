@@ -78,10 +78,18 @@ class DIEN(NextItemModel):
         self.build_tower([*widths, *(2 * group.dim for group in self.groups if enable_sum_pooling)])
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        attention = self.attentions[index]
-        query, items = attention.pe.embed(target, history, positions)
+        query, items = self.attentions[index].pe.embed(target, history, positions)
         states = self.extractors[index](items, positions)
         self.learn_next_item(index, states, history, positions)
-        _, weights = attention(query, states, positions)
+        _, weights = self.attentions[index](query, states, positions)
         interest = last_state(self.evolutions[index](states, positions.pack(weights), positions), positions)
+        return with_sum(interest, target, history, positions) if self.enable_sum_pooling else interest
+
+    def encode_history(self, index: int, history: Tensor, positions: Positions) -> Any:
+        return self.extractors[index](self.attentions[index].pe.embed(None, history, positions)[1], positions)
+
+    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
+        query, _ = self.attentions[index].pe.embed(target, history, positions)
+        _, weights = self.attentions[index](query, states, positions)  # (B, K, L)
+        interest = last_state(self.evolutions[index](states, positions.pack(weights.mT), positions), positions)
         return with_sum(interest, target, history, positions) if self.enable_sum_pooling else interest

@@ -47,3 +47,6 @@ class DIN(RankModel):
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         interest: Tensor = self.attentions[index](target, history, positions)[0]
         return interest
+
+    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
+        return self.interest(index, target, history, positions)

@@ -52,6 +52,11 @@ class QueryScore(DINScore):
         items, shift = items.chunk(2, dim=-1)
         return super().forward(target[rows] + shift, items, None)
 
+    def candidates(self, target: Tensor, items: Tensor, shift: Tensor | None = None) -> Tensor:
+        if items.shape[-1] != target.shape[-1]:
+            items, shift = items.chunk(2, dim=-1)
+        return super().candidates(target, items, shift)
+
 
 class AfterAttention(nn.Module):
     """x = norm(items + dropout(attended)), then x + FFN(x); packed (N, D), the hidden layer has 2 D units."""
@@ -90,17 +95,32 @@ class Interests(nn.Module):
 
     def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
         """target (B, D), packed history (N, D) -> interests (B, H D), refined history (N, D)."""
-        query, items = (self.refiner or self.extractor).pe.embed(target, history, positions)
+        query, items = self.embed(target, history, positions)
+        refined, states = self.encode(items, positions)
+        assert query is not None
+        return self.attend(query, states, positions), refined
+
+    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        """That of the encoding."""
+        return (self.refiner or self.extractor).pe.embed(target, history, positions)
+
+    def encode(self, items: Tensor, positions: Positions) -> tuple[Tensor, list[Tensor]]:
+        """items (N, D) after ``embed`` -> the refined history (N, D), and the states (N, D) of its items per head."""
         for unit in (self.extractor, *self.units):
             positions.embedded[unit.pe] = None  # positions are in the items already
         if self.refiner and self.after_refiner:
             items = self.after_refiner(self.refiner(items, positions), items)
-        heads, output, interests = self.extractor.heads(items, positions), self.extractor.output, []
-        for index, columns in enumerate(output.weight.chunk(len(self.units), dim=1)):
-            states = self.after_heads[index](nn.functional.linear(heads[:, index], columns, output.bias), items)
-            interest, _ = self.units[index](query, states, positions)
-            interests.append(interest)
-        return torch.cat(interests, dim=-1), items
+        heads, output = self.extractor.heads(items, positions), self.extractor.output
+        projected = (
+            nn.functional.linear(heads[:, index], columns, output.bias)
+            for index, columns in enumerate(output.weight.chunk(len(self.units), dim=1))
+        )
+        return items, [after(own, items) for after, own in zip(self.after_heads, projected, strict=True)]
+
+    def attend(self, query: Tensor, states: list[Tensor], positions: Positions) -> Tensor:
+        """targets (B, D) after ``embed``, states of ``encode`` -> interests (B, H D); of K targets, (B, K, …) each."""
+        found = [unit(query, own, positions)[0] for unit, own in zip(self.units, states, strict=True)]
+        return torch.cat(found, dim=-1)
 
 
 class DMIN(NextItemModel):
@@ -182,4 +202,13 @@ class DMIN(NextItemModel):
         interests: Tensor
         interests, refined = self.interests[index](target, history, positions)
         self.learn_next_item(index, refined, history, positions)
+        return with_sum(interests, target, history, positions) if self.enable_sum_pooling else interests
+
+    def encode_history(self, index: int, history: Tensor, positions: Positions) -> Any:
+        unit = self.interests[index]
+        return unit.encode(unit.embed(None, history, positions)[1], positions)[1]
+
+    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
+        query, _ = self.interests[index].embed(target, history, positions)
+        interests: Tensor = self.interests[index].attend(query, states, positions)
         return with_sum(interests, target, history, positions) if self.enable_sum_pooling else interests

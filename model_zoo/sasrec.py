@@ -67,3 +67,9 @@ class SASRec(RankModel):
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         return self.transformers[index].of_target(target, history, positions)
+
+    def encode_history(self, index: int, history: Tensor, positions: Positions) -> Any:
+        return self.transformers[index].encode(history, positions)
+
+    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
+        return self.transformers[index].candidates(target, history, states, positions)

@@ -38,3 +38,6 @@ class TIN(RankModel):
         assert query is not None
         pooled: Tensor = unit(query, items, positions)[0]
         return pooled * query  # the target is the same in every term of the sum
+
+    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
+        return self.interest(index, target, history, positions)

@@ -1,0 +1,96 @@
+"""One user, many candidates: what a model computes of a history is computed once, whatever targets are scored with it.
+
+B histories, K targets of each, L history slots, N real items, D item dim.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ctr_pe.model_zoo.tables import look_up
+from ctr_pe.positions import Items, Positions
+
+if TYPE_CHECKING:
+    from ctr_pe.model_zoo.base import RankModel
+
+PAIRS = 2**14
+"""(target, item) pairs that are scored at once: what they need fits the cache."""
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Histories as a model needs them, per field group: who stands where, the item embeddings (N, D), and what the
+    backbone makes of them (``RankModel.encode_history``)."""
+
+    positions: list[Positions]
+    histories: list[Tensor]
+    states: list[Any]
+
+
+def encode(model: RankModel, inputs: Mapping[str, Tensor]) -> Encoded:
+    """``inputs``: history fields and ages (B, L), as in a batch; other fields are not read."""
+    fields = {field for group in model.groups for field in group.history}
+    positions, packed = model.read_histories(inputs, model.get_inputs({field: inputs[field] for field in fields}))
+    found = Encoded(positions, [], [])
+    for index, group in enumerate(model.groups):
+        own = {field: packed[field].pop(0) for field in group.history}
+        embedded, _ = look_up(model.embedding_layer, own)
+        history = torch.cat([embedded[field] for field in group.history], dim=-1)
+        positions[index] = positions[index].carrying(Items(history, tuple(own.values())))
+        found.histories.append(history)
+        with model.precision():
+            found.states.append(model.encode_history(index, history, positions[index]))
+    return found
+
+
+def score(model: RankModel, encoded: Encoded, inputs: Mapping[str, Tensor]) -> Tensor:
+    """Click probabilities (B, K).
+
+    ``inputs``: every field outside the histories, with one axis more than in a batch where each target has its own
+    value, such as an id (B, K); else as in a batch, one value for all targets of a history.
+    """
+    given = model.get_inputs({field: inputs[field] for field in model.other_fields})
+    per_target = {field for field, values in given.items() if values.dim() > model.input_dims(field)}
+    count = max((given[field].shape[1] for field in per_target), default=1)
+    longest = max((at.mask.shape[1] for at in encoded.positions), default=0)
+    size = max(1, PAIRS // max(1, len(next(iter(given.values()))) * (longest + 1)))
+    shared, _ = look_up(model.embedding_layer, {field: x for field, x in given.items() if field not in per_target})
+    scores = []
+    for start in range(0, count, size):
+        own = {field: given[field][:, start : start + size] for field in per_target}
+        scores.append(_score(model, encoded, own, shared))
+    return torch.cat(scores, 1)
+
+
+def _score(model: RankModel, encoded: Encoded, own: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> Tensor:
+    rows, count = next(iter(own.values())).shape[:2] if own else (len(next(iter(shared.values()))), 1)
+    flat, _ = look_up(model.embedding_layer, {field: values.flatten(0, 1) for field, values in own.items()})
+    embedded = {field: vectors.view(rows, count, -1) for field, vectors in flat.items()}
+    embedded |= {field: vectors.view(rows, 1, -1).expand(-1, count, -1) for field, vectors in shared.items()}
+    features = [embedded[field] for field in model.other_fields]
+    for index, group in enumerate(model.groups):
+        target = torch.cat([embedded[field] for field in group.target], dim=-1)
+        at = replace(encoded.positions[index], target=Items(target))
+        with model.precision():
+            interests = model.of_candidates(index, target, encoded.histories[index], encoded.states[index], at)
+        features.append(interests.to(target.dtype))
+    probabilities: Tensor = model.dnn(torch.cat(features, dim=-1).flatten(0, 1))
+    return probabilities.view(rows, count)
+
+
+def row_by_row(model: RankModel, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+    """Interests (B, K, any width) of targets (B, K, D), each with a copy of its history (N, D): for backbones in which
+    the states of the items depend on the target."""
+    rows, count, _ = target.shape
+    mask = positions.mask.repeat_interleave(count, 0)
+    age = None if positions.age is None else positions.age.repeat_interleave(count, 0)
+    at = Positions.from_mask(mask, age)
+    copies = at.pack(positions.unpack(history).repeat_interleave(count, 0))
+    target = target.flatten(0, 1)
+    interest = model.interest(index, target, copies, at.carrying(Items(copies), Items(target)))
+    return interest.view(rows, count, -1)
