@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from ctr_pe.data.dataset import (
     CONFIG,
     FORMAT,
+    ITEMS,
     REPORT,
     SPLITS,
     Dataset,
@@ -29,6 +30,7 @@ from ctr_pe.fields import Group, group_params
 if TYPE_CHECKING:
     from types import TracebackType
 
+    import polars as pl
     import pyarrow as pa
 
 
@@ -37,7 +39,7 @@ class Content:
     """What a source returns about the rows it has added.
 
     ``features``: FuxiCTR's specification per column; ``vocabs``: per table, the id of each original value; ``report``:
-    the source's counts.
+    the source's counts; ``items``: the catalogue, see :mod:`ctr_pe.data.dataset`.
     """
 
     label: str
@@ -46,6 +48,7 @@ class Content:
     groups: Sequence[Group]
     vocabs: Mapping[str, Mapping[str, int]]
     report: Mapping[str, Any]
+    items: pl.DataFrame | None = None
 
 
 class DatasetWriter:
@@ -123,6 +126,8 @@ class DatasetWriter:
             "max_len": max(lengths, default=0),
         }
         self._write_config(rows, content)
+        if content.items is not None:
+            content.items.write_parquet(self.path / ITEMS)
         _write_json(self.path / REPORT, {**own, **content.report, **own})
         check_out(self.out, self.overwrite)  # it may have appeared meanwhile
         if self.out.exists():

@@ -47,7 +47,8 @@ class Events:
 class Log:
     """A checked log. Raises UserError, one line with counts, for any mistake in it.
 
-    Attributes: ``catalogue`` one row per item of the log, sorted by ``item_id``, with its attributes; ``rows``
+    Attributes: ``catalogue`` one row per item of the log, sorted by ``item_id``, with its attributes; ``items`` the
+    same for every item of the file of items, nulls where an attribute is missing; ``rows``
     read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column.
     """
 
@@ -66,7 +67,7 @@ class Log:
                     f"{self.file}: neither a time nor an order column: --time or --order: {nearest('time', schema)}"
                 )
             self._events = self._checked(raw, columns)
-        self.catalogue = self._catalogue()
+        self.catalogue, self.items = self._catalogue()
         if recipe.protocol == "impressions":
             self._cut()
 
@@ -189,15 +190,15 @@ class Log:
     def _name(self, role: str) -> str:
         return self.recipe.split.column if role == "split" and self.recipe.split else str(getattr(self.recipe, role))
 
-    def _catalogue(self) -> pl.DataFrame:
-        """The items of the log with their attributes."""
+    def _catalogue(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The items of the log with their attributes, and all that the file of items has."""
         with _readable(self.file):
             catalogue = self._events.select(pl.col("item").alias(ITEM)).unique().sort(ITEM).collect(engine="streaming")
         recipe, file = self.recipe, self.recipe.items
         if file is None:
             if recipe.demanded("attributes") and recipe.attributes:
                 raise UserError(f"attributes {', '.join(recipe.attributes)}: need a file of items: --items")
-            return catalogue
+            return catalogue, catalogue
         with _readable(file):
             frame = _scan(file)
             schema = frame.collect_schema()
@@ -222,7 +223,7 @@ class Log:
         for name in names:
             if (without := catalogue.filter(pl.col(name).is_null())).height:
                 raise UserError(f"{file}: {_some(without)} of {catalogue.height:,} items of the log have no '{name}'")
-        return catalogue
+        return catalogue, items.sort(ITEM)
 
     def _cut(self) -> None:
         """Replaces or adds the column ``split`` (index into SPLITS)."""

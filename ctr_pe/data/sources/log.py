@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 from tqdm import tqdm
 
@@ -147,7 +148,7 @@ class _Columns:
     value)."""
 
     def __init__(self, log: Log) -> None:
-        self.values = log.catalogue
+        self.values, self.every_item = log.catalogue, log.items
         self.names = tuple(self.values.columns)
         self.max_len = log.recipe.max_len
         self.lists = ("history", "neg_history") if log.recipe.negatives else ("history",)
@@ -161,11 +162,13 @@ class _Columns:
             raise UserError(f"{log.recipe.items}: attributes would make the column '{min(twice)}' twice: rename one")
 
     def give_ids(self, items: Ints) -> None:
-        """``items`` (N,): occurrences in the training rows. Sets ``ids[feature]`` (N,), ``vocabs``, ``features``."""
+        """``items`` (N,): occurrences in the training rows. Sets ``ids[feature]`` (N,), ``vocabs``, ``features``,
+        and ``items``: every item of the file of items, those that the log lacks too, with the ids of its values."""
         self.ids: dict[str, npt.NDArray[Any]] = {}
         self.vocabs: dict[str, dict[str, int]] = {}
         self.features: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
         known: dict[str, Vocabulary] = {}
+        self.items = self.every_item
         for feature in self.names:
             column = self.values[feature]
             values = column.unique().sort()
@@ -175,6 +178,9 @@ class _Columns:
             self.ids[feature] = known[feature].table(len(values))[code]
             in_order = values.gather(np.asarray(known[feature].originals))
             self.vocabs[feature] = feature_vocab(map(str, in_order))
+            ids = pl.Series(f"{feature}:id", known[feature].table(len(values)))
+            self.items = self.items.join(pl.DataFrame([values, ids]), on=feature, how="left", maintain_order="left")
+            self.items = self.items.with_columns(pl.col(ids.name).fill_null(known[feature].unseen))
             self.features[feature] = target_spec(len(known[feature]))
         for listed, group in zip(self.lists, self.groups, strict=True):
             chosen = listed == "history"
@@ -366,7 +372,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "seconds": round(seconds, 3),
         "rows_per_second": round(counter.total / seconds),
     }
-    return Content(LABEL, USER, columns.features, columns.groups, columns.vocabs, report)
+    return Content(LABEL, USER, columns.features, columns.groups, columns.vocabs, report, columns.items)
 
 
 def summary(dataset: Dataset) -> str:
