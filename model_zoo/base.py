@@ -9,6 +9,7 @@ import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -18,6 +19,7 @@ import torch
 from fuxictr.pytorch import layers
 from fuxictr.pytorch.models import BaseModel
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ctr_pe.choices import check_choices, choose
 from ctr_pe.errors import UserError
@@ -307,10 +309,20 @@ class RankModel(BaseModel):  # type: ignore[misc]
     # FuxiCTR's names for training, which is ctr_pe.training: imported when used, because it stands above the models.
 
     def compile(self, optimizer: Any, loss: Any, lr: float) -> None:
-        from ctr_pe.training import loss_function, make_optimizer
+        from ctr_pe.training import loss_function
 
         self.loss_fn = loss_function(loss)
-        self.optimizer = make_optimizer(self, optimizer, lr, self._table_optimizer)
+        self._update = (choose("optimizer", optimizer), lr, choose("table_optimizer", self._table_optimizer))
+        self.__dict__.pop("optimizer", None)
+        if self._table_optimizer is not None:  # makes the tables' gradients sparse, which the loss has to know
+            _ = self.optimizer
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """Made at the first training step: torch takes a second to import what it needs, and scoring needs none."""
+        from ctr_pe.training import make_optimizer
+
+        return make_optimizer(self, *self._update)
 
     def fit(
         self,

@@ -48,12 +48,14 @@ again with the same OUT runs only what is missing.""",
     add("--out", type=Path, metavar="DIR", help="results and tables (default: results/DATASET-PROTOCOL)")
     add("--jobs", type=count, metavar="N", help="runs side by side; results do not change (default: one per core)")
     add("--keep-weights", action="store_true", help="keep each run's best weights in OUT/weights, for `ctr-pe draw`")
+    add("--keep-models", action="store_true", help="keep each run's model in OUT/models, a folder for `ctr_pe.load`")
     training_options(parser)
     parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.config import parse_overrides
+    from ctr_pe.pipeline.folder import keep_model
     from ctr_pe.study import Request
     from ctr_pe.study import run as run_study
 
@@ -72,5 +74,6 @@ def run(args: argparse.Namespace) -> int:
         gpu=args.gpu,
         data_root=args.data_root,
         keep_weights=args.keep_weights,
+        keep=keep_model if args.keep_models else None,
     )
     return run_study(request)

@@ -15,7 +15,8 @@ def add_parser(commands: Commands) -> None:
         description="""Search hyper-parameters with Optuna (pip install 'ctr_pe[tune]'): trials that fall behind the
 median are stopped, the best is chosen on the validation rows, and its test metrics are printed. By default
 position_dim, heads and dropout rates are searched, as far as encoding and model have them. The study is kept in
-OUT/study.db; calling again with the same OUT continues it, also from several processes at once.""",
+OUT/study.db; calling again with the same OUT continues it, also from several processes at once. The best
+trial's model stays in OUT/models, a folder for `ctr_pe.load`.""",
         epilog="""examples:
   ctr-pe tune --pe cape --dataset amazon_sports --trials 30 --out results/tune
   ctr-pe tune --space 'learning_rate={low: 1e-4, high: 1e-2, log: true}' --space 'position_dim=[8, 16]'
@@ -41,6 +42,7 @@ OUT/study.db; calling again with the same OUT continues it, also from several pr
 
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.config import parse_overrides
+    from ctr_pe.pipeline.folder import keep_model
     from ctr_pe.study.tune import plan, tune
 
     overrides, space = parse_overrides(args.set), parse_overrides(args.space)
@@ -48,4 +50,4 @@ def run(args: argparse.Namespace) -> int:
         args.model, args.pe, args.dataset, args.data_root, overrides, space, args.seed, args.threads, args.gpu
     )
     out = args.out or Path("results") / f"tune-{args.model}-{args.pe}-{search.dataset.dataset_id}"
-    return tune(search, args.trials, out)
+    return tune(search, args.trials, out, keep=keep_model)

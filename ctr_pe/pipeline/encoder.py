@@ -203,8 +203,8 @@ class Encoder:
         order = self._times(history, names.order, what)
         item = column(history, names.item, what) if names.item in history.columns else None
         tie = keys(item, what).rank("dense").to_numpy() if item is not None else np.zeros(len(user))
-        by = [values for values in (tie if time is not None or order is not None else None, time, order, user)]
-        sort = np.lexsort([values for values in by if values is not None])
+        by = [values for values in (time, order) if values is not None]
+        sort = np.lexsort([tie, *by, user] if by else [user])
         ids = {name: values[sort] for name, values in self._items(history, what).items()}
         positive = np.ones(len(user), bool)
         if names.label is not None and names.label in history.columns:

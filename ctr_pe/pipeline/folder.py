@@ -85,7 +85,7 @@ def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:
 
 
 def keep_model(folder: Path, model: Any, run: Run, source: Source, outcome: Outcome) -> None:
-    """Write the folder of a model that was just trained; ``functools.partial(keep_model, folder)`` is a ``Run.keep``."""
+    """Write the folder of a model that was just trained; ``partial(keep_model, folder)`` is a ``Run.keep``."""
     write_model(folder, scorer_of(model, run, source, outcome))
 
 

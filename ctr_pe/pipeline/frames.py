@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from ctr_pe.data.sources.events import scan
 from ctr_pe.data.sources.log import SECONDS
 from ctr_pe.errors import UserError, nearest
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
 
 Ints = npt.NDArray[np.int64]
 Unit = Literal["s", "ms"]
-ENDINGS = (".csv", ".tsv", ".csv.gz", ".tsv.gz", ".parquet", ".pq")
 
 
 def lazy(table: Table, what: str) -> pl.LazyFrame:
@@ -57,13 +57,6 @@ def frame(table: Table, what: str) -> pl.DataFrame:
     except (pl.exceptions.PolarsError, OSError) as error:
         source = table if isinstance(table, (str, Path)) else what
         raise UserError(f"{source}: cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
-
-
-def scan(file: Path) -> pl.LazyFrame:
-    """A log's file, or a directory of parquet files, as ``ctr-pe data build`` reads it."""
-    from ctr_pe.data.sources.events import _scan
-
-    return _scan(file)
 
 
 def as_file(table: Table, folder: Path, name: str) -> Path:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,6 +43,7 @@ class Request:
 
     ``params``: hyper-parameters under FuxiCTR's names. ``out``: directory of results and tables. ``jobs``: runs at
     once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``: directory of data sets.
+    ``keep``: called with a folder below ``out`` and what ``Run.keep`` gets, to write the model there.
     """
 
     suite: str | None = None
@@ -58,6 +60,7 @@ class Request:
     gpu: int = -1
     data_root: Path | None = None
     keep_weights: bool = False
+    keep: Callable[..., None] | None = None
 
 
 @dataclass(frozen=True)
@@ -111,8 +114,8 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             say(notice)
         named = f"{first}: " if plan.suite is None else ""
         say(f"{named}{plan.title} = {len(jobs)} runs, {workers} at once; results in {out}")
-        if lacking := _without_weights(store, jobs):
-            say(f"{lacking} there already, without weights, and not run again: another --out has them all with weights")
+        for what, lacking in _lacking(request, store, jobs).items():
+            say(f"{lacking} there already, without {what}, and not run again: another --out has them all with {what}")
         failed = run_all(jobs, store, stand_in or train, workers)
         _write_tables(store, jobs, plan, by_cell)
     except KeyboardInterrupt:
@@ -236,15 +239,18 @@ def _jobs(
         hashes = (digest, dataset.data_hash)
         key = Key(cell.model, dataset.dataset_id, plan.protocol, *hashes, cell.pe, seed, device_of(request.gpu))
         weights = store.weights(key) if request.keep_weights else None
-        how = (plan.protocol, params, request.gpu, request.threads, weights)
+        keep = partial(request.keep, store.model(key)) if request.keep else None
+        how = (plan.protocol, params, request.gpu, request.threads, weights, keep)
         made.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how), key, varied))
     return made
 
 
-def _without_weights(store: Store, jobs: Sequence[Job]) -> int:
-    """How many finished runs lack the weights that the request wants."""
-    done = store.read()
-    return sum(job.key in done for job in jobs if job.run.weights is not None and not job.run.weights.exists())
+def _lacking(request: Request, store: Store, jobs: Sequence[Job]) -> dict[str, int]:
+    """How many finished runs lack the weights, or the models, that the request wants."""
+    done = [job.key for job in jobs if job.key in store.read()]
+    wanted = {"weights": request.keep_weights and store.weights, "models": request.keep and store.model}
+    lacking = {what: sum(not path(key).exists() for key in done) for what, path in wanted.items() if path}
+    return {what: number for what, number in lacking.items() if number}
 
 
 def _workers(request: Request, runs: int) -> int:

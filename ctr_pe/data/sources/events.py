@@ -56,7 +56,7 @@ class Log:
         self.recipe = recipe
         self.file = recipe.interactions
         with _readable(self.file):
-            raw = _scan(self.file)
+            raw = scan(self.file)
             schema = raw.collect_schema()
             if raw.head(1).collect().is_empty():
                 raise UserError(f"{self.file}: an empty log: no rows, columns {', '.join(schema)}")
@@ -200,7 +200,7 @@ class Log:
                 raise UserError(f"attributes {', '.join(recipe.attributes)}: need a file of items: --items")
             return catalogue, catalogue
         with _readable(file):
-            frame = _scan(file)
+            frame = scan(file)
             schema = frame.collect_schema()
             if recipe.item not in schema:
                 raise UserError(f"{file}: no item column '{recipe.item}': {nearest(recipe.item, schema)}")
@@ -263,7 +263,8 @@ class Log:
         return int(starts[valid]), int(starts[test])
 
 
-def _scan(file: Path) -> pl.LazyFrame:
+def scan(file: Path) -> pl.LazyFrame:
+    """A table's file, or a directory of parquet files, lazily."""
     if not file.exists():
         raise UserError(f"{file}: no such file")
     name = file.name.removesuffix(".gz")
