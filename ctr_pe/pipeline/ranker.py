@@ -313,7 +313,7 @@ def newest_events(recipe: Recipe) -> pl.DataFrame:
     by = [name for name in (recipe.order, recipe.time) if name is not None and name in names]
     kept = [recipe.item, *by]
     newest = pl.col(kept).top_k_by([*by, recipe.item], recipe.max_len)
-    return events.group_by(recipe.user).agg(newest).explode(kept).sort(recipe.user, *by).collect(engine="streaming")
+    return events.group_by(recipe.user).agg(newest).explode(kept, empty_as_null=False).sort(recipe.user, *by).collect(engine="streaming")
 
 
 def load(folder: str | Path, gpu: int = -1) -> CTRRanker:
