@@ -298,7 +298,9 @@ class Encoder:
         for name, values in lists.items():
             if not isinstance(values.dtype, (pl.List, pl.Array)):
                 raise UserError(f"{what}: column '{self._raw(name)}' holds {values.dtype}, not a list per row")
-        lists = {name: values.cast(pl.List(values.dtype.inner)).list.tail(max_len) for name, values in lists.items()}
+            if isinstance(values.dtype, pl.Array):
+                lists[name] = values.arr.to_list()
+        lists = {name: values.list.tail(max_len) for name, values in lists.items()}
         lengths = {name: values.list.len().to_numpy().astype(np.int64) for name, values in lists.items()}
         first = lengths[fields[0]]
         for name, length in lengths.items():

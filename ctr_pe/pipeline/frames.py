@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    Table = pl.DataFrame | pl.LazyFrame | pd.DataFrame | pa.Table | str | Path
-
+Table: TypeAlias = "pl.DataFrame | pl.LazyFrame | pd.DataFrame | pa.Table | str | Path"
 Ints = npt.NDArray[np.int64]
 Unit = Literal["s", "ms"]
 
@@ -81,12 +80,15 @@ def column(table: pl.DataFrame, name: str, what: str) -> pl.Series:
     return table[name]
 
 
+def is_key(kind: pl.DataType) -> bool:
+    """Whether a column of this type can hold raw ids."""
+    return kind.is_integer() or kind in (pl.String, pl.Categorical, pl.Enum)
+
+
 def keys(values: pl.Series, what: str) -> pl.Series:
     """Raw ids as int64 or string, the two types that a log's ids have."""
-    if values.dtype.is_integer():
-        return values.cast(pl.Int64)
-    if values.dtype in (pl.String, pl.Categorical, pl.Enum):
-        return values.cast(pl.String)
+    if is_key(values.dtype):
+        return values.cast(pl.Int64 if values.dtype.is_integer() else pl.String)
     if not len(values):
         return values.cast(pl.Int64)
     raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not integers or strings")

@@ -17,13 +17,13 @@ import polars as pl
 from ctr_pe.errors import UserError, counted
 from ctr_pe.pipeline import frames
 from ctr_pe.pipeline.folder import NOT_OF_MODEL, read_model, scorer_of, write_model
+from ctr_pe.pipeline.frames import Table
 from ctr_pe.pipeline.scorer import Scorer
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
     from ctr_pe.data.recipe import Recipe
-    from ctr_pe.pipeline.frames import Table
 
 log = logging.getLogger(__name__)
 COLUMNS = ("user", "item", "time", "order", "label", "time_unit")
@@ -49,7 +49,7 @@ class CTRRanker:
             were chosen, the other items being sampled. None decides by whether the log has a label column.
         user, item, time, order, label: columns of the log and of all other tables. ``order`` decides what is earlier;
             without it ``time`` does, and events of the same time do not see each other.
-        attributes: columns of the items that the model reads; None for all.
+        attributes: columns of the items that the model reads; None for all that hold integers or strings.
         time_unit: ``s`` or ``ms``, of times that are numbers.
         gpu: -1 for the CPU.
         threads: of training; 0 leaves torch's as they are.
@@ -125,7 +125,10 @@ class CTRRanker:
                 recipe = self._recipe(files["events"], files.get("items"))
                 dataset = build(recipe, folder / "log")
             except UserError as error:
-                raise UserError(str(error).replace(f"{folder}/", "").replace(".parquet", "")) from None
+                message = str(error)
+                for name in files:  # what was a table in memory
+                    message = message.replace(str(folder / f"{name}.parquet"), name)
+                raise UserError(message) from None
             self.report_ = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
             run = Run(
                 self.model, dataset.path, self.position_encoding, seed, "heldout", params, self.gpu, self.threads,
@@ -291,8 +294,10 @@ class CTRRanker:
                 del given[name]
         attributes = self.attributes
         if attributes is None and items is not None:
-            names = frames.lazy(items, "items").collect_schema().names()
-            attributes = [name for name in names if name != self.item]
+            kinds = frames.lazy(items, "items").collect_schema()
+            attributes = [name for name, kind in kinds.items() if name != self.item and frames.is_key(kind)]
+            if left_out := kinds.keys() - {self.item, *attributes}:
+                log.warning("items: not read, neither integers nor strings: %s", ", ".join(sorted(left_out)))
         given |= {"interactions": events, "items": items, "protocol": protocol, "max_len": self.max_len}
         return load_recipe(None, {**given, "attributes": None if attributes is None else tuple(attributes)})
 
@@ -312,8 +317,8 @@ def newest_events(recipe: Recipe) -> pl.DataFrame:
         events = events.filter(pl.col(recipe.label) == 1)
     by = [name for name in (recipe.order, recipe.time) if name is not None and name in names]
     kept = [recipe.item, *by]
-    newest = pl.col(kept).top_k_by([*by, recipe.item], recipe.max_len)
-    return events.group_by(recipe.user).agg(newest).explode(kept, empty_as_null=False).sort(recipe.user, *by).collect(engine="streaming")
+    newest = events.group_by(recipe.user).agg(pl.col(kept).top_k_by([*by, recipe.item], recipe.max_len))
+    return newest.explode(kept, empty_as_null=False).sort(recipe.user, *by).collect(engine="streaming")
 
 
 def load(folder: str | Path, gpu: int = -1) -> CTRRanker:

@@ -13,9 +13,8 @@ import polars as pl
 import torch
 
 from ctr_pe.errors import UserError
-from ctr_pe.evaluation import evaluate
 from ctr_pe.pipeline.encoder import Encoded, Encoder, Events
-from ctr_pe.pipeline.frames import column, labels, seconds
+from ctr_pe.pipeline.frames import seconds
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -101,12 +100,3 @@ class Scorer:
         """Click probabilities (B,) of a batch of ids in FuxiCTR's form, such as a BatchLoader gives."""
         scores: Tensor = self.model.forward(batch)["y_pred"].view(-1)
         return scores
-
-    def evaluate(self, history: pl.DataFrame | None, requests: pl.DataFrame) -> dict[str, float]:
-        """gAUC (within users), AUC and logloss of requests with a label column of 0 and 1."""
-        columns = self.encoder.columns
-        if columns.label is None:
-            raise UserError("requests: no label column is known")
-        clicked = labels(column(requests, columns.label, "requests"), "requests")
-        users = column(requests, columns.user, "requests")
-        return evaluate(clicked, self.score_requests(history, requests), users.to_numpy())

@@ -166,7 +166,7 @@ def test_a_manifest_of_something_else_is_refused_in_one_line(
 def test_what_is_no_model_folder_is_refused_and_never_replaced(ranker: CTRRanker, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such model folder"):
         load(tmp_path / "nowhere")
-    with pytest.raises(UserError, match="not a model folder: it has no model.json"):
+    with pytest.raises(UserError, match=r"not a model folder: it has no model\.json"):
         load(tmp_path)
     (tmp_path / "mine").mkdir()
     with pytest.raises(UserError, match="mine exists and is not a model folder"):
