@@ -106,7 +106,7 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
         workers = _workers(request, len(jobs))
         for dataset in datasets.values():
-            _keep_rows(store, dataset)
+            keep_rows(store, dataset)
         for notice in store.notices:
             say(notice)
         named = f"{first}: " if plan.suite is None else ""
@@ -254,24 +254,35 @@ def _workers(request: Request, runs: int) -> int:
     return min(request.jobs or default, runs)
 
 
-def _keep_rows(store: Store, dataset: Dataset) -> None:
-    """Store labels and users of the test rows for the bootstrap. Without users every row is a user of its own."""
+def keep_rows(store: Store, dataset: Dataset) -> None:
+    """Store labels, users and history lengths of the test rows, for the bootstrap and the report, and how many rows
+    the splits have. Without users every row is a user of its own."""
+    import numpy as np
     import polars as pl
 
-    frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, *filter(None, [dataset.group_id])])
+    if store.about(dataset.data_hash).keys() >= {"lengths", "splits"}:
+        return
+    history = dataset.groups[0].history[0]
+    frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, history, *filter(None, [dataset.group_id])])
     labels = frame[dataset.label].to_numpy()
     users = frame[dataset.group_id] if dataset.group_id else pl.int_range(len(frame), eager=True)
-    store.save_rows(dataset.data_hash, labels, users.to_numpy())
+    real = frame.select(pl.col(history).list.eval(pl.element() != 0).list.sum().fill_null(0)).to_series()
+    lengths = real.clip(upper_bound=dataset.max_len).cast(pl.Int32).to_numpy()
+    splits = np.array([dataset.rows.get(split, 0) for split in ("train", "valid", "test")])
+    store.save_rows(dataset.data_hash, labels, users.to_numpy(), lengths=lengths, splits=splits)
 
 
 def _write_tables(store: Store, jobs: Sequence[Job], plan: Plan, by_cell: Mapping[Cell, Sequence[Job]]) -> None:
-    """Write table.md and table.csv of everything in the store, and the suite's tables; print those of the request."""
+    """Write table.md, table.csv, table.tex and the forest plot of everything in the store, and the suite's tables;
+    print those of the request."""
     from ctr_pe.study import suite_tables
+    from ctr_pe.study.forest import write_forest
+    from ctr_pe.study.latex import as_latex
     from ctr_pe.study.rendering import as_markdown, as_text
     from ctr_pe.study.tables import as_csv, make_tables
 
     tables = make_tables(store)
-    files = {"table.md": as_markdown(tables), "table.csv": as_csv(tables)}
+    files = {"table.md": as_markdown(tables), "table.csv": as_csv(tables), "table.tex": as_latex(tables)}
     if plan.suite is None:
         asked = {(*job.key[:5], job.key.device) for job in jobs}
         for table in tables:
@@ -288,4 +299,5 @@ def _write_tables(store: Store, jobs: Sequence[Job], plan: Plan, by_cell: Mappin
         except OSError as error:
             raise UserError(f"{store.path / name}: {error.strerror}") from None
     if tables:
-        print(f"\n{store.path}: {', '.join(files)}, results.jsonl (one line per run)", flush=True)
+        written = [*files, *write_forest(store, tables)]
+        print(f"\n{store.path}: {', '.join(written)}, results.jsonl (one line per run)", flush=True)

@@ -18,7 +18,7 @@ import time
 import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
@@ -161,6 +161,7 @@ def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
         parameters=outcome.parameters,
         params=dict(job.run.params),
         auxiliary=dict(outcome.auxiliary),
+        history=[asdict(epoch) for epoch in outcome.history],
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         **facts,
     )

@@ -85,7 +85,8 @@ def test_tables_and_store_grow_with_each_call(
         "synthetic: DIN × none, cape × 2 seeds = 4 runs, 1 at once; results in results/synthetic-heldout" in shown.err
     )
     assert "DIN on synthetic, protocol heldout, 2 seeds, 320 test rows of 40 users" in shown.out
-    assert shown.out.rstrip().endswith(f"{out}: table.md, table.csv, results.jsonl (one line per run)")
+    written = "table.md, table.csv, table.tex, forest.png, forest.pdf, results.jsonl (one line per run)"
+    assert shown.out.rstrip().endswith(f"{out}: {written}")
     assert log.read_text().split("\n")[:-1] == ["none 0", "cape 0", "none 1", "cape 1"]
 
     assert run(arguments(root, None, pe=["rope"], repeats=3, **setting), fast) == 0
