@@ -26,6 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest cou
     "training": ("training", "checks"),
     "study": ("study", "benchmark", "tune", "experiment"),
     "tools": ("validate", "draw"),
+    "pipeline": ("pipeline",),
     "commands": ("commands", "cli", "model_zoo.run_expid"),
 }
 ORDER = list(LAYERS)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from ctr_pe.errors import UserError, say
@@ -38,7 +37,7 @@ def write_forest(store: Store, tables: Sequence[Table]) -> list[str]:
     Raises:
         UserError: a file cannot be written.
     """
-    rows = _rows(store, tables)
+    rows = panels(store, tables)
     if not rows:
         return []
     try:
@@ -64,7 +63,8 @@ def write_forest(store: Store, tables: Sequence[Table]) -> list[str]:
     return list(FILES)
 
 
-def _rows(store: Store, tables: Sequence[Table]) -> list[list[Panel]]:
+def panels(store: Store, tables: Sequence[Table]) -> list[list[Panel]]:
+    """One row of panels per table that has differences."""
     rows = []
     for setting in settings(store, tables):
         row = []
@@ -80,7 +80,7 @@ def _rows(store: Store, tables: Sequence[Table]) -> list[list[Panel]]:
 
 def _draw(axes: Any, panel: Panel) -> None:
     axes.axvline(0, color=ZERO, linewidth=1, zorder=0)
-    for place, (pe, found) in enumerate(panel.differences.items()):
+    for place, found in enumerate(panel.differences.values()):
         axes.plot([found.low, found.high], [place, place], color=OURS, linewidth=2, solid_capstyle="butt")
         axes.plot([found.value], [place], marker="s", markersize=6, color=OURS)
         interval = "" if math.isnan(found.low) else f"  [{found.low:+.4f}, {found.high:+.4f}]"

@@ -1,0 +1,1 @@
+"""From results to their use: estimator, scorer, model folder, export, service, report."""
