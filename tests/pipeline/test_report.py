@@ -32,7 +32,7 @@ from ctr_pe.pipeline.report.figures import length_bins
 from ctr_pe.pipeline.report.page import as_json, page
 from ctr_pe.study import Request, run
 from ctr_pe.study.differences import settings
-from ctr_pe.study.store import Store
+from ctr_pe.study.store import Key, Store
 from ctr_pe.units import TargetAttention
 
 PES = ["none", "naive", "cape"]
@@ -64,6 +64,12 @@ def embedded(html: str) -> dict[str, Any]:
     return content
 
 
+def rows_of(store: Store, key: Key) -> tuple[Any, Any]:
+    rows = store.rows(key.data_hash)
+    assert rows is not None
+    return rows
+
+
 def copied(store: Store, folder: Path) -> Store:
     shutil.copytree(store.path, folder)
     return Store(folder)
@@ -89,7 +95,7 @@ def test_differences_are_those_of_the_table_and_of_the_bootstrap(made: tuple[Sto
             for name, column in names.items():
                 assert one[name] == float(lines[pe][f"{metric}_{column}"])
     key = next(iter(store.read()))
-    labels, users = store.rows(key.data_hash)
+    labels, users = rows_of(store, key)
     scores = {pe: {key.seed: store.scores(key) for key in store.read() if key.pe == pe} for pe in PES}
     expected = compare(labels, users, scores, "naive")
     assert table["differences"]["naive"].keys() == {"none", "cape"}
@@ -116,7 +122,7 @@ def test_curves_are_the_histories_of_the_rows(made: tuple[Store, dict[str, Any]]
 def test_calibration_bins_hold_every_row_once(made: tuple[Store, dict[str, Any]]) -> None:
     store, found = made
     (setting,) = settings(store)
-    labels, _ = store.rows(setting.key.data_hash)
+    labels, _ = rows_of(store, setting.key)
     for pe, bins in only_table(found)["calibration"]["encodings"].items():
         scores = np.concatenate([store.scores(result.key) for result in setting.runs[pe].values()]).astype(float)
         rows = np.array(bins["rows"])
@@ -200,7 +206,7 @@ def test_the_explorer_shows_rows_of_the_data_as_the_stored_runs_see_them(
     lengths = []
     for user in shown["users"]:
         own = frame.filter(pl.col("user_id").cast(pl.String) == user["user"])
-        lengths.append(own["item_history"].list.len().max())
+        lengths.append(max(own["item_history"].list.len().to_list()))
         for side, label in (("clicked", 1), ("sampled", 0)):
             one = user[side]
             candidates = own.filter(pl.col("label") == label).iter_rows(named=True)
@@ -256,12 +262,12 @@ def test_every_backbone_has_weights_for_every_item_of_a_history(root: Path, mode
     rows = [int(lengths.argmin()), int(lengths.argmax()), 3]
     assert lengths.max() > 20
     batch = explorer.load(dataset, one.before, rows)
-    targets, histories = explorer._named(dataset, one.before, batch)
+    targets, histories = explorer.named(dataset, one.before, batch)
     assert [len(history) for history in histories] == [min(20, int(lengths[row])) for row in rows]
-    scores, units = explorer._seen(one.before, batch, histories)
+    scores, units = explorer.look(dataset, one.before, batch)
     assert len(scores) == len(targets) == len(rows)
     assert units
-    for _, by_row in units:
+    for by_row in units.values():
         for unit, history in zip(by_row, histories, strict=True):
             assert len(unit["weights"]) == len(history)
             known = [weight for weight in unit["weights"] if weight is not None]

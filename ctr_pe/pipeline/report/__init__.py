@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 
 from ctr_pe.errors import UserError, say
+from ctr_pe.pipeline.report.options import Options
 
 PAGE = "report.html"
-USERS = 24
 
-
-@dataclass(frozen=True)
-class Options:
-    """``results``: OUT of a benchmark. ``out``: the page, by default report.html in there. ``weights``: OUT of a
-    benchmark with --keep-weights, by default ``results`` too. ``users``: how many users the explorer has."""
-
-    results: Path
-    out: Path | None = None
-    weights: Path | None = None
-    data_root: Path | None = None
-    users: int = USERS
+__all__ = ["Options", "report"]
 
 
 def report(options: Options) -> Path:

@@ -11,9 +11,9 @@ from typing import Any
 import ctr_pe
 from ctr_pe.errors import UserError, counted
 from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.pipeline.report import USERS, Options
 from ctr_pe.pipeline.report.explorer import explorer
 from ctr_pe.pipeline.report.figures import by_length, calibration, curves, speed
+from ctr_pe.pipeline.report.options import USERS, Options
 from ctr_pe.study import find_dataset, keep_rows
 from ctr_pe.study.command import benchmark_command
 from ctr_pe.study.differences import Setting, differences_to, settings

@@ -11,9 +11,8 @@ import shlex
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -25,73 +24,66 @@ from ctr_pe.data.loader import BatchLoader
 from ctr_pe.draw.measure import Attention, measure
 from ctr_pe.draw.runs import Wanted, drawn
 from ctr_pe.errors import UserError
-from ctr_pe.pipeline.report import Options
+from ctr_pe.pipeline.report.options import Options
 from ctr_pe.study.command import benchmark_command
 from ctr_pe.study.differences import Setting
 from ctr_pe.study.store import Result, Store
 
 LONGEST = 100
 """Newest items of a history that are shown."""
-SIDES = ("clicked", "sampled")
+
+
+class Seen(NamedTuple):
+    """What a model makes of the rows: its predictions (B,), and by name what its attention units do in each row."""
+
+    scores: list[float]
+    units: dict[str, list[dict[str, Any]]]
 
 
 def explorer(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
     """Users with their histories, newest item first, and per encoding the prediction, the attention weights and the
     contextual positions; or ``missing``: why there are none, and what adds them."""
     folder = options.weights or options.results
-    kept = store if folder == options.results else Store(folder)
-    runs = _with_weights(kept, setting)
+    runs = _with_weights(store if folder == options.results else Store(folder), setting)
     if not runs:
         return {"missing": _add_weights(options, setting)}
-    first = runs[0]
-    wanted = Wanted(
-        [result.pe for result in runs],
-        folder,
-        first.model,
-        seed=first.seed,
-        params=first.params,
-        data_root=options.data_root,
-    )
     try:
-        dataset, models = drawn(replace(wanted, dataset=first.dataset))
+        dataset, models = drawn(_wanted(folder, runs, options.data_root))
         users, rows = choose(dataset, options.users)
     except UserError as error:
         return {"missing": f"The explorer needs the data set and the weights of the runs. {_sentence(str(error))}"}
     if not users:
-        return {
-            "missing": f"No user of the test rows of {dataset.dataset_id} has a history, a clicked item and another."
-        }
+        return {"missing": f"No user of {dataset.dataset_id}'s test rows has a history, a clicked item and another."}
     batch = load(dataset, models[0].after, rows)
-    targets, histories = _named(dataset, models[0].after, batch)
-    seen = {one.pe: _seen(one.after, batch, histories) for one in models}
-    labels = [label for label, _ in next(iter(seen.values()))[1]]
-    pairs = [
-        {
-            "user": user,
-            **{
-                side: {
-                    "target": targets[row],
-                    "history": histories[row],
-                    "scores": {pe: scores[row] for pe, (scores, _) in seen.items()},
-                    "units": [{pe: units[at][1][row] for pe, (_, units) in seen.items()} for at in range(len(labels))],
-                }
-                for side, row in zip(SIDES, (2 * number, 2 * number + 1), strict=True)
-            },
+    targets, histories = named(dataset, models[0].after, batch)
+    seen = {one.pe: look(dataset, one.after, batch) for one in models}
+    labels = [label for label in seen[runs[0].pe].units if all(label in one.units for one in seen.values())]
+
+    if not labels:
+        return {"missing": f"No attention of {runs[0].model} reads {dataset.groups[0].history[0]} item by item."}
+
+    def side(row: int) -> dict[str, Any]:
+        return {
+            "target": targets[row],
+            "history": histories[row],
+            "scores": {pe: one.scores[row] for pe, one in seen.items()},
+            "units": [{pe: one.units[label][row] for pe, one in seen.items()} for label in labels],
         }
-        for number, user in enumerate(users)
-    ]
+
+    units = {pe: [one.units[label][0] for label in labels] for pe, one in seen.items()}
     without = [pe for pe in setting.runs if pe not in seen]
     return {
-        "seed": first.seed,
+        "seed": runs[0].seed,
         "encodings": list(seen),
-        "contextual": [
-            pe for pe in seen if any(_has_positions(unit, pe) for pair in pairs for unit in pair["clicked"]["units"])
-        ],
-        "softmax": seen[first.pe][1][0][1][0]["softmax"] if labels else True,
+        "contextual": [pe for pe, of in units.items() if any(unit["positions"] is not None for unit in of)],
+        "softmax": all(unit["softmax"] for of in units.values() for unit in of),
         "units": labels,
         "fields": list(dataset.groups[0].target),
-        "users": pairs,
-        "note": f"{_add_weights(options, setting, without)}" if without else "",
+        "users": [
+            {"user": user, "clicked": side(2 * number), "sampled": side(2 * number + 1)}
+            for number, user in enumerate(users)
+        ],
+        "note": _add_weights(options, setting, without) if without else "",
     }
 
 
@@ -100,11 +92,16 @@ def choose(dataset: Dataset, count: int) -> tuple[list[str], Sequence[int]]:
     numbers of two test rows for each: clicked, not clicked, with the same history where there are such rows."""
     if dataset.group_id is None:
         return [], []
-    history = pl.col(dataset.groups[0].history[0]).list.eval(pl.element() != 0).list.sum()
+    history = pl.col(dataset.groups[0].history[0]).list.eval(pl.element() != 0).list.sum().cast(pl.Int64)
     rows = (
         pl.scan_parquet(dataset.split("test"))
         .with_row_index("row")
-        .select("row", label=pl.col(dataset.label), user=pl.col(dataset.group_id), length=history.fill_null(0))
+        .select(
+            pl.col("row").cast(pl.Int64),
+            label=pl.col(dataset.label),
+            user=pl.col(dataset.group_id),
+            length=history.fill_null(0),
+        )
         .collect()
     )
     both = (
@@ -114,13 +111,13 @@ def choose(dataset: Dataset, count: int) -> tuple[list[str], Sequence[int]]:
         .filter((pl.col("clicks") > 0) & (pl.col("clicks") < pl.col("rows")))
         .sort("length", "user")
     )
-    at = np.unique(np.linspace(0, len(both) - 1, min(count, len(both))).round().astype(int)) if len(both) else []
+    at = np.linspace(0, max(0, len(both) - 1), min(count, len(both))).round().astype(int)
     users, found = [], []
-    for user in both["user"].gather(at):
+    for user in both["user"].gather(at.tolist()):
         own = rows.filter((pl.col("user") == user) & (pl.col("length") > 0))
         clicked = own.filter(pl.col("label") == 1).row(-1, named=True)
         same = (pl.col("length") - clicked["length"]).abs()
-        distance = (pl.col("row").cast(pl.Int64) - clicked["row"]).abs()
+        distance = (pl.col("row") - clicked["row"]).abs()
         other = own.filter(pl.col("label") == 0).sort(same, distance).row(0, named=True)
         users.append(str(user))
         found += [clicked["row"], other["row"]]
@@ -138,6 +135,12 @@ def load(dataset: Dataset, model: Any, rows: Sequence[int]) -> dict[str, Tensor]
         loader = BatchLoader(model.feature_map, file, split="valid", batch_size=len(rows))
         batch: dict[str, Tensor] = {name: values.clone() for name, values in next(iter(loader)).items()}
     return batch
+
+
+def _wanted(folder: Path, runs: Sequence[Result], data_root: Path | None) -> Wanted:
+    first = runs[0]
+    names = [result.pe for result in runs]
+    return Wanted(names, folder, first.model, first.dataset, first.seed, first.params, data_root)
 
 
 def _with_weights(store: Store, setting: Setting) -> list[Result]:
@@ -166,7 +169,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def _named(dataset: Dataset, model: Any, batch: Mapping[str, Tensor]) -> tuple[list[Any], list[Any]]:
+def named(dataset: Dataset, model: Any, batch: Mapping[str, Tensor]) -> tuple[list[Any], list[Any]]:
     """Per row: the target's fields by name, [item, category, …]; and the history, newest first: for each item
     [seconds before the request or None, item, category, …]."""
     group = dataset.groups[0]
@@ -176,7 +179,6 @@ def _named(dataset: Dataset, model: Any, batch: Mapping[str, Tensor]) -> tuple[l
     def name(field: str, number: int) -> str:
         return str(names[field].get(number, number)).replace("__OOV__", "unknown")
 
-    longest = min(LONGEST, model.groups[0].max_len)
     real = (batch[group.history[0]] != 0).numpy()
     age = batch[group.age].numpy() if group.age else None
     targets = [
@@ -185,7 +187,7 @@ def _named(dataset: Dataset, model: Any, batch: Mapping[str, Tensor]) -> tuple[l
     ]
     histories = []
     for row in range(len(real)):
-        slots = np.flatnonzero(real[row])[::-1][:longest]
+        slots = np.flatnonzero(real[row])[::-1][: min(LONGEST, model.groups[0].max_len)]
         items = [
             [
                 name(target, int(batch[field][row, slot]))
@@ -203,47 +205,38 @@ def _columns(batch: Mapping[str, Tensor], fields: Sequence[str]) -> list[list[in
     return rows
 
 
-def _seen(
-    model: Any, batch: Mapping[str, Tensor], histories: Sequence[Any]
-) -> tuple[list[float], list[tuple[str, list[Any]]]]:
-    """The predictions (B,), and for each attention unit its name and what it did in each row."""
+def look(dataset: Dataset, model: Any, batch: Mapping[str, Tensor]) -> Seen:
+    """Score the rows and record the attention units that read the history of the first field group."""
     with torch.inference_mode():
         scores = model.eval()(batch)["y_pred"].view(-1).tolist()
-    longest = max(map(len, histories))
-    units = [(unit.label, _items(unit, histories)) for unit in measure(model, batch, longest)]
-    return scores, [(label, rows) for label, rows in units if rows is not None]
+    read = (batch[dataset.groups[0].history[0]] != 0).sum(1).clamp(max=model.groups[0].max_len).tolist()
+    units = {unit.label: _items(unit, read) for unit in measure(model, batch, min(LONGEST, max(read)))}
+    return Seen(scores, {label: rows for label, rows in units.items() if rows is not None})
 
 
-def _items(unit: Attention, histories: Sequence[Any]) -> list[dict[str, Any]] | None:
-    """Per row the weights of the history's items, newest first, and their contextual positions if there are any; None
-    if the unit reads another history.
+def _items(unit: Attention, read: Sequence[int]) -> list[dict[str, Any]] | None:
+    """Per row the weights of the ``read`` items of the history, newest first, and their contextual positions if there
+    are any; None if the unit reads another history.
 
-    The query is the target, which then is before or in the sequence (offset 0), or it is the newest item itself.
+    The query is the target, outside of the sequence or in it (then it has offset 0), or it is the newest item itself.
     """
-    positions = next(
-        (effects.positions for effects in unit.effects if effects is not None and effects.positions is not None), None
-    )
+    known = [effects.positions for effects in unit.effects if effects is not None and effects.positions is not None]
     found = []
-    for row, history in enumerate(histories):
-        extra = int(unit.items[row]) - len(history)
-        if extra not in (0, 1) and len(history) < LONGEST:
+    for row, items in enumerate(read):
+        besides = int(unit.items[row]) - items
+        if besides not in (0, 1):
             return None
-        query_is_newest = extra == 0 and not bool(unit.weights[row, 0].isnan())
-        begin = 0 if query_is_newest else 1
-        span = slice(begin, begin + len(history))
+        own = besides == 0 and not bool(unit.weights[row, 0].isnan())
+        newest_first = slice(0 if own else 1, min(LONGEST, items) + (0 if own else 1))
         found.append(
             {
                 "softmax": unit.softmax,
                 "items": int(unit.items[row]),
-                "weights": _rounded(unit.weights[row, span]),
-                "positions": None if positions is None else _rounded(positions[row, :, span].mean(0)),
+                "weights": _rounded(unit.weights[row, newest_first]),
+                "positions": _rounded(known[0][row, :, newest_first].mean(0)) if known else None,
             }
         )
     return found
-
-
-def _has_positions(unit: Mapping[str, Any], pe: str) -> bool:
-    return unit[pe]["positions"] is not None
 
 
 def _rounded(values: Tensor) -> list[float | None]:

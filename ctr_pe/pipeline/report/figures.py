@@ -124,8 +124,8 @@ def speed(setting: Setting, splits: Array | None) -> list[dict[str, Any]]:
 def _epoch_seconds(result: Result) -> float:
     if not result.history:
         return math.nan
-    seconds: float = sum(epoch["seconds"] for epoch in result.history)
-    return seconds / result.history[-1]["number"]
+    seconds = sum(epoch["seconds"] for epoch in result.history)
+    return float(seconds / result.history[-1]["number"])
 
 
 def _rows_per_second(result: Result, splits: Array | None) -> float:
