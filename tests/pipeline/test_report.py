@@ -362,17 +362,22 @@ def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_summary_speaks_of_intervals_not_of_points() -> None:
-    differences = {"a": (0.01, -0.01, 0.03), "b": (0.1, 0.05, 0.15), "c": (-0.1, -0.2, -0.05)}
-    setting = SimpleNamespace(
+    differences = {
+        "a": Difference(0.01, -0.01, 0.03, 0.02, 0.06),
+        "b": Difference(0.1, 0.05, 0.15, 0.01, 0.03),
+        "c": Difference(-0.1, -0.2, -0.05, 0.02, 0.06),
+    }
+    setting: Any = SimpleNamespace(
         lines={pe: {"gAUC_mean": 0.8 if pe == "b" else 0.7} for pe in ("none", "a", "b", "c")},
         runs={pe: {0: None, 1: None} for pe in ("none", "a", "b", "c")},
-        differences=lambda: {pe: {"gAUC": Difference(*values, 0.5, 0.5)} for pe, values in differences.items()},
+        differences=lambda: {pe: {"gAUC": one} for pe, one in differences.items()},
     )
     assert summary(setting) == [
         "The highest mean gAUC (AUC within users) is that of b: 0.8000 over 2 seeds.",
         "The 95 % interval of the difference to none lies above zero for b (+0.1000).",
         "The 95 % interval of the difference to none lies below zero for c (−0.1000).",
-        "It includes zero for a: these runs do not tell it from none.",
+        "The 95 % interval of the difference to none includes zero for a: these runs do not tell it from none.",
+        "Corrected for 3 comparisons, p is below 0.05 for b.",
     ]
 
 

@@ -17,9 +17,10 @@ from ctr_pe.pipeline.report.options import USERS, Options
 from ctr_pe.study import find_dataset, keep_rows
 from ctr_pe.study.command import benchmark_command
 from ctr_pe.study.differences import Setting, differences_to, settings
+from ctr_pe.study.forest import BASELINES
 from ctr_pe.study.store import Key, Store
 
-BASELINES = ("none", "naive")
+LEVEL = 0.05
 COLOURS = {"none": "#6b7280", "naive": "#0072b2", "rope": "#009e73", "cope": "#b5489a", "cape": "#d55e00"}
 OTHERS = (
     *("#8c6d00", "#56a3d9", "#7b3fbf", "#c2185b", "#3d7a1f", "#a0522d", "#00838f", "#5c6bc0", "#e07b91", "#9e9d24"),
@@ -131,20 +132,22 @@ def summary(setting: Setting) -> list[str]:
     better = [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if one.low > 0]
     worse = [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if one.high < 0]
     open_ = [pe for pe, one in found.items() if one.low <= 0 <= one.high]
+    interval = "The 95 % interval of the difference to none"
     for names, what in ((better, "above"), (worse, "below")):
         if names:
-            lines.append(f"The 95 % interval of the difference to none lies {what} zero for {_listed(names)}.")
+            lines.append(f"{interval} lies {what} zero for {_listed(names)}.")
     if open_:
-        lines.append(f"It includes zero for {_listed(open_)}: these runs do not tell {_them(open_)} from none.")
+        them = "it" if len(open_) == 1 else "them"
+        lines.append(f"{interval} includes zero for {_listed(open_)}: these runs do not tell {them} from none.")
+    if len(found) > 1:
+        certain = [pe for pe, one in found.items() if one.p_holm < LEVEL]
+        names = _listed(certain) if certain else "none of them"
+        lines.append(f"Corrected for {counted(len(found), 'comparison')}, p is below {LEVEL} for {names}.")
     return [line.replace("(-", "(−") for line in lines]
 
 
 def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _them(names: Sequence[str]) -> str:
-    return "it" if len(names) == 1 else "them"
 
 
 def _missing_differences(setting: Setting, found: dict[str, Any]) -> str:

@@ -136,7 +136,7 @@
     const visible = runs.filter((run) => !chosen.hidden.has(run.pe));
     const traces = (values, marked) => visible.map((run) => ({
       x: run[chosen.x], y: values(run), type: "scatter", mode: "lines+markers", line: { color: colour(run.pe), width: 1.8 },
-      marker: { color: run.epochs.map((_, index) => (marked && index === run.best ? "#ffffff" : colour(run.pe))), size: run.epochs.map((_, index) => (marked && index === run.best ? 9 : 4)), line: { color: colour(run.pe), width: marked ? 2 : 0 } },
+      marker: { color: run.epochs.map((_, index) => (marked && index === run.best ? "#ffffff" : colour(run.pe))), size: run.epochs.map((_, index) => (marked && index === run.best ? 9 : 5)), line: { color: colour(run.pe), width: marked ? 2 : 0 } },
       hovertemplate: `${run.pe}, seed ${run.seed}<br>%{x:.4~g}: %{y:.4f}<extra></extra>`,
     }));
     const x = { title: { text: chosen.x === "epochs" ? "epoch" : "seconds since the start" }, ...(chosen.x === "epochs" ? { tickformat: "~g", dtick: Math.max(...visible.flatMap((run) => run.epochs), 1) <= 10 ? 1 : undefined } : { rangemode: "tozero" }) };
@@ -276,6 +276,7 @@
 
   function ago(seconds) {
     if (seconds === null) return "";
+    if (seconds === 0) return ", at the time of the request";
     const units = [["day", 86400], ["hour", 3600], ["minute", 60], ["second", 1]];
     const [name, size] = units.find(([, one]) => seconds >= one) || units[3];
     const count = Math.round(seconds / size);
