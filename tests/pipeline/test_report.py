@@ -28,7 +28,7 @@ from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.paired import Difference, compare
 from ctr_pe.pipeline.report import Options, explorer, report
 from ctr_pe.pipeline.report.content import colours, content, summary
-from ctr_pe.pipeline.report.figures import length_bins
+from ctr_pe.pipeline.report.figures import curves, length_bins
 from ctr_pe.pipeline.report.page import as_json, page
 from ctr_pe.study import Request, run
 from ctr_pe.study.differences import settings
@@ -117,6 +117,27 @@ def test_curves_are_the_histories_of_the_rows(made: tuple[Store, dict[str, Any]]
         assert curve["seconds"] == pytest.approx(np.cumsum([epoch["seconds"] for epoch in history]))
         assert curve["best"] == line["epoch"] - 1
         assert history[-1]["loss"] < history[0]["loss"]
+
+
+def test_evaluations_within_an_epoch_stand_where_they_were() -> None:
+    history = [
+        {
+            "number": 1 + at // 2,
+            "steps": 5 * (at + 1),
+            "loss": 0.5,
+            "metrics": {"gAUC": None if at else 0.6},
+            "seconds": 2,
+        }
+        for at in range(4)
+    ]
+    result = SimpleNamespace(history=history, epoch=1)
+    setting: Any = SimpleNamespace(runs={"none": {3: result, 4: SimpleNamespace(history=[])}})
+    (curve,) = curves(setting)["none"]
+    assert curve["seed"] == 3
+    assert curve["epochs"] == [0.5, 1, 1.5, 2]
+    assert curve["seconds"] == [2, 4, 6, 8]
+    assert curve["metrics"] == {"gAUC": [0.6, None, None, None]}
+    assert curve["best"] == 1
 
 
 def test_calibration_bins_hold_every_row_once(made: tuple[Store, dict[str, Any]]) -> None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import ctr_pe
-from ctr_pe.errors import UserError, counted
+from ctr_pe.errors import UserError, counted, say
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.pipeline.report.explorer import explorer
 from ctr_pe.pipeline.report.figures import by_length, calibration, curves, speed
@@ -38,7 +38,10 @@ def content(options: Options) -> dict[str, Any]:
     if not store.read():
         command = shlex.join(["ctr-pe", "benchmark", "--keep-weights", "--out", str(options.results)])
         raise UserError(f"{options.results}: no results of a benchmark: `{command}` makes them")
-    tables = [_table(options, store, setting) for setting in settings(store)]
+    tables = []
+    for setting in settings(store):
+        say(setting.title)
+        tables.append(_table(options, store, setting))
     encodings = dict.fromkeys(pe for table in tables for pe in table["encodings"])
     folder = options.results.resolve().name
     return {
@@ -141,8 +144,8 @@ def summary(setting: Setting) -> list[str]:
         lines.append(f"{interval} includes zero for {_listed(open_)}: these runs do not tell {them} from none.")
     if len(found) > 1:
         certain = [pe for pe, one in found.items() if one.p_holm < LEVEL]
-        names = _listed(certain) if certain else "none of them"
-        lines.append(f"Corrected for {counted(len(found), 'comparison')}, p is below {LEVEL} for {names}.")
+        small = _listed(certain) if certain else "none of them"
+        lines.append(f"Corrected for {counted(len(found), 'comparison')}, p is below {LEVEL} for {small}.")
     return [line.replace("(-", "(−") for line in lines]
 
 
