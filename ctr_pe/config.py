@@ -10,7 +10,8 @@ from typing import Any
 
 import yaml
 
-from ctr_pe.errors import UserError, nearest
+from ctr_pe import plugins
+from ctr_pe.errors import UserError
 
 
 class _Loader(yaml.SafeLoader):
@@ -85,21 +86,27 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
     """Hyper-parameters of ``model`` on a data set, as FuxiCTR names them.
 
     ``Base``, ``<model>_default`` and ``<model>_<dataset_id>`` of the packaged ``model_config/<model>.yaml``, then
-    ``overrides``; a later one wins key by key. ``model`` and ``dataset_id`` are the arguments. Raises UserError if
-    there is no configuration of that model, or it does not hold mappings.
+    ``overrides``; a later one wins key by key. ``model`` and ``dataset_id`` are the arguments. A model of another
+    package has the configuration of the nearest class that it is derived from, or else Base alone. Raises UserError if
+    there is no such model, or its configuration does not hold mappings.
     """
     configs = packaged_yaml("model_config")
-    if model not in configs:
-        raise UserError(f"model '{model}' has no configuration: {nearest(model, configs)}")
-    source = f"config/model_config/{model}.yaml"
-    sections = parse_yaml(configs[model], source)
+    family = model if model in configs else _family(model, configs)
+    file = family or next(iter(configs))  # Base is the same in all
+    source = f"config/model_config/{file}.yaml"
+    sections = parse_yaml(configs[file], source)
     params: dict[str, Any] = {}
-    for name in ("Base", f"{model}_default", f"{model}_{dataset_id}"):
+    for name in ["Base", *([f"{family}_default", f"{family}_{dataset_id}"] if family else [])]:
         section = sections.get(name, {})
         if not isinstance(section, dict):
             raise UserError(f"{source}: '{name}' is not a mapping")
         params |= section
     return {**params, **(overrides or {}), "model": model, "dataset_id": dataset_id}
+
+
+def _family(model: str, configs: Mapping[str, str]) -> str | None:
+    cls = plugins.load("model", model, dict.fromkeys(configs, ""), object)
+    return next((base.__name__ for base in cls.__mro__ if base.__name__ in configs), None)
 
 
 def packaged_yaml(folder: str) -> dict[str, str]:

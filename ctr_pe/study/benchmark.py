@@ -19,7 +19,7 @@ from ctr_pe.model_zoo.keys import check_gpu
 from ctr_pe.study import runner, suite_tables
 from ctr_pe.study.rendering import as_csv, as_markdown, as_text
 from ctr_pe.study.runner import Job, Train
-from ctr_pe.study.store import Key, Store, device_of, hash_of
+from ctr_pe.study.store import Key, Result, Store, device_of, hash_of
 from ctr_pe.study.suite import Cell, Grid, Suite, cells, load_suite
 from ctr_pe.study.tables import make_tables
 from ctr_pe.training import PROTOCOLS, Run, train
@@ -102,6 +102,7 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         title += f" × {counted(suite.seeds, 'seed')} = {len(jobs)} runs"
         say(f"{title}, {workers} at once; results in {store.path}")
         done = store.read()
+        _refuse_other_classes(store, jobs, done)
         if lacking := sum(job.key in done for job in jobs if job.run.weights and not job.run.weights.exists()):
             say(f"{lacking} there already, without weights, and not run again: another --out has them all with weights")
         failed = runner.run_all(jobs, store, stand_in or train, workers)
@@ -196,6 +197,17 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
         how = (suite.protocol, params, request.gpu, request.threads, weights)
         jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how), key, varied))
     return jobs
+
+
+def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[Key, Result]) -> None:
+    """A name may have become another package's since its runs were stored."""
+    for key in [job.key for job in jobs if job.key in done]:
+        then, now = done[key].origins, checks.origins(key.model, key.pe)
+        for name in then.keys() & now.keys():
+            if then[name].partition(" ")[0] != now[name].partition(" ")[0]:
+                raise UserError(
+                    f"{store.path}: its runs of '{name}' are of {then[name]}, now {now[name]}: another --out"
+                )
 
 
 def _workers(request: Request, runs: int) -> int:

@@ -74,6 +74,7 @@ class Result:
     device: str = "cpu"
     params: dict[str, Any] = field(default_factory=dict)
     auxiliary: dict[str, float] = field(default_factory=dict)  # losses by name, means over the last epoch
+    origins: dict[str, str] = field(default_factory=dict)  # class and package of each name that is not built in
 
     @property
     def key(self) -> Key:

@@ -74,8 +74,8 @@ def fit(
     if steps < (model._eval_steps or 1):
         every = "" if model._eval_steps is None else f"eval_steps={model._eval_steps}, but "
         raise UserError(f"{every}training has {steps} steps: none would be evaluated")
-    if max_gradient_norm is not None:
-        model._max_gradient_norm = max_gradient_norm
+    if max_gradient_norm is not None or not hasattr(model, "_max_gradient_norm"):  # FuxiCTR's own fit sets it
+        model._max_gradient_norm = 10.0 if max_gradient_norm is None else max_gradient_norm
     checkpoint = Path(model.checkpoint)
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training

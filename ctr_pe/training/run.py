@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ctr_pe.checks import model_class
+from ctr_pe.checks import check_other_model, model_class
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
@@ -123,6 +123,7 @@ def build_model(run: Run, data: Dataset | Source, folder: str) -> Any:
     if source.dataset is not None and not named:
         fields = group_params(source.dataset.groups)
         params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
+    check_other_model(cls, feature_map, params)
     torch.manual_seed(run.seed)
     np.random.seed(run.seed % 2**32)  # noqa: NPY002  FuxiCTR's pretrained embeddings draw from it
     return cls(feature_map, **params)
