@@ -56,6 +56,7 @@ setup(
     ],
     extras_require={
         "draw": ["matplotlib>=3.9"],
+        "track": ["tensorboard>=2.20"],
         "tune": ["optuna>=4"],
         "dev": [
             "build",
@@ -67,6 +68,7 @@ setup(
             "pytest-xdist",
             "ruff",
             "setuptools>=77",
+            "tensorboard>=2.20",
             "types-PyYAML",
             "types-tqdm",
             "wheel",

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
-from ctr_pe import legacy, plugins
+from ctr_pe import legacy, plugins, tracking
 from ctr_pe.choices import check_choices, choose
 from ctr_pe.data.built_in import BUILT_IN
 from ctr_pe.data.dataset import REPORT, stored_groups
@@ -49,6 +49,7 @@ FUXICTR: dict[str, Any] = {
     "seed": NonNegativeInt,
     "shuffle": bool,
     "task": Literal["binary_classification"],
+    "track": str | None,
     "use_features": list[str] | None,
     "verbose": int,
 }
@@ -182,6 +183,8 @@ def value_problems(types: Mapping[str, Any], key: str, value: Any) -> Iterator[s
         if key in types:
             TypeAdapter(types[key], config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
         choose(key, value)
+        if key == "track":
+            tracking.check(value, installed=False)
         if key == "position_encoding":
             check_encoding(value)
     except UserError as error:

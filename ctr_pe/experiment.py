@@ -15,7 +15,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe import legacy
+from ctr_pe import legacy, tracking
 from ctr_pe.config import load_yaml
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import CONFIG, REPORT, SPLITS, data_root, open_dataset
@@ -150,6 +150,7 @@ def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     params = {"model_root": "./checkpoints", **params}
     set_logger(dict(params))
     logging.info("Params: %s", json.dumps({key: str(value) for key, value in params.items()}, indent=4))
+    params["track"] = tracking.below(Path(params["model_root"]), tracking.check(params.get("track")))
     source, pe = open_source(params), params.get("position_encoding", "none")
     seed = int(params.get("seed", 0))
     outcome = train(Run(cls, source, pe, seed, params=params, gpu=params.get("gpu", -1), threads=0))

@@ -14,7 +14,18 @@ import pytest
 
 LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest counts; old names until all have moved
     "utilities": (
-        *("errors", "choices", "config", "fields", "evaluation", "allocator", "modules", "legacy", "plugins"),
+        *(
+            "errors",
+            "choices",
+            "config",
+            "fields",
+            "evaluation",
+            "allocator",
+            "modules",
+            "legacy",
+            "plugins",
+            "tracking",
+        ),
         *("model_zoo.fields", "data.specs"),
     ),
     "positions": ("positions", "ragged"),

@@ -87,6 +87,7 @@ def training_options(parser: Parser) -> None:
         metavar="N",
         help="threads of one run; another number may change the last digits (default: 1)",
     )
+    track_option(parser)
     add("--gpu", type=int, default=-1, metavar="N", help="GPU to train on, -1 for the CPU (default: -1)")
     add(
         "--amp",
@@ -104,6 +105,15 @@ def training_options(parser: Parser) -> None:
         help="a hyper-parameter under FuxiCTR's name, such as learning_rate=1e-3; may be given several times",
     )
     data_root_option(parser)
+
+
+def track_option(parser: argparse.ArgumentParser) -> None:
+    """``--track``, of what trains."""
+    parser.add_argument(
+        "--track",
+        metavar="NAME[:WHERE]",
+        help="tell tensorboard[:DIR], mlflow[:URI] or wandb[:PROJECT] about losses, metrics and speed",
+    )
 
 
 def comma_list(text: str) -> list[str]:

@@ -42,7 +42,16 @@ def run(args: argparse.Namespace) -> int:
 
     overrides, space = parse_overrides(args.set), parse_overrides(args.space)
     search = plan(
-        args.model, args.pe, args.dataset, args.data_root, overrides, space, args.seed, args.threads, args.gpu
+        args.model,
+        args.pe,
+        args.dataset,
+        args.data_root,
+        overrides,
+        space,
+        args.seed,
+        args.threads,
+        args.gpu,
+        args.track,
     )
     out = args.out or Path("results") / f"tune-{args.model}-{args.pe}-{search.dataset.dataset_id}"
     return tune(search, args.trials, out)

@@ -10,7 +10,7 @@ from typing import Any
 
 import polars as pl
 
-from ctr_pe import checks
+from ctr_pe import checks, tracking
 from ctr_pe.config import model_params
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import Dataset, data_root, open_dataset
@@ -37,6 +37,7 @@ OWN_KEYS = {
     "age_field": "the data set decides it",
     "model_id": "the benchmark decides it",
     "model_root": "checkpoints live in a temporary folder",
+    "track": "use --track",
 }
 
 
@@ -50,6 +51,7 @@ class Request:
 
     ``params``: hyper-parameters under FuxiCTR's names. ``out``: directory of results and tables. ``jobs``: runs at
     once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``: directory of data sets.
+    ``track``: a tracker (:mod:`ctr_pe.tracking`), TensorBoard's in ``out`` unless it names a directory.
     """
 
     suite: str | None = None
@@ -66,6 +68,7 @@ class Request:
     gpu: int = -1
     data_root: Path | None = None
     keep_weights: bool = False
+    track: str | None = None
 
 
 def run(request: Request, stand_in: Train | None = None) -> int:
@@ -120,6 +123,7 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
     """The suite of a request, with its number of seeds and protocol, and the cells to run, checked as far as possible
     without a data set."""
     check_gpu(request.gpu)
+    tracking.check(request.track)
     for option, least in {"repeats": 1, "threads": 1, "jobs": 1, "seed": 0}.items():
         value = getattr(request, option)
         if value is not None and value < least:
@@ -195,7 +199,8 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
         key = Key(*setting, cell.pe, seed, device_of(request.gpu))
         weights = store.weights(key) if request.keep_weights else None
         how = (suite.protocol, params, request.gpu, request.threads, weights)
-        jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how), key, varied))
+        track = tracking.below(store.path, request.track)
+        jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how, track=track), key, varied))
     return jobs
 
 

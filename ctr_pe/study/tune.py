@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ctr_pe import training
+from ctr_pe import tracking, training
 from ctr_pe.checks import check_encoding, check_params, model_class, param_problems
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, say
@@ -46,6 +46,7 @@ class Search:
     seed: int = 0
     threads: int = 1
     gpu: int = -1
+    track: str | None = None
 
 
 def tune(search: Search, trials: int, out: Path, train: Train | None = None) -> int:
@@ -67,6 +68,7 @@ def tune(search: Search, trials: int, out: Path, train: Train | None = None) -> 
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # this module prints its own lines
     study = _study(search, out)
+    search = replace(search, track=tracking.below(out, search.track))
     objective = _objective(search, train or training.train)
     say(f"{search.model} with {search.pe} on {search.dataset.dataset_id}: {', '.join(search.space)}; study in {out}")
     if done := len(_finished(study)):
@@ -91,6 +93,7 @@ def plan(
     seed: int = 0,
     threads: int = 1,
     gpu: int = -1,
+    track: str | None = None,
 ) -> Search:
     """The search of a model's packaged configuration with ``overrides``.
 
@@ -105,9 +108,10 @@ def plan(
     refuse_own_keys("--space", given)
     check_encoding(pe)
     check_gpu(gpu)
+    tracking.check(track)
     params = run_params(model, Path(dataset).name, overrides)
     check_params(model, {**params, **given})
-    search = Search(model, pe, find_dataset(dataset, root, "heldout"), params, {}, seed, threads, gpu)
+    search = Search(model, pe, find_dataset(dataset, root, "heldout"), params, {}, seed, threads, gpu, track)
     return replace(search, space=_space(search, given))
 
 
@@ -191,7 +195,7 @@ def _objective(search: Search, train: Train) -> Callable[[optuna.Trial], float]:
                     raise optuna.TrialPruned
 
         how = (search.seed, "heldout", params, search.gpu, search.threads)
-        outcome = train(Run(search.model, search.dataset.path, search.pe, *how), progress)
+        outcome = train(Run(search.model, search.dataset.path, search.pe, *how, track=search.track), progress)
         trial.set_user_attr("test", outcome.metrics)
         trial.set_user_attr("epoch", outcome.epoch)
         best = min if params.get("monitor_mode") == "min" else max
