@@ -12,11 +12,13 @@ import h5py
 import numpy as np
 import polars as pl
 import pytest
+import sklearn.preprocessing
 
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.sources.fuxictr_csv import build_csv
 from ctr_pe.errors import UserError
 from ctr_pe.fields import Group
+from ctr_pe.training import Run, Source, build_model, train
 
 TRAIN = """label,user_id,item_id,cate_id,item_history,cate_history,price
 1,u1,5,a,,,1.5
@@ -37,6 +39,8 @@ COLUMNS: list[dict[str, Any]] = [
     {"name": "price", "active": True, "dtype": "float", "type": "numeric", "fill_na": 0},
 ]
 
+GROUPS = [Group(("item_id", "cate_id"), ("item_history", "cate_history"))]
+
 
 @pytest.fixture
 def params(tmp_path: Path) -> dict[str, Any]:
@@ -56,7 +60,10 @@ def params(tmp_path: Path) -> dict[str, Any]:
 
 
 def change(params: dict[str, Any], name: str, /, **keys: Any) -> dict[str, Any]:
-    columns = [{**column, **keys} if column["name"] == name else column for column in params["feature_cols"]]
+    entries = [(column, column["name"]) for column in params["feature_cols"]]
+    named = [(column, names if isinstance(names, list) else [names]) for column, names in entries]
+    alone = [{**column, "name": one} for column, names in named for one in names]
+    columns = [{**column, **keys} if column["name"] == name else column for column in alone]
     return {**params, "feature_cols": columns}
 
 
@@ -197,9 +204,90 @@ def test_copies_and_vectors(params: dict[str, Any], tmp_path: Path) -> None:
     assert vectors["emb_history"][1, 0].tolist() == [0.0, 1.0]  # 5
 
 
+@pytest.mark.parametrize("normalizer", ["StandardScaler", "MinMaxScaler"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_numbers_are_normalized_as_by_scikit_learn(params: dict[str, Any], normalizer: str, constant: bool) -> None:
+    """Fitted on the train rows, missing ones filled first, and applied to all splits."""
+    fitted = np.array([[2.0]] * 4 if constant else [[1.5], [0.0], [2.0], [0.5]])
+    if constant:
+        train = Path(params["train_data"])
+        rows = [line.rpartition(",")[0] for line in train.read_text().splitlines()]
+        train.write_text("\n".join([f"{rows[0]},price", *(f"{row},2" for row in rows[1:])]))
+    dataset = build_csv(change(params, "price", normalizer=normalizer))
+    scaler = getattr(sklearn.preprocessing, normalizer)().fit(fitted)
+    for split, raw in (("train", fitted), ("test", np.array([[1.0], [3.0]]))):
+        found = pl.read_parquet(dataset.split(split))["price"].to_numpy()
+        np.testing.assert_allclose(found, scaler.transform(raw)[:, 0])
+    assert json.loads((dataset.path / "report.json").read_text())["normalizers"]["price"]
+
+
+def write_vectors(file: Path, keys: Any, values: Any) -> None:
+    if file.suffix == ".npz":
+        np.savez(file, key=keys, value=values)
+    elif file.suffix == ".h5":
+        with h5py.File(file, "w") as content:
+            content["key"], content["value"] = keys, values
+    else:
+        pl.DataFrame({"key": keys, "value": values.tolist()}).write_parquet(file)
+
+
+@pytest.mark.parametrize("usage", ["init", "sum", "concat"])
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".h5"])
+def test_pretrained_vectors(params: dict[str, Any], tmp_path: Path, suffix: str, usage: str) -> None:
+    """FuxiCTR's own layer finds them under our ids, also for ids that train rows lack, and a model learns."""
+    file, values = tmp_path / f"vectors{suffix}", np.arange(12.0).reshape(4, 3)
+    write_vectors(file, np.array([5, 99, 1, 8]), values)
+    given = {"pretrained_emb": str(file), "pretrain_usage": usage, "pretrain_dim": 3}
+    dataset = build_csv(change(params, "item_id", **given), GROUPS)
+    vocabulary = json.loads((dataset.path / "feature_vocab.json").read_text())["item_id"]
+    hyper = {"embedding_dim": 4, "dnn_hidden_units": [4], "attention_hidden_units": [4], "metrics": ["AUC"]}
+    run = Run(
+        "DIN", Source.of(dataset), "cape", 1, params={**hyper, "monitor": "AUC", "epochs": 2, "net_regularizer": 0}
+    )
+    layer = build_model(run, dataset, str(tmp_path)).embedding_layer.embedding_layers["item_id"]
+    for original, vector in zip(("5", "99", "1", "8"), values, strict=True):
+        assert layer.pretrain_embedding.weight[vocabulary[original]].tolist() == vector.tolist()
+    assert layer.pretrain_embedding.weight[vocabulary["7"]].tolist() == [0.0] * 3
+    assert not layer.pretrain_embedding.weight.requires_grad
+    assert np.isfinite(train(run).scores).all()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "keys", "values", "message"),
+    [
+        (".npz", [1, 2], np.zeros((2, 4)), "vectors of dim 4, but 'item_id' has pretrain_dim: 3"),
+        (".npz", [1, 2], np.zeros((3, 3)), "2 keys, values of shape (3, 3): one vector per key"),
+        (".npz", [1, 2], np.zeros(2), "one vector per key"),
+        (".npz", np.array(["a", None], object), np.zeros((2, 3)), "no .npz file with 'key' and 'value'"),
+        (".parquet", [1, 2], np.array([[1.0], [1.0, 2.0]], object), "no .parquet file with 'key' and 'value'"),
+        (".csv", None, None, "are in .h5, .npz, .parquet files"),
+        (".npz", None, None, "no .npz file with 'key' and 'value'"),
+        (".h5", None, None, "no .h5 file with 'key' and 'value'"),
+        (".parquet", None, None, "no .parquet file with 'key' and 'value'"),
+    ],
+)
+def test_mistakes_in_vectors(
+    params: dict[str, Any], tmp_path: Path, suffix: str, keys: Any, values: Any, message: str
+) -> None:
+    file = tmp_path / f"vectors{suffix}"
+    if keys is None:
+        file.write_text("nothing of the kind")
+    else:
+        write_vectors(file, np.asarray(keys), values)
+    with pytest.raises(UserError) as error:
+        build_csv(change(params, "item_id", pretrained_emb=str(file), pretrain_dim=3))
+    assert message in str(error.value)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="no such file"):
+        build_csv(change(params, "item_id", pretrained_emb=str(tmp_path / "vector.npz")))
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
+        ("price", {"normalizer": "RobustScaler"}, "'normalizer': input should be 'StandardScaler' or 'MinMaxScaler'"),
+        ("cate_id", {"normalizer": "MinMaxScaler"}, "a categorical column has no normalizer"),
         ("item_history", {"share_embedding": "itemid"}, "did you mean 'item_id'?"),
         ("item_history", {"max_lenght": 3}, "'item_history': key 'max_lenght' is unknown: did you mean 'max_len'?"),
         ("item_history", {"max_len": "3"}, "'item_history': 'max_len': input should be a valid integer"),
