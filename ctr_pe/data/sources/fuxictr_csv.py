@@ -218,6 +218,8 @@ class _Build:
         dims = {name: self._keep_vectors(name, file, writer.path) for name, file in vectors.items()}
         features = _specs(self.columns, self.tables, vocabularies, lengths, dims)
         vocabs = {name: vocabulary.stored() for name, vocabulary in tables.items()}
+        if vectors and len(vocabs) == 1:  # FuxiCTR's layer of pretrained vectors fails where there is one entry
+            vocabs |= {name: vocabulary.stored() for name, vocabulary in vocabularies.items()}
         report = {"source": self.fingerprint, "splits": splits, "normalizers": scales}
         return Content(self.label, self.params.get("group_id"), features, self.groups, vocabs, report)
 
