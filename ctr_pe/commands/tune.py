@@ -3,7 +3,8 @@
 Search hyper-parameters with Optuna (pip install 'ctr_pe[tune]'): trials that fall behind the
 median are stopped, the best is chosen on the validation rows, and its test metrics are printed. By default
 position_dim, heads and dropout rates are searched, as far as encoding and model have them. The study is kept in
-OUT/study.db; calling again with the same OUT continues it, also from several processes at once.
+OUT/study.db; calling again with the same OUT continues it, also from several processes at once. OUT/best.yaml
+is the best trial as a config: run_expid.py --config OUT/best.yaml --expid best.
 
 examples:
   ctr-pe tune --pe cape --dataset amazon_sports --trials 30 --out results/tune

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     import optuna
 
 STUDY = "study.db"
+EXPID = "best"  # the section of best.yaml
 POSITION_DIMS, HEADS, DROPOUTS = [16, 32, 64], [1, 2, 4, 8], [0.0, 0.1, 0.2, 0.3]
 
 
@@ -227,20 +228,24 @@ def _line(trial: optuna.trial.FrozenTrial) -> str:
     return f"trial {trial.number}: {trial.value:.6f} at epoch {trial.user_attrs['epoch']}: {chosen}"
 
 
+def _section(search: Search, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """A section of a model config with the parameters of one trial."""
+    path = search.dataset.path
+    own = {"model": search.model, "dataset_id": path.name, "data_root": str(path.parent)}
+    own |= {"position_encoding": search.pe, "seed": search.seed, "gpu": search.gpu}
+    return {**own, **search.params, **chosen}
+
+
 def _report(search: Search, study: optuna.Study, out: Path) -> None:
-    """The best trial on the terminal and in ``best.yaml``; all of them in ``trials.csv``."""
+    """The best trial on the terminal and, as a model config, in ``best.yaml``; all of them in ``trials.csv``."""
     best = study.best_trial
     chosen, test = best.user_attrs["params"], best.user_attrs["test"]
-    report = {
-        "model": search.model,
-        "position_encoding": search.pe,
-        "dataset": search.dataset.dataset_id,
-        "trial": best.number,
-        "params": chosen,
-        "valid": best.value,
-        "test": test,
-    }
-    (out / "best.yaml").write_text(yaml.safe_dump(report, sort_keys=False), encoding="utf-8")
+    in_words = "  ".join(f"{name} {value:.6f}" for name, value in test.items())
+    text = (
+        f"# Trial {best.number} of {len(_finished(study))}: {best.value:.6f} on the validation rows; test: {in_words}\n"
+    )
+    text += f"# python model_zoo/run_expid.py --config {out / 'best.yaml'} --expid {EXPID}\n"
+    (out / "best.yaml").write_text(text + yaml.safe_dump({EXPID: _section(search, chosen)}, sort_keys=False), "utf-8")
     with open(out / "trials.csv", "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["trial", "state", "valid", "epoch", *[f"test_{name}" for name in test], *chosen])
@@ -251,6 +256,6 @@ def _report(search: Search, study: optuna.Study, out: Path) -> None:
             value = "" if trial.value is None else trial.value
             writer.writerow([trial.number, trial.state.name.lower(), value, found.get("epoch", ""), *metrics, *values])
     print(f"best of {len(_finished(study))} trials on the validation rows: trial {best.number}, {best.value:.6f}")
-    print("test: " + "  ".join(f"{name} {value:.6f}" for name, value in test.items()))
+    print(f"test: {in_words}")
     print(" ".join(f"--set '{key}={json.dumps(value)}'" for key, value in chosen.items()))
     print(f"{out}: best.yaml, trials.csv, {STUDY}", flush=True)
