@@ -15,16 +15,20 @@ from ctr_pe.errors import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as FuxiCTR reads it, except that ``1e-3`` is a number and a key given twice is an error."""
+    """YAML 1.1 as FuxiCTR reads it, except that ``1e-3`` is a number and a key given twice is an error.
+
+    A key that was null before may be given again, as FuxiCTR's own configs do.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[tuple[str, str]] = set()
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
             name = (key.tag, str(key.value))
             if name in seen and key.tag != "tag:yaml.org,2002:merge":
                 problem = f"key '{key.value}' is given twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(name)
+            if value.tag != "tag:yaml.org,2002:null":
+                seen.add(name)
         return super().construct_mapping(node, deep)
 
     def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:

@@ -17,6 +17,7 @@ import sklearn.preprocessing
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.sources.fuxictr_csv import build_csv
 from ctr_pe.errors import UserError
+from ctr_pe.experiment import open_source
 from ctr_pe.fields import Group
 from ctr_pe.training import Run, Source, build_model, train
 
@@ -293,7 +294,7 @@ def test_mistakes_in_vectors(
         ("item_history", {"max_len": "3"}, "'item_history': 'max_len': input should be a valid integer"),
         ("item_history", {"type": "sequences"}, "'item_history': 'type': input should be 'categorical'"),
         ("item_history", {"preprocess": "__import__('os')"}, "is not copy_from(column)"),
-        ("price", {"dtype": "__import__('os')"}, "'price': 'dtype': input should be 'str', 'int' or 'float'"),
+        ("price", {"dtype": "__import__('os')"}, "'price': 'dtype': input should be 'str', 'int', 'float' or 'list'"),
         ("price", {"name": "item_id"}, "'item_id' is given twice"),
         ("price", {"name": "prise"}, "no column 'prise': did you mean 'price'?"),
         ("price", {"fill_na": None, "name": "item_history", "type": "numeric"}, "'item_history' is given twice"),
@@ -330,3 +331,60 @@ def test_values_of_the_wrong_type_name_the_file(params: dict[str, Any], tmp_path
         build_csv(params)
     assert "\n" not in str(error.value)
     assert not os.path.exists(tmp_path / "data" / "tiny" / "ctr_pe")
+
+
+def test_parquet_files_give_what_csv_files_give(params: dict[str, Any], tmp_path: Path) -> None:
+    """With histories as lists or as text."""
+    expected = build_csv(params, GROUPS)
+    for as_lists in (True, False):
+        files = {}
+        for split in ("train", "valid", "test"):
+            frame = pl.read_csv(params[f"{split}_data"])
+            if as_lists:
+                lists = pl.col("item_history", "cate_history").cast(pl.String).str.split("^")
+                frame = frame.with_columns(lists)
+                frame = frame.with_columns(pl.col("item_history").list.eval(pl.element().cast(pl.Int64)))
+            files[f"{split}_data"] = str(tmp_path / f"{split}-{as_lists}.parquet")
+            frame.write_parquet(files[f"{split}_data"])
+        given = {**params, **files, "data_format": "parquet", "dataset_id": f"lists {as_lists}"}
+        dataset = open_source(given).dataset
+        assert dataset is not None
+        for split in ("train", "valid", "test"):
+            found, wanted = pl.read_parquet(dataset.split(split)), pl.read_parquet(expected.split(split))
+            assert found.equals(wanted)
+        vocab = "feature_vocab.json"
+        assert (dataset.path / vocab).read_text() == (expected.path / vocab).read_text()
+
+
+def test_a_vector_in_every_row(params: dict[str, Any], tmp_path: Path) -> None:
+    """Type ``embedding``, as in FuxiCTR's demo: its numbers reach the model through a projection."""
+    random = np.random.default_rng(0)
+    files = {}
+    for split in ("train", "valid", "test"):
+        frame = pl.read_csv(params[f"{split}_data"])
+        lists = [pl.col(name).cast(pl.String).str.split("^") for name in ("item_history", "cate_history")]
+        frame = frame.with_columns(*lists, image=pl.Series(random.random((len(frame), 3)).tolist()))
+        files[f"{split}_data"] = str(tmp_path / f"{split}.parquet")
+        frame.write_parquet(files[f"{split}_data"])
+    image = {"name": "image", "active": True, "dtype": "list", "type": "embedding", "pretrain_dim": 3}
+    params = {**params, **files, "data_format": "parquet", "feature_cols": [*params["feature_cols"], image]}
+    dataset = build_csv(params, GROUPS)
+    (batch,) = BatchLoader(dataset.feature_map(4), dataset.split("test"))
+    raw = pl.read_parquet(params["test_data"])["image"].to_list()
+    np.testing.assert_allclose(batch["image"].numpy(), raw, rtol=1e-6)
+    hyper = {"embedding_dim": 4, "dnn_hidden_units": [4], "attention_hidden_units": [4], "metrics": ["AUC"]}
+    run = Run("DIN", Source.of(dataset), "cape", 1, params={**hyper, "monitor": "AUC", "epochs": 1})
+    model = build_model(run, dataset, str(tmp_path)).eval()
+    assert tuple(model.embedding_layer.feature_encoders["image"].weight.shape) == (4, 3)
+    other = model({**batch, "image": batch["image"] + 1})["y_pred"]
+    assert not np.array_equal(other.detach().numpy(), model(batch)["y_pred"].detach().numpy())
+    assert np.isfinite(train(run).scores).all()
+    for change_of, message in (
+        ({"pretrain_dim": 4}, "has 3 numbers in a row, but pretrain_dim is 4"),
+        (
+            {"pretrain_dim": None},
+            "an embedding column needs pretrain_dim",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            build_csv({**params, "feature_cols": [*params["feature_cols"][:-1], {**image, **change_of}]}, GROUPS)

@@ -1,4 +1,4 @@
-"""Reads CSV files as a FuxiCTR dataset config describes them (``feature_cols``) into a data set.
+"""Reads CSV or parquet files as a FuxiCTR dataset config describes them (``feature_cols``) into a data set.
 
 FuxiCTR's own preprocessing reuses whatever it finds in its output directory, even if it was made from other files or is
 incomplete, and runs strings of the config as code. Here the data set has a directory of its own, appears complete or
@@ -41,8 +41,8 @@ class Column(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
-    type: Literal["categorical", "sequence", "meta", "numeric"]
-    dtype: Literal["str", "int", "float"]
+    type: Literal["categorical", "sequence", "meta", "numeric", "embedding"]
+    dtype: Literal["str", "int", "float", "list"]
     active: bool = True
     source: str = ""
     share_embedding: str | None = None
@@ -68,13 +68,16 @@ class Column(BaseModel):
         copied = re.fullmatch(r"copy_from\((\w+)\)", self.preprocess or "")
         if self.normalizer and self.type != "numeric":
             raise UserError(f"feature_cols: '{self.name}': a {self.type} column has no normalizer, numeric ones have")
+        if self.type == "embedding" and not self.pretrain_dim:
+            raise UserError(f"feature_cols: '{self.name}': an embedding column needs pretrain_dim, its numbers per row")
         if self.preprocess and not copied:
             raise UserError(f"feature_cols: '{self.name}': preprocess '{self.preprocess}' is not copy_from(column)")
         return copied[1] if copied else self.name
 
 
 def build_csv(params: Mapping[str, Any], groups: Sequence[Group] = ()) -> Dataset:
-    """The data set of a FuxiCTR config with ``data_format: csv``, in ``<data_root>/<dataset_id>/ctr_pe``.
+    """The data set of a FuxiCTR config with ``feature_cols``, in ``<data_root>/<dataset_id>/ctr_pe``: from CSV files,
+    or with ``data_format: parquet`` from parquet files, whose histories and vectors may be lists.
 
     It is built once, and again when the files or the description of the columns have changed. Histories keep their
     most recent ``max_len`` items whatever ``padding`` says (FuxiCTR keeps the oldest with ``padding: post``). Ids are
@@ -225,14 +228,24 @@ class _Build:
 
     def _scan(self, file: Path) -> pl.LazyFrame:
         """The columns in use under the features' names: ids as text, lists of text, numbers; the label unchanged."""
-        separator = str(self.params.get("sep") or ",")
-        header = pl.read_csv(file, n_rows=0, separator=separator).columns
+        separator, is_parquet = str(self.params.get("sep") or ","), self.params.get("data_format") == "parquet"
+        if is_parquet:
+            frame = pl.scan_parquet(file)
+            types: Mapping[str, Any] = frame.collect_schema()
+        else:
+            types = pl.read_csv(file, n_rows=0, separator=separator).schema
         for name in (self.label, *(column.read_from for column in self.columns)):
-            if name not in header:
-                raise UserError(f"{file}: no column '{name}': {nearest(name, header)}")
-        text = {column.read_from: pl.String for column in self.columns}
-        frame = pl.scan_csv(file, separator=separator, schema_overrides={**text, self.label: pl.Float64})
-        return frame.select(self.label, *[_parsed(column).alias(column.name) for column in self.columns])
+            if name not in types:
+                raise UserError(f"{file}: no column '{name}': {nearest(name, types)}")
+        if is_parquet:
+            frame = frame.with_columns(pl.col(self.label).cast(pl.Float64))
+        else:
+            text = {column.read_from: pl.String for column in self.columns}
+            frame = pl.scan_csv(file, separator=separator, schema_overrides={**text, self.label: pl.Float64})
+        read = [_parsed(column, types[column.read_from] if is_parquet else pl.String()) for column in self.columns]
+        return frame.select(
+            self.label, *[parsed.alias(column.name) for column, parsed in zip(self.columns, read, strict=True)]
+        )
 
     def _vocabularies(self, train: pl.LazyFrame, vectors: Mapping[str, Path]) -> dict[str, Vocabulary]:
         """Of each table, by the counts in all of its columns."""
@@ -340,6 +353,10 @@ class _Build:
                     values = frame[column.name]
                     if values.null_count():
                         raise UserError(f"{file}: column '{column.name}' has rows without a value: give it a fill_na")
+                    if column.type == "embedding" and (other := values.list.len() != column.pretrain_dim).any():
+                        found = values.filter(other).list.len()[0]
+                        given = f"has {found} numbers in a row, but pretrain_dim is {column.pretrain_dim}"
+                        raise UserError(f"{file}: column '{column.name}' {given}")
                     if column.name in vocabularies:
                         ids = values.explode(empty_as_null=False) if column.type == "sequence" else values
                         counts[f"{column.name}_unseen"] += int((ids == vocabularies[column.name].unseen).sum())
@@ -362,8 +379,15 @@ class _Build:
         return dict(counts)
 
 
-def _parsed(column: Column) -> pl.Expr:
+def _parsed(column: Column, kind: pl.DataType) -> pl.Expr:
     raw = pl.col(column.read_from)
+    if column.type == "embedding":
+        numbers = raw.str.split(column.splitter) if kind == pl.String else raw
+        return numbers.cast(pl.List(pl.Float64))
+    if column.type == "sequence" and kind != pl.String:
+        nothing = pl.lit([], dtype=pl.List(pl.String))
+        return pl.coalesce(raw.cast(pl.List(pl.String)).list.eval(pl.element().fill_null("")), nothing)
+    raw = raw.cast(pl.String)
     if column.type == "sequence":
         nothing = pl.lit([], dtype=pl.List(pl.String))
         return pl.when(raw.fill_null("") != "").then(raw.str.split(column.splitter)).otherwise(nothing)
@@ -442,6 +466,8 @@ def _specs(
                 usage = {"pretrain_usage": column.pretrain_usage, "freeze_emb": column.freeze_emb}
                 file, dim = vectors[column.name]
                 spec |= {"pretrained_emb": file, "pretrain_dim": dim, **usage}
+        if column.type == "embedding":
+            spec["pretrain_dim"] = column.pretrain_dim
         encoder = column.feature_encoder
         if column.type == "sequence":
             spec["max_len"] = lengths.get(column.name) or column.max_len or 1
