@@ -14,6 +14,7 @@ The step of a value counts training steps. A tracker of one's own has the method
 from __future__ import annotations
 
 import contextlib
+import importlib
 import json
 import os
 import time
@@ -51,7 +52,7 @@ class TensorBoard:
             number += 1
             folder = first.with_name(f"{first.name}-{number}")
         try:
-            self.writer = SummaryWriter(str(folder))  # type: ignore[no-untyped-call]
+            self.writer = SummaryWriter(str(folder))
         except OSError as error:
             raise UserError(f"--track tensorboard: {folder}: {error.strerror}") from None
         self.given: dict[str, Any] = {}
@@ -60,53 +61,46 @@ class TensorBoard:
     def params(self, params: Mapping[str, Any]) -> None:
         self.given = {key: _plain(value) for key, value in params.items()}
         rows = [f"| {key} | {value} |" for key, value in self.given.items()]
-        self.writer.add_text("parameters", "\n".join(["| key | value |", "|---|---|", *rows]))  # type: ignore[no-untyped-call]
+        self.writer.add_text("parameters", "\n".join(["| key | value |", "|---|---|", *rows]))
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
         for name, value in values.items():
-            self.writer.add_scalar(name, value, step)  # type: ignore[no-untyped-call]
+            self.writer.add_scalar(name, value, step)
         self.at_end |= {name: value for name, value in values.items() if name.startswith("test/")}
 
     def close(self, finished: bool) -> None:
         if finished and self.at_end:  # the table of runs by parameters; "." writes into the same folder
-            self.writer.add_hparams(self.given, self.at_end, run_name=".")  # type: ignore[no-untyped-call]
-        self.writer.close()  # type: ignore[no-untyped-call]
+            self.writer.add_hparams(self.given, self.at_end, run_name=".")
+        self.writer.close()
 
 
 class MLflow:
     """A run of the experiment ``$MLFLOW_EXPERIMENT_NAME``, or ctr_pe."""
 
     def __init__(self, name: str, where: str) -> None:
-        from mlflow.exceptions import MlflowException
-        from mlflow.tracking import MlflowClient
-
+        self.mlflow: Any = importlib.import_module("mlflow")
         try:
-            self.client = MlflowClient(where or None)
+            self.client = self.mlflow.MlflowClient(where or None)
             experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
             self.run = self.client.create_run(self._experiment(experiment), run_name=name).info.run_id
-        except (MlflowException, OSError) as error:
+        except (self.mlflow.MlflowException, OSError) as error:
             raise UserError(f"--track mlflow: {' '.join(str(error).split())}") from None
 
     def _experiment(self, name: str) -> str:
-        from mlflow.exceptions import MlflowException
-
         found = self.client.get_experiment_by_name(name)
         if found is None:
-            with contextlib.suppress(MlflowException):  # another process has just made it
+            with contextlib.suppress(self.mlflow.MlflowException):  # another process has just made it
                 return str(self.client.create_experiment(name))
             found = self.client.get_experiment_by_name(name)
         return str(found.experiment_id)
 
     def params(self, params: Mapping[str, Any]) -> None:
-        from mlflow.entities import Param
-
-        self.client.log_batch(self.run, params=[Param(key, str(_plain(value))) for key, value in params.items()])
+        make = self.mlflow.entities.Param
+        self.client.log_batch(self.run, params=[make(key, str(_plain(value))) for key, value in params.items()])
 
     def metrics(self, values: Mapping[str, float], step: int) -> None:
-        from mlflow.entities import Metric
-
-        now = int(time.time() * 1000)
-        self.client.log_batch(self.run, metrics=[Metric(name, value, now, step) for name, value in values.items()])
+        make, now = self.mlflow.entities.Metric, int(time.time() * 1000)
+        self.client.log_batch(self.run, metrics=[make(name, value, now, step) for name, value in values.items()])
 
     def close(self, finished: bool) -> None:
         self.client.set_terminated(self.run, "FINISHED" if finished else "FAILED")
@@ -116,8 +110,7 @@ class WandB:
     """A run of the project ``where``, or ctr_pe; ``$WANDB_MODE=offline`` needs no account."""
 
     def __init__(self, name: str, where: str) -> None:
-        import wandb
-
+        wandb: Any = importlib.import_module("wandb")
         try:
             self.run = wandb.init(project=where or PROJECT, name=name, reinit="create_new")
         except wandb.Error as error:

@@ -150,7 +150,7 @@ def test_mistakes(
         assert message in capsys.readouterr().err
 
 
-def scalars(folder: Path) -> dict[str, list[tuple[int, float]]]:
+def scalars(folder: Path) -> dict[str, list[Any]]:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     events = EventAccumulator(str(folder))

@@ -55,7 +55,9 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
             blocks = _blocks(dataset, split, kept)
             if data_format == "npz":
                 columns = list(blocks)
-                joined = {name: np.concatenate([block[name] for block in columns]) for name in columns[0]}
+                joined: dict[str, Any] = {
+                    name: np.concatenate([block[name] for block in columns]) for name in columns[0]
+                }
                 np.savez_compressed(folder / f"{split}.npz", **joined)
             else:
                 _write_parquet(folder / f"{split}.parquet", blocks)

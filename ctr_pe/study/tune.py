@@ -231,7 +231,7 @@ def _line(trial: optuna.trial.FrozenTrial) -> str:
 def _section(search: Search, chosen: Mapping[str, Any]) -> dict[str, Any]:
     """A section of a model config with the parameters of one trial."""
     path = search.dataset.path
-    own = {"model": search.model, "dataset_id": path.name, "data_root": str(path.parent)}
+    own: dict[str, Any] = {"model": search.model, "dataset_id": path.name, "data_root": str(path.parent)}
     own |= {"position_encoding": search.pe, "seed": search.seed, "gpu": search.gpu}
     return {**own, **search.params, **chosen}
 

@@ -73,7 +73,12 @@ def test_fuxictr_trains_on_it(dataset: Dataset, tmp_path: Path, data_format: str
     feature_map, params = for_fuxictr(out)
     files = {key: params[key] for key in ("train_data", "valid_data", "test_data")}
     loaders = RankDataLoader(feature_map, "both", **files, batch_size=64, data_format=data_format, shuffle=True)
-    given = {"optimizer": "adam", "loss": "binary_crossentropy", "metrics": ["gAUC", "AUC"], "monitor": "AUC"}
+    given: dict[str, Any] = {
+        "optimizer": "adam",
+        "loss": "binary_crossentropy",
+        "metrics": ["gAUC", "AUC"],
+        "monitor": "AUC",
+    }
     given |= {"task": "binary_classification", "model_root": str(tmp_path), "verbose": 0}
     model = DIN(feature_map, learning_rate=0.01, embedding_dim=4, **given)
     model.fit(loaders[0], epochs=2, validation_data=loaders[1])

@@ -443,7 +443,7 @@ def _from_parquet(file: Path) -> tuple[Any, Any]:
     content = pl.read_parquet(file, columns=["key", "value"])
     values = content["value"]
     if isinstance(values.dtype, pl.List):
-        values = values.list.to_array(int(values.list.len().max() or 0))  # an error where dims differ
+        values = values.list.to_array(len(values[0]) if len(values) else 0)  # an error where dims differ
     return content["key"].to_numpy(), values.to_numpy().astype(np.float32)
 
 
