@@ -92,11 +92,19 @@ def _blocks(dataset: Dataset, split: str, specs: Mapping[str, Any]) -> Iterator[
         yield block
 
 
+def _arrow(values: npt.NDArray[Any]) -> pa.Array:
+    if values.ndim == 1:
+        return pa.array(values)
+    rows, width = values.shape
+    ends = np.arange(0, rows * width + 1, width, dtype=np.int32)
+    return pa.ListArray.from_arrays(pa.array(ends), pa.array(values.reshape(-1)))
+
+
 def _write_parquet(file: Path, blocks: Iterator[dict[str, npt.NDArray[Any]]]) -> None:
     """Histories are lists, as FuxiCTR writes them."""
     writer = None
     for block in blocks:
-        table = pa.table({name: pa.array(list(values)) for name, values in block.items()})
+        table = pa.table({name: _arrow(values) for name, values in block.items()})
         writer = writer or pq.ParquetWriter(file, table.schema, compression="zstd")
         writer.write_table(table)
     if writer is not None:
