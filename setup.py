@@ -58,6 +58,7 @@ setup(
     extras_require={
         "draw": ["matplotlib>=3.9"],
         "report": ["plotly>=6", "jinja2>=3"],
+        "track": ["tensorboard>=2.20"],
         "tune": ["optuna>=4"],
         "dev": [
             "build",
@@ -72,6 +73,7 @@ setup(
             "ruff",
             "selenium",
             "setuptools>=77",
+            "tensorboard>=2.20",
             "types-PyYAML",
             "types-tqdm",
             "wheel",

@@ -7,7 +7,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ctr_pe.pe import FROM_DATA, available_pes, build_pe, encoding_class, options_of
+from ctr_pe.pe import FROM_DATA, REGISTRY, build_pe, encoding_class, options_of
 from ctr_pe.testing import Batch, Harness, check_causal
 
 # Sizes that tell the axes of a parameter apart.
@@ -37,7 +37,7 @@ COLUMNS = "encoding|equation|parameters|cost|needs|starts as none|causal|prefix|
 def encodings_page() -> str:
     """docs/encodings.md."""
     lines = [_line(COLUMNS), "|" + " --- |" * len(COLUMNS)]
-    for name in available_pes():
+    for name in REGISTRY:
         cls = encoding_class(name)
         wants = ["event times"] * cls.about.needs_age + ["fields"] * bool(set(FROM_DATA) & set(options_of(cls)))
         found = ["yes" if test(name) else "no" for test in (_starts_as_none, _is_causal, _keeps_prefixes)]

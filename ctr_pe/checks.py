@@ -6,7 +6,7 @@ three rows, on the fields of its data set.
 
 from __future__ import annotations
 
-import importlib
+import contextlib
 import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +16,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
-from ctr_pe import legacy
+from ctr_pe import legacy, plugins, tracking
 from ctr_pe.choices import check_choices, choose
 from ctr_pe.data.built_in import BUILT_IN
 from ctr_pe.data.dataset import REPORT, stored_groups
@@ -49,37 +49,68 @@ FUXICTR: dict[str, Any] = {
     "seed": NonNegativeInt,
     "shuffle": bool,
     "task": Literal["binary_classification"],
+    "track": str | None,
     "use_features": list[str] | None,
     "verbose": int,
 }
 
 
 def model_class(name: str | type) -> Any:
-    """The class of a model; a class is returned unchanged.
+    """The class of a model, one of FuxiCTR's ``BaseModel``; a class is returned unchanged.
 
     Raises:
-        UserError: no model has this name.
+        UserError: no model has this name, or it is code that may not be imported (:mod:`ctr_pe.plugins`).
     """
+    from fuxictr.pytorch.models import BaseModel
+
     from ctr_pe.model_zoo import MODELS
 
-    if isinstance(name, type):
-        return name
-    if name not in MODELS:
-        raise UserError(f"model '{name}' is unknown: {nearest(name, MODELS)}")
-    module, _, cls = MODELS[name].partition(":")
-    return getattr(importlib.import_module(module), cls)
+    return name if isinstance(name, type) else plugins.load("model", name, MODELS, BaseModel)
 
 
-def check_encoding(name: str) -> str:
-    """The name, if it is an encoding or a chain of encodings; ``native`` is the model's own encoding.
+def check_encoding(name: Any) -> Any:
+    """The name, if it is an encoding, a chain of encodings or a list of those; ``native`` is the model's own encoding.
 
     Raises:
         UserError: it is not.
     """
-    from ctr_pe.pe import check_pe_name
+    from ctr_pe.pe import check_encodings
 
-    check_pe_name("+".join("none" if link == "native" else link for link in name.split("+")))
+    check_encodings(name)
     return name
+
+
+def check_other_model(cls: Any, feature_map: Any, params: Mapping[str, Any]) -> None:
+    """Check a model that is FuxiCTR's but none of ours (``RankModel``), and what FuxiCTR would run as code.
+
+    Raises:
+        UserError: an encoding, which the model would ignore, or a text that FuxiCTR would run.
+    """
+    from ctr_pe.model_zoo.fields import take_encoders
+    from ctr_pe.model_zoo.keys import regularizer
+
+    if hasattr(cls, "build_encoding"):  # a RankModel, whose module imports this one
+        return
+    encoding = params.get("position_encoding") or "none"
+    if {encoding} != {"none"} if isinstance(encoding, str) else {*encoding} != {"none"}:
+        raise UserError(f"model '{cls.__name__}' takes no position encoding, it is no RankModel of ctr_pe: --pe none")
+    take_encoders(feature_map)
+    check_choices(params)
+    for key, value in params.items():
+        if key.endswith("_regularizer"):
+            regularizer(key, value)
+        if key.endswith("_initializer"):
+            raise UserError(f"{key}: FuxiCTR would run it as code: leave it out")
+
+
+def origins(model: str, pe: str) -> dict[str, str]:
+    """For each name of a run that is not built in: its class and the package that it comes from."""
+    from ctr_pe.model_zoo import MODELS
+    from ctr_pe.pe import REGISTRY
+
+    found = {model: plugins.origin("model", model, MODELS)}
+    found |= {link: plugins.origin("encoding", link, {**REGISTRY, "native": ""}) for link in pe.split("+")}
+    return {name: origin for name, origin in found.items() if origin is not None}
 
 
 def check_params(model: str, params: Mapping[str, Any]) -> None:
@@ -114,6 +145,8 @@ def param_problems(params: Mapping[str, Any], root: Path) -> Iterator[str]:
         yield str(error)
         return
     good = dict(params)
+    with contextlib.suppress(UserError):  # which comes below; options of dotted names are known from here on
+        check_encoding(params.get("position_encoding", "none"))
     types, unknown = known_types(cls), unknown_keys(cls, params)
     for key, value in params.items():
         for problem in [unknown[key]] if key in unknown else value_problems(types, key, value):
@@ -124,19 +157,22 @@ def param_problems(params: Mapping[str, Any], root: Path) -> Iterator[str]:
 
 def known_types(cls: Any) -> dict[str, Any]:
     """Type of every key that a model, its base classes and the encodings take."""
-    from ctr_pe.pe import REGISTRY, encoding_class
+    from ctr_pe.pe import known_encodings
 
     types = dict(FUXICTR)
-    for name in REGISTRY:
-        types |= _annotations(encoding_class(name))
+    for encoding in known_encodings():
+        types |= _annotations(encoding)
     for base in reversed(cls.__mro__):
-        if "__init__" in vars(base) and base.__module__.startswith("ctr_pe"):
+        if "__init__" in vars(base) and not base.__module__.startswith(("fuxictr", "torch")):
             types |= _annotations(base)
     return {key: Rate if key.endswith("dropout") and kind is float else kind for key, kind in types.items()}
 
 
 def _annotations(cls: Any) -> dict[str, Any]:
-    hints = get_type_hints(cls.__init__)
+    try:
+        hints = get_type_hints(cls.__init__)
+    except (NameError, AttributeError):  # another package's, of names for type checkers alone
+        return {}
     named = [p.name for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD]
     return {name: hints[name] for name in named if name in hints}
 
@@ -147,9 +183,10 @@ def value_problems(types: Mapping[str, Any], key: str, value: Any) -> Iterator[s
         if key in types:
             TypeAdapter(types[key], config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
         choose(key, value)
+        if key == "track":
+            tracking.check(value, installed=False)
         if key == "position_encoding":
-            for name in [value] if isinstance(value, str) else value:
-                check_encoding(name)
+            check_encoding(value)
     except UserError as error:
         yield str(error)
     except ValidationError as error:
@@ -181,8 +218,10 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
     if specs and "gAUC" in (monitor if isinstance(monitor, dict) else [monitor]) and not group_id:
         yield "monitor gAUC needs a group_id: the column whose rows are compared with each other"
     try:
+        feature_map = _feature_map(complete, params)
+        check_other_model(cls, feature_map, params)
         with torch.random.fork_rng(devices=[]):
-            cls(_feature_map(complete, params), **params | {"gpu": -1})
+            cls(feature_map, **params | {"gpu": -1})
     except (UserError, ValueError) as error:
         yield str(error)
 

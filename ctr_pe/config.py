@@ -10,20 +10,25 @@ from typing import Any
 
 import yaml
 
-from ctr_pe.errors import UserError, nearest
+from ctr_pe import plugins
+from ctr_pe.errors import UserError
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as FuxiCTR reads it, except that ``1e-3`` is a number and a key given twice is an error."""
+    """YAML 1.1 as FuxiCTR reads it, except that ``1e-3`` is a number and a key given twice is an error.
+
+    A key that was null before may be given again, as FuxiCTR's own configs do.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[tuple[str, str]] = set()
-        for key, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
             name = (key.tag, str(key.value))
             if name in seen and key.tag != "tag:yaml.org,2002:merge":
                 problem = f"key '{key.value}' is given twice"
                 raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
-            seen.add(name)
+            if value.tag != "tag:yaml.org,2002:null":
+                seen.add(name)
         return super().construct_mapping(node, deep)
 
     def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
@@ -85,21 +90,27 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
     """Hyper-parameters of ``model`` on a data set, as FuxiCTR names them.
 
     ``Base``, ``<model>_default`` and ``<model>_<dataset_id>`` of the packaged ``model_config/<model>.yaml``, then
-    ``overrides``; a later one wins key by key. ``model`` and ``dataset_id`` are the arguments. Raises UserError if
-    there is no configuration of that model, or it does not hold mappings.
+    ``overrides``; a later one wins key by key. ``model`` and ``dataset_id`` are the arguments. A model of another
+    package has the configuration of the nearest class that it is derived from, or else Base alone. Raises UserError if
+    there is no such model, or its configuration does not hold mappings.
     """
     configs = packaged_yaml("model_config")
-    if model not in configs:
-        raise UserError(f"model '{model}' has no configuration: {nearest(model, configs)}")
-    source = f"config/model_config/{model}.yaml"
-    sections = parse_yaml(configs[model], source)
+    family = model if model in configs else _family(model, configs)
+    file = family or next(iter(configs))  # Base is the same in all
+    source = f"config/model_config/{file}.yaml"
+    sections = parse_yaml(configs[file], source)
     params: dict[str, Any] = {}
-    for name in ("Base", f"{model}_default", f"{model}_{dataset_id}"):
+    for name in ["Base", *([f"{family}_default", f"{family}_{dataset_id}"] if family else [])]:
         section = sections.get(name, {})
         if not isinstance(section, dict):
             raise UserError(f"{source}: '{name}' is not a mapping")
         params |= section
     return {**params, **(overrides or {}), "model": model, "dataset_id": dataset_id}
+
+
+def _family(model: str, configs: Mapping[str, str]) -> str | None:
+    cls = plugins.load("model", model, dict.fromkeys(configs, ""), object)
+    return next((base.__name__ for base in cls.__mro__ if base.__name__ in configs), None)
 
 
 def packaged_yaml(folder: str) -> dict[str, str]:

@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe import legacy
+from ctr_pe import legacy, tracking
 from ctr_pe.config import load_yaml
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import CONFIG, REPORT, SPLITS, data_root, open_dataset
@@ -102,20 +102,23 @@ def config_files(config: str | Path | None, kind: str) -> dict[Path, dict[str, d
 
 
 def open_source(params: Mapping[str, Any]) -> Source:
-    """The data set of an experiment: of this package, built by FuxiCTR, or CSV files, which are built first.
+    """The data set of an experiment: of this package, built by FuxiCTR, or CSV or parquet files with ``feature_cols``,
+    which are built first.
 
     Raises UserError if it is missing or half-built, or its feature map has another name.
     """
     from ctr_pe.training import Source
 
-    if params.get("data_format") == "csv":
-        from ctr_pe.data.sources.fuxictr_csv import build_csv
-
-        return Source.of(build_csv(params, field_groups(params)))
     root = Path(params.get("data_root") or data_root())
     folder = root / str(params["dataset_id"])
     given = {split: str(params[f"{split}_data"]) for split in SPLITS if params.get(f"{split}_data")}
     built = Path(given["train"]).parent if "train" in given else folder
+    is_built = (built / REPORT).is_file() or (folder / "feature_map.json").is_file()
+    raw_parquet = params.get("data_format") == "parquet" and params.get("feature_cols") and not is_built
+    if params.get("data_format") == "csv" or raw_parquet:
+        from ctr_pe.data.sources.fuxictr_csv import build_csv
+
+        return Source.of(build_csv(params, field_groups(params)))
     if (built / REPORT).is_file():
         return Source.of(open_dataset(str(built.resolve())))
     if built.name in BUILT_IN and not built.exists():
@@ -154,6 +157,7 @@ def run(
     params = {"model_root": "./checkpoints", **params}
     set_logger(dict(params))
     logging.info("Params: %s", json.dumps({key: str(value) for key, value in params.items()}, indent=4))
+    params["track"] = tracking.below(Path(params["model_root"]), tracking.check(params.get("track")))
     source, pe = open_source(params), params.get("position_encoding", "none")
     seed = int(params.get("seed", 0))
     folder = Path(params["model_root"]) / source.dataset_id / str(params.get("model_id", cls.__name__))

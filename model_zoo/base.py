@@ -27,7 +27,7 @@ from ctr_pe.model_zoo.candidates import Encoded
 from ctr_pe.model_zoo.fields import SizedGroup, field_dim, other_fields, sized_groups, take_encoders
 from ctr_pe.model_zoo.keys import check_gpu, check_keys, count, number, prefixes, regularizer
 from ctr_pe.model_zoo.tables import look_up, regularization
-from ctr_pe.pe import build_pe, pe_options
+from ctr_pe.pe import build_pe, check_encodings, pe_options
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Items, Positions
 from ctr_pe.units.activations import Dice
@@ -98,6 +98,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
             target_field = kwargs.pop(f"{prefix}_target_field", target_field)
             sequence_field = kwargs.pop(f"{prefix}_sequence_field", sequence_field)
             neg_seq_field = kwargs.pop(f"{prefix}_neg_seq_field", neg_seq_field)
+        check_encodings(position_encoding)  # first: it makes the options of dotted names known
         check_keys(type(self), kwargs)
         options = {key: kwargs.pop(key) for key in pe_options() if key in kwargs}
         feature_map, encoders = take_encoders(feature_map)

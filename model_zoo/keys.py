@@ -25,7 +25,8 @@ TRAINING_KEYS = frozenset(
     " save_best_only seed shuffle table_optimizer task verbose".split()
 )
 OTHER_KEYS = frozenset(
-    "data_loader dataset_id debug_mode feature_specs group_id model model_root use_features version workers".split()
+    "data_loader dataset_id debug_mode feature_specs group_id model model_root track use_features version"
+    " workers".split()
 )
 
 

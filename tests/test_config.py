@@ -149,6 +149,13 @@ def test_unknown_model_names_the_nearest() -> None:
         model_params("DINN", "synthetic")
 
 
+def test_a_key_that_was_null_may_be_given_again() -> None:
+    """FuxiCTR's own demo of DIN does so with ``feature_specs``."""
+    assert parse_yaml("a: null\nb: 1\na: [2]", "x") == {"a": [2], "b": 1}
+    with pytest.raises(UserError, match="given twice"):
+        parse_yaml("a: null\na: 1\na: 2", "x")
+
+
 def test_the_shipped_configurations_hold_only_known_keys() -> None:
     from ctr_pe.checks import check_params
 

@@ -214,7 +214,7 @@ def test_suites(tmp_path: Path) -> None:
     assert any("did you mean 'encodings'?" in line for line in found)
     wrong = {**grid, "models": ["DIN", "DINN"], "encodings": ["cap"], "vary": {"position_dim": [8, 0]}}
     found = problems({**suite, "grids": [grid, wrong]}, tmp_path)
-    assert any("'DINN' has no configuration" in line for line in found)
+    assert any("'DINN' is unknown" in line for line in found)
     assert any("did you mean 'cape'?" in line for line in found)
     (found_one,) = problems({**suite, "grids": [{**grid, "vary": {"position_dim": [8, 0]}}]}, tmp_path)
     assert "DIN cape synthetic position_dim=0" in found_one

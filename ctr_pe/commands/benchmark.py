@@ -18,7 +18,7 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-from ctr_pe.commands.options import Parser, comma_list, count, number, training_options
+from ctr_pe.commands.options import Parser, class_names, count, number, training_options
 
 
 def add_options(parser: Parser) -> None:
@@ -29,13 +29,13 @@ def add_options(parser: Parser) -> None:
         help="a suite of `ctr-pe list`, or a YAML file with one; --model and --pe narrow it, --dataset, --repeats, "
         "--protocol and --set change it",
     )
-    add("--model", dest="models", type=comma_list, metavar="NAME,…", help="models (default: DIN)")
+    add("--model", dest="models", type=class_names, metavar="NAME,…", help="models (default: DIN)")
     add(
         "--pe",
         dest="encodings",
-        type=comma_list,
+        type=class_names,
         metavar="NAME,…",
-        help="encodings; a+b chains two (default: none,cape)",
+        help="encodings; a+b chains two; my_pkg.recency:Recency is one of your own (default: none,cape)",
     )
     add(
         "--dataset",

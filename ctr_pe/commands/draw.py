@@ -15,15 +15,15 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ctr_pe.commands.options import Parser, comma_list, data_root_option, number
+from ctr_pe.commands.options import Parser, class_name, class_names, data_root_option, number
 
 
 def add_options(parser: Parser) -> None:
     add = parser.add_argument
-    add("pe", type=comma_list, metavar="PE[,PE…]", help="encodings; a+b chains two")
+    add("pe", type=class_names, metavar="PE[,PE…]", help="encodings; a+b chains two")
     add("--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
     add("--run", dest="store", type=Path, metavar="DIR", help="OUT of a benchmark with --keep-weights")
-    add("--model", metavar="NAME", help="a model (default: that of the runs, else DIN)")
+    add("--model", type=class_name, metavar="NAME", help="a model (default: that of the runs, else DIN)")
     add("--dataset", metavar="NAME", help="as for benchmark (default: that of the runs, else synthetic)")
     add("--seed", type=number, metavar="N", help="of the weights (default: the first of the runs, else 0)")
     add(

@@ -12,6 +12,7 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
+from ctr_pe import plugins
 from ctr_pe.commands.options import Parser, data_root_option
 
 
@@ -30,8 +31,11 @@ def run(args: argparse.Namespace) -> int:
     root = data_root(args.data_root)
     built = [(name, _rows(rows)) for name, rows in list_datasets(root)]
     built += [(name, "built in; generated at first use") for name in BUILT_IN if name not in dict(built)]
-    _section("models", [(name, _docstring(place)) for name, place in MODELS.items()])
-    _section("encodings", [(name, _docstring(place)) for name, place in REGISTRY.items()])
+    for kind, built_in in {"model": MODELS, "encoding": REGISTRY}.items():
+        own = [(name, _docstring(place)) for name, place in built_in.items()]
+        others = plugins.listed(kind).items()
+        hidden = " — not used: the name is built in"
+        _section(f"{kind}s", [*own, *((name, place + hidden * (name in built_in)) for name, place in others)])
     _section(f"data sets in {root}", built)
     _section("published data sets (ctr-pe data fetch NAME)", [(name, SETS[name].title) for name in SETS])
     suites = packaged_yaml("benchmark").items()

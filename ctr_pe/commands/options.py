@@ -9,7 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ctr_pe.errors import nearest
+from ctr_pe import plugins
+from ctr_pe.errors import UserError, nearest
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -47,7 +48,28 @@ def add_command(commands: argparse._SubParsersAction[Parser], module: ModuleType
         name.split()[-1], help=summary, description=description.rstrip(), epilog=sign.lstrip() + examples
     )
     module.add_options(parser)
+    plugins_option(parser)
     parser.set_defaults(run=module.run)
+
+
+def plugins_option(parser: argparse.ArgumentParser) -> None:
+    """``--plugins``, which every command has. What it names is allowed as soon as it is read."""
+    parser.add_argument(
+        "--plugins",
+        type=_packages,
+        default=[],
+        metavar="PACKAGE,…",
+        help="packages whose classes files may name, as my_pkg.recency:Recency",
+    )
+
+
+def _packages(text: str) -> list[str]:
+    names = comma_list(text)
+    try:
+        plugins.allow(*names)
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+    return names
 
 
 def data_root_option(parser: Parser) -> None:
@@ -65,6 +87,7 @@ def training_options(parser: Parser) -> None:
         metavar="N",
         help="threads of one run; another number may change the last digits (default: 1)",
     )
+    track_option(parser)
     add("--gpu", type=int, default=-1, metavar="N", help="GPU to train on, -1 for the CPU (default: -1)")
     add(
         "--amp",
@@ -84,11 +107,31 @@ def training_options(parser: Parser) -> None:
     data_root_option(parser)
 
 
+def track_option(parser: argparse.ArgumentParser) -> None:
+    """``--track``, of what trains."""
+    parser.add_argument(
+        "--track",
+        metavar="NAME[:WHERE]",
+        help="tell tensorboard[:DIR], mlflow[:URI] or wandb[:PROJECT] about losses, metrics and speed",
+    )
+
+
 def comma_list(text: str) -> list[str]:
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise argparse.ArgumentTypeError(f"'{text}' is not a comma-separated list of names")
     return list(dict.fromkeys(names))
+
+
+def class_name(text: str) -> str:
+    """A model or an encoding, or a chain of these. A dotted name on the command line may be imported."""
+    plugins.allow(*filter(plugins.is_dotted, text.split("+")))
+    return text
+
+
+def class_names(text: str) -> list[str]:
+    """Several, comma-separated."""
+    return [class_name(name) for name in comma_list(text)]
 
 
 def number(text: str) -> int:

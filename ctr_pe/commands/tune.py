@@ -3,8 +3,9 @@
 Search hyper-parameters with Optuna (pip install 'ctr_pe[tune]'): trials that fall behind the
 median are stopped, the best is chosen on the validation rows, and its test metrics are printed. By default
 position_dim, heads and dropout rates are searched, as far as encoding and model have them. The study is kept in
-OUT/study.db; calling again with the same OUT continues it, also from several processes at once. The best
-trial's model stays in OUT/models, a folder for `ctr_pe.load`.
+OUT/study.db; calling again with the same OUT continues it, also from several processes at once. The best trial's
+model stays in OUT/models, a folder for `ctr_pe.load`, and OUT/best.yaml is the best trial as a config:
+run_expid.py --config OUT/best.yaml --expid best.
 
 examples:
   ctr-pe tune --pe cape --dataset amazon_sports --trials 30 --out results/tune
@@ -16,13 +17,13 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ctr_pe.commands.options import Parser, count, number, training_options
+from ctr_pe.commands.options import Parser, class_name, count, number, training_options
 
 
 def add_options(parser: Parser) -> None:
     add = parser.add_argument
-    add("--model", default="DIN", metavar="NAME", help="a model (default: DIN)")
-    add("--pe", default="cape", metavar="NAME", help="an encoding (default: cape)")
+    add("--model", type=class_name, default="DIN", metavar="NAME", help="a model (default: DIN)")
+    add("--pe", type=class_name, default="cape", metavar="NAME", help="an encoding (default: cape)")
     add("--dataset", default="synthetic", metavar="NAME", help="as for benchmark (default: synthetic)")
     add("--trials", type=count, default=30, metavar="N", help="in all, with those of earlier calls (default: 30)")
     add("--out", type=Path, metavar="DIR", help="study and report (default: results/tune-MODEL-PE-DATASET)")
@@ -44,7 +45,16 @@ def run(args: argparse.Namespace) -> int:
 
     overrides, space = parse_overrides(args.set), parse_overrides(args.space)
     search = plan(
-        args.model, args.pe, args.dataset, args.data_root, overrides, space, args.seed, args.threads, args.gpu
+        args.model,
+        args.pe,
+        args.dataset,
+        args.data_root,
+        overrides,
+        space,
+        args.seed,
+        args.threads,
+        args.gpu,
+        args.track,
     )
     out = args.out or Path("results") / f"tune-{args.model}-{args.pe}-{search.dataset.dataset_id}"
     return tune(search, args.trials, out, keep=keep_model)

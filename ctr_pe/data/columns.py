@@ -41,7 +41,8 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Want:
-    """What the feature map asks of a column. ``kind``: "label", "categorical", "sequence", "meta" or "numeric"."""
+    """What the feature map asks of a column. ``kind``: "label", "categorical", "sequence", "meta", "numeric", or
+    "embedding", a vector per row."""
 
     kind: str
     vocab_size: int | None = None
@@ -207,10 +208,11 @@ def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want]) -> d
         nulls = chunk.null_count + (flat.null_count if lengths is not None else 0)
         if nulls:
             raise UserError(f"{parquet}: column '{name}' has null values ({nulls} in one block of rows)")
-        if (lengths is None) if kind == "sequence" else (lengths is not None and kind != "meta"):
+        is_list = kind in ("sequence", "embedding")
+        if (lengths is None) if is_list else (lengths is not None and kind != "meta"):
             raise UserError(f"{parquet}: column '{name}' holds {chunk.type}, but the feature map calls it {kind}")
         values = flat.to_numpy(zero_copy_only=False)
-        allowed = "biuf" if kind in ("label", "numeric") else "biu"
+        allowed = "biuf" if kind in ("label", "numeric", "embedding") else "biu"
         if values.dtype.kind not in allowed:
             raise UserError(f"{parquet}: column '{name}' holds {chunk.type}; a {kind} column needs integers")
         if lengths is not None:
@@ -227,8 +229,11 @@ def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want]) -> d
             column.values += len(values)
     for name, column in columns.items():
         kind = wants[name].kind
+        if kind == "embedding" and column.shortest != column.longest:
+            dims = f"{column.shortest} … {column.longest}"
+            raise UserError(f"{parquet}: column '{name}' has vectors of {dims} numbers, but all rows need the same")
         smallest = np.result_type(np.min_scalar_type(int(column.least)), np.min_scalar_type(int(column.most)))
-        column.dtype = {"label": "uint8", "numeric": "float32"}.get(kind, smallest.name)
+        column.dtype = {"label": "uint8", "numeric": "float32", "embedding": "float32"}.get(kind, smallest.name)
     return columns
 
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
 Integers = npt.NDArray[Any]
-KINDS = ("categorical", "sequence", "meta", "numeric")
+KINDS = ("categorical", "sequence", "meta", "numeric", "embedding")
 
 
 class FeatureMap(Protocol):
@@ -31,10 +31,10 @@ class BatchLoader:
     """Loads the rows of one or several parquet files; fits FuxiCTR's ``RankDataLoader(..., data_loader=BatchLoader)``.
 
     An iteration is an epoch and yields dictionaries of tensors, B rows each: every feature of the feature map (meta
-    too) as (B,) int64, "numeric" ones float32; labels (B,) float32; histories (B, L) int64 with the real items first,
-    oldest first, and 0 after them, L being that batch's longest history of the column and at least 1. The order of an
-    epoch depends on ``seed`` and the epoch's number only. In split "train" a last batch of one row joins the batch
-    before it: batch norm cannot train on one row.
+    too) as (B,) int64, "numeric" ones float32, "embedding" ones (B, dim) float32; labels (B,) float32; histories (B, L)
+    int64 with the real items first, oldest first, and 0 after them, L being that batch's longest history of the column
+    and at least 1. The order of an epoch depends on ``seed`` and the epoch's number only. In split "train" a last batch
+    of one row joins the batch before it: batch norm cannot train on one row.
 
     Args:
         data_path: parquet file, or directory of parquet files, or several of either; their rows follow one another.
@@ -67,6 +67,7 @@ class BatchLoader:
         self.cuts = [*range(0, self.num_samples, batch_size), self.num_samples]
         if split == "train" and len(self.cuts) > 2 and batch_size > 1 and self.cuts[-1] - self.cuts[-2] == 1:
             del self.cuts[-2]
+        self.vectors = {name for name, want in wants.items() if want.kind == "embedding"}
         self.scalars: dict[str, torch.dtype] = {}
         self.histories: dict[tuple[str, ...], list[str]] = {}  # offsets in each part -> the columns that share them
         for name, want in wants.items():
@@ -106,7 +107,8 @@ class BatchLoader:
             width = max(1, *(int(length.max()) for *_, length in spans))
             moves = [(part, *_moves(start, length, slots * width)) for part, slots, start, length in spans]
             for name in names:
-                batch[name] = torch.zeros(len(rows), width, dtype=torch.int64)
+                dtype = torch.float32 if name in self.vectors else torch.int64
+                batch[name] = torch.zeros(len(rows), width, dtype=dtype)
                 filled = batch[name].view(-1).numpy()
                 for part, source, target in moves:
                     filled[target] = self.parts[part].data[name][source]

@@ -24,7 +24,7 @@ from ctr_pe.data.dataset import (
     open_dataset,
 )
 from ctr_pe.errors import UserError
-from ctr_pe.fields import Group, group_params
+from ctr_pe.fields import Group
 
 if TYPE_CHECKING:
     import polars as pl
@@ -145,10 +145,12 @@ class DatasetWriter:
             "data_format": "parquet",
             **{f"{split}_data": str(self.out / f"{split}.parquet") for split in rows},
             "group_id": content.group_id,
-            **group_params(content.groups),
+            "target_field": [list(group.target) for group in content.groups],
+            "sequence_field": [list(group.history) for group in content.groups],
+            "age_field": [group.age for group in content.groups],
         }
         with open(self.path / CONFIG, "w", encoding="utf-8") as file:
-            yaml.dump({self.dataset_id: config}, file, sort_keys=False, allow_unicode=True)
+            yaml.safe_dump({self.dataset_id: config}, file, sort_keys=False, allow_unicode=True)
 
 
 Source = Callable[[DatasetWriter], Content]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
+import logging
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
+from ctr_pe import plugins
 from ctr_pe.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -36,20 +38,23 @@ REGISTRY = {
     "cape_time": "ctr_pe.pe.cape_time:TimeCAPE",
 }
 
+log = logging.getLogger(__name__)
+_broken: set[str] = set()  # encodings of other packages that a warning has named
+
 FROM_DATA = ("field_dims", "field_sizes")
 """Options that a model fills in from its data: they are no keys of a config."""
 
 
 def available_pes() -> list[str]:
-    """Names that ``build_pe`` takes."""
-    return list(REGISTRY)
+    """Names that ``build_pe`` takes: the built-in ones, then those of installed packages."""
+    return plugins.names("encoding", REGISTRY)
 
 
 def build_pe(name: str, dim: int, max_len: int, num_heads: int = 1, **options: Any) -> PositionEncoding:
     """Build an encoding, or with ``a+b`` a chain of several, the first applied first.
 
     Args:
-        name: one of :func:`available_pes`, or several joined by ``+``.
+        name: one of :func:`available_pes`, a dotted name (:mod:`ctr_pe.plugins`), or several joined by ``+``.
         dim: item dim D; the attention it joins has the same.
         max_len: items of the longest history; a sequence that ends with the target has one more.
         num_heads: heads of the attention it joins.
@@ -62,12 +67,13 @@ def build_pe(name: str, dim: int, max_len: int, num_heads: int = 1, **options: A
     """
     from ctr_pe.pe.base import Chain
 
+    names = check_pe_name(name).split("+")
     known = pe_options()
     for option in options.keys() - FROM_DATA:
         if option not in known:
             raise UserError(f"position encoding option '{option}' is unknown: {nearest(option, known)}")
     links = []
-    for link in check_pe_name(name).split("+"):
+    for link in names:
         cls = encoding_class(link)
         own = {option: value for option, value in options.items() if option in options_of(cls)}
         try:
@@ -81,24 +87,46 @@ def check_pe_name(name: str) -> str:
     """The name, if :func:`build_pe` takes it.
 
     Raises:
-        UserError: it names no encoding or chain of encodings.
+        UserError: it names no encoding or chain of encodings, or code that may not be imported
+            (:mod:`ctr_pe.plugins`).
     """
     for link in str(name).split("+"):
-        if link not in REGISTRY:
-            raise UserError(f"position encoding '{link}' is unknown: {nearest(link, REGISTRY)}")
+        plugins.place("encoding", link, REGISTRY)
     return name
+
+
+def check_encodings(names: Any) -> None:
+    """Check a model's ``position_encoding``: one name or one per field group; ``native`` is the model's own.
+
+    Raises:
+        UserError: as :func:`check_pe_name`.
+    """
+    for name in [names] if isinstance(names, str) else names:
+        check_pe_name("+".join("none" if link == "native" else link for link in str(name).split("+")))
 
 
 def pe_options() -> list[str]:
     """Options of all encodings, which are ordinary keys of a model config."""
-    return sorted({option for name in REGISTRY for option in options_of(encoding_class(name))} - set(FROM_DATA))
+    return sorted({option for cls in known_encodings() for option in options_of(cls)} - set(FROM_DATA))
+
+
+def known_encodings() -> Iterable[type[PositionEncoding]]:
+    """Classes of all names, and of the dotted names in use. One that cannot be imported is left out, with a warning:
+    it hurts only who uses it."""
+    for name in [*available_pes(), *plugins.used("encoding")]:
+        try:
+            yield encoding_class(name)
+        except UserError as error:
+            if name not in _broken:
+                log.warning("%s", error)
+            _broken.add(name)
 
 
 def encoding_class(name: str) -> type[PositionEncoding]:
-    """The class of a registered encoding."""
-    module, _, cls = REGISTRY[name].partition(":")
-    loaded: type[PositionEncoding] = getattr(importlib.import_module(module), cls)
-    return loaded
+    """The class of an encoding. Raises UserError if there is none of this name, or its module cannot be imported."""
+    from ctr_pe.pe.base import PositionEncoding
+
+    return plugins.load("encoding", name, REGISTRY, PositionEncoding)
 
 
 def options_of(cls: Any) -> tuple[str, ...]:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ctr_pe import checks
+from ctr_pe import checks, tracking
 from ctr_pe.config import model_params
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import Dataset, data_root, open_dataset
@@ -23,7 +23,7 @@ from ctr_pe.study.forest import write_forest
 from ctr_pe.study.latex import as_latex
 from ctr_pe.study.rendering import as_csv, as_markdown, as_text
 from ctr_pe.study.runner import Job, Train
-from ctr_pe.study.store import Key, Store, device_of, hash_of
+from ctr_pe.study.store import Key, Result, Store, device_of, hash_of
 from ctr_pe.study.suite import Cell, Grid, Suite, cells, load_suite
 from ctr_pe.study.tables import make_tables
 from ctr_pe.training import PROTOCOLS, Run, train
@@ -41,6 +41,7 @@ OWN_KEYS = {
     "age_field": "the data set decides it",
     "model_id": "the benchmark decides it",
     "model_root": "checkpoints live in a temporary folder",
+    "track": "use --track",
 }
 
 
@@ -54,7 +55,8 @@ class Request:
 
     ``params``: hyper-parameters under FuxiCTR's names. ``out``: directory of results and tables. ``jobs``: runs at
     once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``: directory of data sets.
-    ``keep``: called with a folder below ``out`` and what ``Run.keep`` gets, to write the model there.
+    ``keep``: called with a folder below ``out`` and what ``Run.keep`` gets, to write the model there. ``track``: a
+    tracker (:mod:`ctr_pe.tracking`), TensorBoard's in ``out`` unless it names a directory.
     """
 
     suite: str | None = None
@@ -72,6 +74,7 @@ class Request:
     data_root: Path | None = None
     keep_weights: bool = False
     keep: Callable[..., None] | None = None
+    track: str | None = None
 
 
 def run(request: Request, stand_in: Train | None = None) -> int:
@@ -107,7 +110,9 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         title = f"{suite.title}: {len(found)} cells" if request.suite else f"{first}: {suite.title}"
         title += f" × {counted(suite.seeds, 'seed')} = {len(jobs)} runs"
         say(f"{title}, {workers} at once; results in {store.path}")
-        done = [job.key for job in jobs if job.key in store.read()]
+        stored = store.read()
+        _refuse_other_classes(store, jobs, stored)
+        done = [job.key for job in jobs if job.key in stored]
         wanted = {"weights": request.keep_weights and store.weights, "models": request.keep and store.model}
         for what, path in wanted.items():
             if path and (lacking := sum(not path(key).exists() for key in done)):
@@ -128,6 +133,7 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
     """The suite of a request, with its number of seeds and protocol, and the cells to run, checked as far as possible
     without a data set."""
     check_gpu(request.gpu)
+    tracking.check(request.track)
     for option, least in {"repeats": 1, "threads": 1, "jobs": 1, "seed": 0}.items():
         value = getattr(request, option)
         if value is not None and value < least:
@@ -204,8 +210,20 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
         weights = store.weights(key) if request.keep_weights else None
         keep = partial(request.keep, store.model(key)) if request.keep else None
         how = (suite.protocol, params, request.gpu, request.threads, weights, keep)
-        jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how), key, varied))
+        track = tracking.below(store.path, request.track)
+        jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how, track=track), key, varied))
     return jobs
+
+
+def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[Key, Result]) -> None:
+    """A name may have become another package's since its runs were stored."""
+    for key in [job.key for job in jobs if job.key in done]:
+        then, now = done[key].origins, checks.origins(key.model, key.pe)
+        for name in then.keys() & now.keys():
+            if then[name].partition(" ")[0] != now[name].partition(" ")[0]:
+                raise UserError(
+                    f"{store.path}: its runs of '{name}' are of {then[name]}, now {now[name]}: another --out"
+                )
 
 
 def _workers(request: Request, runs: int) -> int:

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from tqdm import tqdm
 
 import ctr_pe
+from ctr_pe import plugins
 from ctr_pe.allocator import keep_memory
 from ctr_pe.errors import UserError
 from ctr_pe.study.store import Key, Result, Store
@@ -140,6 +141,8 @@ def versions() -> dict[str, str]:
 
 
 def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
+    from ctr_pe.checks import origins
+
     return Result(
         **job.key._asdict(),
         metrics=outcome.metrics,
@@ -151,6 +154,7 @@ def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
         params=dict(job.run.params),
         auxiliary=dict(outcome.auxiliary),
         history=[asdict(epoch) for epoch in outcome.history],
+        origins=origins(job.key.model, job.key.pe),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         **facts,
     )
@@ -172,7 +176,7 @@ class _Worker:
     def __init__(self, train: Train, job: Job) -> None:
         context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
         self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, train), daemon=True)
+        self.process = context.Process(target=_work, args=(theirs, train, plugins.state()), daemon=True)
         resource_tracker.ensure_running()  # else the first process start starts it, which lets Ctrl-C through again
         old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: only the parent reacts to Ctrl-C
         try:
@@ -212,9 +216,10 @@ class _Worker:
         self.connection.close()
 
 
-def _work(connection: Connection, train: Train) -> None:
+def _work(connection: Connection, train: Train, known: Mapping[str, list[str]]) -> None:
     """The loop of a worker process: receives runs, sends progress and outcomes, ends when the pipe is closed."""
     keep_memory()
+    plugins.restore(known)
     # An exception, so that temporary files are removed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     last = 0.0

@@ -76,6 +76,7 @@ class Result:
     params: dict[str, Any] = field(default_factory=dict)
     auxiliary: dict[str, float] = field(default_factory=dict)  # losses by name, means over the last epoch
     history: list[dict[str, Any]] = field(default_factory=list)  # of the epochs, as ctr_pe.training.loop.Epoch
+    origins: dict[str, str] = field(default_factory=dict)  # class and package of each name that is not built in
 
     @property
     def key(self) -> Key:

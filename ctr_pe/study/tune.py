@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from ctr_pe import training
+from ctr_pe import tracking, training
 from ctr_pe.checks import check_encoding, check_params, model_class, param_problems
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, say
@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     import optuna
 
 STUDY = "study.db"
+EXPID = "best"  # the section of best.yaml
 POSITION_DIMS, HEADS, DROPOUTS = [16, 32, 64], [1, 2, 4, 8], [0.0, 0.1, 0.2, 0.3]
 
 
@@ -48,6 +49,7 @@ class Search:
     seed: int = 0
     threads: int = 1
     gpu: int = -1
+    track: str | None = None
 
 
 def tune(
@@ -73,6 +75,7 @@ def tune(
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # this module prints its own lines
     study = _study(search, out)
+    search = replace(search, track=tracking.below(out, search.track))
     objective = _objective(search, train or training.train, keep and (lambda trial: partial(keep, _model(out, trial))))
     say(f"{search.model} with {search.pe} on {search.dataset.dataset_id}: {', '.join(search.space)}; study in {out}")
     if done := len(_finished(study)):
@@ -98,6 +101,7 @@ def plan(
     seed: int = 0,
     threads: int = 1,
     gpu: int = -1,
+    track: str | None = None,
 ) -> Search:
     """The search of a model's packaged configuration with ``overrides``.
 
@@ -112,9 +116,10 @@ def plan(
     refuse_own_keys("--space", given)
     check_encoding(pe)
     check_gpu(gpu)
+    tracking.check(track)
     params = run_params(model, Path(dataset).name, overrides)
     check_params(model, {**params, **given})
-    search = Search(model, pe, find_dataset(dataset, root, "heldout"), params, {}, seed, threads, gpu)
+    search = Search(model, pe, find_dataset(dataset, root, "heldout"), params, {}, seed, threads, gpu, track)
     return replace(search, space=_space(search, given))
 
 
@@ -215,7 +220,8 @@ def _objective(
 
         how = (search.seed, "heldout", params, search.gpu, search.threads)
         kept = None if keep is None else keep(trial.number)
-        outcome = train(Run(search.model, search.dataset.path, search.pe, *how, keep=kept), progress)
+        run = Run(search.model, search.dataset.path, search.pe, *how, keep=kept, track=search.track)
+        outcome = train(run, progress)
         trial.set_user_attr("test", outcome.metrics)
         trial.set_user_attr("epoch", outcome.epoch)
         best = min if params.get("monitor_mode") == "min" else max
@@ -247,20 +253,24 @@ def _line(trial: optuna.trial.FrozenTrial) -> str:
     return f"trial {trial.number}: {trial.value:.6f} at epoch {trial.user_attrs['epoch']}: {chosen}"
 
 
+def _section(search: Search, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """A section of a model config with the parameters of one trial."""
+    path = search.dataset.path
+    own: dict[str, Any] = {"model": search.model, "dataset_id": path.name, "data_root": str(path.parent)}
+    own |= {"position_encoding": search.pe, "seed": search.seed, "gpu": search.gpu}
+    return {**own, **search.params, **chosen}
+
+
 def _report(search: Search, study: optuna.Study, out: Path) -> None:
-    """The best trial on the terminal and in ``best.yaml``; all of them in ``trials.csv``."""
+    """The best trial on the terminal and, as a model config, in ``best.yaml``; all of them in ``trials.csv``."""
     best = study.best_trial
     chosen, test = best.user_attrs["params"], best.user_attrs["test"]
-    report = {
-        "model": search.model,
-        "position_encoding": search.pe,
-        "dataset": search.dataset.dataset_id,
-        "trial": best.number,
-        "params": chosen,
-        "valid": best.value,
-        "test": test,
-    }
-    (out / "best.yaml").write_text(yaml.safe_dump(report, sort_keys=False), encoding="utf-8")
+    in_words = "  ".join(f"{name} {value:.6f}" for name, value in test.items())
+    text = (
+        f"# Trial {best.number} of {len(_finished(study))}: {best.value:.6f} on the validation rows; test: {in_words}\n"
+    )
+    text += f"# python model_zoo/run_expid.py --config {out / 'best.yaml'} --expid {EXPID}\n"
+    (out / "best.yaml").write_text(text + yaml.safe_dump({EXPID: _section(search, chosen)}, sort_keys=False), "utf-8")
     with open(out / "trials.csv", "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["trial", "state", "valid", "epoch", *[f"test_{name}" for name in test], *chosen])
@@ -271,7 +281,7 @@ def _report(search: Search, study: optuna.Study, out: Path) -> None:
             value = "" if trial.value is None else trial.value
             writer.writerow([trial.number, trial.state.name.lower(), value, found.get("epoch", ""), *metrics, *values])
     print(f"best of {len(_finished(study))} trials on the validation rows: trial {best.number}, {best.value:.6f}")
-    print("test: " + "  ".join(f"{name} {value:.6f}" for name, value in test.items()))
+    print(f"test: {in_words}")
     print(" ".join(f"--set '{key}={json.dumps(value)}'" for key, value in chosen.items()))
     model = [str(_model(out, best.number).relative_to(out))] if _model(out, best.number).is_dir() else []
     print(f"{out}: {', '.join(['best.yaml', 'trials.csv', STUDY, *model])}", flush=True)

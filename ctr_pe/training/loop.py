@@ -11,13 +11,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from tqdm import tqdm
 
 from ctr_pe.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from ctr_pe.tracking import Watch
 
 MIN_DELTA = 1e-6  # what an improvement of the monitor is at least
 Progress = Callable[[Mapping[str, Any]], None]
@@ -54,6 +57,7 @@ def fit(
     epochs: int = 1,
     max_gradient_norm: float | None = None,
     progress: Progress | None = None,
+    watch: Watch | None = None,
 ) -> Fitted:
     """Train a FuxiCTR model, and end with the weights of the epoch that has the best monitor on ``validation``.
 
@@ -63,7 +67,7 @@ def fit(
 
     ``batches``: an epoch at each iteration; of known length. ``max_gradient_norm``: None for the model's own.
     ``progress`` is called with ``{"epoch", "batch", "batches"}`` about every 1 % of an epoch, and with ``{"epoch",
-    "valid"}`` after each evaluation, valid being its metrics.
+    "valid"}`` after each evaluation, valid being its metrics. ``watch``: tells a tracker (:mod:`ctr_pe.tracking`).
 
     Raises:
         UserError: no validation data, evaluation that would never happen, a monitor that is no metric or NaN at first.
@@ -74,15 +78,15 @@ def fit(
     if steps < (model._eval_steps or 1):
         every = "" if model._eval_steps is None else f"eval_steps={model._eval_steps}, but "
         raise UserError(f"{every}training has {steps} steps: none would be evaluated")
-    if max_gradient_norm is not None:
-        model._max_gradient_norm = max_gradient_norm
+    if max_gradient_norm is not None or not hasattr(model, "_max_gradient_norm"):  # FuxiCTR's own fit sets it
+        model._max_gradient_norm = 10.0 if max_gradient_norm is None else max_gradient_norm
     checkpoint = Path(model.checkpoint)
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
     history: list[Epoch] = []
     best: float | None = None
     stale = 0  # evaluations since the best
-    for epoch in _evaluated(model, batches, validation, epochs, progress or (lambda state: None)):
+    for epoch in _evaluated(model, batches, validation, epochs, progress or (lambda state: None), watch):
         history.append(epoch)
         value = _monitored(model, epoch.metrics, first=best is None)
         low = model._monitor_mode == "min"
@@ -100,31 +104,42 @@ def fit(
     return Fitted(tuple(history), kept)
 
 
-def _evaluated(model: Any, batches: Any, validation: Any, epochs: int, progress: Progress) -> Iterator[Epoch]:
+def _evaluated(
+    model: Any, batches: Any, validation: Any, epochs: int, progress: Progress, watch: Watch | None
+) -> Iterator[Epoch]:
     """Train, and evaluate after each epoch, or each ``eval_steps`` steps."""
     names = [name for name in model.validation_metrics if name != "gAUC" or model.feature_map.group_id]
     names = list(dict.fromkeys([*names, *model._monitor.kv_pairs]))
     every, often, steps = model._eval_steps or len(batches), max(1, len(batches) // 100), 0
     total, parts, began = _nothing(model)
+    if watch is not None:
+        watch.every = often
     for number in range(1, epochs + 1):
         model.train()
         for index, batch in enumerate(tqdm(batches, file=sys.stdout) if model._verbose else batches):
             if index % often == 0:
                 progress({"epoch": number, "batch": index, "batches": len(batches)})
-            total += model.train_step(batch).detach()
+            loss = model.train_step(batch).detach()
+            total += loss
+            if watch is not None:
+                watch.step(model, loss, batch)
             for name, part in getattr(model, "auxiliary_parts", {}).items():
                 parts.setdefault(name, []).append(part)
             steps += 1
             if steps % every:
                 continue
-            loss = float(total) / every
+            mean = float(total) / every
             auxiliary = {name: float(torch.stack(found).mean()) for name, found in parts.items()}
             written = "".join(f", of which {name} {value:.6f}" for name, value in auxiliary.items())
-            logging.info("Epoch %d, step %d: train loss %.6f%s", number, steps, loss, written)
+            logging.info("Epoch %d, step %d: train loss %.6f%s", number, steps, mean, written)
+            if watch is not None:
+                watch.report(model)
             metrics = dict(model.evaluate(validation, metrics=names))
             model.train()
-            epoch = Epoch(number, steps, loss, metrics, time.perf_counter() - began, auxiliary)
+            epoch = Epoch(number, steps, mean, metrics, time.perf_counter() - began, auxiliary)
             progress({"epoch": number, "valid": metrics})
+            if watch is not None:
+                watch.evaluated("valid", metrics, epoch=number)
             yield epoch
             total, parts, began = _nothing(model)
 

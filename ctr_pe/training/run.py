@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping
@@ -16,7 +18,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ctr_pe.checks import model_class
+from ctr_pe import tracking
+from ctr_pe.checks import check_other_model, model_class
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
@@ -39,7 +42,7 @@ class Run:
     names; with ``model_root`` the checkpoint stays there. ``threads``: of this run; another number may change the last
     bits of the results; 0 leaves it as it is. ``weights``: a file for those of the best epoch. ``keep``: called at the
     end with the model, this run, its source and the outcome; a function that can be pickled, if the run is to train in
-    another process.
+    another process. ``track``: as the option ``--track``, see :mod:`ctr_pe.tracking`; also a key of the parameters.
     """
 
     model: str | type
@@ -52,6 +55,7 @@ class Run:
     threads: int = 1
     weights: Path | None = None
     keep: Callable[[Any, Run, Source, Outcome], None] | None = None
+    track: str | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +83,25 @@ def train(run: Run, progress: Progress | None = None) -> Outcome:
     """
     if run.protocol not in PROTOCOLS:
         raise UserError(f"protocol '{run.protocol}' is unknown: {nearest(run.protocol, PROTOCOLS)}")
+    track = run.track or run.params.get("track")
+    with tracking.watching(track, _name(run), lambda: _described(run)) as watch:
+        return _train(run, progress, watch)
+
+
+def _name(run: Run) -> str:
+    """For trackers: what differs between runs in words, all else as a hash."""
+    facts = json.dumps([str(run.dataset), run.protocol, dict(run.params)], sort_keys=True, default=str)
+    digest = hashlib.blake2b(facts.encode(), digest_size=4).hexdigest()
+    return f"{model_class(run.model).__name__}-{run.pe}-{run.seed}-{digest}"
+
+
+def _described(run: Run) -> dict[str, Any]:
+    dataset = run.dataset.dataset_id if isinstance(run.dataset, Source) else run.dataset.name
+    own = {"model": model_class(run.model).__name__, "dataset": dataset, "position_encoding": run.pe, "seed": run.seed}
+    return {**run.params, **own, "protocol": run.protocol, "threads": run.threads, "gpu": run.gpu}
+
+
+def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) -> Outcome:
     start = time.perf_counter()
     if run.threads > 0:
         torch.set_num_threads(run.threads)
@@ -90,12 +113,14 @@ def train(run: Run, progress: Progress | None = None) -> Outcome:
         rows = source.batches(model.feature_map, train_on, params, train=True)
         validation = source.batches(model.feature_map, [select_on], params)
         torch.manual_seed(run.seed + 1)  # dropout has a stream of its own, the same for every encoding
-        fitted = fit(model, rows, validation, int(params.get("epochs", 10)), progress=progress)
+        fitted = fit(model, rows, validation, int(params.get("epochs", 10)), progress=progress, watch=watch)
         metrics, scores = {}, np.zeros(0)
         if "test" in source.files:
             labels, scores, groups = score(model, source.batches(model.feature_map, ["test"], params))
             names = [name for name in model.validation_metrics if name != "gAUC" or groups is not None]
             metrics = evaluate(labels, scores, groups, names)
+            if watch is not None:
+                watch.evaluated("test", metrics)
         if run.weights is not None:
             save(model, run.weights)
     outcome = Outcome(
@@ -129,6 +154,7 @@ def build_model(run: Run, data: Dataset | Source, folder: str) -> Any:
     if source.dataset is not None and not named:
         fields = group_params(source.dataset.groups)
         params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
+    check_other_model(cls, feature_map, params)
     torch.manual_seed(run.seed)
     np.random.seed(run.seed % 2**32)  # noqa: NPY002  FuxiCTR's pretrained embeddings draw from it
     return cls(feature_map, **params)

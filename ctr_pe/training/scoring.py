@@ -40,7 +40,7 @@ def score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Scored:
         scores.append(model.forward(batch)["y_pred"].view(-1).double().cpu().numpy())
         labels.append(model.get_labels(batch).view(-1).double().cpu().numpy())
         if model.feature_map.group_id is not None:
-            groups.append(model.get_group_id(batch).view(-1).cpu().numpy())
+            groups.append(model.get_group_id(batch).view(-1).long().cpu().numpy())  # of npz files: floats
     if not scores:
         raise UserError("no rows to evaluate")
     return Scored(np.concatenate(labels), np.concatenate(scores), np.concatenate(groups) if groups else None)

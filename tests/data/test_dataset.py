@@ -7,6 +7,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
+import yaml
 
 from ctr_pe.data.dataset import Dataset, data_root, list_datasets, open_dataset
 from ctr_pe.data.writer import Content, DatasetWriter
@@ -76,7 +77,10 @@ def test_fuxictr_reads_the_feature_map_and_the_dataset_config(tmp_path: Path) ->
     assert stored["total_features"] == 6  # the history shares the item's table
     assert feature_map.sum_emb_out_dim() == 16
     config = load_dataset_config(str(dataset.path), "shop")
-    assert config["target_field"] == [("item_id",)]
+    assert config["target_field"] == [["item_id"]]
+    assert (
+        yaml.safe_load((dataset.path / "dataset_config.yaml").read_text())["shop"].items() <= config.items()
+    )  # no tags
     assert Path(config["data_root"], "shop") == dataset.path
 
 

@@ -12,11 +12,14 @@ import h5py
 import numpy as np
 import polars as pl
 import pytest
+import sklearn.preprocessing
 
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.sources.fuxictr_csv import build_csv
 from ctr_pe.errors import UserError
+from ctr_pe.experiment import open_source
 from ctr_pe.fields import Group
+from ctr_pe.training import Run, Source, build_model, train
 
 TRAIN = """label,user_id,item_id,cate_id,item_history,cate_history,price
 1,u1,5,a,,,1.5
@@ -37,6 +40,8 @@ COLUMNS: list[dict[str, Any]] = [
     {"name": "price", "active": True, "dtype": "float", "type": "numeric", "fill_na": 0},
 ]
 
+GROUPS = [Group(("item_id", "cate_id"), ("item_history", "cate_history"))]
+
 
 @pytest.fixture
 def params(tmp_path: Path) -> dict[str, Any]:
@@ -56,7 +61,10 @@ def params(tmp_path: Path) -> dict[str, Any]:
 
 
 def change(params: dict[str, Any], name: str, /, **keys: Any) -> dict[str, Any]:
-    columns = [{**column, **keys} if column["name"] == name else column for column in params["feature_cols"]]
+    entries = [(column, column["name"]) for column in params["feature_cols"]]
+    named = [(column, names if isinstance(names, list) else [names]) for column, names in entries]
+    alone = [{**column, "name": one} for column, names in named for one in names]
+    columns = [{**column, **keys} if column["name"] == name else column for column in alone]
     return {**params, "feature_cols": columns}
 
 
@@ -197,15 +205,96 @@ def test_copies_and_vectors(params: dict[str, Any], tmp_path: Path) -> None:
     assert vectors["emb_history"][1, 0].tolist() == [0.0, 1.0]  # 5
 
 
+@pytest.mark.parametrize("normalizer", ["StandardScaler", "MinMaxScaler"])
+@pytest.mark.parametrize("constant", [False, True])
+def test_numbers_are_normalized_as_by_scikit_learn(params: dict[str, Any], normalizer: str, constant: bool) -> None:
+    """Fitted on the train rows, missing ones filled first, and applied to all splits."""
+    fitted = np.array([[2.0]] * 4 if constant else [[1.5], [0.0], [2.0], [0.5]])
+    if constant:
+        train = Path(params["train_data"])
+        rows = [line.rpartition(",")[0] for line in train.read_text().splitlines()]
+        train.write_text("\n".join([f"{rows[0]},price", *(f"{row},2" for row in rows[1:])]))
+    dataset = build_csv(change(params, "price", normalizer=normalizer))
+    scaler = getattr(sklearn.preprocessing, normalizer)().fit(fitted)
+    for split, raw in (("train", fitted), ("test", np.array([[1.0], [3.0]]))):
+        found = pl.read_parquet(dataset.split(split))["price"].to_numpy()
+        np.testing.assert_allclose(found, scaler.transform(raw)[:, 0])
+    assert json.loads((dataset.path / "report.json").read_text())["normalizers"]["price"]
+
+
+def write_vectors(file: Path, keys: Any, values: Any) -> None:
+    if file.suffix == ".npz":
+        np.savez(file, key=keys, value=values)
+    elif file.suffix == ".h5":
+        with h5py.File(file, "w") as content:
+            content["key"], content["value"] = keys, values
+    else:
+        pl.DataFrame({"key": keys, "value": values.tolist()}).write_parquet(file)
+
+
+@pytest.mark.parametrize("usage", ["init", "sum", "concat"])
+@pytest.mark.parametrize("suffix", [".npz", ".parquet", ".h5"])
+def test_pretrained_vectors(params: dict[str, Any], tmp_path: Path, suffix: str, usage: str) -> None:
+    """FuxiCTR's own layer finds them under our ids, also for ids that train rows lack, and a model learns."""
+    file, values = tmp_path / f"vectors{suffix}", np.arange(12.0).reshape(4, 3)
+    write_vectors(file, np.array([5, 99, 1, 8]), values)
+    given = {"pretrained_emb": str(file), "pretrain_usage": usage, "pretrain_dim": 3}
+    dataset = build_csv(change(params, "item_id", **given), GROUPS)
+    vocabulary = json.loads((dataset.path / "feature_vocab.json").read_text())["item_id"]
+    hyper = {"embedding_dim": 4, "dnn_hidden_units": [4], "attention_hidden_units": [4], "metrics": ["AUC"]}
+    run = Run(
+        "DIN", Source.of(dataset), "cape", 1, params={**hyper, "monitor": "AUC", "epochs": 2, "net_regularizer": 0}
+    )
+    layer = build_model(run, dataset, str(tmp_path)).embedding_layer.embedding_layers["item_id"]
+    for original, vector in zip(("5", "99", "1", "8"), values, strict=True):
+        assert layer.pretrain_embedding.weight[vocabulary[original]].tolist() == vector.tolist()
+    assert layer.pretrain_embedding.weight[vocabulary["7"]].tolist() == [0.0] * 3
+    assert not layer.pretrain_embedding.weight.requires_grad
+    assert np.isfinite(train(run).scores).all()
+
+
+@pytest.mark.parametrize(
+    ("suffix", "keys", "values", "message"),
+    [
+        (".npz", [1, 2], np.zeros((2, 4)), "vectors of dim 4, but 'item_id' has pretrain_dim: 3"),
+        (".npz", [1, 2], np.zeros((3, 3)), "2 keys, values of shape (3, 3): one vector per key"),
+        (".npz", [1, 2], np.zeros(2), "one vector per key"),
+        (".npz", np.array(["a", None], object), np.zeros((2, 3)), "no .npz file with 'key' and 'value'"),
+        (".parquet", [1, 2], np.array([[1.0], [1.0, 2.0]], object), "no .parquet file with 'key' and 'value'"),
+        (".csv", None, None, "are in .h5, .npz, .parquet files"),
+        (".npz", None, None, "no .npz file with 'key' and 'value'"),
+        (".h5", None, None, "no .h5 file with 'key' and 'value'"),
+        (".parquet", None, None, "no .parquet file with 'key' and 'value'"),
+    ],
+)
+def test_mistakes_in_vectors(
+    params: dict[str, Any], tmp_path: Path, suffix: str, keys: Any, values: Any, message: str
+) -> None:
+    file = tmp_path / f"vectors{suffix}"
+    if keys is None:
+        file.write_text("nothing of the kind")
+    else:
+        write_vectors(file, np.asarray(keys), values)
+    with pytest.raises(UserError) as error:
+        build_csv(change(params, "item_id", pretrained_emb=str(file), pretrain_dim=3))
+    assert message in str(error.value)
+    assert str(file) in str(error.value)
+    assert "\n" not in str(error.value)
+    with pytest.raises(UserError, match="no such file"):
+        build_csv(change(params, "item_id", pretrained_emb=str(tmp_path / "vector.npz")))
+
+
 @pytest.mark.parametrize(
     ("name", "keys", "message"),
     [
+        ("price", {"normalizer": "RobustScaler"}, "'normalizer': input should be 'StandardScaler' or 'MinMaxScaler'"),
+        ("cate_id", {"normalizer": "MinMaxScaler"}, "a categorical column has no normalizer"),
         ("item_history", {"share_embedding": "itemid"}, "did you mean 'item_id'?"),
         ("item_history", {"max_lenght": 3}, "'item_history': key 'max_lenght' is unknown: did you mean 'max_len'?"),
         ("item_history", {"max_len": "3"}, "'item_history': 'max_len': input should be a valid integer"),
         ("item_history", {"type": "sequences"}, "'item_history': 'type': input should be 'categorical'"),
         ("item_history", {"preprocess": "__import__('os')"}, "is not copy_from(column)"),
-        ("price", {"dtype": "__import__('os')"}, "'price': 'dtype': input should be 'str', 'int' or 'float'"),
+        ("price", {"dtype": "__import__('os')"}, "'price': 'dtype': input should be 'str', 'int', 'float' or 'list'"),
         ("price", {"name": "item_id"}, "'item_id' is given twice"),
         ("price", {"name": "prise"}, "no column 'prise': did you mean 'price'?"),
         ("price", {"fill_na": None, "name": "item_history", "type": "numeric"}, "'item_history' is given twice"),
@@ -242,3 +331,60 @@ def test_values_of_the_wrong_type_name_the_file(params: dict[str, Any], tmp_path
         build_csv(params)
     assert "\n" not in str(error.value)
     assert not os.path.exists(tmp_path / "data" / "tiny" / "ctr_pe")
+
+
+def test_parquet_files_give_what_csv_files_give(params: dict[str, Any], tmp_path: Path) -> None:
+    """With histories as lists or as text."""
+    expected = build_csv(params, GROUPS)
+    for as_lists in (True, False):
+        files = {}
+        for split in ("train", "valid", "test"):
+            frame = pl.read_csv(params[f"{split}_data"])
+            if as_lists:
+                lists = pl.col("item_history", "cate_history").cast(pl.String).str.split("^")
+                frame = frame.with_columns(lists)
+                frame = frame.with_columns(pl.col("item_history").list.eval(pl.element().cast(pl.Int64)))
+            files[f"{split}_data"] = str(tmp_path / f"{split}-{as_lists}.parquet")
+            frame.write_parquet(files[f"{split}_data"])
+        given = {**params, **files, "data_format": "parquet", "dataset_id": f"lists {as_lists}"}
+        dataset = open_source(given).dataset
+        assert dataset is not None
+        for split in ("train", "valid", "test"):
+            found, wanted = pl.read_parquet(dataset.split(split)), pl.read_parquet(expected.split(split))
+            assert found.equals(wanted)
+        vocab = "feature_vocab.json"
+        assert (dataset.path / vocab).read_text() == (expected.path / vocab).read_text()
+
+
+def test_a_vector_in_every_row(params: dict[str, Any], tmp_path: Path) -> None:
+    """Type ``embedding``, as in FuxiCTR's demo: its numbers reach the model through a projection."""
+    random = np.random.default_rng(0)
+    files = {}
+    for split in ("train", "valid", "test"):
+        frame = pl.read_csv(params[f"{split}_data"])
+        lists = [pl.col(name).cast(pl.String).str.split("^") for name in ("item_history", "cate_history")]
+        frame = frame.with_columns(*lists, image=pl.Series(random.random((len(frame), 3)).tolist()))
+        files[f"{split}_data"] = str(tmp_path / f"{split}.parquet")
+        frame.write_parquet(files[f"{split}_data"])
+    image = {"name": "image", "active": True, "dtype": "list", "type": "embedding", "pretrain_dim": 3}
+    params = {**params, **files, "data_format": "parquet", "feature_cols": [*params["feature_cols"], image]}
+    dataset = build_csv(params, GROUPS)
+    (batch,) = BatchLoader(dataset.feature_map(4), dataset.split("test"))
+    raw = pl.read_parquet(params["test_data"])["image"].to_list()
+    np.testing.assert_allclose(batch["image"].numpy(), raw, rtol=1e-6)
+    hyper = {"embedding_dim": 4, "dnn_hidden_units": [4], "attention_hidden_units": [4], "metrics": ["AUC"]}
+    run = Run("DIN", Source.of(dataset), "cape", 1, params={**hyper, "monitor": "AUC", "epochs": 1})
+    model = build_model(run, dataset, str(tmp_path)).eval()
+    assert tuple(model.embedding_layer.feature_encoders["image"].weight.shape) == (4, 3)
+    other = model({**batch, "image": batch["image"] + 1})["y_pred"]
+    assert not np.array_equal(other.detach().numpy(), model(batch)["y_pred"].detach().numpy())
+    assert np.isfinite(train(run).scores).all()
+    for change_of, message in (
+        ({"pretrain_dim": 4}, "has 3 numbers in a row, but pretrain_dim is 4"),
+        (
+            {"pretrain_dim": None},
+            "an embedding column needs pretrain_dim",
+        ),
+    ):
+        with pytest.raises(UserError, match=message):
+            build_csv({**params, "feature_cols": [*params["feature_cols"][:-1], {**image, **change_of}]}, GROUPS)

@@ -350,7 +350,18 @@ def test_bad_paths_are_one_line(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-20])
     with pytest.raises(UserError, match=r"train\.parquet: not a complete parquet file"):
         BatchLoader(feature_map(), path)
-    with pytest.raises(UserError, match="feature 'vector': type 'embedding'"):
+    with pytest.raises(UserError, match="feature 'vector': type 'vectors' is not loaded"):
+        BatchLoader(feature_map(vector={"type": "vectors"}), path)
+
+
+def test_vectors_keep_their_zeros_and_their_dim(tmp_path: Path) -> None:
+    """They are no padded histories."""
+    vectors = [[0.0, 1.5, 0.0], [0.0, 0.0, 0.0], [2.0, 0.0, 0.0]]
+    path = write(tmp_path / "train.parquet", {**table(3), "vector": vectors})
+    batches = BatchLoader(feature_map(vector={"type": "embedding", "pretrain_dim": 3}), path, "test", batch_size=2)
+    assert torch.cat([batch["vector"] for batch in batches]).tolist() == vectors
+    path = write(tmp_path / "other.parquet", {**table(3), "vector": [[1.0], [1.0, 2.0], [3.0]]})
+    with pytest.raises(UserError, match="column 'vector' has vectors of 1 … 2 numbers"):
         BatchLoader(feature_map(vector={"type": "embedding"}), path)
 
 

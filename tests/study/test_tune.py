@@ -13,11 +13,13 @@ import optuna
 import pytest
 import yaml
 
+from ctr_pe.commands import run_expid
 from ctr_pe.config import parse_overrides
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.study.tune import plan, tune
 from ctr_pe.training import Outcome, Run
+from ctr_pe.validate import check
 
 
 @pytest.fixture(scope="module")
@@ -63,11 +65,12 @@ def test_selects_on_valid_and_reports_test_of_the_best(
     assert main(root, tmp_path / "t", trainer, trials=12, space=small) == 0
     assert len(trainer.runs) == 12
     assert {run.protocol for run in trainer.runs} == {"heldout"}
-    best = yaml.safe_load((tmp_path / "t" / "best.yaml").read_text())
-    assert best["params"]["position_dim"] == 64
-    assert best["params"]["net_dropout"] == 0.0
-    assert best["valid"] == pytest.approx(0.644)
-    assert best["test"]["gAUC"] == pytest.approx(0.36)
+    text = (tmp_path / "t" / "best.yaml").read_text()
+    best = yaml.safe_load(text)["best"]
+    assert (best["model"], best["position_encoding"], best["dataset_id"]) == ("DIN", "cape", "synthetic")
+    assert best["position_dim"] == 64
+    assert best["net_dropout"] == 0.0
+    assert "0.644000 on the validation rows; test: gAUC 0.360000" in text
     assert trainer.epochs < 4 * 12  # trials below the median were stopped
     rows = list(csv.DictReader((tmp_path / "t" / "trials.csv").open()))
     assert len(rows) == 12
@@ -167,10 +170,19 @@ def test_without_optuna_the_extra_is_named(root: Path, tmp_path: Path, monkeypat
         main(root, tmp_path)
 
 
-def test_trains_for_real(root: Path, tmp_path: Path) -> None:
+def test_trains_for_real_and_the_best_is_a_config(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is valid, and its run gives the trial's metrics again."""
+    monkeypatch.chdir(tmp_path)
     small = ["epochs=2", "embedding_dim=4", "attention_hidden_units=[4]", "dnn_hidden_units=[4]", "batch_size=100"]
-    assert main(root, tmp_path / "t", trials=2, set=small) == 0
-    best = yaml.safe_load((tmp_path / "t" / "best.yaml").read_text())
-    assert set(best["test"]) == {"gAUC", "AUC", "logloss"}
+    assert main(root, tmp_path / "t", trials=2, set=small, seed=3, space=["net_dropout=[0.3]"]) == 0
+    file = tmp_path / "t" / "best.yaml"
+    assert check(file, tmp_path / "elsewhere") == ("model config, 1 experiment", [])
+    assert run_expid.main(["--config", str(file), "--expid", "best"]) == 0
+    found = dict(part.split(": ") for part in Path("best.csv").read_text().partition("[test] ")[2].strip().split(" - "))
+    assert set(found) == {"gAUC", "AUC", "logloss"}
+    printed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("test: "))
+    assert printed == "test: " + "  ".join(f"{name} {value}" for name, value in found.items())
     study = optuna.load_study(study_name="DIN-cape-synthetic", storage=f"sqlite:///{tmp_path / 't' / 'study.db'}")
     assert len(study.trials) == 2

@@ -1,4 +1,4 @@
-"""Reads CSV files as a FuxiCTR dataset config describes them (``feature_cols``) into a data set.
+"""Reads CSV or parquet files as a FuxiCTR dataset config describes them (``feature_cols``) into a data set.
 
 FuxiCTR's own preprocessing reuses whatever it finds in its output directory, even if it was made from other files or is
 incomplete, and runs strings of the config as code. Here the data set has a directory of its own, appears complete or
@@ -16,8 +16,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
+from zipfile import BadZipFile
 
 import h5py
+import numpy as np
 import polars as pl
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -39,8 +41,8 @@ class Column(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
     name: str
-    type: Literal["categorical", "sequence", "meta", "numeric"]
-    dtype: Literal["str", "int", "float"]
+    type: Literal["categorical", "sequence", "meta", "numeric", "embedding"]
+    dtype: Literal["str", "int", "float", "list"]
     active: bool = True
     source: str = ""
     share_embedding: str | None = None
@@ -54,6 +56,7 @@ class Column(BaseModel):
     min_categr_count: int | None = None
     remap: bool = True
     preprocess: str | None = None
+    normalizer: Literal["StandardScaler", "MinMaxScaler"] | None = None
     pretrained_emb: str | None = None
     pretrain_dim: int | None = None
     pretrain_usage: Literal["init", "sum", "concat"] = "init"
@@ -63,13 +66,18 @@ class Column(BaseModel):
     def read_from(self) -> str:
         """The CSV column: its own, or with ``preprocess: copy_from(x)`` another."""
         copied = re.fullmatch(r"copy_from\((\w+)\)", self.preprocess or "")
+        if self.normalizer and self.type != "numeric":
+            raise UserError(f"feature_cols: '{self.name}': a {self.type} column has no normalizer, numeric ones have")
+        if self.type == "embedding" and not self.pretrain_dim:
+            raise UserError(f"feature_cols: '{self.name}': an embedding column needs pretrain_dim, its numbers per row")
         if self.preprocess and not copied:
             raise UserError(f"feature_cols: '{self.name}': preprocess '{self.preprocess}' is not copy_from(column)")
         return copied[1] if copied else self.name
 
 
 def build_csv(params: Mapping[str, Any], groups: Sequence[Group] = ()) -> Dataset:
-    """The data set of a FuxiCTR config with ``data_format: csv``, in ``<data_root>/<dataset_id>/ctr_pe``.
+    """The data set of a FuxiCTR config with ``feature_cols``, in ``<data_root>/<dataset_id>/ctr_pe``: from CSV files,
+    or with ``data_format: parquet`` from parquet files, whose histories and vectors may be lists.
 
     It is built once, and again when the files or the description of the columns have changed. Histories keep their
     most recent ``max_len`` items whatever ``padding`` says (FuxiCTR keeps the oldest with ``padding: post``). Ids are
@@ -105,7 +113,10 @@ def feature_specs(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         UserError: as :func:`build_csv`.
     """
     columns, tables = _described(params)
-    return _specs(columns, tables, dict.fromkeys(tables, Vocabulary([])), {}, {})
+    vectors = {
+        column.name: ("", 0) for column in columns if column.pretrained_emb and tables[column.name] == column.name
+    }
+    return _specs(columns, tables, dict.fromkeys(tables, Vocabulary([])), {}, vectors)
 
 
 def _described(params: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
@@ -200,29 +211,41 @@ class _Build:
             tables = self._vocabularies(frames["train"], vectors)
             vocabularies = {name: tables[table] for name, table in self.tables.items()}
             lengths = self._max_lens(frames["train"])
-            made = self._encoded(frames.values(), vocabularies, lengths)
+            scales = self._scales(frames["train"])
+            made = self._encoded(frames.values(), vocabularies, lengths, scales)
             splits = {
                 name: self._write(writer, name, frame.select(made), vocabularies) for name, frame in frames.items()
             }
         except pl.exceptions.PolarsError as error:
             raise UserError(f"{self.files['train'].parent}: {str(error).splitlines()[0]}") from None
-        for name, file in vectors.items():
-            shutil.copyfile(file, writer.path / f"pretrained_{name}.h5")
-        features = _specs(self.columns, self.tables, vocabularies, lengths, vectors)
+        dims = {name: self._keep_vectors(name, file, writer.path) for name, file in vectors.items()}
+        features = _specs(self.columns, self.tables, vocabularies, lengths, dims)
         vocabs = {name: vocabulary.stored() for name, vocabulary in tables.items()}
-        report = {"source": self.fingerprint, "splits": splits}
+        if vectors and len(vocabs) == 1:  # FuxiCTR's layer of pretrained vectors fails where there is one entry
+            vocabs |= {name: vocabulary.stored() for name, vocabulary in vocabularies.items()}
+        report = {"source": self.fingerprint, "splits": splits, "normalizers": scales}
         return Content(self.label, self.params.get("group_id"), features, self.groups, vocabs, report)
 
     def _scan(self, file: Path) -> pl.LazyFrame:
         """The columns in use under the features' names: ids as text, lists of text, numbers; the label unchanged."""
-        separator = str(self.params.get("sep") or ",")
-        header = pl.read_csv(file, n_rows=0, separator=separator).columns
+        separator, is_parquet = str(self.params.get("sep") or ","), self.params.get("data_format") == "parquet"
+        if is_parquet:
+            frame = pl.scan_parquet(file)
+            types: Mapping[str, Any] = frame.collect_schema()
+        else:
+            types = pl.read_csv(file, n_rows=0, separator=separator).schema
         for name in (self.label, *(column.read_from for column in self.columns)):
-            if name not in header:
-                raise UserError(f"{file}: no column '{name}': {nearest(name, header)}")
-        text = {column.read_from: pl.String for column in self.columns}
-        frame = pl.scan_csv(file, separator=separator, schema_overrides={**text, self.label: pl.Float64})
-        return frame.select(self.label, *[_parsed(column).alias(column.name) for column in self.columns])
+            if name not in types:
+                raise UserError(f"{file}: no column '{name}': {nearest(name, types)}")
+        if is_parquet:
+            frame = frame.with_columns(pl.col(self.label).cast(pl.Float64))
+        else:
+            text = {column.read_from: pl.String for column in self.columns}
+            frame = pl.scan_csv(file, separator=separator, schema_overrides={**text, self.label: pl.Float64})
+        read = [_parsed(column, types[column.read_from] if is_parquet else pl.String()) for column in self.columns]
+        return frame.select(
+            self.label, *[parsed.alias(column.name) for column, parsed in zip(self.columns, read, strict=True)]
+        )
 
     def _vocabularies(self, train: pl.LazyFrame, vectors: Mapping[str, Path]) -> dict[str, Vocabulary]:
         """Of each table, by the counts in all of its columns."""
@@ -244,7 +267,7 @@ class _Build:
             for columns in counts.values()
         ]
         found = zip(counts, pl.collect_all(totals, engine="streaming"), strict=True)
-        more = {name: _keys(file) for name, file in vectors.items()}
+        more = {name: vectors_of(file)[0] for name, file in vectors.items()}
         return {name: Vocabulary(list(dict.fromkeys([*total["value"], *more.get(name, [])]))) for name, total in found}
 
     def _max_lens(self, train: pl.LazyFrame) -> dict[str, int]:
@@ -254,8 +277,40 @@ class _Build:
             lengths |= {name: max(1, int(found[name][0] or 0)) for name in unknown}
         return lengths
 
+    def _scales(self, train: pl.LazyFrame) -> dict[str, tuple[float, float]]:
+        """What a normalizer subtracts and divides by, of the train rows, as scikit-learn's: constant columns by 1."""
+        named = {column.name: column.normalizer for column in self.columns if column.normalizer}
+        if not named:
+            return {}
+        parts = [
+            expression.alias(f"{part} {name}")
+            for name, kind in named.items()
+            for part, expression in zip(("shift", "scale"), _statistics(pl.col(name), kind), strict=True)
+        ]
+        found = train.select(parts).collect(engine="streaming")
+        return {name: (float(found[f"shift {name}"][0]), float(found[f"scale {name}"][0]) or 1.0) for name in named}
+
+    def _keep_vectors(self, name: str, file: Path, folder: Path) -> tuple[str, int]:
+        """Keep the vectors of a column beside its rows, in a form that FuxiCTR reads: the file's name, their dim."""
+        column = next(column for column in self.columns if column.name == name)
+        keys, values = vectors_of(file)
+        dim, asked = values.shape[1], column.pretrain_dim
+        if asked is not None and asked != dim:
+            raise UserError(f"{file}: vectors of dim {dim}, but '{name}' has pretrain_dim: {asked}")
+        if file.suffix == ".parquet":  # FuxiCTR reads only its arrays, no lists
+            kept = f"pretrained_{name}.npz"
+            np.savez(folder / kept, key=np.array(keys), value=values[:])
+        else:
+            kept = f"pretrained_{name}{file.suffix}"
+            shutil.copyfile(file, folder / kept)
+        return kept, dim
+
     def _encoded(
-        self, frames: Iterable[pl.LazyFrame], vocabularies: Mapping[str, Vocabulary], lengths: Mapping[str, int]
+        self,
+        frames: Iterable[pl.LazyFrame],
+        vocabularies: Mapping[str, Vocabulary],
+        lengths: Mapping[str, int],
+        scales: Mapping[str, tuple[float, float]],
     ) -> list[pl.Expr]:
         """The label and the columns as numbers; group ids that are not whole numbers are numbered over all splits."""
         made = [pl.col(self.label)]
@@ -269,6 +324,9 @@ class _Build:
                 value = value.list.tail(lengths[column.name]).list.eval(ids)
             elif column.type == "categorical":
                 value = vocabularies[column.name].ids(value)
+            elif column.name in scales:
+                shift, scale = scales[column.name]
+                value = (value - shift) / scale
             elif column.type == "meta" and column.dtype != "int":
                 values = pl.concat([frame.select(column.name) for frame in frames]).unique().collect()[column.name]
                 value = value.cast(pl.Enum(values.drop_nulls().sort())).to_physical().cast(pl.Int64)
@@ -295,6 +353,10 @@ class _Build:
                     values = frame[column.name]
                     if values.null_count():
                         raise UserError(f"{file}: column '{column.name}' has rows without a value: give it a fill_na")
+                    if column.type == "embedding" and (other := values.list.len() != column.pretrain_dim).any():
+                        found = values.filter(other).list.len()[0]
+                        given = f"has {found} numbers in a row, but pretrain_dim is {column.pretrain_dim}"
+                        raise UserError(f"{file}: column '{column.name}' {given}")
                     if column.name in vocabularies:
                         ids = values.explode(empty_as_null=False) if column.type == "sequence" else values
                         counts[f"{column.name}_unseen"] += int((ids == vocabularies[column.name].unseen).sum())
@@ -317,8 +379,15 @@ class _Build:
         return dict(counts)
 
 
-def _parsed(column: Column) -> pl.Expr:
+def _parsed(column: Column, kind: pl.DataType) -> pl.Expr:
     raw = pl.col(column.read_from)
+    if column.type == "embedding":
+        numbers = raw.str.split(column.splitter) if kind == pl.String else raw
+        return numbers.cast(pl.List(pl.Float64))
+    if column.type == "sequence" and kind != pl.String:
+        nothing = pl.lit([], dtype=pl.List(pl.String))
+        return pl.coalesce(raw.cast(pl.List(pl.String)).list.eval(pl.element().fill_null("")), nothing)
+    raw = raw.cast(pl.String)
     if column.type == "sequence":
         nothing = pl.lit([], dtype=pl.List(pl.String))
         return pl.when(raw.fill_null("") != "").then(raw.str.split(column.splitter)).otherwise(nothing)
@@ -332,14 +401,50 @@ def _parsed(column: Column) -> pl.Expr:
     return raw.cast(pl.Int64).cast(pl.String) if column.dtype == "int" else raw.replace("", None)
 
 
-def _keys(file: Path) -> list[str]:
-    """Original ids that have a vector: all are known, for one that train rows lack may occur in test rows."""
+def _statistics(values: pl.Expr, normalizer: str) -> tuple[pl.Expr, pl.Expr]:
+    if normalizer == "MinMaxScaler":
+        return values.min(), values.max() - values.min()
+    return values.mean(), values.std(ddof=0)
+
+
+def vectors_of(file: Path) -> tuple[list[str], Any]:
+    """Original ids that have a vector, as text, and the vectors (n, dim) of an .h5, .npz or .parquet file with ``key``
+    and ``value``. All these ids are known to a vocabulary: one that train rows lack may occur in test rows.
+
+    Raises:
+        UserError: another kind of file, a missing key or value, vectors that are not one of equal dim per id.
+    """
+    if not file.is_file():
+        raise no_such_file(file)
+    kinds = {".h5": _from_hdf5, ".npz": _from_npz, ".parquet": _from_parquet}
+    if file.suffix not in kinds:
+        raise UserError(f"{file}: pretrained vectors are in {', '.join(kinds)} files")
     try:
-        with h5py.File(file) as content:
-            keys = content["key"][:]
-    except (OSError, KeyError) as error:
-        raise UserError(f"{file}: not an HDF5 file with 'key' and 'value' ({str(error).splitlines()[0]})") from None
-    return [key.decode() if isinstance(key, bytes) else str(key) for key in keys.tolist()]
+        keys, values = kinds[file.suffix](file)
+    except (OSError, KeyError, ValueError, BadZipFile, pl.exceptions.PolarsError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{file}: no {file.suffix} file with 'key' and 'value' ({reason})") from None
+    if len(values.shape) != 2 or len(keys) != len(values):
+        raise UserError(f"{file}: {len(keys)} keys, values of shape {values.shape}: one vector per key is needed")
+    return [key.decode() if isinstance(key, bytes) else str(key) for key in keys.tolist()], values
+
+
+def _from_hdf5(file: Path) -> tuple[Any, Any]:
+    content = h5py.File(file)  # open as long as the values, which stay on disk
+    return content["key"][:], content["value"]
+
+
+def _from_npz(file: Path) -> tuple[Any, Any]:
+    with np.load(file, allow_pickle=False) as content:
+        return content["key"], content["value"]
+
+
+def _from_parquet(file: Path) -> tuple[Any, Any]:
+    content = pl.read_parquet(file, columns=["key", "value"])
+    values = content["value"]
+    if isinstance(values.dtype, pl.List):
+        values = values.list.to_array(len(values[0]) if len(values) else 0)  # an error where dims differ
+    return content["key"].to_numpy(), values.to_numpy().astype(np.float32)
 
 
 def _specs(
@@ -347,9 +452,9 @@ def _specs(
     tables: Mapping[str, str],
     vocabularies: Mapping[str, Vocabulary],
     lengths: Mapping[str, int],
-    vectors: Mapping[str, Path],
+    vectors: Mapping[str, tuple[str, int]],
 ) -> dict[str, dict[str, Any]]:
-    """FuxiCTR's specifications."""
+    """FuxiCTR's specifications. ``vectors``: file and dim of pretrained ones."""
     specs: dict[str, dict[str, Any]] = {}
     for column in columns:
         spec: dict[str, Any] = {"type": column.type} | ({} if column.type == "meta" else {"source": column.source})
@@ -359,9 +464,10 @@ def _specs(
                 spec["share_embedding"] = root
             if column.name in vectors:
                 usage = {"pretrain_usage": column.pretrain_usage, "freeze_emb": column.freeze_emb}
-                spec |= {"pretrained_emb": f"pretrained_{root}.h5", **usage}
-                if dim := column.pretrain_dim or column.embedding_dim:
-                    spec["pretrain_dim"] = dim
+                file, dim = vectors[column.name]
+                spec |= {"pretrained_emb": file, "pretrain_dim": dim, **usage}
+        if column.type == "embedding":
+            spec["pretrain_dim"] = column.pretrain_dim
         encoder = column.feature_encoder
         if column.type == "sequence":
             spec["max_len"] = lengths.get(column.name) or column.max_len or 1

@@ -1,0 +1,40 @@
+"""``ctr-pe data convert``: write a data set for FuxiCTR's own loaders.
+
+Write a data set in the form that FuxiCTR's own loaders read: histories padded to one length, in a
+directory of its own with feature_map.json and dataset_config.yaml. This package reads that form too.
+
+examples:
+  ctr-pe data convert amazon_sports --out fuxictr/amazon_sports
+  ctr-pe data convert data/mine --out fuxictr/mine --format npz
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ctr_pe.commands.options import Parser, data_root_option
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument("name", metavar="NAME", help="a data set below the data root, or the path of one")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the new directory")
+    parser.add_argument(
+        "--format", choices=["parquet", "npz"], default="parquet", help="of the rows (default: parquet)"
+    )
+    data_root_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ctr_pe.data.built_in import BUILT_IN, generate_built_in
+    from ctr_pe.data.convert import convert
+    from ctr_pe.data.dataset import data_root, open_dataset
+
+    path = data_root(args.data_root) / args.name
+    missing = args.name in BUILT_IN and not path.exists()
+    dataset = generate_built_in(path) if missing else open_dataset(args.name, args.data_root)
+    ages = convert(dataset, args.out, args.format)
+    print(" · ".join(f"{split} {rows:,}" for split, rows in dataset.rows.items()) + f" rows in {args.out}")
+    if ages:
+        print(f"left out, because FuxiCTR has no lists of seconds: {', '.join(ages)}")
+    return 0
