@@ -206,10 +206,14 @@ def _workers(request: Request, runs: int) -> int:
 
 
 def _keep_rows(store: Store, dataset: Dataset) -> None:
-    """Store labels and users of the test rows for the bootstrap. Without users every row is a user of its own."""
+    """Store labels and users of the test rows for the bootstrap, and the click rate of the training rows. Without users
+    every row is a user of its own."""
+    if "click_rate" in store.about(dataset.data_hash):
+        return
+    clicks = pl.scan_parquet(dataset.split("train")).select(pl.col(dataset.label).mean()).collect().item()
     frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, *filter(None, [dataset.group_id])])
     users = frame[dataset.group_id] if dataset.group_id else pl.int_range(len(frame), eager=True)
-    store.save_rows(dataset.data_hash, frame[dataset.label].to_numpy(), users.to_numpy())
+    store.save_rows(dataset.data_hash, frame[dataset.label].to_numpy(), users.to_numpy(), click_rate=clicks)
 
 
 def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]]) -> None:

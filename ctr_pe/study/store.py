@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -21,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.errors import UserError
+from ctr_pe.evaluation import evaluate
 
 FILE = "results.jsonl"
 FIRST_KEY = b'{"model"'  # how every line begins: distinguishes a truncated line from a foreign file
@@ -149,20 +151,35 @@ class Store:
             return None
         return scores if scores.dtype == np.float32 and scores.ndim == 1 else None
 
-    def save_rows(self, data_hash: str, labels: npt.NDArray[Any], users: npt.NDArray[Any]) -> None:
-        """Keep the labels (N,) and users (N,) of the test rows, so that tables need the store only."""
+    def save_rows(self, data_hash: str, labels: npt.NDArray[Any], users: npt.NDArray[Any], **more: Any) -> None:
+        """Keep the labels (N,) and users (N,) of the test rows, so that tables need the store only; and ``more`` about
+        the data, under any names, which is added to a file of an older version."""
         file = self.path / "scores" / f"rows-{data_hash}.npz"
-        if not file.exists():
+        if not file.exists() or not more.keys() <= self.about(data_hash).keys():
             codes = np.unique(users, return_inverse=True)[1].astype(np.int32)
-            _write(file, lambda stream: np.savez_compressed(stream, labels=labels.astype(np.uint8), users=codes))
+            kept = {"labels": labels.astype(np.uint8), "users": codes, **more}
+            _write(file, lambda stream: np.savez_compressed(stream, **kept))
 
     def rows(self, data_hash: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
         """Labels and users of the test rows, or None if the file is gone or unreadable."""
+        kept = self.about(data_hash)
+        return (kept["labels"], kept["users"]) if kept.keys() >= {"labels", "users"} else None
+
+    def about(self, data_hash: str) -> dict[str, npt.NDArray[Any]]:
+        """All that ``save_rows`` kept, by name: nothing if the file is gone or unreadable."""
         try:
             with np.load(self.path / "scores" / f"rows-{data_hash}.npz", allow_pickle=False) as rows:
-                return rows["labels"], rows["users"]
+                return {name: rows[name] for name in rows.files}
         except (OSError, ValueError, KeyError, BadZipFile):
-            return None
+            return {}
+
+    def base_logloss(self, data_hash: str) -> float:
+        """Of a constant prediction for the test rows, the click rate of the training rows; NaN if that is not kept."""
+        kept = self.about(data_hash)
+        if not kept.keys() >= {"labels", "click_rate"} or not len(kept["labels"]):
+            return math.nan
+        constant = np.full(len(kept["labels"]), float(kept["click_rate"]))
+        return evaluate(kept["labels"], constant, metrics=["logloss"])["logloss"]
 
     def weights(self, key: Key) -> Path:
         """The file for the weights of a run."""
