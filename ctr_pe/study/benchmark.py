@@ -16,7 +16,7 @@ from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import Dataset, data_root, open_dataset
 from ctr_pe.errors import UserError, counted, nearest, say
 from ctr_pe.model_zoo.keys import check_gpu
-from ctr_pe.study import runner, suite_tables
+from ctr_pe.study import estimate, runner, suite_tables
 from ctr_pe.study.rendering import as_csv, as_markdown, as_text
 from ctr_pe.study.runner import Job, Train
 from ctr_pe.study.store import Key, Store, device_of, hash_of
@@ -50,6 +50,7 @@ class Request:
 
     ``params``: hyper-parameters under FuxiCTR's names. ``out``: directory of results and tables. ``jobs``: runs at
     once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``: directory of data sets.
+    ``dry_run``: only the plan and an estimate of its time.
     """
 
     suite: str | None = None
@@ -66,17 +67,19 @@ class Request:
     gpu: int = -1
     data_root: Path | None = None
     keep_weights: bool = False
+    dry_run: bool = False
 
 
 def run(request: Request, stand_in: Train | None = None) -> int:
-    """Train what the store does not have yet; print the tables and write them beside the store.
+    """Train what the store does not have yet; print the tables and write them beside the store. A dry run prints what
+    would be trained.
 
     Args:
         request: what to run.
         stand_in: used in place of ``ctr_pe.training.train``; importable in another process.
 
     Returns:
-        Exit code: 0, 1 if runs failed, 130 after Ctrl-C.
+        Exit code: 0, 1 if runs failed or, in a dry run, would fail before their first step, 130 after Ctrl-C.
 
     Raises:
         UserError: a name, value, data set, suite or store that cannot be used; nothing has been trained then.
@@ -93,17 +96,23 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         by_cell = {cell: _jobs(request, suite, cell, datasets[cell.dataset], store) for cell in found}
         # Seed by seed, so that a benchmark that is stopped has complete comparisons.
         jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
-        for dataset in datasets.values():
-            _keep_rows(store, dataset)
         for notice in store.notices:
             say(notice)
         workers = _workers(request, len(jobs))
         title = f"{suite.title}: {len(found)} cells" if request.suite else f"{first}: {suite.title}"
         title += f" × {counted(suite.seeds, 'seed')} = {len(jobs)} runs"
-        say(f"{title}, {workers} at once; results in {store.path}")
+        if not request.dry_run:
+            say(f"{title}, {workers} at once; results in {store.path}")
         done = store.read()
         if lacking := sum(job.key in done for job in jobs if job.run.weights and not job.run.weights.exists()):
             say(f"{lacking} there already, without weights, and not run again: another --out has them all with weights")
+        planned = estimate.measure_all(by_cell, done) if stand_in is None or request.dry_run else []
+        if request.dry_run:
+            return _print_plan(title, planned, workers)
+        if any(one.estimate for one in planned):
+            say(estimate.summary(planned, workers))
+        for dataset in datasets.values():
+            _keep_rows(store, dataset)
         failed = runner.run_all(jobs, store, stand_in or train, workers)
         _write_tables(store, suite if request.suite else None, by_cell)
     except KeyboardInterrupt:
@@ -203,6 +212,14 @@ def _workers(request: Request, runs: int) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     default = 1 if request.gpu >= 0 else max(1, cores // request.threads)
     return min(request.jobs or default, runs)
+
+
+def _print_plan(title: str, planned: Sequence[estimate.Planned], workers: int) -> int:
+    if planned:
+        print(as_text(estimate.plan_table(f"Dry run. {title}, {workers} at once", planned, workers)))
+    else:
+        print(f"Dry run. {title}: all are there already")
+    return int(any(one.problem for one in planned))
 
 
 def _keep_rows(store: Store, dataset: Dataset) -> None:
