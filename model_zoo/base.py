@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +18,7 @@ from fuxictr.pytorch import layers
 from fuxictr.pytorch.models import BaseModel
 from fuxictr.pytorch.torch_utils import get_loss
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ctr_pe.choices import check_choices, choose
 from ctr_pe.errors import UserError
@@ -257,14 +259,19 @@ class RankModel(BaseModel):  # type: ignore[misc]
             own = {field: ids[field] for field in group.history}
             mask = own[group.history[0]] != 0
             if self.max_len is not None and mask.shape[1] > self.max_len:
-                # A stable sort moves padding to the front and keeps the order of the items: the last are the newest.
-                newest = mask.byte().argsort(dim=1, stable=True)[:, -self.max_len :]
+                newest = self.newest(mask)
                 mask, age = mask.gather(1, newest), None if age is None else age.gather(1, newest)
                 own = {field: values.gather(1, newest) for field, values in own.items()}
             positions.append(Positions.from_mask(mask, age))
             for field, values in own.items():
                 packed.setdefault(field, []).append(positions[-1].pack(values))
         return positions, packed
+
+    def newest(self, mask: Tensor) -> Tensor:
+        """mask (B, L) -> the slots (B, max_len) of the newest items, and padding where there are fewer."""
+        assert self.max_len is not None
+        # A stable sort moves padding to the front and keeps the order of the items: the last are the newest.
+        return mask.byte().argsort(dim=1, stable=True)[:, -self.max_len :]
 
     def precision(self) -> torch.autocast:
         """Of attention: bfloat16 with ``amp``."""
@@ -288,6 +295,19 @@ class RankModel(BaseModel):  # type: ignore[misc]
         :meth:`of_candidates`."""
         return None
 
+    def extend(self, encoded: Encoded, inputs: Mapping[str, Tensor], elapsed: int = 0) -> Encoded:
+        """``encoded`` histories and the events that came since, of which ``inputs`` has the history fields and ages
+        (B, n): what :meth:`encode` gives for all of them. ``elapsed``: seconds between the two requests."""
+        return candidates.extend(self, encoded, inputs, elapsed)
+
+    def extends(self, index: int) -> bool:
+        """Whether group ``index`` has an ``extend_history`` that gives what encoding again would."""
+        return False
+
+    def extend_history(self, index: int, states: Any, item: Tensor, history: Tensor, positions: Positions) -> Any:
+        """``encode_history`` of each history and one item (B, D) after it, from ``states``, that of the history."""
+        raise NotImplementedError
+
     def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
         """Group ``index``: ``interest`` (B, K, any width) of K targets (B, K, D), with ``states`` by
         ``encode_history``. By default each target gets a copy of its history."""
@@ -305,10 +325,18 @@ class RankModel(BaseModel):  # type: ignore[misc]
     # FuxiCTR's names for training, which is ctr_pe.training: imported when used, because it stands above the models.
 
     def compile(self, optimizer: Any, loss: Any, lr: float) -> None:
+        self.loss_fn = get_loss(choose("loss", loss))
+        self._update = (choose("optimizer", optimizer), lr, choose("table_optimizer", self._table_optimizer))
+        self.__dict__.pop("optimizer", None)
+        if self._table_optimizer is not None:  # makes the tables' gradients sparse, which the loss has to know
+            _ = self.optimizer
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """Made at the first training step: torch takes a second to import what it needs, and scoring needs none."""
         from ctr_pe.training import make_optimizer
 
-        self.loss_fn = get_loss(choose("loss", loss))
-        self.optimizer = make_optimizer(self, optimizer, lr, self._table_optimizer)
+        return make_optimizer(self, *self._update)
 
     def fit(
         self,

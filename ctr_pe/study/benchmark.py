@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from ctr_pe import checks
@@ -17,6 +19,8 @@ from ctr_pe.data.dataset import Dataset, data_root, open_dataset
 from ctr_pe.errors import UserError, counted, nearest, say
 from ctr_pe.model_zoo.keys import check_gpu
 from ctr_pe.study import estimate, runner, suite_tables
+from ctr_pe.study.forest import write_forest
+from ctr_pe.study.latex import as_latex
 from ctr_pe.study.rendering import as_csv, as_markdown, as_text
 from ctr_pe.study.runner import Job, Train
 from ctr_pe.study.store import Key, Store, device_of, hash_of
@@ -50,6 +54,7 @@ class Request:
 
     ``params``: hyper-parameters under FuxiCTR's names. ``out``: directory of results and tables. ``jobs``: runs at
     once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``: directory of data sets.
+    ``keep``: called with a folder below ``out`` and what ``Run.keep`` gets, to write the model there.
     ``dry_run``: only the plan and an estimate of its time.
     """
 
@@ -67,6 +72,7 @@ class Request:
     gpu: int = -1
     data_root: Path | None = None
     keep_weights: bool = False
+    keep: Callable[..., None] | None = None
     dry_run: bool = False
 
 
@@ -103,16 +109,19 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         title += f" × {counted(suite.seeds, 'seed')} = {len(jobs)} runs"
         if not request.dry_run:
             say(f"{title}, {workers} at once; results in {store.path}")
-        done = store.read()
-        if lacking := sum(job.key in done for job in jobs if job.run.weights and not job.run.weights.exists()):
-            say(f"{lacking} there already, without weights, and not run again: another --out has them all with weights")
+        done = [job.key for job in jobs if job.key in store.read()]
+        wanted = {"weights": request.keep_weights and store.weights, "models": request.keep and store.model}
+        for what, path in wanted.items():
+            if path and (lacking := sum(not path(key).exists() for key in done)):
+                there = f"{lacking} there already, without {what}, and not run again"
+                say(f"{there}: another --out has them all with {what}")
         planned = estimate.measure_all(by_cell, done) if stand_in is None or request.dry_run else []
         if request.dry_run:
             return _print_plan(title, planned, workers)
         if any(one.estimate for one in planned):
             say(estimate.summary(planned, workers))
         for dataset in datasets.values():
-            _keep_rows(store, dataset)
+            keep_rows(store, dataset)
         failed = runner.run_all(jobs, store, stand_in or train, workers)
         _write_tables(store, suite if request.suite else None, by_cell)
     except KeyboardInterrupt:
@@ -202,7 +211,8 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
     for seed in range(request.seed, request.seed + suite.seeds):
         key = Key(*setting, cell.pe, seed, device_of(request.gpu))
         weights = store.weights(key) if request.keep_weights else None
-        how = (suite.protocol, params, request.gpu, request.threads, weights)
+        keep = partial(request.keep, store.model(key)) if request.keep else None
+        how = (suite.protocol, params, request.gpu, request.threads, weights, keep)
         jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how), key, varied))
     return jobs
 
@@ -222,19 +232,26 @@ def _print_plan(title: str, planned: Sequence[estimate.Planned], workers: int) -
     return int(any(one.problem for one in planned))
 
 
-def _keep_rows(store: Store, dataset: Dataset) -> None:
-    """Store labels and users of the test rows for the bootstrap, and the click rate of the training rows. Without users
-    every row is a user of its own."""
-    if "click_rate" in store.about(dataset.data_hash):
+def keep_rows(store: Store, dataset: Dataset) -> None:
+    """Store labels, users and history lengths of the test rows, for the bootstrap and the report, how many rows the
+    splits have, and the click rate of the training rows. Without users every row is a user of its own."""
+    if store.about(dataset.data_hash).keys() >= {"lengths", "splits", "click_rate"}:
         return
-    clicks = pl.scan_parquet(dataset.split("train")).select(pl.col(dataset.label).mean()).collect().item()
-    frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, *filter(None, [dataset.group_id])])
+    history = dataset.groups[0].history[0]
+    frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, history, *filter(None, [dataset.group_id])])
     users = frame[dataset.group_id] if dataset.group_id else pl.int_range(len(frame), eager=True)
-    store.save_rows(dataset.data_hash, frame[dataset.label].to_numpy(), users.to_numpy(), click_rate=clicks)
+    real = frame.select(pl.col(history).list.eval(pl.element() != 0).list.sum().fill_null(0)).to_series()
+    lengths = real.clip(upper_bound=dataset.max_len).cast(pl.Int32).to_numpy()
+    splits = np.array([dataset.rows.get(split, 0) for split in ("train", "valid", "test")])
+    labels = frame[dataset.label].to_numpy()
+    clicks = pl.scan_parquet(dataset.split("train")).select(pl.col(dataset.label).mean()).collect().item()
+    more = {"lengths": lengths, "splits": splits, "click_rate": clicks}
+    store.save_rows(dataset.data_hash, labels, users.to_numpy(), **more)
 
 
 def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]]) -> None:
-    """Write table.md and table.csv of everything in the store, and the suite's tables; print those of the request."""
+    """Write table.md, table.csv, table.tex and the forest plot of everything in the store, and the suite's tables;
+    print those of the request."""
     keys = {cell: [job.key for job in jobs] for cell, jobs in by_cell.items()}
     by_setting = make_tables(store)
     tables = list(by_setting.values())
@@ -249,10 +266,12 @@ def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequ
     files: dict[str, str] = {}
     for name, some in written.items():
         files |= {f"{name}.md": as_markdown(some), f"{name}.csv": as_csv(some)}
+    files["table.tex"] = as_latex(tables)
     for name, text in files.items():
         try:
             (store.path / name).write_text(text, encoding="utf-8")
         except OSError as error:
             raise UserError(f"{store.path / name}: {error.strerror}") from None
     if tables:
+        files |= dict.fromkeys(write_forest(store, by_setting), "")
         print(f"\n{store.path}: {', '.join(files)}, results.jsonl (one line per run)", flush=True)

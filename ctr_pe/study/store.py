@@ -1,5 +1,5 @@
 """The store of finished runs: ``results.jsonl``, one line each, ``scores/``, their predictions on the test rows, and
-optionally ``weights/``.
+optionally ``weights/`` and ``models/``.
 
 A line is appended with one write and flushed to disk at once, so a killed benchmark loses only the unfinished runs.
 Several processes may share a store.
@@ -76,6 +76,7 @@ class Result:
     device: str = "cpu"
     params: dict[str, Any] = field(default_factory=dict)
     auxiliary: dict[str, float] = field(default_factory=dict)  # losses by name, means over the last epoch
+    history: list[dict[str, Any]] = field(default_factory=list)  # of the epochs, as ctr_pe.training.loop.Epoch
 
     @property
     def key(self) -> Key:
@@ -185,6 +186,10 @@ class Store:
         """The file for the weights of a run."""
         return self.path / "weights" / f"{key.name}.pt"
 
+    def model(self, key: Key) -> Path:
+        """The folder for the model of a run."""
+        return self.path / "models" / key.name
+
     def _scores(self, key: Key) -> Path:
         return self.path / "scores" / f"{key.name}.npy"
 
@@ -218,10 +223,18 @@ def _write(file: Path, save: Callable[[BinaryIO], None]) -> None:
 
 
 def _line(result: Result) -> bytes:
-    """JSON has no NaN: an undefined metric is null."""
+    """JSON has no NaN: an undefined number is null."""
     record = asdict(result)
-    record["metrics"] = {name: None if value != value else value for name, value in result.metrics.items()}
+    record |= {name: _null_for_nan(record[name]) for name in ("metrics", "history")}
     return json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n"
+
+
+def _null_for_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _null_for_nan(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_null_for_nan(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _result(record: Any) -> Result:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 from tqdm import tqdm
 
@@ -210,6 +211,7 @@ class _Rows:
         self.ids: dict[str, npt.NDArray[Any]] = {}  # (N,) of each item
         self.vocabs: dict[str, dict[str, int]] = {}
         self.features: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
+        self.items = log.items  # every item of the file of items, those that the log lacks too, and their ids
         known: dict[str, int] = {}
         for column in log.catalogue:  # ties go by value
             feature, values = column.name, column.unique().sort()
@@ -218,6 +220,9 @@ class _Rows:
             self.ids[feature] = vocabulary.table(len(values))[value]
             self.vocabs[feature] = Vocabulary(values.gather(np.asarray(vocabulary.originals)).to_list()).stored()
             known[feature] = len(vocabulary)
+            ids = pl.Series(f"{feature}:id", vocabulary.table(len(values)))
+            self.items = self.items.join(pl.DataFrame([values, ids]), on=feature, how="left", maintain_order="left")
+            self.items = self.items.with_columns(pl.col(ids.name).fill_null(vocabulary.unseen))
             self.features[feature] = target_spec(known[feature])
         for group, chosen in zip(groups, (True, False), strict=False):
             for feature, name in zip(group.target, group.history, strict=True):
@@ -325,7 +330,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "seconds": round(seconds, 3),
         "rows_per_second": round(counter.rows / seconds),
     }
-    return Content(LABEL, USER, written.features, groups, written.vocabs, report)
+    return Content(LABEL, USER, written.features, groups, written.vocabs, report, written.items)
 
 
 def summary(dataset: Dataset) -> str:
