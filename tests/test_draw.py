@@ -7,7 +7,7 @@ import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import numpy as np
@@ -53,11 +53,11 @@ def fresh(root: Path, pe: str, model: str = "DIN", options: list[str] | None = N
     """A model whose encoding does something, and requests."""
     small = {"DIN": SMALL, "SASRec": SMALL_SASREC}.get(model, [])
     dataset, (found,) = drawn(wanted(root, pe, model=model, set=[*small, *(options or [])], seed=0))
-    model = found.before()
+    built = found.before
     torch.manual_seed(0)
-    for parameter in model.parameters():
+    for parameter in built.parameters():
         nn.init.normal_(parameter, std=0.5)
-    return model.eval(), some_requests(dataset, model, 100)
+    return built.eval(), some_requests(dataset, built, 100)
 
 
 def effects_of(root: Path, pe: str, model: str = "DIN", options: list[str] | None = None) -> tuple[Any, Effects]:
@@ -289,7 +289,7 @@ def test_seeds_are_averaged_with_a_band_of_their_spread() -> None:
         rings = Image(title="phases", name="phases", values=np.full((2, 2), shift), kind="density")
         return [Lines(title="bias", name="bias", y="", curves=curves), heat, rings]
 
-    lines, heat, rings = merged([of_seed(0.0), of_seed(1.0), of_seed(5.0)])
+    lines, heat, rings = cast(list[Any], merged([of_seed(0.0), of_seed(1.0), of_seed(5.0)]))
     before, after, over_requests = lines.curves
     assert before.band is None
     np.testing.assert_allclose(before.y, [0, 2])
@@ -299,15 +299,17 @@ def test_seeds_are_averaged_with_a_band_of_their_spread() -> None:
     np.testing.assert_allclose(over_requests.band, [[-3, -3], [3, 3]])  # of the requests, averaged
     np.testing.assert_allclose(heat.values, 2)
     np.testing.assert_allclose(rings.values, 0)  # planes of two seeds have nothing in common
-    assert merged([of_seed(1.0)])[0].curves[1].band is None
+    (alone, *_) = cast(list[Any], merged([of_seed(1.0)]))
+    assert alone.curves[1].band is None
 
 
 def test_the_seeds_of_a_new_encoding_are_those_of_a_benchmark(root: Path) -> None:
     _, found = drawn(wanted(root, "naive"))
     assert [one.run.seed for one in found] == [0, 1, 2, 3, 4]
-    dataset, batch = found[0].dataset, some_requests(found[0].dataset, found[0].before(), 100)
+    dataset, batch = found[0].dataset, some_requests(found[0].dataset, found[0].before, 100)
     assert dataset.dataset_id == "synthetic"
-    panels = merged([panels_of([("now", measure(one.before(), batch, LONGEST))]) for one in found])
+    panels = merged([panels_of([("now", measure(one.before, batch, LONGEST))]) for one in found])
+    assert isinstance(panels[0], Lines)
     assert panels[0].curves[0].band is not None
     assert {panel.name for panel in panels} == {"attention", "vectors"} <= KINDS.keys()
 
@@ -355,17 +357,17 @@ def test_before_is_the_first_step_and_after_gives_the_stored_scores(root: Path, 
     assert [one.run.pe for one in found] == ["none", "cape"]
     for one in found:
         assert one.result is not None
-        after = one.after()
+        after = one.after
         rows = BatchLoader(after.feature_map, dataset.split("test"), split="test")
         np.testing.assert_allclose(after.predict(rows), store.scores(one.result.key), atol=1e-6)
-    assert not found[1].before().attentions[0].pe.table.any()
-    assert found[1].after().attentions[0].pe.table.any()
+    assert not found[1].before.attentions[0].pe.table.any()
+    assert found[1].after.attentions[0].pe.table.any()
     backbones = [weights_of(one) for one in found]
     assert all(torch.equal(backbones[0][name], backbones[1][name]) for name in backbones[0])
 
 
 def weights_of(one: Drawn) -> dict[str, Tensor]:
-    return {name: value for name, value in one.before().state_dict().items() if ".pe." not in name}
+    return {name: value for name, value in one.before.state_dict().items() if ".pe." not in name}
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("PDF", b"%PDF")])
@@ -473,11 +475,11 @@ def test_weights_that_are_none_are_one_line(root: Path, tmp_path: Path) -> None:
     for content in (b"", b"x" * 100):
         file.write_bytes(content)
         with pytest.raises(UserError, match="not the weights of this model") as error:
-            drawn(wanted(root, "none", store=tmp_path, set=[]))[1][0].after()
+            picture(tmp_path / "x.png", wanted(root, "none", store=tmp_path, set=[]))
         assert "\n" not in str(error.value)
     torch.save({"nothing": torch.zeros(1)}, file)
     with pytest.raises(UserError, match="not the weights of this model"):
-        drawn(wanted(root, "none", store=tmp_path, set=[]))[1][0].after()
+        picture(tmp_path / "x.png", wanted(root, "none", store=tmp_path, set=[]))
 
 
 def test_runs_on_other_data_are_not_drawn(store: Store, tmp_path: Path) -> None:

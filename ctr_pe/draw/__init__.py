@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +45,16 @@ def picture(out: Path, wanted: Wanted, only: Sequence[str] = (), size: str = "pa
     from ctr_pe.draw.figure import draw
 
     dataset, found = drawn(wanted)
-    model = found[0].before()
+    model = found[0].before
     batch = some_requests(dataset, model, REQUESTS)
     longest = _longest(model.groups[0], batch)
     units = len(units_of(model))
     by_seed: dict[str, list[list[Panel]]] = {}
     first: dict[str, list[list[Attention]]] = {}
-    for one in found:
-        moments = [(INITIAL if one.weights is None else BEFORE, measure(one.before(), batch, longest))]
+    for one in (replace(one) for one in found):  # a copy keeps its models no longer than its turn
+        moments = [(INITIAL if one.weights is None else BEFORE, measure(one.before, batch, longest))]
         if one.weights is not None:
-            moments.append((AFTER, measure(one.after(), batch, longest)))
+            moments.append((AFTER, measure(one.after, batch, longest)))
         by_seed.setdefault(one.pe, []).append(panels_of(moments))
         first.setdefault(one.pe, []).append(moments[0][1])
     columns = {pe: merged(of_seeds) for pe, of_seeds in by_seed.items()}

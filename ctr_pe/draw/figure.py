@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator
 
 from ctr_pe.draw.panels import BEFORE, INITIAL, KINDS, Image, Lines, Panel
@@ -76,8 +77,8 @@ def draw(out: Path, title: str, notes: Sequence[str], columns: Mapping[str, Sequ
     lines = [line for note in notes for line in textwrap.wrap(note, letters)]
     top = 0.24 + LINE * len(lines)
     heights = [sum(band.heights) for band in bands]
-    figure = Figure(figsize=(width, top + sum(heights)), layout="constrained")
-    figure.get_layout_engine().set(w_pad=0.02, h_pad=0.02, wspace=0.03, hspace=0.0)  # type: ignore[union-attr]
+    layout = ConstrainedLayoutEngine(w_pad=0.02, h_pad=0.02, wspace=0.03, hspace=0.0)
+    figure = Figure(figsize=(width, top + sum(heights)), layout=layout)
     parts: Any = figure.subfigures(1 + len(bands), 1, height_ratios=[top, *heights], squeeze=False)[:, 0]
     parts[0].text(0.01, 1 - 0.04 / top, title, fontsize=TITLE, fontweight="bold", va="top")
     for number, line in enumerate(lines):

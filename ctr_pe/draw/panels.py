@@ -163,8 +163,8 @@ def of_links(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Panel]:
                 if panels and not any(_values(panels) == _values(others) for others in by_unit.values()):
                     by_unit[unit.label] = panels
             for label, panels in by_unit.items():
-                unit = label if len(by_unit) > 1 else ""
-                found += [replace(panel, name=name, unit=unit) for panel in panels]
+                named = label if len(by_unit) > 1 else ""
+                found += [replace(panel, name=name, unit=named) for panel in panels]
     return found
 
 

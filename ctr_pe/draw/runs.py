@@ -6,7 +6,8 @@ import json
 import shlex
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -55,15 +56,17 @@ class Drawn:
     result: Result | None = None
     left_out: int = 0
 
+    @cached_property
     def before(self) -> Any:
         """The model before training."""
         with tempfile.TemporaryDirectory(prefix="ctr-pe-") as folder:
             return build_model(self.run, self.dataset, folder)
 
+    @cached_property
     def after(self) -> Any:
         """The model after training. Raises UserError if the file holds other weights."""
         assert self.weights is not None
-        return _trained(self.before(), self.weights)
+        return _trained(replace(self).before, self.weights)
 
 
 def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
