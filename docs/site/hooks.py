@@ -41,3 +41,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
         return f"`{target}`" if text in (target, posixpath.basename(target)) else f"{text} (`{target}`)"
 
     return LINK.sub(linked, markdown)
+
+
+def on_page_content(html: str, page: Any, config: Any, files: Files) -> str:
+    """Docstrings name code as Sphinx does, :func:`~ctr_pe.training.fit`: the name alone is shown."""
+    html = re.sub(r":(?:attr|class|data|func|meth|mod):(?=<code>)", "", html)
+    return re.sub(r"<code>~(?:\w+\.)*(\w+)</code>", r"<code>\1</code>", html)
