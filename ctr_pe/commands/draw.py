@@ -7,7 +7,7 @@ and after the training of a benchmark, else as initialised.
 
 examples:
   ctr-pe draw alibi,kerple_log --only bias --size column --out bias.pdf
-  ctr-pe benchmark --pe none,rope,cape --repeats 1 --keep-weights --out results/drawn
+  ctr-pe benchmark --pe none,rope,cape --keep-weights --out results/drawn
   ctr-pe draw none,rope,cape --run results/drawn --out attention.png
 """
 
