@@ -402,6 +402,9 @@ def test_the_picture_and_the_terminal_say_how_many_requests_there_are(
     (places,) = [text for text in said.splitlines() if "Requests with an item at a place: " in text]
     assert "at 1, " in places
     assert "Cut off after " in places
+    picture(tmp_path / "b.svg", wanted(root, "cape,alibi"))
+    written = (tmp_path / "b.svg").read_text()
+    assert "Bands: ± one standard deviation over seeds 0 to 4." in written
     assert places.split(". Cut")[0].strip() in (tmp_path / "a.svg").read_text()
 
 
@@ -412,6 +415,7 @@ def test_only_some_panels(root: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     text = out.read_text()
     assert "rotation by distance" in text
     assert "bias by distance" not in text
+    assert "items back: one request in ten reaches further." in text
     assert "attention relative" not in text
     for only, message in (
         {"rotations": "did you mean 'rotation'?", "l": "alibi, rope have no such panel: (attention, "}

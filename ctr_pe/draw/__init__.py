@@ -9,7 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from ctr_pe.draw.measure import UNITS, Attention, measure, units_of
-from ctr_pe.draw.panels import AFTER, BEFORE, FEWEST, INITIAL, KINDS, RINGS, Image, Lines, Panel, merged, panels_of
+from ctr_pe.draw.panels import (
+    AFTER,
+    BEFORE,
+    FEWEST,
+    INITIAL,
+    KINDS,
+    MEAN,
+    RINGS,
+    Image,
+    Lines,
+    Panel,
+    merged,
+    panels_of,
+)
 from ctr_pe.draw.runs import Drawn, Wanted, drawn, some_requests
 from ctr_pe.errors import UserError, counted, nearest
 from ctr_pe.evaluation.paired import mean_sd
@@ -84,19 +97,16 @@ def _longest(group: Any, batch: Any) -> int:
 
 def _places(panels: Sequence[Panel], requests: int, longest: int) -> list[str]:
     """How many requests have an item at a place, and why the curves end where they do."""
-    curves = [panel.curves[0] for panel in panels if isinstance(panel, Lines) and panel.requests is not None]
-    rows = [panel.requests for panel in panels if isinstance(panel, Lines) and panel.requests is not None]
-    if not curves or rows[0] is None:
-        return []
-    x, count = curves[0].x, rows[0]
-    some = dict.fromkeys([0, len(x) // 2, len(x) - 1])
-    counts = ", ".join(f"{count[index]:,} at {x[index]}" for index in some)
-    why = f"fewer than {min(FEWEST, requests)} of {requests:,} requests reach further"
-    if x[-1] >= longest:
-        why = (
-            "one request in ten reaches further" if longest < LONGEST else f"places from {LONGEST + 1} on are not shown"
-        )
-    return [f"Requests with an item at a place: {counts}. Cut off after {x[-1]}: {why}."]
+    beyond = "one request in ten reaches further" if longest < LONGEST else "no further places are shown"
+    counted_ones = [panel for panel in panels if isinstance(panel, Lines) and panel.requests is not None]
+    if not counted_ones or counted_ones[0].requests is None:
+        return [f"Shown up to {longest} items back: {beyond}."]
+    x, rows = counted_ones[0].curves[0].x, counted_ones[0].requests
+    counts = ", ".join(f"{rows[index]:,} at {x[index]}" for index in dict.fromkeys([0, len(x) // 2, len(x) - 1]))
+    few = f"fewer than {min(FEWEST, requests)} of {requests:,} requests reach further"
+    return [
+        f"Requests with an item at a place: {counts}. Cut off after {x[-1]}: {beyond if x[-1] >= longest else few}."
+    ]
 
 
 def _notes(
@@ -112,7 +122,9 @@ def _notes(
     when = "Dashed: before training, solid: after." if trained else "As initialised."
     lines = [f"{when} {requests:,} test requests; items are counted back from the newest, the query."]
     if len(seeds) > 1:
-        lines[0] += f" Bands: ± one standard deviation over seeds {', '.join(map(str, seeds))}."
+        row = list(seeds) == list(range(seeds[0], seeds[-1] + 1))
+        named = f"{seeds[0]} to {seeds[-1]}" if row else ", ".join(map(str, seeds))
+        lines[0] += f" Bands: ± one standard deviation over seeds {named}."
     effects = {
         pe: [one for of_seed in seeds for unit in of_seed for one in unit.effects if one is not None]
         for pe, seeds in first.items()
@@ -134,10 +146,10 @@ def _notes(
         lines.append(f"gAUC (AUC within users) on test: {means}.")
     if idle := [pe for pe, of_pe in effects.items() if pe != "none" and not any(one.visible for one in of_pe)]:
         lines.append(f"No effect {at_first}, they start as none: {', '.join(idle)}.")
-    if any(panel.name == "bias" for panel in panels):
-        lines.append(
-            "Bias: mean and middle 80 % of the requests; content-free bias: what is added if all vectors are 0."
-        )
+    if biases := [panel for panel in panels if isinstance(panel, Lines) and panel.name == "bias"]:
+        mean = any(curve.label == MEAN for panel in biases for curve in panel.curves)
+        own = "Mean: over requests, with their middle 80 %. " if mean else ""
+        lines.append(f"{own}Content-free bias: what is added to the logit if all vectors are 0.")
     if any(isinstance(panel, Lines) and panel.diagonal for panel in panels):
         lines.append("Contextual positions: a line per user; dotted: plain distance.")
     if any(isinstance(panel, Image) and panel.kind == "density" for panel in panels):

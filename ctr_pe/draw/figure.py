@@ -73,7 +73,7 @@ def draw(out: Path, title: str, notes: Sequence[str], columns: Mapping[str, Sequ
     """
     scales = _scales([panel for panels in columns.values() for panel in panels])
     bands = _bands(columns, width)
-    letters = int(width * 72 / (SMALL * 0.52))
+    letters = int(width * 72 / (SMALL * 0.54))
     lines = [line for note in notes for line in textwrap.wrap(note, letters)]
     top = 0.24 + LINE * len(lines)
     heights = [sum(band.heights) for band in bands]

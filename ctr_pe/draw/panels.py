@@ -24,6 +24,8 @@ FEWEST = 20
 """A mean over fewer requests is not shown."""
 INITIAL, BEFORE, AFTER = "as initialised", "before training", "after training"
 LOGIT, PRODUCT = "added to the logit", "product with itself"
+MEAN = "mean"
+"""The label of a bias that depends on the items."""
 LOGITS = (-0.5, 0.5)
 """The least height of an axis of logits: half a logit changes a weight by two thirds."""
 
@@ -187,7 +189,7 @@ def _bias(moments: Moments) -> Iterator[Panel]:
     curves = []
     for when, _, added in _known("added", moments):
         x, mean, band = _means(added)
-        curves.append(Curve(when, x, mean.mean(0), "mean", 0, band))
+        curves.append(Curve(when, x, mean.mean(0), MEAN, 0, band))
     if not curves:
         for panel in _by_distance("bias", "bias by distance", LOGIT, moments, least=LOGITS):
             named = [replace(curve, label=curve.label or "content-free") for curve in panel.curves]
