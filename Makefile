@@ -1,4 +1,4 @@
-.PHONY: install format lint types test test-slow benchmark
+.PHONY: install format lint types test test-slow docs benchmark
 
 install:
 	pip install -c constraints.txt -e ".[dev]"
@@ -19,6 +19,9 @@ test:
 
 test-slow:
 	pytest -q -m slow
+
+docs:
+	NO_MKDOCS_2_WARNING=1 mkdocs build --strict -f docs/site/mkdocs.yml
 
 benchmark:
 	ctr-pe benchmark

@@ -56,6 +56,7 @@ setup(
         "safetensors",
     ],
     extras_require={
+        "docs": ["mkdocs-material", "mkdocstrings[python]"],
         "draw": ["matplotlib>=3.9"],
         "report": ["plotly>=6", "jinja2>=3"],
         "track": ["tensorboard>=2.20"],
@@ -64,6 +65,8 @@ setup(
             "build",
             "jinja2>=3",
             "matplotlib>=3.9",
+            "mkdocs-material",
+            "mkdocstrings[python]",
             "mypy",
             "optuna>=4",
             "pandas-stubs",

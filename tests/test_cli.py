@@ -179,7 +179,9 @@ def test_fetch_options(called: list[tuple[Any, ...]]) -> None:
 def test_draw_options(called: list[tuple[Any, ...]]) -> None:
     main("draw none,rope+cape --run results --seed 2 --set a=1 --out x.png".split())
     wanted = Wanted(["none", "rope+cape"], Path("results"), None, None, 2, {"a": 1}, None)
-    assert called == [(Path("x.png"), wanted)]
+    assert called.pop() == (Path("x.png"), wanted, [], "page")
+    main("draw cape --only attention,bias --size column --out x.png".split())
+    assert called.pop()[2:] == (["attention", "bias"], "column")
 
 
 def test_info_says_what_times_depend_on(capsys: pytest.CaptureFixture[str]) -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import matplotlib
 import numpy as np
@@ -18,9 +19,9 @@ from ctr_pe.config import model_params, parse_overrides
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic import generate
 from ctr_pe.draw import picture
-from ctr_pe.draw.figure import _packed, _scales
+from ctr_pe.draw.figure import _bands, _extent, _scales
 from ctr_pe.draw.measure import Attention, Effects, measure, planes
-from ctr_pe.draw.panels import Image, Lines, attention, of_links
+from ctr_pe.draw.panels import AFTER, BEFORE, KINDS, Curve, Image, Lines, attention, merged, of_links, panels_of
 from ctr_pe.draw.runs import Drawn, Wanted, drawn, some_requests
 from ctr_pe.draw.trial import AGES
 from ctr_pe.errors import UserError
@@ -51,11 +52,12 @@ def wanted(root: Path, pe: str, **changes: Any) -> Wanted:
 def fresh(root: Path, pe: str, model: str = "DIN", options: list[str] | None = None) -> tuple[Any, dict[str, Tensor]]:
     """A model whose encoding does something, and requests."""
     small = {"DIN": SMALL, "SASRec": SMALL_SASREC}.get(model, [])
-    dataset, (found,) = drawn(wanted(root, pe, model=model, set=[*small, *(options or [])]))
+    dataset, (found,) = drawn(wanted(root, pe, model=model, set=[*small, *(options or [])], seed=0))
+    built = found.before
     torch.manual_seed(0)
-    for parameter in found.before.parameters():
+    for parameter in built.parameters():
         nn.init.normal_(parameter, std=0.5)
-    return found.before.eval(), some_requests(dataset, found.before, 100)
+    return built.eval(), some_requests(dataset, built, 100)
 
 
 def effects_of(root: Path, pe: str, model: str = "DIN", options: list[str] | None = None) -> tuple[Any, Effects]:
@@ -80,7 +82,7 @@ def test_every_encoding_is_drawn_and_watching_changes_nothing(root: Path, pe: st
     # Watched, CAPE and its forms go through the hooks and not through their one operator: rounding differs.
     torch.testing.assert_close(seen[0], undisturbed, rtol=0, atol=1e-6 if fused else 0)
     assert [module for module in built.modules() if isinstance(module, PositionEncoding)] == encodings
-    assert all(np.isfinite(curve.y).all() for curve in attention(pe, [("now", units)]).curves)
+    assert all(np.isfinite(curve.y).all() for curve in attention([("now", units)]).curves)
     panels = of_links([("now", units)])
     assert bool(panels) == (pe != "none" and (model, pe) != ("DIN", "native"))
     assert len({(panel.title, panel.unit, panel.when) for panel in panels}) == len(panels)
@@ -103,7 +105,7 @@ def test_a_new_encoding_needs_no_word_here(root: Path) -> None:
     assert isinstance(panel, Lines)
     np.testing.assert_allclose(panel.curves[0].x, np.arange(1, LONGEST + 1))
     np.testing.assert_allclose(panel.curves[0].y, 3 / (1 + np.arange(1, LONGEST + 1)), rtol=1e-6)
-    (curve,) = attention("new", [("now", [unit])]).curves
+    (curve,) = attention([("now", [unit])]).curves
     assert (np.diff(curve.y[:5]) < 0).all()
 
 
@@ -113,8 +115,14 @@ def test_attention_is_relative_to_an_even_share_however_long_the_history(root: P
         nn.init.zeros_(parameter)
     units = measure(built, batch, LONGEST)
     assert int(units[0].items.max()) > LONGEST
-    (curve,) = attention("none", [("now", units)]).curves
+    panel = attention([("now", units)])
+    (curve,) = panel.curves
     np.testing.assert_allclose(curve.y, 1, rtol=1e-5)
+    assert panel.title == "attention relative to uniform"
+    histories = (batch["item_history"] != 0).sum(1)
+    assert panel.requests is not None
+    assert panel.requests.tolist() == [int((histories >= place).sum()) for place in curve.x]
+    assert panel.requests.min() >= 20  # where fewer requests reach, nothing is shown
 
 
 @pytest.mark.parametrize("model", ["DIN", "SASRec"])
@@ -137,7 +145,7 @@ def test_a_bias_of_time_is_found_by_age(root: Path, model: str) -> None:
     assert effects.bias_by_age is not None
     expected = pe.amount.unsqueeze(1) * (1 + age / 3600) ** -decay + pe.table[bucket].T
     torch.testing.assert_close(effects.bias_by_age, expected, rtol=1e-4, atol=1e-5)
-    assert [panel.title for panel in of_links([("now", [holding(effects)])])] == ["Bias by age"]
+    assert [panel.title for panel in of_links([("now", [holding(effects)])])] == ["bias by age"]
 
 
 def holding(*effects: Effects | None) -> Attention:
@@ -224,15 +232,86 @@ def test_panels_of_a_kind_have_one_colour_scale_in_which_the_diagonal_hides_noth
 
     scale = _scales([heat(0.1), heat(-0.3)])["matrix"]
     assert (scale.vmin, scale.vmax) == (-0.3, 0.3)
-    assert _scales([heat(0.0)])["matrix"].vmax == 1
+    assert _scales([heat(0.0)])["matrix"].vmax == 0.1  # rounding errors are no signal
+    cosine = Image(title="", values=np.array([[1.0, 0.12], [0.12, 1.0]]), kind="cosine")
+    assert _scales([cosine])["cosine"].vmax == 1
 
 
-def test_sections_stand_side_by_side_where_they_fit() -> None:
-    sections = {
-        str(index): [Lines(title="", y="", curves=[])] * count for index, count in enumerate((2, 1, 3, 1, 6, 1))
-    }
-    packed = [[len(sections[name]) for name in row] for row in _packed(sections, 4)]
-    assert packed == [[2], [1, 3], [1], [6], [1]]
+def line(name: str, *y: float, when: str = "now", **more: Any) -> Lines:
+    return Lines(title=name, name=name, y="", curves=[Curve(when, np.arange(len(y)), np.array(y))], **more)
+
+
+def test_a_grid_has_an_encoding_per_column_and_a_kind_per_row() -> None:
+    both = [line("attention", 1, 1), line("bias", 0, 1)]
+    columns = {"none": both[:1], "rope": [both[0], line("rotation", 1, 1)], "cape": both}
+    (band,) = _bands(columns, 7.0)
+    assert band.names == ["none", "rope", "cape"]
+    shown = [[[panel.name for panel in cell] for cell in row.cells] for row in band.rows]
+    assert shown == [[["attention"]] * 3, [[], [], ["bias"]], [[], ["rotation"], []]]
+    narrow = _bands({str(number): both for number in range(7)}, 3.35)
+    assert [len(band.names) for band in narrow] == [3, 3, 1]
+    assert [len(row.cells) for band in narrow for row in band.rows] == [3] * 6  # of one width
+    (single,) = _bands({"cape": [*both, line("rotation", 1, 1)]}, 7.0)
+    assert [[len(cell) for cell in row.cells] for row in single.rows] == [[1, 1, 1]]
+
+
+def test_before_and_after_share_a_cell_where_it_is_wide() -> None:
+    pair = [line("positions", 1, 2, when="", share=True), line("positions", 1, 3, when="", share=True)]
+    pair = [dataclasses.replace(panel, when=when) for panel, when in zip(pair, (BEFORE, AFTER), strict=True)]
+    columns = {"none": [line("attention", 1, 1)], "cape": [line("attention", 1, 1), *pair]}
+    assert [[len(cell) for cell in row.cells] for row in _bands(columns, 7.0)[0].rows] == [[1, 1], [0, 2]]
+    narrow = _bands(columns, 3.35)[0].rows
+    assert [[len(cell) for cell in row.cells] for row in narrow] == [[1, 1], [0, 1], [0, 1]]
+    assert narrow[1].limits == narrow[2].limits  # the two can be compared
+
+
+def test_axes_have_a_least_height_and_a_row_has_common_ones() -> None:
+    flat = line("attention", 0.99, 1.01, share=True, least=(0.5, 1.5))
+    steep = line("attention", 0.2, 4.0, share=True, least=(0.5, 1.5))
+    assert _extent(flat) == (0.5, 1.5)
+    low, high = _extent(steep)
+    assert low < 0.2
+    assert high > 4.0
+    (band,) = _bands({"none": [flat], "cape": [steep]}, 7.0)
+    assert band.rows[0].limits == (low, high)
+
+
+def test_seeds_are_averaged_with_a_band_of_their_spread() -> None:
+    def of_seed(shift: float) -> list[Any]:
+        curves = [
+            Curve(BEFORE, np.arange(2), np.array([0.0, shift])),
+            Curve(AFTER, np.arange(2), np.array([1.0, 2.0 + shift])),
+            Curve(
+                AFTER, np.arange(2), np.array([0.0, 0.0]), "mean", 1, (np.full(2, -1 - shift), np.full(2, 1 + shift))
+            ),
+        ]
+        heat = Image(title="L", name="l", values=np.full((2, 2), shift), kind="matrix")
+        rings = Image(title="phases", name="phases", values=np.full((2, 2), shift), kind="density")
+        return [Lines(title="bias", name="bias", y="", curves=curves), heat, rings]
+
+    lines, heat, rings = cast(list[Any], merged([of_seed(0.0), of_seed(1.0), of_seed(5.0)]))
+    before, after, over_requests = lines.curves
+    assert before.band is None
+    np.testing.assert_allclose(before.y, [0, 2])
+    np.testing.assert_allclose(after.y, [1, 4])
+    spread = np.std([2.0, 3.0, 7.0], ddof=1)
+    np.testing.assert_allclose(after.band, [[1, 4 - spread], [1, 4 + spread]])
+    np.testing.assert_allclose(over_requests.band, [[-3, -3], [3, 3]])  # of the requests, averaged
+    np.testing.assert_allclose(heat.values, 2)
+    np.testing.assert_allclose(rings.values, 0)  # planes of two seeds have nothing in common
+    (alone, *_) = cast(list[Any], merged([of_seed(1.0)]))
+    assert alone.curves[1].band is None
+
+
+def test_the_seeds_of_a_new_encoding_are_those_of_a_benchmark(root: Path) -> None:
+    _, found = drawn(wanted(root, "naive"))
+    assert [one.run.seed for one in found] == [0, 1, 2, 3, 4]
+    dataset, batch = found[0].dataset, some_requests(found[0].dataset, found[0].before, 100)
+    assert dataset.dataset_id == "synthetic"
+    panels = merged([panels_of([("now", measure(one.before, batch, LONGEST))]) for one in found])
+    assert isinstance(panels[0], Lines)
+    assert panels[0].curves[0].band is not None
+    assert {panel.name for panel in panels} == {"attention", "vectors"} <= KINDS.keys()
 
 
 # From a benchmark's store.
@@ -278,8 +357,9 @@ def test_before_is_the_first_step_and_after_gives_the_stored_scores(root: Path, 
     assert [one.run.pe for one in found] == ["none", "cape"]
     for one in found:
         assert one.result is not None
-        rows = BatchLoader(one.after.feature_map, dataset.split("test"), split="test")
-        np.testing.assert_allclose(one.after.predict(rows), store.scores(one.result.key), atol=1e-6)
+        after = one.after
+        rows = BatchLoader(after.feature_map, dataset.split("test"), split="test")
+        np.testing.assert_allclose(after.predict(rows), store.scores(one.result.key), atol=1e-6)
     assert not found[1].before.attentions[0].pe.table.any()
     assert found[1].after.attentions[0].pe.table.any()
     backbones = [weights_of(one) for one in found]
@@ -301,15 +381,58 @@ def test_the_picture_says_what_has_no_effect_yet(root: Path, tmp_path: Path, mon
     monkeypatch.setattr("ctr_pe.draw.LONGEST", 5)
     out = tmp_path / "fresh.svg"
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")  # text stays text
-    picture(out, wanted(root, "alibi,t5,kernel"))
+    picture(out, wanted(root, "alibi,t5,kernel", seed=0))
     assert "No effect as initialised, they start as none: t5, kernel." in out.read_text()
 
 
 def test_the_picture_says_what_it_leaves_out(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
     out = tmp_path / "dmin.svg"
-    picture(out, wanted(root, "none", model="DMIN", set=[]))
+    picture(out, wanted(root, "none", model="DMIN", set=[], seed=0))
     assert "Shown: the lowest 3 of 6 attentions." in out.read_text()
+
+
+def test_the_picture_and_the_terminal_say_how_many_requests_there_are(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    picture(tmp_path / "a.svg", wanted(root, "none", seed=0))
+    said = capsys.readouterr().err
+    assert "a.svg: DIN on synthetic, seed 0" in said
+    (places,) = [text for text in said.splitlines() if "Requests with an item at a place: " in text]
+    assert "at 1, " in places
+    assert "Cut off after " in places
+    picture(tmp_path / "b.svg", wanted(root, "cape,alibi"))
+    written = (tmp_path / "b.svg").read_text()
+    assert "Bands: ± one standard deviation over seeds 0 to 4." in written
+    assert places.split(". Cut")[0].strip() in (tmp_path / "a.svg").read_text()
+
+
+def test_only_some_panels(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    out = tmp_path / "a.svg"
+    picture(out, wanted(root, "alibi,rope", seed=0), only=["rotation"])
+    text = out.read_text()
+    assert "rotation by distance" in text
+    assert "bias by distance" not in text
+    assert "items back: one request in ten reaches further." in text
+    assert "attention relative" not in text
+    for only, message in (
+        {"rotations": "did you mean 'rotation'?", "l": "alibi, rope have no such panel: (attention, "}
+    ).items():
+        with pytest.raises(UserError) as error:
+            picture(out, wanted(root, "alibi,rope", seed=0), only=[only])
+        assert message in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(("size", "width"), [("column", 3.35), ("page", 7.0)])
+def test_a_picture_is_as_wide_as_asked(root: Path, tmp_path: Path, size: str, width: float) -> None:
+    picture(tmp_path / "a.png", wanted(root, "none,alibi", seed=0), only=["attention"], size=size)
+    with (tmp_path / "a.png").open("rb") as stream:
+        assert int.from_bytes(stream.read(20)[16:]) == round(300 * width)
+    with pytest.raises(UserError, match="--size colum: no such size: did you mean 'column'"):
+        picture(tmp_path / "a.png", wanted(root, "none"), size="colum")
 
 
 @pytest.mark.parametrize(
@@ -356,11 +479,11 @@ def test_weights_that_are_none_are_one_line(root: Path, tmp_path: Path) -> None:
     for content in (b"", b"x" * 100):
         file.write_bytes(content)
         with pytest.raises(UserError, match="not the weights of this model") as error:
-            drawn(wanted(root, "none", store=tmp_path, set=[]))
+            picture(tmp_path / "x.png", wanted(root, "none", store=tmp_path, set=[]))
         assert "\n" not in str(error.value)
     torch.save({"nothing": torch.zeros(1)}, file)
     with pytest.raises(UserError, match="not the weights of this model"):
-        drawn(wanted(root, "none", store=tmp_path, set=[]))
+        picture(tmp_path / "x.png", wanted(root, "none", store=tmp_path, set=[]))
 
 
 def test_runs_on_other_data_are_not_drawn(store: Store, tmp_path: Path) -> None:
@@ -403,10 +526,21 @@ def test_runs_that_cannot_be_told_apart(
     assert message in str(error.value)
 
 
-def test_the_first_seed_that_all_have(root: Path, copies: Callable[..., Store]) -> None:
-    made = copies({"seed": 1}, {"seed": 2}, {"seed": 3, "pe": "none"}, {"seed": 2, "pe": "none"})
+def test_all_seeds_that_all_have_with_weights(root: Path, copies: Callable[..., Store]) -> None:
+    made = copies(
+        *({"seed": seed, "pe": pe} for pe in ("cape", "none") for seed in range(1, 6) if (pe, seed) != ("none", 1))
+    )
     with pytest.raises(UserError, match="cape seed 2 was stored without weights"):
         drawn(wanted(root, "cape,none", store=made.path, set=[]))
+    for result in made.read().values():
+        if (result.pe, result.seed) != ("none", 3):
+            made.weights(result.key).parent.mkdir(exist_ok=True)
+            made.weights(result.key).touch()
+    _, found = drawn(wanted(root, "cape,none", store=made.path, set=[]))
+    assert [(one.pe, one.run.seed) for one in found] == [(pe, seed) for pe in ("cape", "none") for seed in (2, 4, 5)]
+    assert sum(one.left_out for one in found) == 3  # said in the picture
+    _, found = drawn(wanted(root, "cape,none", store=made.path, set=[], seed=4))
+    assert [one.run.seed for one in found] == [4, 4]
 
 
 def test_without_matplotlib_the_extra_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

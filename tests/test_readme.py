@@ -29,6 +29,11 @@ def run(code: str, folder: Path) -> dict[str, object]:
     return runpy.run_path(str(file))
 
 
+def test_every_python_block_is_run_below(blocks: dict[str, list[str]]) -> None:
+    assert len(blocks["python"]) == 3
+    assert len(blocks["yaml"]) == 1
+
+
 def test_the_first_two_bash_blocks_install_and_run(blocks: dict[str, list[str]]) -> None:
     first, second = blocks["bash"][:2]
     assert "ctr-pe benchmark" in first

@@ -9,6 +9,7 @@ examples:
   ctr-pe benchmark
   ctr-pe benchmark --pe none,naive,rope,cope,cape --dataset amazon_sports --jobs 2 --out results/sports
   ctr-pe benchmark --pe none,cape --repeats 1 --set epochs=1 --set 'dnn_hidden_units=[64, 32]'
+  ctr-pe benchmark --suite small_cape_table2 --dataset amazon_sports --dry-run
   ctr-pe benchmark --suite cape_table2 --gpu 0
 """
 
@@ -54,6 +55,7 @@ def add_options(parser: Parser) -> None:
     add("--jobs", type=count, metavar="N", help="runs side by side; results do not change (default: one per core)")
     add("--keep-weights", action="store_true", help="keep each run's best weights in OUT/weights, for `ctr-pe draw`")
     add("--keep-models", action="store_true", help="keep each run's model in OUT/models, a folder for `ctr_pe.load`")
+    add("--dry-run", action="store_true", help="print the runs and their estimated time, train nothing")
     training_options(parser)
 
 

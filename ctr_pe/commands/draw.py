@@ -1,12 +1,13 @@
 """``ctr-pe draw``: a picture of what encodings do to attention.
 
-Draw what encodings do to attention (pip install 'ctr_pe[draw]'): attention by position of all
-encodings, and the effects of each: bias by distance or age, rotation, position vectors, contextual positions of real
-users, matrices, phases. With --run before and after the training of a benchmark, else as initialised.
+Draw what encodings do to attention (pip install 'ctr_pe[draw]'), a column per encoding: attention by
+position, and the encoding's own effects: bias by distance or age, rotation, position vectors, contextual positions of
+real users, matrices, phases. Curves are means of all seeds with a band of ± one standard deviation. With --run before
+and after the training of a benchmark, else as initialised.
 
 examples:
-  ctr-pe draw alibi,kerple_log --out bias.png
-  ctr-pe benchmark --pe none,rope,cape --repeats 1 --keep-weights --out results/drawn
+  ctr-pe draw alibi,kerple_log --only bias --size column --out bias.pdf
+  ctr-pe benchmark --pe none,rope,cape --keep-weights --out results/drawn
   ctr-pe draw none,rope,cape --run results/drawn --out attention.png
 """
 
@@ -25,7 +26,18 @@ def add_options(parser: Parser) -> None:
     add("--run", dest="store", type=Path, metavar="DIR", help="OUT of a benchmark with --keep-weights")
     add("--model", type=class_name, metavar="NAME", help="a model (default: that of the runs, else DIN)")
     add("--dataset", metavar="NAME", help="as for benchmark (default: that of the runs, else synthetic)")
-    add("--seed", type=number, metavar="N", help="of the weights (default: the first of the runs, else 0)")
+    add("--seed", type=number, metavar="N", help="only this seed (default: all of the runs, else the first 5)")
+    add(
+        "--only",
+        type=comma_list,
+        default=[],
+        metavar="PANEL,…",
+        help="rows: attention, bias, bias_by_age, rotation, rotation_by_age, added_weights, vectors, positions, u, l, "
+        "phases (default: all that there are)",
+    )
+    add(
+        "--size", choices=["page", "column"], default="page", help="width for a paper: 7 or 3.35 inches (default: page)"
+    )
     add(
         "--set",
         action="append",
@@ -42,5 +54,10 @@ def run(args: argparse.Namespace) -> int:
     from ctr_pe.draw.runs import Wanted
 
     params = parse_overrides(args.set)
-    picture(args.out, Wanted(args.pe, args.store, args.model, args.dataset, args.seed, params, args.data_root))
+    picture(
+        args.out,
+        Wanted(args.pe, args.store, args.model, args.dataset, args.seed, params, args.data_root),
+        args.only,
+        args.size,
+    )
     return 0

@@ -24,21 +24,27 @@ FEWEST = 20
 """A mean over fewer requests is not shown."""
 INITIAL, BEFORE, AFTER = "as initialised", "before training", "after training"
 LOGIT, PRODUCT = "added to the logit", "product with itself"
+MEAN = "mean"
+"""The label of a bias that depends on the items."""
+LOGITS = (-0.5, 0.5)
+"""The least height of an axis of logits: half a logit changes a weight by two thirds."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Panel:
-    """``when``: before or after training, if the panel shows only one; ``unit``: its name, if a model has several."""
+    """``when``: before or after training, if the panel shows only one; ``unit``: its name, if a model has several;
+    ``name``: its kind, of ``KINDS``."""
 
     title: str
+    name: str = ""
     when: str = ""
     unit: str = ""
 
 
 @dataclass(frozen=True)
 class Curve:
-    """``colour``: number of the head, layer or user; ``band``: low and high. Before training a curve is dashed and has
-    neither label nor band."""
+    """``colour``: number of the head, layer or user; ``band``: low and high, over requests or, once merged, over seeds.
+    Before training a curve is dashed and has neither label nor band."""
 
     when: str
     x: Values
@@ -50,15 +56,17 @@ class Curve:
 
 @dataclass(frozen=True, kw_only=True)
 class Lines(Panel):
-    """``level``: a horizontal reference; ``ages``: x is in seconds; ``share``: panels of a section with the same value
-    have common axis limits."""
+    """``level``: a horizontal reference; ``ages``: x is in seconds; ``share``: the panels of a row have common
+    limits of y; ``least``: what the axis of y shows at the least; ``requests``: how many have an item at each x."""
 
     y: str
     curves: Sequence[Curve]
     level: float | None = None
     ages: bool = False
     diagonal: bool = False
-    share: str = ""
+    share: bool = False
+    least: tuple[float, float] | None = None
+    requests: Values | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +85,12 @@ Moments = Sequence[tuple[str, Effects]]
 """("before training", …) and the encoding's effects then."""
 
 
-def attention(title: str, moments: Sequence[tuple[str, Sequence[Attention]]]) -> Lines:
+def panels_of(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Panel]:
+    """All panels of one encoding, of one run."""
+    return [attention(moments), *of_links(moments)]
+
+
+def attention(moments: Sequence[tuple[str, Sequence[Attention]]]) -> Lines:
     """Mean weight by offset, times the number of items: 1 is uniform attention, whatever the history's length."""
     curves, softmax = [], True
     for when, units in moments:
@@ -86,15 +99,64 @@ def attention(title: str, moments: Sequence[tuple[str, Sequence[Attention]]]) ->
             weights = unit.weights * unit.items.unsqueeze(1) if softmax else unit.weights
             x, mean, _ = _means(weights.unsqueeze(1))
             curves.append(Curve(when, x, mean[0], unit.label, index))
-    y, level = ("weight × items (1: even)", 1.0) if softmax else ("mean weight, no softmax", None)
-    return Lines(title=title, y=y, curves=curves, level=level, share="attention")
+    requests = (~moments[0][1][0].weights.isnan()).sum(0)[torch.from_numpy(curves[0].x)].numpy()
+    title = "attention relative to uniform" if softmax else "attention, no softmax"
+    return Lines(
+        title=title,
+        name="attention",
+        y="weight × items" if softmax else "mean weight",
+        curves=curves,
+        level=1.0 if softmax else None,
+        share=True,
+        least=(0.5, 1.5) if softmax else None,
+        requests=requests,
+    )
+
+
+def merged(by_seed: Sequence[Sequence[Panel]]) -> list[Panel]:
+    """The panels of an encoding's runs as one run's: means over the seeds, of curves with ± one standard deviation as a
+    band. A band over requests is averaged too. Phases stay those of the first seed: planes of two seeds have nothing in
+    common."""
+    alike: dict[tuple[str, ...], list[Panel]] = {}
+    for panels in by_seed:
+        for panel in panels:
+            alike.setdefault((panel.name, panel.title, panel.unit, panel.when), []).append(panel)
+    return [_merge(found) for found in alike.values()]
+
+
+def _merge(panels: Sequence[Panel]) -> Panel:
+    first = panels[0]
+    if isinstance(first, Image) and first.kind != "density":
+        return replace(first, values=np.mean([one.values for one in panels if isinstance(one, Image)], axis=0))
+    if not isinstance(first, Lines):
+        return first
+    alike: dict[tuple[str, str, int], list[Curve]] = {}
+    for panel in panels:
+        for curve in panel.curves if isinstance(panel, Lines) else ():
+            alike.setdefault((curve.when, curve.label, curve.colour), []).append(curve)
+    return replace(first, curves=[_mean_curve(found) for found in alike.values()])
+
+
+def _mean_curve(curves: Sequence[Curve]) -> Curve:
+    first, y = curves[0], np.stack([curve.y for curve in curves])
+    bands = [curve.band for curve in curves if curve.band is not None]
+    mean, band = y.mean(0), None
+    if bands:
+        low, high = np.mean(bands, axis=0)
+        band = (low, high)
+    elif len(curves) > 1 and first.when != BEFORE:
+        spread = y.std(0, ddof=1)
+        band = (mean - spread, mean + spread)
+    return replace(first, y=mean, band=band)
 
 
 def of_links(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Panel]:
     """All effects of one encoding, kind by kind, unit by unit; once if all units show the same."""
     found: list[Panel] = []
     units = moments[0][1]
-    for kind in KINDS:
+    for name, kind in KINDS.items():
+        if kind is None:
+            continue
         for link in range(max(len(unit.effects) for unit in units)):
             by_unit: dict[str, list[Panel]] = {}
             for index, unit in enumerate(units):
@@ -103,7 +165,8 @@ def of_links(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Panel]:
                 if panels and not any(_values(panels) == _values(others) for others in by_unit.values()):
                     by_unit[unit.label] = panels
             for label, panels in by_unit.items():
-                found += [replace(panel, unit=label if len(by_unit) > 1 else "") for panel in panels]
+                named = label if len(by_unit) > 1 else ""
+                found += [replace(panel, name=name, unit=named) for panel in panels]
     return found
 
 
@@ -126,29 +189,40 @@ def _bias(moments: Moments) -> Iterator[Panel]:
     curves = []
     for when, _, added in _known("added", moments):
         x, mean, band = _means(added)
-        curves.append(Curve(when, x, mean.mean(0), "mean, 80 %", 0, band))
+        curves.append(Curve(when, x, mean.mean(0), MEAN, 0, band))
     if not curves:
-        yield from _by_distance("bias", "Bias by distance", LOGIT, moments)
+        for panel in _by_distance("bias", "bias by distance", LOGIT, moments, least=LOGITS):
+            named = [replace(curve, label=curve.label or "content-free") for curve in panel.curves]
+            yield replace(panel, curves=named)
         return
     for when, effects, bias in _known("bias", moments):
         if when != BEFORE:
-            curves.append(Curve(when, _offsets(effects, bias), bias.mean(0).numpy(), "of zero vectors", 1))
-    yield Lines(title="Bias by distance", y=LOGIT, curves=curves)
+            curves.append(Curve(when, _offsets(effects, bias), bias.mean(0).numpy(), "content-free", 1))
+    yield Lines(title="bias by distance", y=LOGIT, curves=curves, least=LOGITS)
 
 
-def _by_distance(name: str, title: str, y: str, moments: Moments, level: float | None = None) -> Iterator[Panel]:
+def _by_distance(
+    name: str,
+    title: str,
+    y: str,
+    moments: Moments,
+    *,
+    least: tuple[float, float],
+    level: float | None = None,
+    share: bool = False,
+) -> Iterator[Lines]:
     """A curve per head, unless all are constant."""
     curves, ages = [], name.endswith("by_age")
     for when, effects, values in _known(name, moments):
         x = np.asarray(AGES, float) if ages else _offsets(effects, values)
         curves += [Curve(when, x, own, head, index) for index, (head, own) in enumerate(_heads(values))]
     if any(np.ptp(curve.y) > 1e-6 for curve in curves):
-        yield Lines(title=title, y=y, curves=curves, level=level, ages=ages)
+        yield Lines(title=title, y=y, curves=curves, level=level, ages=ages, least=least, share=share)
 
 
 def _vectors(moments: Moments) -> Iterator[Panel]:
     for when, _, cosines in _known("similar", moments):
-        yield Image(title="Position vectors: cosine", when=when, kind="cosine", values=cosines.numpy())
+        yield Image(title="position vectors: cosine", when=when, kind="cosine", values=cosines.numpy())
 
 
 def _contextual_positions(moments: Moments) -> Iterator[Panel]:
@@ -159,8 +233,8 @@ def _contextual_positions(moments: Moments) -> Iterator[Panel]:
         longest = counts.argsort(descending=True, stable=True)[: max(USERS, len(counts) // 4)]
         users, x = longest[:: max(1, len(longest) // USERS)][:USERS], np.arange(positions.shape[1])
         curves = [Curve("", x, positions[row].numpy(), "", index) for index, row in enumerate(users)]
-        title, y = f"Positions of {len(curves)} users", "contextual position"
-        yield Lines(title=title, when=when, y=y, curves=curves, diagonal=True, share="positions")
+        title, y = f"contextual positions of {len(curves)} users", "position"
+        yield Lines(title=title, when=when, y=y, curves=curves, diagonal=True, share=True)
 
 
 def _matrices(name: str, title: str, moments: Moments) -> Iterator[Panel]:
@@ -181,23 +255,28 @@ def _phases(moments: Moments) -> Iterator[Panel]:
             counts = counts[counts.sum(-1) >= FEWEST]
             if len(counts):
                 density = (counts / counts.mean(-1, keepdim=True)).numpy()
-                title = f"Key phases, plane {plane + 1} of {planes}"
+                title = f"key phases, plane {plane + 1} of {planes}"
                 yield Image(title=title, when=when, kind="density", values=density)
 
 
-KINDS: tuple[Callable[[Moments], Iterator[Panel]], ...] = (
-    _bias,
-    partial(_by_distance, "bias_by_age", "Bias by age", LOGIT),
-    partial(_by_distance, "rotated", "Rotation by distance", PRODUCT, level=1.0),
-    partial(_by_distance, "rotated_by_age", "Rotation by age", PRODUCT, level=1.0),
-    partial(_by_distance, "pooled", "Added weights by distance", "added to the weight"),
-    _vectors,
-    _contextual_positions,
-    partial(_matrices, "upper", "U: logits"),
-    partial(_matrices, "lower", "L: values"),
-    _phases,
-)
-"""The kinds of effects; each yields no panel if the encoding has no such effect."""
+_rotation = partial(_by_distance, y=PRODUCT, level=1.0, least=(0.0, 1.0), share=True)
+_by_age = partial(_by_distance, "bias_by_age", "bias by age", LOGIT, least=LOGITS)
+_weights = partial(_by_distance, "pooled", "added weights by distance", "added to the weight", least=(-0.05, 0.05))
+
+KINDS: dict[str, Callable[[Moments], Iterator[Panel]] | None] = {
+    "attention": None,  # of units, not of encodings
+    "bias": _bias,
+    "bias_by_age": _by_age,
+    "rotation": lambda moments: _rotation("rotated", "rotation by distance", moments=moments),
+    "rotation_by_age": lambda moments: _rotation("rotated_by_age", "rotation by age", moments=moments),
+    "added_weights": _weights,
+    "vectors": _vectors,
+    "positions": _contextual_positions,
+    "u": partial(_matrices, "upper", "U: logits"),
+    "l": partial(_matrices, "lower", "L: values"),
+    "phases": _phases,
+}
+"""The kinds of panels, in the order of the picture's rows; each yields none if the encoding has no such effect."""
 
 
 def _offsets(effects: Effects, values: Tensor) -> Values:

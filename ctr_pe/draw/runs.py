@@ -6,7 +6,8 @@ import json
 import shlex
 import tempfile
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,10 +25,15 @@ if TYPE_CHECKING:
     from ctr_pe.data.dataset import Dataset
 
 
+SEEDS = 5
+"""Of new models, as many as a benchmark trains."""
+
+
 @dataclass(frozen=True)
 class Wanted:
     """The models to draw: with ``store``, the runs of a benchmark with these values, before and after training; else
-    new ones. ``params``: hyper-parameters under FuxiCTR's names."""
+    new ones. ``seed``: of the one run per encoding; by default all seeds of the store that all encodings have, else the
+    first SEEDS. ``params``: hyper-parameters under FuxiCTR's names."""
 
     encodings: Sequence[str]
     store: Path | None = None
@@ -40,17 +46,31 @@ class Wanted:
 
 @dataclass(frozen=True)
 class Drawn:
-    """A model with the encoding ``pe``, ``before`` training, and ``after`` it if the run is from a store."""
+    """One run of the encoding ``pe``: with ``weights`` and ``result`` if it is from a store. ``left_out``: runs of
+    other seeds that are there and not drawn."""
 
     pe: str
     run: Run
-    before: Any
-    after: Any = None
+    dataset: Dataset
+    weights: Path | None = None
     result: Result | None = None
+    left_out: int = 0
+
+    @cached_property
+    def before(self) -> Any:
+        """The model before training."""
+        with tempfile.TemporaryDirectory(prefix="ctr-pe-") as folder:
+            return build_model(self.run, self.dataset, folder)
+
+    @cached_property
+    def after(self) -> Any:
+        """The model after training. Raises UserError if the file holds other weights."""
+        assert self.weights is not None
+        return _trained(replace(self).before, self.weights)
 
 
 def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
-    """The models, in the order of the encodings, and their data set.
+    """The runs to draw, encoding by encoding and seed by seed, and their data set.
 
     Raises:
         UserError: an unknown name, a store without the run or its weights, a data set that is missing or different.
@@ -67,20 +87,22 @@ def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
     common = set.intersection(*({result.seed for result in results} for results in by_pe))
     if not common:
         raise UserError(f"{wanted.store}: no seed at which {', '.join(wanted.encodings)} were all run")
-    chosen = [next(result for result in results if result.seed == min(common)) for results in by_pe]
-    for result in chosen:
-        if not store.weights(result.key).exists():
-            name, again = f"{result.model} {result.pe} seed {result.seed}", _command(wanted, result)
-            raise UserError(f"{wanted.store}: the run of {name} was stored without weights: `{again}` makes them")
-    first = chosen[0]
+    lacking = [one for of_pe in by_pe for one in of_pe if one.seed in common and not store.weights(one.key).exists()]
+    seeds = common - {result.seed for result in lacking}
+    if not seeds:
+        one = min(lacking, key=lambda result: result.seed)
+        name, again = f"{one.model} {one.pe} seed {one.seed}", _command(wanted, one)
+        raise UserError(f"{wanted.store}: the run of {name} was stored without weights: `{again}` makes them")
+    first = by_pe[0][0]
     dataset = find_dataset(wanted.dataset or first.dataset, wanted.data_root, first.protocol)
     if dataset.data_hash != first.data_hash:
         raise UserError(f"{dataset.path}: not the data that the runs in {wanted.store} were trained on")
     found = []
-    for result in chosen:
-        run = Run(result.model, dataset.path, result.pe, result.seed, result.protocol, result.params)
-        trained = _trained(_build(run, dataset), store.weights(result.key))
-        found.append(Drawn(result.pe, run, _build(run, dataset), trained, result))
+    for of_pe in by_pe:
+        for result in sorted((one for one in of_pe if one.seed in seeds), key=lambda one: one.seed):
+            run = Run(result.model, dataset.path, result.pe, result.seed, result.protocol, result.params)
+            left_out = len(of_pe) - len(seeds) if result.seed == min(seeds) else 0
+            found.append(Drawn(result.pe, run, dataset, store.weights(result.key), result, left_out))
     return dataset, found
 
 
@@ -97,8 +119,9 @@ def _fresh(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
     check_params(model, wanted.params)
     dataset = find_dataset(wanted.dataset or "synthetic", wanted.data_root, "heldout")
     params = run_params(model, dataset.dataset_id, wanted.params)
-    runs = [Run(model, dataset.path, pe, wanted.seed or 0, params=params) for pe in wanted.encodings]
-    return dataset, [Drawn(str(run.pe), run, _build(run, dataset)) for run in runs]
+    seeds = range(SEEDS) if wanted.seed is None else [wanted.seed]
+    runs = [Run(model, dataset.path, pe, seed, params=params) for pe in wanted.encodings for seed in seeds]
+    return dataset, [Drawn(str(run.pe), run, dataset) for run in runs]
 
 
 def _choose(wanted: Wanted, store: Store, pe: str) -> list[Result]:
@@ -158,11 +181,6 @@ def _command(wanted: Wanted, result: Result | None = None) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _build(run: Run, dataset: Dataset) -> Any:
-    with tempfile.TemporaryDirectory(prefix="ctr-pe-") as folder:
-        return build_model(run, dataset, folder)
 
 
 def _trained(model: Any, file: Path) -> Any:

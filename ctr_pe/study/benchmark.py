@@ -18,7 +18,7 @@ from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import Dataset, data_root, open_dataset
 from ctr_pe.errors import UserError, counted, nearest, say
 from ctr_pe.model_zoo.keys import check_gpu
-from ctr_pe.study import runner, suite_tables
+from ctr_pe.study import estimate, runner, suite_tables
 from ctr_pe.study.forest import write_forest
 from ctr_pe.study.latex import as_latex
 from ctr_pe.study.rendering import as_csv, as_markdown, as_text
@@ -56,7 +56,8 @@ class Request:
     ``params``: hyper-parameters under FuxiCTR's names. ``out``: directory of results and tables. ``jobs``: runs at
     once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``: directory of data sets.
     ``keep``: called with a folder below ``out`` and what ``Run.keep`` gets, to write the model there. ``track``: a
-    tracker (:mod:`ctr_pe.tracking`), TensorBoard's in ``out`` unless it names a directory.
+    tracker (:mod:`ctr_pe.tracking`), TensorBoard's in ``out`` unless it names a directory. ``dry_run``: only the plan
+    and an estimate of its time.
     """
 
     suite: str | None = None
@@ -75,17 +76,19 @@ class Request:
     keep_weights: bool = False
     keep: Callable[..., None] | None = None
     track: str | None = None
+    dry_run: bool = False
 
 
 def run(request: Request, stand_in: Train | None = None) -> int:
-    """Train what the store does not have yet; print the tables and write them beside the store.
+    """Train what the store does not have yet; print the tables and write them beside the store. A dry run prints what
+    would be trained.
 
     Args:
         request: what to run.
         stand_in: used in place of ``ctr_pe.training.train``; importable in another process.
 
     Returns:
-        Exit code: 0, 1 if runs failed, 130 after Ctrl-C.
+        Exit code: 0, 1 if runs failed or, in a dry run, would fail before their first step, 130 after Ctrl-C.
 
     Raises:
         UserError: a name, value, data set, suite or store that cannot be used; nothing has been trained then.
@@ -102,14 +105,13 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         by_cell = {cell: _jobs(request, suite, cell, datasets[cell.dataset], store) for cell in found}
         # Seed by seed, so that a benchmark that is stopped has complete comparisons.
         jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
-        for dataset in datasets.values():
-            keep_rows(store, dataset)
         for notice in store.notices:
             say(notice)
         workers = _workers(request, len(jobs))
         title = f"{suite.title}: {len(found)} cells" if request.suite else f"{first}: {suite.title}"
         title += f" × {counted(suite.seeds, 'seed')} = {len(jobs)} runs"
-        say(f"{title}, {workers} at once; results in {store.path}")
+        if not request.dry_run:
+            say(f"{title}, {workers} at once; results in {store.path}")
         stored = store.read()
         _refuse_other_classes(store, jobs, stored)
         done = [job.key for job in jobs if job.key in stored]
@@ -118,6 +120,13 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             if path and (lacking := sum(not path(key).exists() for key in done)):
                 there = f"{lacking} there already, without {what}, and not run again"
                 say(f"{there}: another --out has them all with {what}")
+        planned = estimate.measure_all(by_cell, done) if stand_in is None or request.dry_run else []
+        if request.dry_run:
+            return _print_plan(title, planned, workers)
+        if any(one.estimate for one in planned):
+            say(estimate.summary(planned, workers))
+        for dataset in datasets.values():
+            keep_rows(store, dataset)
         failed = runner.run_all(jobs, store, stand_in or train, workers)
         _write_tables(store, suite if request.suite else None, by_cell)
     except KeyboardInterrupt:
@@ -233,10 +242,18 @@ def _workers(request: Request, runs: int) -> int:
     return min(request.jobs or default, runs)
 
 
+def _print_plan(title: str, planned: Sequence[estimate.Planned], workers: int) -> int:
+    if planned:
+        print(as_text(estimate.plan_table(f"Dry run. {title}, {workers} at once", planned, workers)))
+    else:
+        print(f"Dry run. {title}: all are there already")
+    return int(any(one.problem for one in planned))
+
+
 def keep_rows(store: Store, dataset: Dataset) -> None:
-    """Store labels, users and history lengths of the test rows, for the bootstrap and the report, and how many rows
-    the splits have. Without users every row is a user of its own."""
-    if store.about(dataset.data_hash).keys() >= {"lengths", "splits"}:
+    """Store labels, users and history lengths of the test rows, for the bootstrap and the report, how many rows the
+    splits have, and the click rate of the training rows. Without users every row is a user of its own."""
+    if store.about(dataset.data_hash).keys() >= {"lengths", "splits", "click_rate"}:
         return
     history = dataset.groups[0].history[0]
     frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, history, *filter(None, [dataset.group_id])])
@@ -245,7 +262,9 @@ def keep_rows(store: Store, dataset: Dataset) -> None:
     lengths = real.clip(upper_bound=dataset.max_len).cast(pl.Int32).to_numpy()
     splits = np.array([dataset.rows.get(split, 0) for split in ("train", "valid", "test")])
     labels = frame[dataset.label].to_numpy()
-    store.save_rows(dataset.data_hash, labels, users.to_numpy(), lengths=lengths, splits=splits)
+    clicks = pl.scan_parquet(dataset.split("train")).select(pl.col(dataset.label).mean()).collect().item()
+    more = {"lengths": lengths, "splits": splits, "click_rate": clicks}
+    store.save_rows(dataset.data_hash, labels, users.to_numpy(), **more)
 
 
 def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]]) -> None:

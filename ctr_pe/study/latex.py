@@ -17,6 +17,7 @@ SIGNS = {
     "±": r"$\pm$",
     "×": r"$\times$",
     "†": r"$^\dagger$",
+    "‡": r"$^\ddagger$",
     "–": "--",
     "→": r"$\rightarrow$",
 }

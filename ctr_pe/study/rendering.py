@@ -6,11 +6,13 @@ import csv
 import io
 import math
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 DASH = "–"  # no number
+WORSE = "‡"  # after a logloss above that of a constant prediction
+GAUC = "gAUC: AUC within users."
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,20 @@ def number(value: float, form: str = ".4f") -> str:
     return DASH if math.isnan(value) else format(value, form)
 
 
-def mean_text(mean: float, sd: float) -> str:
-    """Mean ± standard deviation, which is NaN for a single value."""
-    return number(mean) if math.isnan(sd) else f"{mean:.4f} ± {sd:.4f}"
+def mean_text(mean: float, sd: float, most: float = math.inf) -> str:
+    """Mean ± standard deviation, which is NaN for a single value; marked if the mean is above ``most``."""
+    text = number(mean) if math.isnan(sd) else f"{mean:.4f} ± {sd:.4f}"
+    return f"{text} {WORSE}" if mean > most else text
+
+
+def p_text(p: float) -> str:
+    """A p value, or a dash for NaN and for 1.000, which says nothing."""
+    text = number(p, ".3f")
+    return DASH if text == "1.000" else text
+
+
+def base_rate_note(cells: Iterable[Mapping[str, str | None]], base: float) -> list[str]:
+    """What the mark means, if a logloss has it."""
+    marked = any((row["logloss"] or "").endswith(WORSE) for row in cells)
+    note = f"{WORSE} worse than no model: to predict the click rate of the training rows for each row gives {base:.4f}."
+    return [note] * marked

@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.errors import UserError
+from ctr_pe.evaluation import evaluate
 
 FILE = "results.jsonl"
 FIRST_KEY = b'{"model"'  # how every line begins: distinguishes a truncated line from a foreign file
@@ -173,6 +174,14 @@ class Store:
                 return {name: rows[name] for name in rows.files}
         except (OSError, ValueError, KeyError, BadZipFile):
             return {}
+
+    def base_logloss(self, data_hash: str) -> float:
+        """Of a constant prediction for the test rows, the click rate of the training rows; NaN if that is not kept."""
+        kept = self.about(data_hash)
+        if not kept.keys() >= {"labels", "click_rate"} or not len(kept["labels"]):
+            return math.nan
+        constant = np.full(len(kept["labels"]), float(kept["click_rate"]))
+        return evaluate(kept["labels"], constant, metrics=["logloss"])["logloss"]
 
     def weights(self, key: Key) -> Path:
         """The file for the weights of a run."""

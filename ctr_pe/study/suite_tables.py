@@ -9,7 +9,7 @@ from typing import Any
 from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import mean_sd
-from ctr_pe.study.rendering import Table, mean_text, number
+from ctr_pe.study.rendering import GAUC, Table, base_rate_note, mean_text, number
 from ctr_pe.study.store import Key, Store
 from ctr_pe.study.suite import Cell, Suite
 from ctr_pe.study.tables import BASELINE, Runs, figures, gain, measured, published, reading_notes
@@ -25,15 +25,18 @@ def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]]) -> list
     datasets = dict.fromkeys(cell.dataset for cell in keys)
     groups = [_sorted([cell for cell in keys if cell.dataset == dataset]) for dataset in datasets]
     varied = list(dict.fromkeys(key for cells in groups for cell in cells for key, _ in cell.varied))
-    return [_table(suite, {cell: runs[cell] for cell in cells}, keys, varied) for cells in groups]
+    return [_table(suite, {cell: runs[cell] for cell in cells}, keys, varied, store) for cells in groups]
 
 
-def _table(suite: Suite, runs: Mapping[Cell, Runs], keys: Mapping[Cell, Sequence[Key]], varied: Sequence[str]) -> Table:
+def _table(
+    suite: Suite, runs: Mapping[Cell, Runs], keys: Mapping[Cell, Sequence[Key]], varied: Sequence[str], store: Store
+) -> Table:
     """``runs``: of the cells of one data set."""
     dagger = "†" if suite.protocol == "paper" else ""
     seeds = max(len(keys[cell]) for cell in runs)
     unfinished = sum(len(of_cell) < seeds for of_cell in runs.values())
-    dataset = keys[next(iter(runs))][0].dataset
+    first = keys[next(iter(runs))][0]
+    dataset, base = first.dataset, {"logloss": store.base_logloss(first.data_hash)}
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
     for cell, of_cell in runs.items():
@@ -54,7 +57,10 @@ def _table(suite: Suite, runs: Mapping[Cell, Runs], keys: Mapping[Cell, Sequence
                 "model": cell.model,
                 **{key: str(values[key]) if key in values else None for key in varied},
                 "encoding": cell.pe + dagger,
-                **{metric: mean_text(line[f"{metric}_mean"], line[f"{metric}_sd"]) for metric in METRICS},
+                **{
+                    metric: mean_text(line[f"{metric}_mean"], line[f"{metric}_sd"], base.get(metric, math.inf))
+                    for metric in METRICS
+                },
                 "gAUC − none": number(lines[-1]["gAUC_minus_none"], "+.4f"),
                 "CAPE paper†": figures(line, "published") if printed else None,
                 "ours − paper": figures(line, "off", "+.4f") if printed else None,
@@ -62,8 +68,9 @@ def _table(suite: Suite, runs: Mapping[Cell, Runs], keys: Mapping[Cell, Sequence
             }
         )
     notes = [
-        "Mean ± standard deviation over the seeds; gAUC − none: at the same seeds. Intervals and p values are in "
-        "table.md, one table per setting."
+        f"{GAUC} Mean ± standard deviation over the seeds; gAUC − none: at the same seeds. Intervals and p values are "
+        "in table.md, one table per setting.",
+        *base_rate_note(cells, base["logloss"]),
     ]
     if unfinished:
         notes.append(f"{unfinished} cells lack runs: the same command makes them.")

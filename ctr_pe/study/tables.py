@@ -14,7 +14,7 @@ from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, compare, mean_sd, seeds_won
 from ctr_pe.pe import available_pes
-from ctr_pe.study.rendering import DASH, Table, mean_text, number
+from ctr_pe.study.rendering import DASH, GAUC, Table, base_rate_note, mean_text, number, p_text
 from ctr_pe.study.store import Key, Result, Store
 
 BASELINE = "none"
@@ -88,6 +88,7 @@ def _table(store: Store, setting: tuple[str, ...], runs: Mapping[str, Runs], amb
     dagger = "†" if protocol == "paper" else ""
     printed = published(dataset, model)
     reading = reading_notes(dataset, protocol, not printed.keys().isdisjoint(runs))
+    base = {"logloss": store.base_logloss(data_hash)}
     bootstrap, missing = _bootstrap(store, data_hash, runs)
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
@@ -106,28 +107,36 @@ def _table(store: Store, setting: tuple[str, ...], runs: Mapping[str, Runs], amb
                 found["seeds_won"], found["seeds_compared"] = seeds_won(ours, theirs, metric)
             found["published"] = printed.get(pe, {}).get(metric, math.nan)
             line |= {f"{metric}_{name}": found[name] for name in FIELDS}
-        lines.append({**line, "notes": " ".join(reading)})
+        lines.append({**line, "logloss_base_rate": base["logloss"], "notes": " ".join(reading)})
         won, of = line["gAUC_seeds_won"], line["gAUC_seeds_compared"]
         difference = {
             "gAUC − none [95 % interval]": _with_interval(*(line[f"gAUC_{name}"] for name in FIELDS[2:5])),
             "won": DASH if math.isnan(of) else f"{won}/{of}",
-            "p": number(line["gAUC_p_holm"], ".3f"),
+            "p": p_text(line["gAUC_p_holm"]),
         }
         cells.append(
             {
                 "encoding": line["pe"],
-                **{metric: mean_text(line[f"{metric}_mean"], line[f"{metric}_sd"]) for metric in METRICS},
+                **{
+                    metric: mean_text(line[f"{metric}_mean"], line[f"{metric}_sd"], base.get(metric, math.inf))
+                    for metric in METRICS
+                },
                 **(difference if compared else dict.fromkeys(difference)),
                 "CAPE paper†": figures(line, "published") if pe in printed else None,
             }
         )
     others = sum(row["won"] is not None for row in cells)
-    notes = ["gAUC, AUC: higher is better; logloss: lower is better. Mean ± standard deviation over the seeds."]
+    notes = [
+        f"{GAUC} gAUC, AUC: higher is better; logloss: lower is better. Mean ± standard deviation over the seeds.",
+        *base_rate_note(cells, base["logloss"]),
+    ]
     if others:
+        of_one = any(p_text(p) == DASH for line in lines if not math.isnan(p := line["gAUC_p_holm"]))
         notes.append(
             f"gAUC − none: at the same seeds, averaged, with the interval and p of a user-level paired bootstrap "
             f"({RESAMPLES:,} resamples). won: seeds at which gAUC is higher. p: two-sided, corrected (Holm) for "
-            f"{counted(others, 'comparison')}. Interval and p speak of other users, won of other seeds: look at both."
+            f"{counted(others, 'comparison')}{f', {DASH} where it is 1' * of_one}. "
+            "Interval and p speak of other users, won of other seeds: look at both."
         )
     if BASELINE not in runs:
         notes.append(f"No differences: they are taken to '{BASELINE}', which has not been run.")

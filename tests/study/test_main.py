@@ -156,6 +156,9 @@ def test_training_side_by_side_gives_what_one_after_another_in_this_process_does
         np.testing.assert_array_equal(scores, alone.scores)
         again = evaluate(rows["label"].to_numpy(), scores, rows["user_id"].to_numpy())
         assert again == pytest.approx(result.metrics, abs=1e-6)  # scores are in the order of the file
+        rate = pl.read_parquet(root / "synthetic" / "train.parquet", columns=["label"])["label"].mean()
+        base = evaluate(rows["label"].to_numpy(), np.full(len(rows), rate), metrics="logloss")["logloss"]
+        assert store.base_logloss(job.key.data_hash) == pytest.approx(base)
 
 
 def test_ctrl_c_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
@@ -180,7 +183,9 @@ def test_ctrl_c_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
     os.killpg(process.pid, signal.SIGINT)
     _, error = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert error == "stopped: 0 of 10 runs are stored; repeat the same command to run what is missing\n"
+    estimated, *last = error.splitlines()
+    assert estimated.startswith("estimated time: ")
+    assert last == ["stopped: 0 of 10 runs are stored; repeat the same command to run what is missing"]
 
 
 def test_weights_are_kept_where_asked_for_and_are_no_part_of_a_runs_key(

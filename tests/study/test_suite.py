@@ -7,6 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from fake_training import train_on_data_set as fast
@@ -160,6 +161,15 @@ def test_ours_beside_the_published_figures(tmp_path: Path) -> None:
     assert line["gAUC_off"] == pytest.approx(0.885 - 0.885698)
     assert line["logloss_off"] == pytest.approx(0.4 - 0.428468)
     text, markdown = as_text(tables[0]), as_markdown(tables)
+    assert text.count("AUC within users") == 1
+    assert "‡" not in text
+    store.save_rows("d", np.array([0, 1]), np.array([0, 1]), click_rate=0.5)
+    assert "‡" not in as_text(make(suite, store, keys)[0])
+    store.save_rows("better", np.array([0, 0]), np.array([0, 1]), click_rate=0.1)
+    easy = {cell: [key._replace(data_hash="better") for key in of_cell] for cell, of_cell in keys.items()}
+    cell = next(cell for cell in easy if (cell.model, cell.pe) == ("DIN", "cape"))
+    store.append(result(easy[cell][0], {"gAUC": 0.5, "AUC": 0.5, "logloss": 0.2}), [])  # type: ignore[arg-type]
+    assert "0.2000 ‡" in as_text(make(suite, store, easy)[0])  # -log 0.9 = 0.105
     for shown in (text, markdown):
         assert "0.8857 / 0.8882 / 0.4285" in shown
         assert "-0.0007 / +0.0118 / -0.0285" in shown

@@ -74,6 +74,50 @@ def test_terminal_table(tmp_path: Path) -> None:
     assert "†" not in text
 
 
+def test_gauc_is_explained_once(tmp_path: Path) -> None:
+    (table,) = tables_of(tmp_path, jobs_of(seeds=2))
+    assert as_text(table).count("AUC within users") == 1
+    assert as_markdown([table]).count("gAUC: AUC within users.") == 1
+
+
+def test_a_p_of_one_is_no_number_and_the_legend_says_so(tmp_path: Path) -> None:
+    store = store_of(tmp_path, jobs_of(["none"]))
+    like = {key.seed: scores_of("none", key.seed) for key in store.read()}
+    for job in jobs_of(["naive", "cape"]):
+        scores = like[job.key.seed] if job.key.pe == "naive" else scores_of("cape", job.key.seed)
+        store.append(result_of(job.key), scores)
+    (table,) = make_tables(store).values()
+    assert [line["gAUC_p_holm"] for line in table.lines[1:]] == [1.0, pytest.approx(0.004, abs=1e-4)]
+    assert [row["p"] for row in table.cells] == [None, "–", "0.004"]
+    assert "1.000" not in as_text(table).split("gAUC − none:")[0]
+    assert "corrected (Holm) for 2 comparisons, – where it is 1." in " ".join(as_text(table).split())
+    (others,) = tables_of(tmp_path / "others", jobs_of())
+    assert "where it is 1" not in as_text(others)
+
+
+def test_a_logloss_above_that_of_the_click_rate_is_marked(tmp_path: Path) -> None:
+    store = store_of(tmp_path, jobs_of(seeds=2))
+    (plain,) = make_tables(store).values()
+    assert math.isnan(plain.lines[0]["logloss_base_rate"])  # a store of an older version
+    assert "‡" not in as_text(plain)
+    labels, users = rows_of_test()
+    rate = 0.5
+    base = -np.mean(np.where(labels, np.log(rate), np.log(1 - rate)))
+    none, cape = (line["logloss_mean"] for line in plain.lines)
+    assert cape < base < none  # none: of scores that are too sure of themselves
+    store.save_rows("d" * 32, labels, users, click_rate=rate)
+    (table,) = make_tables(store).values()
+    assert [line["logloss_base_rate"] for line in table.lines] == pytest.approx([base] * 2)
+    for text in (as_text(table), as_markdown([table])):
+        assert text.count(f"{none:.4f} ± ") == 1
+        assert f"{table.lines[0]['logloss_sd']:.4f} ‡" in text
+        assert text.count("‡") == 2  # the number and the legend
+        assert (
+            f"‡ worse than no model: to predict the click rate of the training rows for each row gives {base:.4f}."
+            in (" ".join(text.split()))
+        )
+
+
 def test_markdown_has_the_same_cells(tmp_path: Path) -> None:
     tables = tables_of(tmp_path, jobs_of(seeds=3), jobs_of(seeds=3, dataset="another"))
     text = as_markdown(tables)

@@ -48,15 +48,17 @@ def explorer(options: Options, store: Store, setting: Setting) -> dict[str, Any]
     if not runs:
         return {"missing": _add_weights(options, setting)}
     try:
-        dataset, models = drawn(_wanted(folder, runs, options.data_root))
+        dataset, found = drawn(_wanted(folder, runs, options.data_root))
+        models = {one.pe: one.after for one in found}
         users, rows = choose(dataset, options.users)
     except UserError as error:
         return {"missing": f"The explorer needs the data set and the weights of the runs. {_sentence(str(error))}"}
     if not users:
         return {"missing": f"No user of {dataset.dataset_id}'s test rows has a history, a clicked item and another."}
-    batch = load(dataset, models[0].after, rows)
-    targets, histories = named(dataset, models[0].after, batch)
-    seen = {one.pe: look(dataset, one.after, batch) for one in models}
+    first = models[found[0].pe]
+    batch = load(dataset, first, rows)
+    targets, histories = named(dataset, first, batch)
+    seen = {pe: look(dataset, model, batch) for pe, model in models.items()}
     labels = [label for label in seen[runs[0].pe].units if all(label in one.units for one in seen.values())]
 
     if not labels:
