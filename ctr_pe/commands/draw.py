@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ctr_pe.commands.options import Parser, class_name, class_names, data_root_option, number
+from ctr_pe.commands.options import Parser, class_name, class_names, comma_list, data_root_option, number
 
 
 def add_options(parser: Parser) -> None:
