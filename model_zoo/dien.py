@@ -93,6 +93,7 @@ class DIEN(NextItemModel):
 
     def extend_history(self, index: int, states: Any, item: Tensor, history: Tensor, positions: Positions) -> Any:
         embedded, _ = self.attentions[index].pe.embed(item, history, positions)
+        assert embedded is not None
         return positions.append(states, self.extractors[index].step(embedded, last_state(states, positions)))
 
     def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:

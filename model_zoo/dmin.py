@@ -210,5 +210,6 @@ class DMIN(NextItemModel):
 
     def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
         query, _ = self.interests[index].embed(target, history, positions)
+        assert query is not None
         interests: Tensor = self.interests[index].attend(query, states, positions)
         return with_sum(interests, target, history, positions) if self.enable_sum_pooling else interests

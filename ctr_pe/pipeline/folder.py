@@ -30,7 +30,8 @@ import torch
 from ctr_pe.checks import model_class
 from ctr_pe.data.dataset import REPORT, hash_of_file
 from ctr_pe.data.published import SETS
-from ctr_pe.errors import UserError
+from ctr_pe.errors import UserError, say
+from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.keys import DATA_KEYS, prefixes
 from ctr_pe.pipeline.encoder import Columns, Encoder
 from ctr_pe.pipeline.scorer import Scorer
@@ -85,7 +86,13 @@ def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:
 
 
 def keep_model(folder: Path, model: Any, run: Run, source: Source, outcome: Outcome) -> None:
-    """Write the folder of a model that was just trained; ``partial(keep_model, folder)`` is a ``Run.keep``."""
+    """Write the folder of a model that was just trained; ``partial(keep_model, folder)`` is a ``Run.keep``.
+
+    Models of FuxiCTR's form that are none of this package have a checkpoint only, which is said.
+    """
+    if not isinstance(model, RankModel):
+        say(f"{type(model).__name__} is no RankModel: no model folder is written, only FuxiCTR's checkpoint")
+        return
     write_model(folder, scorer_of(model, run, source, outcome))
 
 

@@ -130,8 +130,8 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         failed = runner.run_all(jobs, store, stand_in or train, workers)
         _write_tables(store, suite if request.suite else None, by_cell)
     except KeyboardInterrupt:
-        stored = 0 if store is None else len({job.key for job in jobs} & store.read().keys())
-        say(f"stopped: {stored} of {len(jobs)} runs are stored; repeat the same command to run what is missing")
+        finished = 0 if store is None else len({job.key for job in jobs} & store.read().keys())
+        say(f"stopped: {finished} of {len(jobs)} runs are stored; repeat the same command to run what is missing")
         return 130
     if failed:
         say(f"{failed} of {len(jobs)} runs failed; repeat the same command to try them again")

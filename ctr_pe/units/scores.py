@@ -150,13 +150,13 @@ def candidate_scores(score: nn.Module, target: Tensor, items: Tensor) -> Tensor:
 
     A score of one's own needs no method for it: its pairs are computed one by one.
     """
-    if hasattr(score, "candidates"):
-        logits: Tensor = score.candidates(target, items)
-        return logits
+    together: Callable[[Tensor, Tensor], Tensor] | None = getattr(score, "candidates", None)
+    if together is not None:
+        return together(target, items)
     (rows, targets, _), slots = target.shape, items.shape[1]
     repeated = items.unsqueeze(1).expand(-1, targets, -1, -1).flatten(0, 2)
     of_pair = torch.arange(rows * targets, device=items.device).repeat_interleave(slots)
-    logits = score(target.flatten(0, 1), repeated, of_pair)
+    logits: Tensor = score(target.flatten(0, 1), repeated, of_pair)
     return logits.view(rows, targets, slots)
 
 

@@ -79,7 +79,7 @@ class TargetAttention(nn.Module):
                 allowed = pairs.allowed[:, 0].expand(-1, target.shape[1], -1)
                 row, one, slot = allowed.nonzero(as_tuple=True)
                 item = block.pad(torch.arange(len(keys), device=keys.device))[row, slot]
-                own = self.score(query, keys[item] + shift, row * target.shape[1] + one)
+                own: Tensor = self.score(query, keys[item] + shift, row * target.shape[1] + one)
                 return own.new_zeros(allowed.shape).masked_scatter(allowed, own).unsqueeze(1)
             with _side_stream(shift.device) if self.training else nullcontext():
                 return scored(keys + shift)

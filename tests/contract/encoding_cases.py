@@ -36,7 +36,7 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "pdm crop": ("pdm", {"pdm_contrast": 0.1, "pdm_augment": "crop", "pdm_ratio": 0.5, "pdm_contrast_on": "norm"}),
     "rope+pdm+kernel": ("rope+pdm+kernel", {}),
 }
-CASES = {name: (name, {}) for name in NAMES} | VARIANTS
+CASES: dict[str, tuple[str, dict[str, object]]] = {name: (name, {}) for name in NAMES} | VARIANTS
 
 
 def factory(case: str) -> Factory:
