@@ -6,8 +6,11 @@ modules, and scikit-learn's metrics, which our models do not call. Both are impo
 
 from __future__ import annotations
 
-import importlib.util
 import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec, PathFinder
+from types import ModuleType
 from typing import Any
 
 LATER: dict[str, tuple[str, ...]] = {"fuxictr.preprocess": (), "fuxictr.metrics": ("evaluate_metrics",)}
@@ -15,40 +18,49 @@ LATER: dict[str, tuple[str, ...]] = {"fuxictr.preprocess": (), "fuxictr.metrics"
 
 
 def import_later() -> None:
-    """Put off the imports of these modules, unless they have been imported already."""
-    for name, functions in LATER.items():
-        if name not in sys.modules:
-            _defer(name, functions)
+    """From now on, put off the content of these modules, unless they have been imported already."""
+    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
+        sys.meta_path.insert(0, _Finder())
 
 
-def _defer(name: str, functions: tuple[str, ...]) -> None:
-    """A module of this name whose content is there from the first use of it on, or from a call of one of ``functions``;
-    modules inside it can be imported before."""
-    spec = importlib.util.find_spec(name)  # imports what it is in
-    if spec is None or spec.loader is None:
-        return
-    loader, module = spec.loader, importlib.util.module_from_spec(spec)
+class _Finder(MetaPathFinder):
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        spec = PathFinder.find_spec(fullname, path) if fullname in LATER else None
+        if spec is not None and spec.loader is not None:
+            spec.loader = _Later(spec.loader, LATER[fullname])
+        return spec
 
-    def load() -> None:
-        if module.__dict__.pop("__getattr__", None) is not None:
-            loader.exec_module(module)
 
-    def use(attribute: str) -> Any:
-        if attribute.startswith("__") and attribute != "__all__":  # Python asks for these when it imports
-            raise AttributeError(f"module '{name}' has no attribute '{attribute}'")
-        load()
-        return getattr(module, attribute)
+class _Later(Loader):
+    """A module whose content is there from the first use of it on, or from a call of one of ``functions``; modules
+    inside it can be imported before."""
 
-    def stand_in(function: str) -> Any:
-        def call(*arguments: Any, **named: Any) -> Any:
+    def __init__(self, loader: Loader, functions: tuple[str, ...]) -> None:
+        self.loader, self.functions = loader, functions
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
+        return self.loader.create_module(spec)
+
+    def exec_module(self, module: ModuleType) -> None:
+        def load() -> None:
+            if module.__dict__.pop("__getattr__", None) is not None:
+                self.loader.exec_module(module)
+
+        def use(attribute: str) -> Any:
+            if attribute.startswith("__") and attribute != "__all__":  # Python asks for these when it imports
+                raise AttributeError(f"module '{module.__name__}' has no attribute '{attribute}'")
             load()
-            return getattr(module, function)(*arguments, **named)
+            return getattr(module, attribute)
 
-        return call
+        def stand_in(function: str) -> Any:
+            def call(*arguments: Any, **named: Any) -> Any:
+                load()
+                return getattr(module, function)(*arguments, **named)
 
-    for function in functions:
-        setattr(module, function, stand_in(function))
-    module.__dict__["__getattr__"] = use
-    sys.modules[name] = module
-    parent, _, child = name.rpartition(".")
-    setattr(sys.modules[parent], child, module)
+            return call
+
+        for function in self.functions:
+            setattr(module, function, stand_in(function))
+        module.__dict__["__getattr__"] = use
