@@ -7,12 +7,14 @@ import json
 import logging
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import torch
 
 from ctr_pe.errors import UserError, counted
 from ctr_pe.pipeline import frames
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
     from ctr_pe.data.recipe import Recipe
+    from ctr_pe.training import Run
 
 log = logging.getLogger(__name__)
 COLUMNS = ("user", "item", "time", "order", "label", "time_unit")
@@ -61,6 +64,7 @@ class CTRRanker:
         metrics_: of the test rows, which are each user's last event (``din``) or the newest tenth (``impressions``).
         history_: of the epochs: loss, validation metrics, seconds.
         report_: of the log: rows, what was dropped, users, items, rows per split; of models from ``fit``.
+        updates_: of every ``partial_fit``: events, rows, loss, new ids, seconds.
         unknown_: of the last call: ``requests``, ``unknown items``, ``unknown history items``, ``unknown users``.
     """
 
@@ -112,32 +116,47 @@ class CTRRanker:
         Raises:
             UserError: a hyper-parameter or column that cannot be used, with its name; rows that cannot be read.
         """
-        from ctr_pe.data.sources.log import build
-        from ctr_pe.training import Run, train
+        from ctr_pe.training import train
 
-        params, seed = self._params(), self._seed()
         made: list[Scorer] = []
         with tempfile.TemporaryDirectory(prefix="ctr-pe-") as scratch:
-            folder = Path(scratch)
-            named = {"events": events, "items": items}
-            files = {name: frames.as_file(t, folder, name) for name, t in named.items() if t is not None}
-            try:
-                recipe = self._recipe(files["events"], files.get("items"))
-                dataset = build(recipe, folder / "log")
-            except UserError as error:
-                message = str(error)
-                for name in files:  # what was a table in memory
-                    message = message.replace(str(folder / f"{name}.parquet"), name)
-                raise UserError(message) from None
-            self.report_ = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
-            run = Run(
-                self.model, dataset.path, self.position_encoding, seed, "heldout", params, self.gpu, self.threads,
-                keep=lambda *trained: made.append(scorer_of(*trained)),
-            )  # fmt: skip
-            outcome = train(run)
+            run, recipe = self._run(events, items, Path(scratch))
+            outcome = train(replace(run, keep=lambda *trained: made.append(scorer_of(*trained))))
             made[0].histories = newest_events(recipe)
         log.info("%s: test %s", self, outcome.metrics)
         return self._fitted(made[0])
+
+    def partial_fit(self, new_events: Table, items: Table | None = None, epochs: int = 1) -> Self:
+        """Train further on new events, ``epochs`` times on each: the daily update.
+
+        Users, items and attributes that are new get ids, all others keep theirs. Histories have the newest stored
+        events of their users and the new ones. Nothing is held out: ``evaluate`` on the new events before is how good
+        yesterday's model is today. ``metrics_`` and ``history_`` stay those of ``fit``; ``updates_`` grows by one.
+
+        Before ``fit``, it trains a new model on all events, without validation and test rows.
+
+        Args:
+            new_events: as in ``fit``, those since the last call alone; they are read into memory.
+            items: new items, or known ones whose attributes have changed; a new item without a row here has reserved
+                ids for its attributes.
+
+        Raises:
+            UserError: as ``fit``; a model that was saved without histories or is of no log.
+        """
+        from ctr_pe.pipeline.update import update
+
+        if not isinstance(epochs, int) or epochs < 1:
+            raise UserError(f"epochs={epochs!r}: how often to train on the new events, at least 1")
+        new, known = frames.frame(new_events, "new_events"), None if items is None else frames.frame(items, "items")
+        before = self.scorer_ if hasattr(self, "scorer_") else self._untrained(new_events, items)
+        labelled = self.label is not None and self.label in new.columns
+        protocol = self.protocol or ("impressions" if labelled else "din")
+        if protocol == "din" and labelled:
+            new = new.filter(frames.labels(frames.column(new, str(self.label), "new_events"), "new_events"))
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        size = int(before.config["params"].get("batch_size", 1024))
+        return self._fitted(update(before, new, known, protocol, epochs, size))
 
     def predict_proba(self, requests: Table, history: Table | None = None) -> npt.NDArray[np.float64]:
         """(n, 2) probabilities that the user passes the item over, and clicks it.
@@ -245,6 +264,7 @@ class CTRRanker:
     def _fitted(self, scorer: Scorer) -> Self:
         self.scorer_, self.classes_ = scorer, np.array([0, 1])
         self.metrics_, self.history_ = scorer.config["metrics"]["test"], scorer.config["history"]
+        self.updates_ = scorer.config.get("updates", [])
         return self
 
     def _scores(self, requests: Table, history: Table | None, what: str = "requests") -> npt.NDArray[np.float32]:
@@ -283,6 +303,41 @@ class CTRRanker:
             for problem in value_problems(types, name, value):
                 raise UserError(problem)
 
+    def _run(self, events: Table, items: Table | None, folder: Path) -> tuple[Run, Recipe]:
+        """A training on a log, whose data set it makes in ``folder``."""
+        from ctr_pe.data.sources.log import build
+        from ctr_pe.training import Run
+
+        params, seed = self._params(), self._seed()
+        named = {"events": events, "items": items}
+        files = {name: frames.as_file(t, folder, name) for name, t in named.items() if t is not None}
+        try:
+            recipe = self._recipe(files["events"], files.get("items"))
+            dataset = build(recipe, folder / "log")
+        except UserError as error:
+            message = str(error)
+            for name in files:  # what was a table in memory
+                message = message.replace(str(folder / f"{name}.parquet"), name)
+            raise UserError(message) from None
+        self.report_ = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
+        how = (self.gpu, self.threads)
+        return Run(self.model, dataset.path, self.position_encoding, seed, "heldout", params, *how), recipe
+
+    def _untrained(self, events: Table, items: Table | None) -> Scorer:
+        """With initial weights and without histories."""
+        from ctr_pe.training import Outcome, build_model
+        from ctr_pe.training.source import Source
+
+        with tempfile.TemporaryDirectory(prefix="ctr-pe-") as scratch:
+            run, recipe = self._run(events, items, Path(scratch))
+            source = Source.of(run.dataset)
+            model = build_model(run, source, scratch)
+            size = sum(parameter.numel() for parameter in model.parameters())
+            nothing = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=size)
+            scorer = scorer_of(model, run, source, nothing)
+            scorer.histories = newest_events(recipe).clear()
+        return scorer
+
     def _recipe(self, events: Path, items: Path | None) -> Recipe:
         from ctr_pe.data.recipe import load_recipe
 
@@ -315,10 +370,8 @@ def newest_events(recipe: Recipe) -> pl.DataFrame:
     names = events.collect_schema().names()
     if recipe.label is not None and recipe.label in names:
         events = events.filter(pl.col(recipe.label) == 1)
-    by = [name for name in (recipe.order, recipe.time) if name is not None and name in names]
-    kept = [recipe.item, *by]
-    newest = events.group_by(recipe.user).agg(pl.col(kept).top_k_by([*by, recipe.item], recipe.max_len))
-    return newest.explode(kept, empty_as_null=False).sort(recipe.user, *by).collect(engine="streaming")
+    clock = [name for name in (recipe.order, recipe.time) if name is not None and name in names]
+    return frames.newest(events, recipe.user, recipe.item, clock, recipe.max_len)
 
 
 def load(folder: str | Path, gpu: int = -1) -> CTRRanker:
