@@ -82,9 +82,7 @@ def run(args: argparse.Namespace) -> int:
 
     options = {key: value for key, value in vars(args).items() if key in Recipe.model_fields}
     given = {key: None if value == "" else value for key, value in options.items()}
-    out = args.out or given.get("append_to")
-    if out is None:
-        args.parser.error("the following arguments are required: --out")
+    out = args.out or given.get("append_to") or args.parser.error("the following arguments are required: --out")
     overwrite = args.overwrite or args.out is None
     dataset = build(load_recipe(args.recipe, given), out, overwrite=overwrite, progress=True)
     print(summary(dataset))

@@ -92,13 +92,16 @@ def carry_over(trained: Any, model: Any, whose: object = "the model") -> None:
             rows[len(known) :] = known[unseen]
 
 
-def with_new_items(scorer: Scorer, events: pl.DataFrame, items: pl.DataFrame | None = None) -> Scorer:
+def with_new_items(
+    scorer: Scorer, events: pl.DataFrame, items: pl.DataFrame | None = None, trained: bool = True
+) -> Scorer:
     """The scorer, on a model of its own, with ids for all values that the items of ``events`` have.
 
     Args:
         events: a row per event, with the column of items.
         items: new items and their attributes, or known ones whose attributes have changed. Attributes of an item that
             has no row anywhere take their reserved ids; such items are counted in the log.
+        trained: whether the weights are carried over; else the model has initial ones that depend on its seed.
 
     Raises:
         UserError: a model without a catalogue; a column that is missing or of another type.
@@ -119,8 +122,11 @@ def with_new_items(scorer: Scorer, events: pl.DataFrame, items: pl.DataFrame | N
         write_json(Path(scratch) / FEATURES, feature_map)
         device: torch.device = scorer.model.device
         gpu = -1 if device.type == "cpu" else device.index or 0
-        model = rebuild(Path(scratch), scorer.config, gpu, type(scorer.model))
-    carry_over(scorer.model, model)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(int(scorer.config["seed"]))
+            model = rebuild(Path(scratch), scorer.config, gpu, type(scorer.model))
+    if trained:
+        carry_over(scorer.model, model)
     config = {**scorer.config, "vocabulary": vocabulary_hash(vocabularies)}
     config["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     return Scorer(

@@ -7,7 +7,6 @@ import json
 import logging
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from sklearn.utils import Tags
 
     from ctr_pe.data.recipe import Recipe
-    from ctr_pe.training import Run
 
 log = logging.getLogger(__name__)
 COLUMNS = ("user", "item", "time", "order", "label", "time_unit")
@@ -116,12 +114,28 @@ class CTRRanker:
         Raises:
             UserError: a hyper-parameter or column that cannot be used, with its name; rows that cannot be read.
         """
-        from ctr_pe.training import train
+        from ctr_pe.data.sources.log import build
+        from ctr_pe.training import Run, train
 
+        params, seed = self._params(), self._seed()
         made: list[Scorer] = []
         with tempfile.TemporaryDirectory(prefix="ctr-pe-") as scratch:
-            run, recipe = self._run(events, items, Path(scratch))
-            outcome = train(replace(run, keep=lambda *trained: made.append(scorer_of(*trained))))
+            folder = Path(scratch)
+            files = self._files(events, items, folder)
+            try:
+                recipe = self._recipe(files["events"], files.get("items"))
+                dataset = build(recipe, folder / "log")
+            except UserError as error:
+                message = str(error)
+                for name in files:  # what was a table in memory
+                    message = message.replace(str(folder / f"{name}.parquet"), name)
+                raise UserError(message) from None
+            self.report_ = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
+            run = Run(
+                self.model, dataset.path, self.position_encoding, seed, "heldout", params, self.gpu, self.threads,
+                keep=lambda *trained: made.append(scorer_of(*trained)),
+            )  # fmt: skip
+            outcome = train(run)
             made[0].histories = newest_events(recipe)
         log.info("%s: test %s", self, outcome.metrics)
         return self._fitted(made[0])
@@ -303,42 +317,31 @@ class CTRRanker:
             for problem in value_problems(types, name, value):
                 raise UserError(problem)
 
-    def _run(self, events: Table, items: Table | None, folder: Path) -> tuple[Run, Recipe]:
-        """A training on a log, whose data set it makes in ``folder``."""
-        from ctr_pe.data.sources.log import build
-        from ctr_pe.training import Run
-
-        params, seed = self._params(), self._seed()
-        named = {"events": events, "items": items}
-        files = {name: frames.as_file(t, folder, name) for name, t in named.items() if t is not None}
-        try:
-            recipe = self._recipe(files["events"], files.get("items"))
-            dataset = build(recipe, folder / "log")
-        except UserError as error:
-            message = str(error)
-            for name in files:  # what was a table in memory
-                message = message.replace(str(folder / f"{name}.parquet"), name)
-            raise UserError(message) from None
-        self.report_ = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
-        how = (self.gpu, self.threads)
-        return Run(self.model, dataset.path, self.position_encoding, seed, "heldout", params, *how), recipe
-
     def _untrained(self, events: Table, items: Table | None) -> Scorer:
-        """With initial weights and without histories."""
-        from ctr_pe.training import Outcome, build_model
+        """With initial weights, knowing no item and no user."""
+        from ctr_pe.pipeline.untrained import empty_dataset
+        from ctr_pe.training import Outcome, Run, build_model
         from ctr_pe.training.source import Source
 
         with tempfile.TemporaryDirectory(prefix="ctr-pe-") as scratch:
-            run, recipe = self._run(events, items, Path(scratch))
-            source = Source.of(run.dataset)
+            recipe = self._recipe(*self._files(events, items, Path(scratch)).values())
+            source = Source.of(empty_dataset(recipe, Path(scratch) / "log"))
+            how = ("heldout", self._params(), self.gpu, self.threads)
+            run = Run(self.model, source, self.position_encoding, self._seed(), *how)
             model = build_model(run, source, scratch)
-            size = sum(parameter.numel() for parameter in model.parameters())
-            nothing = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=size)
+            nothing = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=0)
             scorer = scorer_of(model, run, source, nothing)
-            scorer.histories = newest_events(recipe).clear()
+            nobody = frames.lazy(recipe.interactions, "new_events").head(0).collect()
+            clock = [name for name in (recipe.order, recipe.time) if name in nobody.columns]
+            scorer.histories = nobody.select(recipe.user, recipe.item, *clock)
         return scorer
 
-    def _recipe(self, events: Path, items: Path | None) -> Recipe:
+    def _files(self, events: Table, items: Table | None, folder: Path) -> dict[str, Path]:
+        """The tables as files, in ``folder`` if they are none."""
+        named = {"events": events, "items": items}
+        return {name: frames.as_file(table, folder, name) for name, table in named.items() if table is not None}
+
+    def _recipe(self, events: Path, items: Path | None = None) -> Recipe:
         from ctr_pe.data.recipe import load_recipe
 
         columns = frames.lazy(events, "events").collect_schema().names()

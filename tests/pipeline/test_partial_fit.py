@@ -232,7 +232,28 @@ def test_before_fit_it_trains_on_everything(
     ranker = CTRRanker("DIN", "cape", max_len=6, **SMALL).partial_fit(impressions, items, epochs=3)
     assert ranker.evaluate(impressions.drop("timestamp").with_columns(timestamp=pl.lit(2 * DAY)))["AUC"] > 0.5
     assert ranker.metrics_ == {}
-    assert len(ranker.updates_) == 1
+    stored = ranker.scorer_.encoder.vocabularies["item_id"]
+    assert stored[UNSEEN] == 1
+    table = "embedding_layer.embedding_layers.item_id.weight"
+    before = ranker.scorer_.model.state_dict()[table]
+    assert len(before.unique(dim=0)) == len(stored) == impressions["item_id"].n_unique() + 2  # no two rows begin alike
+    ranker.set_params(learning_rate=1.0)  # counts from the next fit on
+    ranker.partial_fit(pl.DataFrame({"user_id": [7], "item_id": ["novel"], "timestamp": [3 * DAY], "label": [0]}))
+    after = ranker.scorer_.model.state_dict()[table]
+    assert (after[: len(before)] - before).abs().max() < 0.1
+    assert len(ranker.updates_) == 2
+
+
+def test_before_fit_an_order_is_enough(impressions: pl.DataFrame, items: pl.DataFrame) -> None:
+    """And rows of one class, or a single one: nothing is split off."""
+    ordered = impressions.rename({"timestamp": "place"}).filter(pl.col("label") == 1)
+    given = {"time": None, "order": "place", "max_len": 6, **SMALL}
+    ranker = CTRRanker("SASRec", "none", **given).partial_fit(ordered, items)
+    assert np.isfinite(ranker.predict_proba(ordered)).all()
+    CTRRanker("DIN", "none", **given).partial_fit(ordered.head(1))
+    for without in ("place", "user_id", "item_id"):
+        with pytest.raises(UserError, match=f"new_events: no column '{without}'"):
+            CTRRanker("DIN", "none", **given).partial_fit(ordered.drop(without))
 
 
 def test_times_and_tables_of_other_kinds(impressions: pl.DataFrame, items: pl.DataFrame, tmp_path: Path) -> None:

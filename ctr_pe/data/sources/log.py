@@ -214,7 +214,7 @@ class _Rows:
         self.vocabs: dict[str, dict[str, int]] = {}
         self.features: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
         self.items = log.items  # every item that is known, with the ids of its values
-        sizes: dict[str, dict[str, int]] = {}
+        sizes: dict[str, tuple[int, int]] = {}
         if log.before is not None:
             log.before.check(log.catalogue.columns)
         for column in log.catalogue:  # ties go by value
@@ -227,11 +227,12 @@ class _Rows:
             self.vocabs[feature] = stored
             self.ids[feature] = ids_of(values, stored)[value]
             self.items = self.items.with_columns(pl.Series(f"{feature}:id", ids_of(self.items[feature], stored)))
-            sizes[feature] = {"known": max(stored.values()) - 1, "unseen": stored[UNSEEN]}
-            self.features[feature] = target_spec(**sizes[feature])
+            known, unseen = sizes[feature] = max(stored.values()) - 1, stored[UNSEEN]
+            self.features[feature] = target_spec(known, unseen=unseen)
         for group, chosen in zip(groups, (True, False), strict=False):
             for feature, name in zip(group.target, group.history, strict=True):
-                self.features[name] = history_spec(feature, max_len=max_len, chosen=chosen, **sizes[feature])
+                known, unseen = sizes[feature]
+                self.features[name] = history_spec(feature, known, max_len, chosen=chosen, unseen=unseen)
         self.features |= {group.age: age_spec(max_len) for group in groups if group.age}
 
     def write(self, rows: Targets) -> None:
