@@ -119,7 +119,7 @@ def newest(events: pl.LazyFrame, user: str, item: str, clock: Sequence[str], cou
     """The last ``count`` events of every user by ``clock``, then by item: columns user, item and those of the clock."""
     kept = [item, *clock]
     last = events.group_by(user).agg(pl.col(kept).top_k_by([*clock, item], count))
-    return last.explode(kept, empty_as_null=False).sort(user, *clock).collect(engine="streaming")
+    return last.explode(kept, empty_as_null=False).sort(user, *clock, item).collect(engine="streaming")
 
 
 class Index:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ctr_pe.data.sources.events import ITEM
 from ctr_pe.data.sources.log import never_clicked
-from ctr_pe.errors import UserError
+from ctr_pe.errors import UserError, counted
 from ctr_pe.pipeline.encoder import ID, Columns, Encoded, Encoder
 from ctr_pe.pipeline.frames import Index, column, keys, labels, newest, times
 from ctr_pe.pipeline.growth import with_new_items
@@ -60,7 +60,10 @@ def update(
         if stored[name].dtype != new[name].dtype:
             kinds = f"holds {new[name].dtype}, in the stored histories {stored[name].dtype}"
             raise UserError(f"new_events: column '{name}' {kinds}")
-    past = stored.join(new, on=names.user, how="semi", maintain_order="left")
+    apart = stored.join(new, on=[names.user, names.item, *clock], how="anti", maintain_order="left")
+    if again := stored.height - apart.height:
+        log.warning("%s of the stored histories are among the new ones: they count once", counted(again, "event"))
+    past = apart.join(new, on=names.user, how="semi", maintain_order="left")
     both = pl.concat([past, new]).with_columns(pl.Series(NEW, np.arange(past.height + new.height) >= past.height))
     seed, updates = int(scorer.config["seed"]), list(scorer.config.get("updates", []))
     found = with_new_items(scorer, both, items, trained=bool(scorer.config["epoch"] or updates))
@@ -70,7 +73,7 @@ def update(
     encoded = found.encoder.requests(rows.drop(LABEL), history, "new_events")
     torch.manual_seed(seed + 1 + len(updates))  # dropout
     loss = _train(found.model, encoded, rows[LABEL].cast(pl.Float32).to_numpy(), epochs, batch_size, draw)
-    chosen = pl.concat([stored, new]).filter(pl.col(LABEL) == 1)
+    chosen = pl.concat([apart, new]).filter(pl.col(LABEL) == 1)
     found.histories = newest(chosen.lazy(), names.user, names.item, clock, int(scorer.config["max_len"]))
     before = {name: len(known) for name, known in scorer.encoder.vocabularies.items()}
     done = {

@@ -117,6 +117,25 @@ def test_histories_are_stored_for_the_next_day(
     assert stored.sort(order).equals(newest.sort(order))
 
 
+def test_an_update_that_is_repeated_counts_its_events_once(
+    impressions: pl.DataFrame, yesterday: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    old, new = split(impressions)[0], today(impressions)
+    ranker = load(yesterday)
+    once = rows_trained_on(monkeypatch, ranker, new)
+    stored = ranker.scorer_.histories
+    assert "stored histories are among" not in caplog.text
+    assert stored is not None
+    again = rows_trained_on(monkeypatch, ranker, new)
+    assert stored.equals(ranker.scorer_.histories)
+    assert sum(again.values()) == sum(once.values())
+    kept = stored.with_columns(label=pl.lit(1, pl.Int8)).select(new.columns)
+    apart = kept.join(new, on=["user_id", "item_id", "timestamp"], how="anti")
+    assert again == expected(apart, new, max_len=6)
+    assert f"{kept.height - apart.height} events of the stored histories are among the new ones" in caplog.text
+    assert apart.height < old.height
+
+
 def test_clicks_come_with_sampled_items(
     clicks: pl.DataFrame, items: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
