@@ -93,7 +93,7 @@ def carry_over(trained: Any, model: Any, whose: object = "the model") -> None:
 
 
 def with_new_items(
-    scorer: Scorer, events: pl.DataFrame, items: pl.DataFrame | None = None, trained: bool = True
+    scorer: Scorer, events: pl.DataFrame, items: pl.DataFrame | None = None, trained: bool = True, **training: Any
 ) -> Scorer:
     """The scorer, on a model of its own, with ids for all values that the items of ``events`` have.
 
@@ -102,6 +102,7 @@ def with_new_items(
         items: new items and their attributes, or known ones whose attributes have changed. Attributes of an item that
             has no row anywhere take their reserved ids; such items are counted in the log.
         trained: whether the weights are carried over; else the model has initial ones that depend on its seed.
+        training: hyper-parameters of training the new model, instead of those of the old one.
 
     Raises:
         UserError: a model without a catalogue; a column that is missing or of another type.
@@ -124,7 +125,8 @@ def with_new_items(
         gpu = -1 if device.type == "cpu" else device.index or 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(scorer.config["seed"]))
-            model = rebuild(Path(scratch), scorer.config, gpu, type(scorer.model))
+            given = {**scorer.config, "params": {**scorer.config["params"], **training}}
+            model = rebuild(Path(scratch), given, gpu, type(scorer.model))
     if trained:
         carry_over(scorer.model, model)
     config = {**scorer.config, "vocabulary": vocabulary_hash(vocabularies)}

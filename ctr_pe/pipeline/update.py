@@ -36,7 +36,8 @@ def update(
 
     Values that are new get ids at the end. A history has the stored events of its user and the new ones, strictly
     before the time of the row. Every new event is a row, in an order that depends on the seed and the number of
-    earlier updates; nothing is held out. The optimiser begins anew.
+    earlier updates; nothing is held out. The optimiser begins anew; if it is Adam, rows of embedding tables that the
+    events do not have stay as they are (``table_optimizer: lazy_adam``).
 
     Args:
         scorer: with ``histories``.
@@ -66,7 +67,10 @@ def update(
     past = apart.join(new, on=names.user, how="semi", maintain_order="left")
     both = pl.concat([past, new]).with_columns(pl.Series(NEW, np.arange(past.height + new.height) >= past.height))
     seed, updates = int(scorer.config["seed"]), list(scorer.config.get("updates", []))
-    found = with_new_items(scorer, both, items, trained=bool(scorer.config["epoch"] or updates))
+    trained, params = bool(scorer.config["epoch"] or updates), scorer.config["params"]
+    # A new Adam moves every row with a gradient by the learning rate, also one that has only its regularisation.
+    lazy = trained and not params.get("table_optimizer") and params.get("optimizer", "adam").lower() == "adam"
+    found = with_new_items(scorer, both, items, trained, **({"table_optimizer": "lazy_adam"} if lazy else {}))
     draw = np.random.default_rng([seed, 1 + len(updates)])
     rows = both.filter(NEW) if protocol == "impressions" else _sampled(both, clock, found.encoder, draw)
     history = found.encoder.events(both.rename({LABEL: names.label}) if names.label else both, "new_events")

@@ -210,6 +210,16 @@ def test_partial_fit_learns_new_items(impressions: pl.DataFrame, items: pl.DataF
     assert set(items["item_id"]) < set(catalogue["item_id"])
 
 
+def test_rows_that_today_does_not_have_stay(impressions: pl.DataFrame, items: pl.DataFrame) -> None:
+    """Regularisation and a new optimiser wear away nothing."""
+    ranker = fitted(split(impressions)[0], items, embedding_regularizer=0.1)
+    table, stored = "embedding_layer.embedding_layers.item_id.weight", ranker.scorer_.encoder.vocabularies["item_id"]
+    before = ranker.scorer_.model.state_dict()[table]
+    ranker.partial_fit(pl.DataFrame({"user_id": [7], "item_id": ["item 3"], "timestamp": [3 * DAY], "label": [1]}))
+    after = ranker.scorer_.model.state_dict()[table]
+    assert (after != before).any(1).nonzero().flatten().tolist() == [stored["item 3"]]
+
+
 def test_items_that_change_and_items_without_attributes(
     impressions: pl.DataFrame, yesterday: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
