@@ -147,6 +147,8 @@ class CTRRanker:
         events of their users and the new ones. Nothing is held out: ``evaluate`` on the new events before is how good
         yesterday's model is today. ``metrics_`` and ``history_`` stay those of ``fit``; ``updates_`` grows by one.
 
+        Of hyper-parameters that were set since the last training, those of training count, such as ``learning_rate``.
+
         Before ``fit``, it trains a new model on all events, without validation and test rows.
 
         Args:
@@ -157,7 +159,7 @@ class CTRRanker:
         Raises:
             UserError: as ``fit``; a model that was saved without histories or is of no log.
         """
-        from ctr_pe.pipeline.update import update
+        from ctr_pe.pipeline.update import OF_TRAINING, update
 
         if not isinstance(epochs, int) or epochs < 1:
             raise UserError(f"epochs={epochs!r}: how often to train on the new events, at least 1")
@@ -169,8 +171,8 @@ class CTRRanker:
             new = new.filter(frames.labels(frames.column(new, str(self.label), "new_events"), "new_events"))
         if self.threads:
             torch.set_num_threads(self.threads)
-        size = int(before.config["params"].get("batch_size", 1024))
-        return self._fitted(update(before, new, known, protocol, epochs, size))
+        training = {name: value for name, value in self._params().items() if name in OF_TRAINING}
+        return self._fitted(update(before, new, known, protocol, epochs, training))
 
     def predict_proba(self, requests: Table, history: Table | None = None) -> npt.NDArray[np.float64]:
         """(n, 2) probabilities that the user passes the item over, and clicks it.
@@ -241,7 +243,8 @@ class CTRRanker:
         return {name: getattr(self, name) for name in (*named, *given)}
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters, which count from the next ``fit`` on. Raises UserError for one that nothing reads."""
+        """Set parameters, which count from the next ``fit`` or ``partial_fit`` on. Raises UserError for one that
+        nothing reads."""
         known = self.get_params()
         for name, value in params.items():
             if name not in known:

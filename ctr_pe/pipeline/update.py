@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
 from itertools import pairwise
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -26,11 +27,21 @@ if TYPE_CHECKING:
     import numpy.typing as npt
 
 log = logging.getLogger(__name__)
+OF_TRAINING = frozenset(
+    "batch_size embedding_regularizer learning_rate loss max_gradient_norm net_regularizer optimizer"
+    " table_optimizer".split()
+)
+"""Hyper-parameters that an update may have of its own: all others are the model's."""
 NEW, LABEL = ":new", ":label"  # columns that no log has: made here, beside raw ones
 
 
 def update(
-    scorer: Scorer, events: pl.DataFrame, items: pl.DataFrame | None, protocol: str, epochs: int, batch_size: int
+    scorer: Scorer,
+    events: pl.DataFrame,
+    items: pl.DataFrame | None,
+    protocol: str,
+    epochs: int,
+    training: Mapping[str, Any] = MappingProxyType({}),
 ) -> Scorer:
     """A scorer of its own that was trained further on new events; the given one stays as it is.
 
@@ -43,6 +54,7 @@ def update(
         scorer: with ``histories``.
         protocol: ``impressions``: rows are the new events, with their labels; ``din``: the new events but a user's very
             first, each with a known item that the user has no stored or new event with.
+        training: those of ``OF_TRAINING`` that have changed since the last training.
 
     Raises:
         UserError: a scorer without catalogue or histories; a column that is missing, has nulls or another type.
@@ -67,16 +79,17 @@ def update(
     past = apart.join(new, on=names.user, how="semi", maintain_order="left")
     both = pl.concat([past, new]).with_columns(pl.Series(NEW, np.arange(past.height + new.height) >= past.height))
     seed, updates = int(scorer.config["seed"]), list(scorer.config.get("updates", []))
-    trained, params = bool(scorer.config["epoch"] or updates), scorer.config["params"]
+    trained, params = bool(scorer.config["epoch"] or updates), {**scorer.config["params"], **training}
     # A new Adam moves every row with a gradient by the learning rate, also one that has only its regularisation.
     lazy = trained and not params.get("table_optimizer") and params.get("optimizer", "adam").lower() == "adam"
-    found = with_new_items(scorer, both, items, trained, **({"table_optimizer": "lazy_adam"} if lazy else {}))
+    found = with_new_items(scorer, both, items, trained, **params | ({"table_optimizer": "lazy_adam"} if lazy else {}))
     draw = np.random.default_rng([seed, 1 + len(updates)])
     rows = both.filter(NEW) if protocol == "impressions" else _sampled(both, clock, found.encoder, draw)
     history = found.encoder.events(both.rename({LABEL: names.label}) if names.label else both, "new_events")
     encoded = found.encoder.requests(rows.drop(LABEL), history, "new_events")
     torch.manual_seed(seed + 1 + len(updates))  # dropout
-    loss = _train(found.model, encoded, rows[LABEL].cast(pl.Float32).to_numpy(), epochs, batch_size, draw)
+    label, size = rows[LABEL].cast(pl.Float32).to_numpy(), int(params.get("batch_size", 1024))
+    loss = _train(found.model, encoded, label, epochs, size, draw)
     chosen = pl.concat([apart, new]).filter(pl.col(LABEL) == 1)
     found.histories = newest(chosen.lazy(), names.user, names.item, clock, int(scorer.config["max_len"]))
     before = {name: len(known) for name, known in scorer.encoder.vocabularies.items()}
@@ -90,7 +103,7 @@ def update(
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     log.info("update: %s", done)
-    found.config = {**found.config, "updates": [*updates, done]}
+    found.config = {**found.config, "params": params, "updates": [*updates, done]}
     return found
 
 
