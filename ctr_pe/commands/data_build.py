@@ -12,6 +12,7 @@ examples:
       --out data/amazon_sports
   ctr-pe data build --protocol impressions --interactions log.csv --user uid --item video --time ts --label click \\
       --attributes author,tag --out data/videos
+  ctr-pe data build --append-to data/videos --interactions log.csv     a log that has grown: no id changes
 `ctr-pe list` names the recipes. A column that is there but must not be used: --time none.
 """
 
@@ -28,7 +29,14 @@ def add_options(parser: Parser) -> None:
     files = parser.add_argument_group("files").add_argument
     files("--interactions", type=Path, metavar="FILE", help="one row per event: user, item, time or order, label")
     files("--items", type=Path, metavar="FILE", help="one row per item: item and its attributes")
-    files("--out", type=Path, required=True, metavar="DIR", help="the data set; its name is the directory's")
+    files("--out", type=Path, default=None, metavar="DIR", help="the data set; its name is the directory's")
+    files(
+        "--append-to",
+        type=Path,
+        metavar="DIR",
+        help="a data set of an earlier log: all ids stay, new ones come after them, and rules and items that are not "
+        "given are its own; without --out it gets a new version itself",
+    )
     files("--overwrite", action="store_true", default=False, help="replace a data set that is already there")
     rules = parser.add_argument_group("rules").add_argument
     rules(
@@ -74,6 +82,8 @@ def run(args: argparse.Namespace) -> int:
 
     options = {key: value for key, value in vars(args).items() if key in Recipe.model_fields}
     given = {key: None if value == "" else value for key, value in options.items()}
-    dataset = build(load_recipe(args.recipe, given), args.out, overwrite=args.overwrite, progress=True)
+    out = args.out or given.get("append_to") or args.parser.error("the following arguments are required: --out")
+    overwrite = args.overwrite or args.out is None
+    dataset = build(load_recipe(args.recipe, given), out, overwrite=overwrite, progress=True)
     print(summary(dataset))
     return 0

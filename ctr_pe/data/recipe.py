@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ctr_pe.config import packaged_yaml, parse_yaml
+from ctr_pe.data.dataset import REPORT, open_dataset
 from ctr_pe.errors import UserError, explain, nearest
 
 if TYPE_CHECKING:
@@ -31,13 +33,15 @@ class Recipe(BaseModel):
 
     The columns ``time``, ``order``, ``label`` and ``attributes`` are used when the files have them under their default
     names, must exist when they are named, and are left alone when they are set to null. ``order`` decides what is
-    earlier; without it ``time`` does, and events of the same time are not each other's history.
+    earlier; without it ``time`` does, and events of the same time are not each other's history. ``append_to``: a data
+    set of an earlier log, whose ids all stay; its rules hold where no others are given, and it knows its items.
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     interactions: Path
     items: Path | None = None
+    append_to: Path | None = None
     protocol: Literal["din", "impressions"]
     user: str = "user_id"
     item: str = "item_id"
@@ -71,12 +75,31 @@ class Recipe(BaseModel):
 def load_recipe(name: str | None, given: Mapping[str, Any]) -> Recipe:
     """The recipe of that name or file, with the values in ``given`` on top. Raises UserError naming the wrong key."""
     content = {} if name is None else _read(name)
+    if earlier := given.get("append_to") or content.get("append_to"):
+        content = _rules_of(Path(earlier)) | content
     try:
         return Recipe.model_validate({**content, **given})
     except ValidationError as error:
         problem = error.errors()[0]
         option = f": --{problem['loc'][0]}" if problem["type"] == "missing" and len(problem["loc"]) == 1 else ""
         raise UserError(f"{name or 'options'}: {explain(problem, Recipe, SplitColumn)}{option}") from None
+
+
+def _rules_of(folder: Path) -> dict[str, Any]:
+    """What the recipe of a data set says about columns, protocol and split."""
+    dataset = open_dataset(str(folder.resolve()))
+    recipe = json.loads((dataset.path / REPORT).read_text(encoding="utf-8")).get("recipe")
+    if not isinstance(recipe, dict):
+        raise UserError(f"{folder}: not a data set of a log: it has no recipe to go on with")
+    files = {"interactions", "items", "append_to"}
+    default = {key: field.default for key, field in Recipe.model_fields.items() if key not in files}
+    kept = {key: recipe[key] for key in default if key in recipe}
+    return {key: value for key, value in kept.items() if value != _listed(default[key])}
+
+
+def _listed(value: Any) -> Any:
+    """As JSON has it."""
+    return list(value) if isinstance(value, tuple) else value
 
 
 def _read(name: str) -> dict[str, Any]:
@@ -92,7 +115,7 @@ def _read(name: str) -> dict[str, Any]:
     content = parse_yaml(text, name)
     if not isinstance(content, dict):
         raise UserError(f"{name}: a recipe is a mapping of keys: {nearest('', Recipe.model_fields)}")
-    for key in ("interactions", "items"):  # beside the recipe, wherever the command runs
+    for key in ("interactions", "items", "append_to"):  # beside the recipe, wherever the command runs
         if content.get(key):
             content[key] = path.parent / content[key]
     return content

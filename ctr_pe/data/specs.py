@@ -1,22 +1,26 @@
-"""FuxiCTR's specifications of our columns: id 0 is padding, 1 … known are the known ids, known + 1 the unseen."""
+"""FuxiCTR's specifications of our columns: id 0 is padding; of new vocabularies 1 … known are the known ids, known + 1
+the unseen, which keeps its id when a vocabulary grows behind it."""
 
 from __future__ import annotations
 
 from typing import Any
 
 
-def target_spec(known: int, source: str = "item") -> dict[str, Any]:
-    """A scalar id column with ``known`` ids."""
-    return {"source": source, "type": "categorical", "padding_idx": 0, "oov_idx": known + 1, "vocab_size": known + 2}
+def target_spec(known: int, source: str = "item", unseen: int | None = None) -> dict[str, Any]:
+    """A scalar id column with ``known`` ids beside padding and ``unseen``, by default the last one."""
+    reserved = {"padding_idx": 0, "oov_idx": known + 1 if unseen is None else unseen}
+    return {"source": source, "type": "categorical", **reserved, "vocab_size": known + 2}
 
 
-def history_spec(target: str, known: int, max_len: int, source: str = "history", chosen: bool = True) -> dict[str, Any]:
+def history_spec(
+    target: str, known: int, max_len: int, source: str = "history", chosen: bool = True, unseen: int | None = None
+) -> dict[str, Any]:
     """A list of ids that shares the embedding of the column ``target``; no encoder, or FuxiCTR would pool the list.
 
     ``chosen``: false for items that were shown but not clicked, which no model learns to predict.
     """
     shared = {"type": "sequence", "feature_encoder": None, "share_embedding": target, "max_len": max_len}
-    return target_spec(known, source) | shared | ({} if chosen else {"chosen": False})
+    return target_spec(known, source, unseen) | shared | ({} if chosen else {"chosen": False})
 
 
 def age_spec(max_len: int) -> dict[str, Any]:

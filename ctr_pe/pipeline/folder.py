@@ -51,10 +51,10 @@ def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:
     """The scorer of a model that ``run`` has just trained on ``source``."""
     from ctr_pe.study.runner import versions
 
-    feature_map = _read_json(source.folder / FEATURES)
+    feature_map = read_json(source.folder / FEATURES)
     file = source.folder / VOCABULARY
-    vocabularies = _read_json(file) if file.is_file() else {}  # files that FuxiCTR has built may lack one
-    report = _read_json(source.folder / REPORT) if (source.folder / REPORT).is_file() else {}
+    vocabularies = read_json(file) if file.is_file() else {}  # files that FuxiCTR has built may lack one
+    report = read_json(source.folder / REPORT) if (source.folder / REPORT).is_file() else {}
     items = source.folder / ITEMS
     config = {
         "format": FORMAT,
@@ -113,20 +113,20 @@ def write_model(folder: str | Path, scorer: Scorer, histories: bool = True) -> N
     try:
         with _new_folder(folder) as made:
             save_model(scorer.model, str(made / WEIGHTS))
-            _write_json(made / FEATURES, encoder.feature_map)
+            write_json(made / FEATURES, encoder.feature_map)
             shutil.copymode(made / FEATURES, made / WEIGHTS)  # safetensors lets nobody else read it
-            _write_json(made / VOCABULARY, encoder.vocabularies)
-            _write_json(made / COLUMNS, asdict(encoder.columns))
+            write_json(made / VOCABULARY, encoder.vocabularies)
+            write_json(made / COLUMNS, asdict(encoder.columns))
             if encoder.items is not None:
                 encoder.items.write_parquet(made / ITEMS)
             if histories and scorer.histories is not None:
                 scorer.histories.write_parquet(made / HISTORIES)
-            _write_stand_ins(made, encoder)
+            write_stand_ins(made, encoder)
             files = {
                 file.name: {"bytes": file.stat().st_size, "blake2b": hash_of_file(file)}
                 for file in sorted(made.iterdir())
             }
-            _write_json(made / MANIFEST, {**scorer.config, "files": files})
+            write_json(made / MANIFEST, {**scorer.config, "files": files})
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror or error}") from None
 
@@ -146,15 +146,15 @@ def read_model(folder: str | Path, gpu: int = -1, model: type | None = None) -> 
     folder = Path(folder)
     config = _manifest(folder)
     try:
-        columns = Columns(**_read_json(folder / COLUMNS))
-        vocabularies = _read_json(folder / VOCABULARY)
+        columns = Columns(**read_json(folder / COLUMNS))
+        vocabularies = read_json(folder / VOCABULARY)
         if vocabulary_hash(vocabularies) != config["vocabulary"]:
             raise UserError(
                 f"{folder / VOCABULARY}: not the vocabulary of this model (another hash than in {MANIFEST})"
             )
-        built = _rebuild(folder, config, gpu, model)
+        built = rebuild(folder, config, gpu, model)
         load_model(built, str(folder / WEIGHTS))
-        feature_map = _read_json(folder / FEATURES)
+        feature_map = read_json(folder / FEATURES)
         items, histories = (pl.read_parquet(f) if f.is_file() else None for f in (folder / ITEMS, folder / HISTORIES))
     except (KeyError, TypeError) as error:
         raise UserError(f"{folder}: not a readable model folder ({type(error).__name__}: {error})") from None
@@ -177,7 +177,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     if not (folder / MANIFEST).is_file():
         what = "not a model folder" if folder.is_dir() else "no such model folder"
         raise UserError(f"{folder}: {what}: it has no {MANIFEST}")
-    config = _read_json(folder / MANIFEST)
+    config = read_json(folder / MANIFEST)
     found = config.get("format") if isinstance(config, dict) else None
     if found != FORMAT:
         raise UserError(f"{folder}: model format {found}, this version reads {FORMAT}: train the model again")
@@ -193,7 +193,7 @@ def _manifest(folder: Path) -> dict[str, Any]:
     return dict(config)
 
 
-def _rebuild(folder: Path, config: Mapping[str, Any], gpu: int, given: type | None) -> Any:
+def rebuild(folder: Path, config: Mapping[str, Any], gpu: int, given: type | None) -> Any:
     """The model with initial weights; draws nothing from the caller's random numbers."""
     cls = given or model_class(str(config["model"]))
     if cls.__name__ != config["model"]:
@@ -232,7 +232,7 @@ def _parameters(model: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in params.items() if key not in left_out}
 
 
-def _write_stand_ins(folder: Path, encoder: Encoder) -> None:
+def write_stand_ins(folder: Path, encoder: Encoder) -> None:
     """Files of pretrained vectors without vectors: a model opens them when it is built, and then gets its weights."""
     for spec in encoder.features.values():
         if "pretrained_emb" in spec and not (folder / spec["pretrained_emb"]).exists():
@@ -259,14 +259,14 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _read_json(file: Path) -> Any:
+def read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
-def _write_json(file: Path, content: Any) -> None:
+def write_json(file: Path, content: Any) -> None:
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
 
 

@@ -115,6 +115,13 @@ def seconds(unit: Unit) -> int:
     return SECONDS[unit]
 
 
+def newest(events: pl.LazyFrame, user: str, item: str, clock: Sequence[str], count: int) -> pl.DataFrame:
+    """The last ``count`` events of every user by ``clock``, then by item: columns user, item and those of the clock."""
+    kept = [item, *clock]
+    last = events.group_by(user).agg(pl.col(kept).top_k_by([*clock, item], count))
+    return last.explode(kept, empty_as_null=False).sort(user, *clock, item).collect(engine="streaming")
+
+
 class Index:
     """Finds keys among N distinct ones: by search for a few, by a join for many."""
 

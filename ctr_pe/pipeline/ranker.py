@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Self
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import torch
 
 from ctr_pe.errors import UserError, counted
 from ctr_pe.pipeline import frames
@@ -61,6 +62,7 @@ class CTRRanker:
         metrics_: of the test rows, which are each user's last event (``din``) or the newest tenth (``impressions``).
         history_: of the epochs: loss, validation metrics, seconds.
         report_: of the log: rows, what was dropped, users, items, rows per split; of models from ``fit``.
+        updates_: of every ``partial_fit``: events, rows, loss, new ids, seconds.
         unknown_: of the last call: ``requests``, ``unknown items``, ``unknown history items``, ``unknown users``.
     """
 
@@ -119,8 +121,7 @@ class CTRRanker:
         made: list[Scorer] = []
         with tempfile.TemporaryDirectory(prefix="ctr-pe-") as scratch:
             folder = Path(scratch)
-            named = {"events": events, "items": items}
-            files = {name: frames.as_file(t, folder, name) for name, t in named.items() if t is not None}
+            files = self._files(events, items, folder)
             try:
                 recipe = self._recipe(files["events"], files.get("items"))
                 dataset = build(recipe, folder / "log")
@@ -138,6 +139,40 @@ class CTRRanker:
             made[0].histories = newest_events(recipe)
         log.info("%s: test %s", self, outcome.metrics)
         return self._fitted(made[0])
+
+    def partial_fit(self, new_events: Table, items: Table | None = None, epochs: int = 1) -> Self:
+        """Train further on new events, ``epochs`` times on each: the daily update.
+
+        Users, items and attributes that are new get ids, all others keep theirs. Histories have the newest stored
+        events of their users and the new ones. Nothing is held out: ``evaluate`` on the new events before is how good
+        yesterday's model is today. ``metrics_`` and ``history_`` stay those of ``fit``; ``updates_`` grows by one.
+
+        Of hyper-parameters that were set since the last training, those of training count, such as ``learning_rate``.
+
+        Before ``fit``, it trains a new model on all events, without validation and test rows.
+
+        Args:
+            new_events: as in ``fit``, those since the last call alone; they are read into memory.
+            items: new items, or known ones whose attributes have changed; a new item without a row here has reserved
+                ids for its attributes.
+
+        Raises:
+            UserError: as ``fit``; a model that was saved without histories or is of no log.
+        """
+        from ctr_pe.pipeline.update import OF_TRAINING, update
+
+        if not isinstance(epochs, int) or epochs < 1:
+            raise UserError(f"epochs={epochs!r}: how often to train on the new events, at least 1")
+        new, known = frames.frame(new_events, "new_events"), None if items is None else frames.frame(items, "items")
+        before = self.scorer_ if hasattr(self, "scorer_") else self._untrained(new_events, items)
+        labelled = self.label is not None and self.label in new.columns
+        protocol = self.protocol or ("impressions" if labelled else "din")
+        if protocol == "din" and labelled:
+            new = new.filter(frames.labels(frames.column(new, str(self.label), "new_events"), "new_events"))
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        training = {name: value for name, value in self._params().items() if name in OF_TRAINING}
+        return self._fitted(update(before, new, known, protocol, epochs, training))
 
     def predict_proba(self, requests: Table, history: Table | None = None) -> npt.NDArray[np.float64]:
         """(n, 2) probabilities that the user passes the item over, and clicks it.
@@ -208,7 +243,8 @@ class CTRRanker:
         return {name: getattr(self, name) for name in (*named, *given)}
 
     def set_params(self, **params: Any) -> Self:
-        """Set parameters, which count from the next ``fit`` on. Raises UserError for one that nothing reads."""
+        """Set parameters, which count from the next ``fit`` or ``partial_fit`` on. Raises UserError for one that
+        nothing reads."""
         known = self.get_params()
         for name, value in params.items():
             if name not in known:
@@ -245,6 +281,7 @@ class CTRRanker:
     def _fitted(self, scorer: Scorer) -> Self:
         self.scorer_, self.classes_ = scorer, np.array([0, 1])
         self.metrics_, self.history_ = scorer.config["metrics"]["test"], scorer.config["history"]
+        self.updates_ = scorer.config.get("updates", [])
         return self
 
     def _scores(self, requests: Table, history: Table | None, what: str = "requests") -> npt.NDArray[np.float32]:
@@ -283,7 +320,31 @@ class CTRRanker:
             for problem in value_problems(types, name, value):
                 raise UserError(problem)
 
-    def _recipe(self, events: Path, items: Path | None) -> Recipe:
+    def _untrained(self, events: Table, items: Table | None) -> Scorer:
+        """With initial weights, knowing no item and no user."""
+        from ctr_pe.pipeline.untrained import empty_dataset
+        from ctr_pe.training import Outcome, Run, build_model
+        from ctr_pe.training.source import Source
+
+        with tempfile.TemporaryDirectory(prefix="ctr-pe-") as scratch:
+            recipe = self._recipe(*self._files(events, items, Path(scratch)).values())
+            source = Source.of(empty_dataset(recipe, Path(scratch) / "log"))
+            how = ("heldout", self._params(), self.gpu, self.threads)
+            run = Run(self.model, source, self.position_encoding, self._seed(), *how)
+            model = build_model(run, source, scratch)
+            nothing = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=0)
+            scorer = scorer_of(model, run, source, nothing)
+            nobody = frames.lazy(recipe.interactions, "new_events").head(0).collect()
+            clock = [name for name in (recipe.order, recipe.time) if name in nobody.columns]
+            scorer.histories = nobody.select(recipe.user, recipe.item, *clock)
+        return scorer
+
+    def _files(self, events: Table, items: Table | None, folder: Path) -> dict[str, Path]:
+        """The tables as files, in ``folder`` if they are none."""
+        named = {"events": events, "items": items}
+        return {name: frames.as_file(table, folder, name) for name, table in named.items() if table is not None}
+
+    def _recipe(self, events: Path, items: Path | None = None) -> Recipe:
         from ctr_pe.data.recipe import load_recipe
 
         columns = frames.lazy(events, "events").collect_schema().names()
@@ -315,10 +376,8 @@ def newest_events(recipe: Recipe) -> pl.DataFrame:
     names = events.collect_schema().names()
     if recipe.label is not None and recipe.label in names:
         events = events.filter(pl.col(recipe.label) == 1)
-    by = [name for name in (recipe.order, recipe.time) if name is not None and name in names]
-    kept = [recipe.item, *by]
-    newest = events.group_by(recipe.user).agg(pl.col(kept).top_k_by([*by, recipe.item], recipe.max_len))
-    return newest.explode(kept, empty_as_null=False).sort(recipe.user, *by).collect(engine="streaming")
+    clock = [name for name in (recipe.order, recipe.time) if name is not None and name in names]
+    return frames.newest(events, recipe.user, recipe.item, clock, recipe.max_len)
 
 
 def load(folder: str | Path, gpu: int = -1) -> CTRRanker:

@@ -41,7 +41,8 @@ class Run:
     valid; ``paper`` trains on train + valid and selects on test. ``params``: all other hyper-parameters under FuxiCTR's
     names; with ``model_root`` the checkpoint stays there. ``threads``: of this run; another number may change the last
     bits of the results; 0 leaves it as it is. ``weights``: a file for those of the best epoch. ``keep``: called at the
-    end with the model, this run, its source and the outcome; a function that can be pickled, if the run is to train in
+    end with the model, this run, its source and the outcome; ``start``: called before the first step with the model and
+    its source, to give it other weights than random ones; functions that can be pickled, if the run is to train in
     another process. ``track``: as the option ``--track``, see :mod:`ctr_pe.tracking`; also a key of the parameters.
     """
 
@@ -56,6 +57,7 @@ class Run:
     weights: Path | None = None
     keep: Callable[[Any, Run, Source, Outcome], None] | None = None
     track: str | None = None
+    start: Callable[[Any, Source], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -108,6 +110,8 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
     source, params = Source.of(run.dataset), {**run.params, "seed": run.seed}
     with tempfile.TemporaryDirectory(prefix="ctr-pe-") as temporary:
         model = build_model(run, source, params.get("model_root") or temporary)
+        if run.start is not None:
+            run.start(model, source)
         model.count_parameters()  # into the log
         train_on, select_on = PROTOCOLS[run.protocol]
         rows = source.batches(model.feature_map, train_on, params, train=True)

@@ -186,7 +186,7 @@ def test_all_or_nothing(ranker: CTRRanker, folder: Path, monkeypatch: pytest.Mon
         raise OSError(28, "No space left on device")
 
     before = load(folder).predict_proba(REQUESTS)
-    monkeypatch.setattr("ctr_pe.pipeline.folder._write_stand_ins", full)
+    monkeypatch.setattr("ctr_pe.pipeline.folder.write_stand_ins", full)
     for name in ("model", "other"):
         with pytest.raises(UserError, match=f"{name}: No space left on device"):
             ranker.save(folder.parent / name)

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ctr_pe.data.dataset import SPLITS
+from ctr_pe.data.dataset import ITEMS, SPLITS
+from ctr_pe.data.growth import Before
 from ctr_pe.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -48,12 +49,13 @@ class Log:
     """A checked log. Raises UserError, one line with counts, for any mistake in it.
 
     Attributes: ``catalogue`` one row per item of the log, sorted by ``item_id``, with its attributes; ``items`` the
-    same for every item of the file of items, nulls where an attribute is missing; ``rows``
-    read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column.
+    same for every item that is known, nulls where an attribute is missing; ``before`` the data set whose ids stay, or
+    None; ``rows`` read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.file = recipe, recipe.interactions
+        self.before = Before(recipe.append_to) if recipe.append_to else None
         with _readable(self.file):
             raw = scan(self.file)
             schema = raw.collect_schema()
@@ -177,34 +179,22 @@ class Log:
             raise UserError(f"{where} is of one class only ({counts})")
 
     def _catalogue(self) -> tuple[pl.DataFrame, pl.DataFrame]:
-        """The items of the log with their attributes, and all that the file of items has."""
+        """The items of the log with their attributes, and all items that are known."""
         catalogue = self._events.select(pl.col("item").alias(ITEM)).unique().sort(ITEM).collect(engine="streaming")
-        recipe, file = self.recipe, self.recipe.items
-        demanded = recipe.demanded("attributes")
-        if file is None:
-            if demanded and recipe.attributes:
+        recipe, file, items = self.recipe, self.recipe.items, self._items()
+        if self.before is not None:
+            wanted = [ITEM, *(recipe.attributes or ())]
+            items, file = self.before.all_items(items, wanted, file), file or self.before.folder / ITEMS
+        if items is None or file is None:
+            if recipe.demanded("attributes") and recipe.attributes:
                 raise UserError(f"attributes {', '.join(recipe.attributes)}: need a file of items: --items")
             return catalogue, catalogue
-        with _readable(file):
-            frame = scan(file)
-            schema = frame.collect_schema()
-            columns = {ITEM: _typed(file, "item", recipe.item, schema)}
-            names = [name for name in recipe.attributes or () if name in schema or demanded]
-            if ITEM in names:
-                raise UserError(f"{file}: attribute '{ITEM}' would take the name of the item's own column: rename it")
-            items = frame.select(
-                **columns, **{name: _typed(file, "attribute", name, schema) for name in names}
-            ).collect()
         if items[ITEM].dtype != catalogue[ITEM].dtype:
             types = f"{items[ITEM].dtype} in {file}, {catalogue[ITEM].dtype} in {self.file}"
             raise UserError(f"item column '{recipe.item}': different types: {types}")
-        if nulls := items[ITEM].null_count():
-            raise UserError(f"{file}: null values: {recipe.item}: {nulls:,} of {items.height:,} rows")
-        if repeated := items.height - items[ITEM].n_unique():
-            raise UserError(f"{file}: {repeated:,} of {items.height:,} rows repeat another row's {recipe.item}")
         whole = catalogue.join(items, on=ITEM, how="left", maintain_order="left")
         lacking = {"row here": catalogue.join(items, on=ITEM, how="anti")}
-        lacking |= {f"'{name}'": whole.filter(pl.col(name).is_null()) for name in names}
+        lacking |= {f"'{name}'": whole.filter(pl.col(name).is_null()) for name in items.columns if name != ITEM}
         for what, without in lacking.items():
             if without.height:
                 some = ", ".join(map(str, without[ITEM].head(3))) + (", …" if without.height > 3 else "")
@@ -212,6 +202,28 @@ class Log:
                     f"{file}: {without.height:,} ({some}) of {whole.height:,} items of the log have no {what}"
                 )
         return whole, items.sort(ITEM)
+
+    def _items(self) -> pl.DataFrame | None:
+        """The file of items: their ids and attributes."""
+        recipe, file = self.recipe, self.recipe.items
+        if file is None:
+            return None
+        with _readable(file):
+            frame = scan(file)
+            schema = frame.collect_schema()
+            columns = {ITEM: _typed(file, "item", recipe.item, schema)}
+            demanded = recipe.demanded("attributes")
+            names = [name for name in recipe.attributes or () if name in schema or demanded]
+            if ITEM in names:
+                raise UserError(f"{file}: attribute '{ITEM}' would take the name of the item's own column: rename it")
+            items = frame.select(
+                **columns, **{name: _typed(file, "attribute", name, schema) for name in names}
+            ).collect()
+        if nulls := items[ITEM].null_count():
+            raise UserError(f"{file}: null values: {recipe.item}: {nulls:,} of {items.height:,} rows")
+        if repeated := items.height - items[ITEM].n_unique():
+            raise UserError(f"{file}: {repeated:,} of {items.height:,} rows repeat another row's {recipe.item}")
+        return items
 
     def _split(self) -> pl.LazyFrame:
         """The events with their column ``split``, index into SPLITS, by the recipe's column or by time."""

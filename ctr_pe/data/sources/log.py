@@ -28,7 +28,7 @@ from ctr_pe.data.dataset import REPORT, SPLITS, Dataset
 from ctr_pe.data.recipe import Recipe
 from ctr_pe.data.sources.events import BLOCK, Bools, Events, Ints, Log
 from ctr_pe.data.specs import age_spec, history_spec, target_spec
-from ctr_pe.data.vocabulary import Vocabulary
+from ctr_pe.data.vocabulary import UNSEEN, Vocabulary, ids_of
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError
 from ctr_pe.fields import Group
@@ -79,7 +79,7 @@ def din(events: Events, recipe: Recipe, items: int, seed: list[int]) -> Targets:
     last = np.flatnonzero(np.append(events.user[1:] != events.user[:-1], True))
     from_end = last[events.user[target]] - target
     split = np.array([2, 1, 0], np.uint8)[np.minimum(from_end, 2)]
-    negative = _never_clicked(events, target, items, np.random.default_rng(seed))
+    negative = never_clicked(events.user, events.code, target, items, np.random.default_rng(seed))
     code = np.stack([events.code[target], negative], axis=1).reshape(-1)
     label = np.tile(np.array([1, 0], np.uint8), len(target))
     history = _history("history", events, events.positive, recipe.max_len)
@@ -105,19 +105,21 @@ def _history(name: str, events: Events, listed: Bools, max_len: int) -> History:
     return History(name, events.code[listed], times, begin, end, begin > oldest)
 
 
-def _never_clicked(events: Events, target: Ints, items: int, generator: np.random.Generator) -> Ints:
-    """(T,) per target, a uniform sample of the items that its user has no event with; -1 if there is none.
+def never_clicked(user: Ints, code: Ints, target: Ints, items: int, generator: np.random.Generator) -> Ints:
+    """(T,) per target, a uniform sample of the ``items`` that its user has no event with; -1 if there is none.
+
+    ``user``, ``code`` (E,): of all events, numbers without gaps and 0 … items - 1; ``target`` (T,): the events.
 
     The r-th item outside a user's sorted items c is r + #{i: c[i] - i <= r}: exact without rejection, so a user who
     clicked nearly everything costs no more than others.
     """
-    clicked = np.sort(events.user * items + events.code)  # np.unique hashes, which takes ten times as long
+    clicked = np.sort(user * items + code)  # np.unique hashes, which takes ten times as long
     clicked = clicked[np.append(True, clicked[1:] != clicked[:-1])]
-    user = clicked // items
-    count = np.bincount(user)
+    whose = clicked // items
+    count = np.bincount(whose)
     start = np.cumsum(count) - count
-    gaps = clicked - (np.arange(len(clicked)) - start[user])  # user * items + c[i] - i, sorted
-    owner = events.user[target]
+    gaps = clicked - (np.arange(len(clicked)) - start[whose])  # user * items + c[i] - i, sorted
+    owner = user[target]
     left = items - count[owner]
     rank = generator.integers(0, np.maximum(left, 1))
     skipped = np.searchsorted(gaps, owner * items + rank, side="right") - start[owner]
@@ -211,22 +213,26 @@ class _Rows:
         self.ids: dict[str, npt.NDArray[Any]] = {}  # (N,) of each item
         self.vocabs: dict[str, dict[str, int]] = {}
         self.features: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
-        self.items = log.items  # every item of the file of items, those that the log lacks too, and their ids
-        known: dict[str, int] = {}
+        self.items = log.items  # every item that is known, with the ids of its values
+        sizes: dict[str, tuple[int, int]] = {}
+        if log.before is not None:
+            log.before.check(log.catalogue.columns)
         for column in log.catalogue:  # ties go by value
             feature, values = column.name, column.unique().sort()
             value = column.rank("dense").to_numpy().astype(np.int64) - 1
             vocabulary = Vocabulary.by_frequency(np.bincount(value, counter.items, len(values)))
-            self.ids[feature] = vocabulary.table(len(values))[value]
-            self.vocabs[feature] = Vocabulary(values.gather(np.asarray(vocabulary.originals)).to_list()).stored()
-            known[feature] = len(vocabulary)
-            ids = pl.Series(f"{feature}:id", vocabulary.table(len(values)))
-            self.items = self.items.join(pl.DataFrame([values, ids]), on=feature, how="left", maintain_order="left")
-            self.items = self.items.with_columns(pl.col(ids.name).fill_null(vocabulary.unseen))
-            self.features[feature] = target_spec(known[feature])
+            stored = Vocabulary(values.gather(np.asarray(vocabulary.originals)).to_list()).stored()
+            if log.before is not None:
+                stored = log.before.grown(feature, stored)
+            self.vocabs[feature] = stored
+            self.ids[feature] = ids_of(values, stored)[value]
+            self.items = self.items.with_columns(pl.Series(f"{feature}:id", ids_of(self.items[feature], stored)))
+            known, unseen = sizes[feature] = max(stored.values()) - 1, stored[UNSEEN]
+            self.features[feature] = target_spec(known, unseen=unseen)
         for group, chosen in zip(groups, (True, False), strict=False):
             for feature, name in zip(group.target, group.history, strict=True):
-                self.features[name] = history_spec(feature, known[feature], max_len, chosen=chosen)
+                known, unseen = sizes[feature]
+                self.features[name] = history_spec(feature, known, max_len, chosen=chosen, unseen=unseen)
         self.features |= {group.age: age_spec(max_len) for group in groups if group.age}
 
     def write(self, rows: Targets) -> None:
@@ -330,6 +336,8 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "seconds": round(seconds, 3),
         "rows_per_second": round(counter.rows / seconds),
     }
+    if log.before is not None:
+        report["append_to"] = log.before.report(written.vocabs)
     return Content(LABEL, USER, written.features, groups, written.vocabs, report, written.items)
 
 
@@ -341,6 +349,9 @@ def summary(dataset: Dataset) -> str:
     events = f"log: {log['rows']:,} rows; dropped: {dropped}; users without rows: {log['users_without_rows']:,}"
     if log["tied_in_time"] is not None:
         events += f"; at the same time as the event before: {log['tied_in_time']:,}"
+    if "append_to" in report:
+        new = ", ".join(f"{feature} {count:,}" for feature, count in report["append_to"]["new_ids"].items())
+        events += f"; new ids: {new}"
     if log["targets_without_negative"]:
         events += f"; targets without a negative: {log['targets_without_negative']:,}"
     lines = [
