@@ -78,6 +78,16 @@ class Scorer:
         Raises:
             UserError: the model needs times or further columns, or there are not as many times as items.
         """
+        return self.score(self.encode_one(history, candidates, times, now))
+
+    def encode_one(
+        self,
+        history: Sequence[Any],
+        candidates: Sequence[Any],
+        times: Sequence[int] | None = None,
+        now: int | None = None,
+    ) -> Encoded:
+        """What :meth:`score_one` scores, with the counts of what is unknown in it."""
         ages = None
         if times is not None:
             if len(times) != len(history):
@@ -85,13 +95,20 @@ class Scorer:
             at = np.asarray(times, np.int64)
             latest = now if now is not None else int(at.max(initial=0))
             ages = (latest - at) // seconds(self.encoder.columns.time_unit)
-        return self.score(self.encoder.one(history, candidates, ages))
+        return self.encoder.one(history, candidates, ages)
 
+    @torch.inference_mode()
     def score(self, encoded: Encoded, batch_size: int = BATCH) -> Scores:
-        """Click probabilities (n,) of encoded requests; adds to ``counts``."""
+        """Click probabilities (n,) of encoded requests; adds to ``counts``. A history that several requests see is
+        encoded once."""
         scores = np.empty(encoded.rows, np.float32)
-        for rows, batch in encoded.batches(batch_size):
-            scores[rows] = self.probabilities(batch).float().cpu().numpy()
+        for rows in encoded.tiles(batch_size, self.encoder.needs_age):
+            if rows.shape[1] == 1:
+                found = self.probabilities(encoded.batch(rows[:, 0])).view(-1, 1)
+            else:
+                histories = encoded.histories(rows[:, 0])
+                found = self.model.score_candidates(self.model.encode(histories), histories | encoded.fields(rows))
+            scores[rows] = found.float().cpu().numpy()
         self.counts.update(encoded.counts)
         return scores
 
