@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ctr_pe import __version__
 from ctr_pe.allocator import keep_memory
-from ctr_pe.commands import benchmark, data_build, data_fetch, draw, info, tune, validate
+from ctr_pe.commands import benchmark, data_build, data_fetch, draw, info, predict, serve, tune, validate
 from ctr_pe.commands import list as list_
 from ctr_pe.commands.options import Parser, add_command
 from ctr_pe.errors import exit_code
@@ -52,7 +52,8 @@ def _parser() -> Parser:
     of_data = data.add_subparsers(metavar="COMMAND", required=True, title="commands")
     for command in (data_build, data_fetch):
         add_command(of_data, command)
-    add_command(commands, info)
+    for command in (predict, serve, info):
+        add_command(commands, command)
     return parser
 
 

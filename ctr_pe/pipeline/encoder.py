@@ -10,7 +10,7 @@ the vocabulary of each; what is nowhere takes the reserved id of unseen values. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -115,32 +115,33 @@ class Encoded:
                 batch[name] = torch.from_numpy(padded.reshape(len(rows), width))
         return batch
 
-    def tiles(self, size: int, ages: bool) -> Iterator[Ints]:
-        """The numbers of all requests in tiles (H, K) of about ``size``: a history per row and its K requests.
+    def tiles(self, ages: bool, size: int, least: int) -> tuple[list[Ints], Ints]:
+        """The numbers of requests whose history ``least`` or more of them share, in tiles (H, K) of about ``size``: a
+        history per row, its K requests in the columns. And the numbers of all other requests (n,).
 
-        A row with fewer requests than the tile has columns repeats its last one. Requests share a history if they see
+        A row with fewer requests than its tile has columns repeats the last one. Requests share a history if they see
         the same events, with ``ages`` at the same time.
         """
-        if not self.rows:
-            return
         seen = [end for lists in self.lists for end in (lists.begin, lists.end)]
         if ages and self.now is not None:
             seen.append(self.now)
-        order = np.lexsort(seen) if seen else np.arange(self.rows)
-        new = np.zeros(self.rows - 1, bool)
-        for values in seen:
-            new |= values[order[1:]] != values[order[:-1]]
-        first = np.concatenate([[0], np.flatnonzero(new) + 1])
+        if not self.rows or not seen:
+            return [], np.arange(self.rows)
+        order = np.lexsort(seen)
+        new = np.ones(self.rows, bool)
+        new[1:] = np.logical_or.reduce([values[order[1:]] != values[order[:-1]] for values in seen])
+        first = np.flatnonzero(new)
         count = np.diff(np.append(first, self.rows))
-        largest = np.argsort(-count, kind="stable")
+        alone = order[np.repeat(count < least, count)]
+        largest = np.argsort(-count, kind="stable")[: np.count_nonzero(count >= least)]
         first, count = first[largest], count[largest]
-        start = 0
+        tiles, start = [], 0
         while start < len(first):
             width = int(count[start])
-            tile = slice(start, start + max(1, size // width))
-            start += int((2 * count[tile] > width).sum())  # at least half of each row is no repetition
-            part = slice(tile.start, start)
-            yield order[first[part, None] + np.minimum(np.arange(width), count[part, None] - 1)]
+            end = start + int((2 * count[start : start + max(1, size // width)] > width).sum())  # half is no repetition
+            tiles.append(order[first[start:end, None] + np.minimum(np.arange(width), count[start:end, None] - 1)])
+            start = end
+        return tiles, alone
 
 
 class Encoder:
@@ -191,6 +192,14 @@ class Encoder:
         spec = self.features[name]
         return int(spec.get("oov_idx", spec["vocab_size"] - 1))
 
+    def reads(self, table: Iterable[str]) -> list[str]:
+        """Those columns of a table of requests that are read."""
+        names = self.columns
+        of_groups = [name for group in self.groups for name in (*group.history, group.age) if name is not None]
+        fields = [*self.item_fields, *of_groups, *self.other_fields]
+        known = {names.user, names.item, names.time, names.order, *fields, *map(self._raw, fields)}
+        return [name for name in table if name in known]
+
     def events(self, history: pl.DataFrame | pl.LazyFrame, what: str = "history") -> Events:
         """Encode a log of events: columns of user and item, of time or order where there are any, of the label.
 
@@ -208,6 +217,7 @@ class Encoder:
         raw = keys(column(read(names.user), names.user, what), what)
         users = Index(raw.unique())
         user = _small(users.find(raw), len(users.sorted))
+        del raw
         time = self._times(read(names.time), names.time, what)
         if time is None and self.needs_age:
             raise UserError(f"{what}: no time column '{names.time}', and this model's encoding reads the age of events")
@@ -294,6 +304,7 @@ class Encoder:
             raise UserError(f"{what}: column '{name}' holds {raw.dtype}, in the history it holds {events.users.dtype}")
         user = events.users.find(raw) if raw.dtype == events.users.dtype else np.full(len(raw), -1)
         counts["unknown users"] += int((raw.filter(pl.Series(user < 0))).n_unique())
+        counts["requests of unknown users"] += int((user < 0).sum())
         counts["unknown history items"] += events.unknown
         order = self._times(requests, self.columns.order, what) if events.ordered else None
         timed = self.columns.time in requests.columns

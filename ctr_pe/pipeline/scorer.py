@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 Scores = npt.NDArray[np.float32]
 BATCH = 4096  # requests scored at once
+TILE, SHARED = 1024, 32  # requests scored at once with shared histories, and from how many of a history on
 
 
 class Scorer:
@@ -32,7 +33,8 @@ class Scorer:
         config: the content of ``model.json``.
         histories: the newest events of the users it was trained on, as a raw table, or None.
         counts: of all calls so far: ``requests``, and what took a reserved id: ``unknown items`` (of requests),
-            ``unknown history items``, ``unknown users`` (without an event in the history that was given).
+            ``unknown history items``, ``unknown users`` (without an event in the history that was given), ``requests of
+            unknown users``.
     """
 
     def __init__(
@@ -99,16 +101,17 @@ class Scorer:
 
     @torch.inference_mode()
     def score(self, encoded: Encoded, batch_size: int = BATCH) -> Scores:
-        """Click probabilities (n,) of encoded requests; adds to ``counts``. A history that several requests see is
+        """Click probabilities (n,) of encoded requests; adds to ``counts``. A history that many requests see is
         encoded once."""
         scores = np.empty(encoded.rows, np.float32)
-        for rows in encoded.tiles(batch_size, self.encoder.needs_age):
-            if rows.shape[1] == 1:
-                found = self.probabilities(encoded.batch(rows[:, 0])).view(-1, 1)
-            else:
-                histories = encoded.histories(rows[:, 0])
-                found = self.model.score_candidates(self.model.encode(histories), histories | encoded.fields(rows))
+        tiles, alone = encoded.tiles(self.encoder.needs_age, TILE, SHARED)
+        for rows in tiles:
+            histories = encoded.histories(rows[:, 0])
+            found = self.model.score_candidates(self.model.encode(histories), histories | encoded.fields(rows))
             scores[rows] = found.float().cpu().numpy()
+        for start in range(0, len(alone), batch_size):
+            rows = alone[start : start + batch_size]
+            scores[rows] = self.probabilities(encoded.batch(rows)).float().cpu().numpy()
         self.counts.update(encoded.counts)
         return scores
 
