@@ -84,8 +84,10 @@ class NextItemModel(RankModel):
         positions.add_losses({"next item": self._weight * loss})
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
+        if not self.training:  # nothing is kept: threads may score at once
+            return super().forward(inputs)
         self._inputs = inputs
-        outputs: dict[str, Any] = super().forward(inputs)
+        outputs = super().forward(inputs)
         del self._inputs
         return outputs
 

@@ -259,14 +259,19 @@ class RankModel(BaseModel):  # type: ignore[misc]
             own = {field: ids[field] for field in group.history}
             mask = own[group.history[0]] != 0
             if self.max_len is not None and mask.shape[1] > self.max_len:
-                # A stable sort moves padding to the front and keeps the order of the items: the last are the newest.
-                newest = mask.byte().argsort(dim=1, stable=True)[:, -self.max_len :]
+                newest = self.newest(mask)
                 mask, age = mask.gather(1, newest), None if age is None else age.gather(1, newest)
                 own = {field: values.gather(1, newest) for field, values in own.items()}
             positions.append(Positions.from_mask(mask, age))
             for field, values in own.items():
                 packed.setdefault(field, []).append(positions[-1].pack(values))
         return positions, packed
+
+    def newest(self, mask: Tensor) -> Tensor:
+        """mask (B, L) -> the slots (B, max_len) of the newest items, and padding where there are fewer."""
+        assert self.max_len is not None
+        # A stable sort moves padding to the front and keeps the order of the items: the last are the newest.
+        return mask.byte().argsort(dim=1, stable=True)[:, -self.max_len :]
 
     def precision(self) -> torch.autocast:
         """Of attention: bfloat16 with ``amp``."""
@@ -289,6 +294,19 @@ class RankModel(BaseModel):  # type: ignore[misc]
         """Group ``index``: what of packed history (N, D) does not depend on the target. See
         :meth:`of_candidates`."""
         return None
+
+    def extend(self, encoded: Encoded, inputs: Mapping[str, Tensor], elapsed: int = 0) -> Encoded:
+        """``encoded`` histories and the events that came since, of which ``inputs`` has the history fields and ages
+        (B, n): what :meth:`encode` gives for all of them. ``elapsed``: seconds between the two requests."""
+        return candidates.extend(self, encoded, inputs, elapsed)
+
+    def extends(self, index: int) -> bool:
+        """Whether group ``index`` has an ``extend_history`` that gives what encoding again would."""
+        return False
+
+    def extend_history(self, index: int, states: Any, item: Tensor, history: Tensor, positions: Positions) -> Any:
+        """``encode_history`` of each history and one item (B, D) after it, from ``states``, that of the history."""
+        raise NotImplementedError
 
     def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
         """Group ``index``: ``interest`` (B, K, any width) of K targets (B, K, D), with ``states`` by

@@ -88,6 +88,10 @@ def overhead(pe: str, full: bool) -> float | None:
     return OVERHEAD.get(pe, 1.15)
 
 
+def request(model: str, candidates: int) -> dict[str, Any]:
+    return {"model": model, "pe": "cape", "candidates": candidates}
+
+
 CASES = [
     Case("step.DIN.default-allocator", "training_steps:step", "≥", 15, {"model": "DIN"}),
     Case("step.DIN.tuned-allocator", "training_steps:step", "≥", 8, {"model": "DIN"}, allocator="tuned"),
@@ -137,5 +141,25 @@ CASES = [
     Case("growth.memory", "growth:memory_", "≤", 1.2),
     Case("growth.tensor", "growth:tensor", "≤", 2),
     Case("seeds.five", "seeds:five", "≤", 1.0),
+    Case("request.DIN.cape.fuxictr", "requests:against_fuxictr", "≥", 10, request("DIN", 1000)),
+    *(
+        Case(
+            f"request.{model}.cape.repeated",
+            "requests:against_repeated_rows",
+            "≥",
+            4 if model == "DIN" else 1,
+            request(model, 1000),
+        )
+        for model in ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
+    ),
+    *(
+        Case(f"request.{model}.cape.p99.{count}", "requests:slowest", "≤", 100, request(model, count))
+        for model in ("DIN", "SASRec")
+        for count in (100, 1000)
+    ),
+    *(
+        Case(f"request.{model}.cape.memory", "requests:memory_", "≤", 300, request(model, 1000))
+        for model in ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
+    ),
 ]
 ON_GPU = {"seeds.five": 0.7}  # goals that differ there

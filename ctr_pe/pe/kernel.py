@@ -72,6 +72,7 @@ class Kernel(PositionEncoding):
             raise ValueError(f"kernel_band must be a positive integer or None, got {kernel_band!r}")
         self.band = min(kernel_band or max_len, max_len)
         self.at_end = check_choice("kernel_anchor", kernel_anchor, ("end", "start")) == "end"
+        self.stays = not self.at_end
         self.names = {
             "U": NAMES["U"][check_choice("kernel_u", kernel_u, NAMES["U"])],
             "L": NAMES["L"][check_choice("kernel_l", kernel_l, NAMES["L"])],

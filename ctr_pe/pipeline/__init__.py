@@ -1,1 +1,1 @@
-"""Into a ranking pipeline: a trained model as a folder, a scorer of raw ids, an estimator on DataFrames."""
+"""From results to their use: a trained model as a folder, a scorer of raw ids, an estimator on DataFrames, a report."""

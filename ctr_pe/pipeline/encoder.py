@@ -251,7 +251,7 @@ class Encoder:
         Raises:
             UserError: a column that is missing, has nulls or another type.
         """
-        given = {name for group in self.groups for name in group.history} <= set(requests.columns)
+        given = {self._raw(name) for group in self.groups for name in group.history} <= set(requests.columns)
         if events is None and not given:
             raise UserError(f"{what}: no history: give one, or save the model with the histories of its users")
         counts: Counter[str] = Counter({"requests": requests.height})
@@ -372,7 +372,8 @@ class Encoder:
         while table not in self.vocabularies and "share_embedding" in self.features[table]:
             table = str(self.features[table]["share_embedding"])
         if table not in self.vocabularies:
-            raise UserError(f"feature '{name}' has no vocabulary: {nearest(name, self.vocabularies)}")
+            others = nearest(name, self.vocabularies) if self.vocabularies else "its data set has none"
+            raise UserError(f"feature '{name}' has no vocabulary: {others}")
         if table not in self._tables:
             vocabulary = self.vocabularies[table]
             known = pl.Series("key", list(vocabulary), dtype=pl.String)

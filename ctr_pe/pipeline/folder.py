@@ -29,6 +29,7 @@ import torch
 
 from ctr_pe.checks import model_class
 from ctr_pe.data.dataset import REPORT, hash_of_file
+from ctr_pe.data.published import SETS
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo.keys import DATA_KEYS, prefixes
 from ctr_pe.pipeline.encoder import Columns, Encoder
@@ -50,11 +51,9 @@ def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:
     from ctr_pe.study.runner import versions
 
     feature_map = _read_json(source.folder / FEATURES)
-    vocabularies = _read_json(source.folder / VOCABULARY)
+    file = source.folder / VOCABULARY
+    vocabularies = _read_json(file) if file.is_file() else {}  # files that FuxiCTR has built may lack one
     report = _read_json(source.folder / REPORT) if (source.folder / REPORT).is_file() else {}
-    recipe = report.get("recipe", {})
-    raw = {ours: recipe[ours] for ours in ("user", "item", "time", "order", "label", "time_unit") if ours in recipe}
-    columns = Columns(**{"user": model.feature_map.group_id or "user_id", **raw})
     items = source.folder / ITEMS
     config = {
         "format": FORMAT,
@@ -80,6 +79,7 @@ def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:
         "versions": versions(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
+    columns = _columns(source.dataset_id, report.get("recipe", {}), model.feature_map.group_id)
     encoder = Encoder(model, feature_map, vocabularies, columns, pl.read_parquet(items) if items.is_file() else None)
     return Scorer(model, encoder, _jsonable(config))
 
@@ -204,6 +204,17 @@ def _rebuild(folder: Path, config: Mapping[str, Any], gpu: int, given: type | No
         fields["neg_seq_field"] = [group["negative"] for group in groups]
     with torch.random.fork_rng(devices=[]):
         return cls(feature_map, model_id=cls.__name__, **{**params, **fields, "gpu": gpu})
+
+
+def _columns(dataset_id: str, recipe: Mapping[str, Any], group_id: str | None) -> Columns:
+    """What raw columns are called: as the recipe of a log says, as a published set does, or as the features."""
+    if published := SETS.get(dataset_id):
+        names = {field.name: field.column for field in published.fields}
+        names |= {name: column for field in published.fields for name, column in field.histories}
+        raw = {name: column for name, column in names.items() if name != column}
+        return Columns(user=published.user, time=published.time, label=published.label, raw=raw)
+    given = {ours: recipe[ours] for ours in ("user", "item", "time", "order", "label", "time_unit") if ours in recipe}
+    return Columns(**{"user": group_id or "user_id", **given})
 
 
 def _parameters(model: Any, params: Mapping[str, Any]) -> dict[str, Any]:

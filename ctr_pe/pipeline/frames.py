@@ -98,7 +98,7 @@ def times(values: pl.Series, unit: Unit, what: str) -> Ints:
     """(n,) integers or dates as numbers in ``unit``."""
     if values.dtype in (pl.Datetime, pl.Date):
         values = values.cast(pl.Datetime("ms")).dt.epoch(unit)
-    elif not values.dtype.is_integer():
+    elif len(values) and not values.dtype.is_integer():
         raise UserError(f"{what}: time column '{values.name}' holds {values.dtype}, not integers or dates")
     return values.cast(pl.Int64).to_numpy()
 

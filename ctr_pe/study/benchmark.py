@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 
 from ctr_pe import checks
@@ -18,6 +19,8 @@ from ctr_pe.data.dataset import Dataset, data_root, open_dataset
 from ctr_pe.errors import UserError, counted, nearest, say
 from ctr_pe.model_zoo.keys import check_gpu
 from ctr_pe.study import runner, suite_tables
+from ctr_pe.study.forest import write_forest
+from ctr_pe.study.latex import as_latex
 from ctr_pe.study.rendering import as_csv, as_markdown, as_text
 from ctr_pe.study.runner import Job, Train
 from ctr_pe.study.store import Key, Store, device_of, hash_of
@@ -97,15 +100,19 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         # Seed by seed, so that a benchmark that is stopped has complete comparisons.
         jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
         for dataset in datasets.values():
-            _keep_rows(store, dataset)
+            keep_rows(store, dataset)
         for notice in store.notices:
             say(notice)
         workers = _workers(request, len(jobs))
         title = f"{suite.title}: {len(found)} cells" if request.suite else f"{first}: {suite.title}"
         title += f" × {counted(suite.seeds, 'seed')} = {len(jobs)} runs"
         say(f"{title}, {workers} at once; results in {store.path}")
-        for what, lacking in _lacking(request, store, jobs).items():
-            say(f"{lacking} there already, without {what}, and not run again: another --out has them all with {what}")
+        done = [job.key for job in jobs if job.key in store.read()]
+        wanted = {"weights": request.keep_weights and store.weights, "models": request.keep and store.model}
+        for what, path in wanted.items():
+            if path and (lacking := sum(not path(key).exists() for key in done)):
+                there = f"{lacking} there already, without {what}, and not run again"
+                say(f"{there}: another --out has them all with {what}")
         failed = runner.run_all(jobs, store, stand_in or train, workers)
         _write_tables(store, suite if request.suite else None, by_cell)
     except KeyboardInterrupt:
@@ -201,14 +208,6 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
     return jobs
 
 
-def _lacking(request: Request, store: Store, jobs: Sequence[Job]) -> dict[str, int]:
-    """How many finished runs lack the weights, or the models, that the request wants."""
-    done = [job.key for job in jobs if job.key in store.read()]
-    wanted = {"weights": request.keep_weights and store.weights, "models": request.keep and store.model}
-    lacking = {what: sum(not path(key).exists() for key in done) for what, path in wanted.items() if path}
-    return {what: number for what, number in lacking.items() if number}
-
-
 def _workers(request: Request, runs: int) -> int:
     """Processes at once: ``jobs``, else as many as the cores have threads for, or one on a GPU."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -216,15 +215,24 @@ def _workers(request: Request, runs: int) -> int:
     return min(request.jobs or default, runs)
 
 
-def _keep_rows(store: Store, dataset: Dataset) -> None:
-    """Store labels and users of the test rows for the bootstrap. Without users every row is a user of its own."""
-    frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, *filter(None, [dataset.group_id])])
+def keep_rows(store: Store, dataset: Dataset) -> None:
+    """Store labels, users and history lengths of the test rows, for the bootstrap and the report, and how many rows
+    the splits have. Without users every row is a user of its own."""
+    if store.about(dataset.data_hash).keys() >= {"lengths", "splits"}:
+        return
+    history = dataset.groups[0].history[0]
+    frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, history, *filter(None, [dataset.group_id])])
     users = frame[dataset.group_id] if dataset.group_id else pl.int_range(len(frame), eager=True)
-    store.save_rows(dataset.data_hash, frame[dataset.label].to_numpy(), users.to_numpy())
+    real = frame.select(pl.col(history).list.eval(pl.element() != 0).list.sum().fill_null(0)).to_series()
+    lengths = real.clip(upper_bound=dataset.max_len).cast(pl.Int32).to_numpy()
+    splits = np.array([dataset.rows.get(split, 0) for split in ("train", "valid", "test")])
+    labels = frame[dataset.label].to_numpy()
+    store.save_rows(dataset.data_hash, labels, users.to_numpy(), lengths=lengths, splits=splits)
 
 
 def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]]) -> None:
-    """Write table.md and table.csv of everything in the store, and the suite's tables; print those of the request."""
+    """Write table.md, table.csv, table.tex and the forest plot of everything in the store, and the suite's tables;
+    print those of the request."""
     keys = {cell: [job.key for job in jobs] for cell, jobs in by_cell.items()}
     by_setting = make_tables(store)
     tables = list(by_setting.values())
@@ -239,10 +247,12 @@ def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequ
     files: dict[str, str] = {}
     for name, some in written.items():
         files |= {f"{name}.md": as_markdown(some), f"{name}.csv": as_csv(some)}
+    files["table.tex"] = as_latex(tables)
     for name, text in files.items():
         try:
             (store.path / name).write_text(text, encoding="utf-8")
         except OSError as error:
             raise UserError(f"{store.path / name}: {error.strerror}") from None
     if tables:
+        files |= dict.fromkeys(write_forest(store, by_setting), "")
         print(f"\n{store.path}: {', '.join(files)}, results.jsonl (one line per run)", flush=True)

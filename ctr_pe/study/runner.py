@@ -17,7 +17,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import partial
 from multiprocessing import resource_tracker
@@ -150,6 +150,7 @@ def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
         parameters=outcome.parameters,
         params=dict(job.run.params),
         auxiliary=dict(outcome.auxiliary),
+        history=[asdict(epoch) for epoch in outcome.history],
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
         **facts,
     )

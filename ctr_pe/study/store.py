@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
@@ -74,6 +75,7 @@ class Result:
     device: str = "cpu"
     params: dict[str, Any] = field(default_factory=dict)
     auxiliary: dict[str, float] = field(default_factory=dict)  # losses by name, means over the last epoch
+    history: list[dict[str, Any]] = field(default_factory=list)  # of the epochs, as ctr_pe.training.loop.Epoch
 
     @property
     def key(self) -> Key:
@@ -149,20 +151,27 @@ class Store:
             return None
         return scores if scores.dtype == np.float32 and scores.ndim == 1 else None
 
-    def save_rows(self, data_hash: str, labels: npt.NDArray[Any], users: npt.NDArray[Any]) -> None:
-        """Keep the labels (N,) and users (N,) of the test rows, so that tables need the store only."""
+    def save_rows(self, data_hash: str, labels: npt.NDArray[Any], users: npt.NDArray[Any], **more: Any) -> None:
+        """Keep the labels (N,) and users (N,) of the test rows, so that tables need the store only; and ``more`` about
+        the data, under any names, which is added to a file of an older version."""
         file = self.path / "scores" / f"rows-{data_hash}.npz"
-        if not file.exists():
+        if not file.exists() or not more.keys() <= self.about(data_hash).keys():
             codes = np.unique(users, return_inverse=True)[1].astype(np.int32)
-            _write(file, lambda stream: np.savez_compressed(stream, labels=labels.astype(np.uint8), users=codes))
+            kept = {"labels": labels.astype(np.uint8), "users": codes, **more}
+            _write(file, lambda stream: np.savez_compressed(stream, **kept))
 
     def rows(self, data_hash: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
         """Labels and users of the test rows, or None if the file is gone or unreadable."""
+        kept = self.about(data_hash)
+        return (kept["labels"], kept["users"]) if kept.keys() >= {"labels", "users"} else None
+
+    def about(self, data_hash: str) -> dict[str, npt.NDArray[Any]]:
+        """All that ``save_rows`` kept, by name: nothing if the file is gone or unreadable."""
         try:
             with np.load(self.path / "scores" / f"rows-{data_hash}.npz", allow_pickle=False) as rows:
-                return rows["labels"], rows["users"]
+                return {name: rows[name] for name in rows.files}
         except (OSError, ValueError, KeyError, BadZipFile):
-            return None
+            return {}
 
     def weights(self, key: Key) -> Path:
         """The file for the weights of a run."""
@@ -205,10 +214,18 @@ def _write(file: Path, save: Callable[[BinaryIO], None]) -> None:
 
 
 def _line(result: Result) -> bytes:
-    """JSON has no NaN: an undefined metric is null."""
+    """JSON has no NaN: an undefined number is null."""
     record = asdict(result)
-    record["metrics"] = {name: None if value != value else value for name, value in result.metrics.items()}
+    record |= {name: _null_for_nan(record[name]) for name in ("metrics", "history")}
     return json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n"
+
+
+def _null_for_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _null_for_nan(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_null_for_nan(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _result(record: Any) -> Result:

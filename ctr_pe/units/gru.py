@@ -47,6 +47,12 @@ class GRU(nn.GRU):
             states = recur(_gru, of_items, weights, sizes, self.weight_hh_l0, self.bias_hh_l0)
         return torch.empty_like(states).index_copy(0, order, states)
 
+    def step(self, items: Tensor, states: Tensor) -> Tensor:
+        """The states (B, S) after one more item (B, D)."""
+        of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
+        of_states = linear(states, self.weight_hh_l0, self.bias_hh_l0)
+        return _gru(of_items, of_states, states, torch.ones_like(states[:, :1]))
+
 
 class AttentionGRU(nn.Module):
     """A GRU whose steps are gated by the attention a_j that item j gets (DIEN, equations 5 to 7), from a zero state.

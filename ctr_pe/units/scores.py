@@ -128,21 +128,20 @@ class DINScore(nn.Module):
         assert isinstance(first, nn.Linear)
         of_target, of_item, of_difference, of_product = first.weight.chunk(4, dim=1)
         of_target, of_item = of_target + of_difference, of_item - of_difference
-        per_target = nn.functional.linear(target, of_target, first.bias)
-        per_item = items @ of_item.T
+        per_item = nn.functional.linear(items, of_item, first.bias)
         if shift is not None:
             per_item = per_item + shift @ of_target.T + (shift * items) @ of_product.T
+        # The first layer is W_t t + W (t ⊙ h) + what the item gives: [t, 1] times one matrix per item.
+        extended = torch.cat([target, torch.ones_like(target[..., :1])], -1)
         logits = target.new_empty(*target.shape[:2], items.shape[1])
-        # (t ⊙ h) W = t (diag(h) W): one product of the targets with a matrix per item, made once for all of them.
         for row, some in product(range(len(items)), _slices(items.shape[1], max(1, COLUMNS // len(of_product)))):
-            of_products = (of_product.T.unsqueeze(1) * items[row, some].T.unsqueeze(2)).flatten(1)  # (D, items · U)
+            of_targets = of_product.T.unsqueeze(1) * items[row, some].T.unsqueeze(2) + of_target.T.unsqueeze(1)
+            weight = torch.cat([of_targets, per_item[row, some].unsqueeze(0)]).flatten(1)  # (D + 1, items · U)
             for chosen in _slices(target.shape[1], TARGETS):
-                hidden = torch.addmm(per_item[row, some].flatten(), target[row, chosen], of_products)
-                hidden = hidden.unflatten(1, (-1, len(of_product))) + per_target[row, chosen].unsqueeze(1)
-                shape, hidden = hidden.shape[:2], hidden.flatten(0, 1)
+                hidden = (extended[row, chosen] @ weight).view(-1, len(of_product))
                 for layer in rest:
                     hidden = layer(hidden)
-                logits[row, chosen, some] = hidden.view(shape)
+                logits[row, chosen, some] = hidden.view(-1, per_item[row, some].shape[0])
         return logits
 
 

@@ -166,6 +166,21 @@ class Transformer(nn.Module):
         normed: Tensor = self.layer_norm(states)
         return normed
 
+    def extend(
+        self, encoded: list[tuple[Tensor, Tensor]], item: Tensor, history: Tensor, positions: Positions
+    ) -> list[tuple[Tensor, Tensor]]:
+        """:meth:`encode` of each history and one more item (B, D) after it, if the encodings ``stay``."""
+        states, _ = self.encodings[0].embed(item.unsqueeze(1), history, positions)
+        assert states is not None
+        positions = replace(positions, target=Items(item.unsqueeze(1)))
+        pairs, found = positions.candidate_pairs(1, causal=True), []
+        for block, (keys, values) in zip(self.blocks, encoded, strict=True):
+            key, value = block.keys_values(states.squeeze(1))
+            found.append((positions.append(keys, key), positions.append(values, value)))
+            if block is not self.blocks[-1]:
+                states = block.candidates(states, keys, values, pairs)
+        return found
+
     def _embedded(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         """packed (M, D) of [history; target] and its positions."""
         lowest, *upper = self.encodings

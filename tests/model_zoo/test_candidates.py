@@ -115,3 +115,47 @@ def test_a_history_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         for part in getattr(model, unit):
             monkeypatch.setattr(part, "forward", lambda *_: pytest.fail("encoded again"))
         assert model.score_candidates(encoded, candidates(len(rows["item_id"]), 3)).shape == (2, 3)
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+@pytest.mark.parametrize("name", SMALL)
+def test_later_events_are_added_to_encoded_histories(name: str, encoding: str, tmp_path: Path) -> None:
+    """As if all had been encoded at the later request, whether or not old items are encoded again."""
+    model = randomised(build(name, tmp_path, position_encoding=encoding))
+    whole, targets = batch([6, 2, 3, 2], slots=6, left=True), candidates(4, 3)
+    late, elapsed = 2, 500
+    fields = ("item_history", "cate_history", "age_history")
+    after = {field: whole[field][:, -late:] for field in fields}
+    since = {field: whole[field][:, :-late] for field in fields}
+    since["age_history"] = (since["age_history"] - elapsed) * (since["item_history"] > 0)
+    with torch.inference_mode():
+        extended = model.extend(model.encode(since), after, elapsed)
+        found = model.score_candidates(extended, targets)
+        torch.testing.assert_close(found, one_by_one(model, whole, targets), rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize(("name", "part"), [("SASRec", "transformers"), ("DIEN", "extractors")])
+def test_old_items_are_not_encoded_again(name: str, part: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = batch([6, 4], slots=6, left=True)
+    since, after = (
+        {field: x[:, part] for field, x in whole.items() if x.dim() == 2} for part in (slice(5), slice(5, 6))
+    )
+    for encoding, again in (("cape", 0), ("rope", 0), ("naive", 1)):
+        model = randomised(build(name, tmp_path, position_encoding=encoding))
+        encoded, calls = model.encode(since), []
+        (unit,) = getattr(model, part)
+        method = "encode" if name == "SASRec" else "forward"
+        whole_again = getattr(unit, method)
+        monkeypatch.setattr(unit, method, lambda *given, run=whole_again, seen=calls: (seen.append(1), run(*given))[1])
+        model.extend(encoded, after)
+        assert len(calls) == again, encoding
+
+
+def test_histories_that_become_too_long_or_get_fewer_events(tmp_path: Path) -> None:
+    model = randomised(build("SASRec", tmp_path, position_encoding="cape", max_len=4))
+    whole, targets = batch([6, 3, 0], slots=6), candidates(3, 3)
+    since = {field: x[:, :4] for field, x in whole.items() if x.dim() == 2}
+    after = {field: x[:, 4:] for field, x in whole.items() if x.dim() == 2}
+    with torch.inference_mode():
+        found = model.score_candidates(model.extend(model.encode(since), after), targets)
+        torch.testing.assert_close(found, one_by_one(model, whole, targets), rtol=1e-5, atol=1e-5)

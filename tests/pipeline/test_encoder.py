@@ -112,6 +112,15 @@ def test_one_user_is_scored_as_a_table_is(ranker: CTRRanker, history: list[str])
     np.testing.assert_allclose(scorer.score_one(history, asked, times), table, atol=1e-6)
 
 
+def test_tables_without_rows(ranker: CTRRanker) -> None:
+    nothing = pl.DataFrame({"user_id": [], "item_id": [], "timestamp": []})
+    asked = pl.DataFrame({"user_id": [1, 2], "item_id": ["item 1", "item 2"]})
+    alone = [ranker.scorer_.score_one([], [item])[0] for item in asked["item_id"]]
+    np.testing.assert_allclose(ranker.scorer_.score_requests(nothing, asked), alone, atol=1e-6)
+    assert ranker.scorer_.score_requests(None, nothing).shape == (0,)
+    assert ranker.scorer_.score_one(["item 1"], []).shape == (0,)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [

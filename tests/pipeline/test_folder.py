@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from functools import partial
@@ -24,7 +25,8 @@ from ctr_pe.errors import UserError
 from ctr_pe.fields import Group
 from ctr_pe.model_zoo import MODELS
 from ctr_pe.model_zoo.din import DIN
-from ctr_pe.pipeline.folder import keep_model, read_model, scorer_of, write_model
+from ctr_pe.pipeline.encoder import Columns, Encoder
+from ctr_pe.pipeline.folder import _columns, keep_model, read_model, scorer_of, write_model
 from ctr_pe.pipeline.scorer import Scorer
 from ctr_pe.training import Outcome, Run, Source, build_model, score, train
 
@@ -197,6 +199,30 @@ def test_all_or_nothing(ranker: CTRRanker, folder: Path, monkeypatch: pytest.Mon
         load(folder).predict_proba(REQUESTS)
 
 
+def test_the_columns_of_published_sets_have_their_names() -> None:
+    columns = _columns("kuaivideo_x1", {}, "group_id")
+    assert (columns.user, columns.time, columns.label) == ("user_id", "timestamp", "is_click")
+    assert columns.raw == {"item_emb": "item_id", "pos_items_emb": "pos_items", "neg_items_emb": "neg_items"}
+
+
+def test_a_model_without_vocabularies_scores_batches_of_ids(data: Dataset, tmp_path: Path) -> None:
+    bare = tmp_path / "bare"
+    shutil.copytree(data.path, bare)
+    for file in ("feature_vocab.json", "report.json", "items.parquet"):
+        (bare / file).unlink()
+    source = Source(bare, data.dataset_id, {"test": str(bare / "test.parquet")})
+    fields: dict[str, Any] = {"target_field": "item_id", "sequence_field": "item_history", "group_id": "user_id"}
+    fields |= {"use_features": ["user_id", "item_id", "item_history"]}
+    run = Run("DIN", source, "cape", 0, params={"embedding_dim": 4, **fields})
+    scorer = scorer_of(build_model(run, source, "nowhere"), run, source, NOTHING)
+    write_model(tmp_path / "m", scorer)
+    again = read_model(tmp_path / "m")
+    batch = next(iter(source.batches(again.model.feature_map, ["test"], {})))
+    assert torch.equal(again.probabilities(batch), scorer.probabilities(batch))
+    with pytest.raises(UserError, match="feature 'item_id' has no vocabulary: its data set has none"):
+        again.encoder.events(pl.DataFrame({"user_id": [1], "item_id": [1]}))
+
+
 def test_a_class_of_ones_own_is_named_by_the_caller(data: Dataset, tmp_path: Path) -> None:
     class Mine(DIN):
         pass
@@ -271,6 +297,10 @@ def test_a_data_set_without_a_catalogue_is_scored_column_by_column(
     lists = again.encoder.requests(one_each, again.encoder.events(events)).lists[0]
     got = [lists.ids["clicked"][begin:end].tolist() for begin, end in zip(lists.begin, lists.end, strict=True)]
     assert got == pl.read_parquet(data.split("test"))["clicked"].to_list()
+    names = {"item": "asin", "clicked": "past"}  # as for published sets, whose columns have other names
+    renamed = Encoder(again.model, again.encoder.feature_map, again.encoder.vocabularies, Columns("user", raw=names))
+    scores = Scorer(again.model, renamed, {}).score_requests(None, requests.rename(names))
+    np.testing.assert_array_equal(scores, again.score_requests(None, requests))
     with pytest.raises(UserError, match="requests: no column 'price'"):
         again.score_requests(None, requests.drop("price"))
     with pytest.raises(UserError, match="no catalogue of items: score requests with all their columns"):

@@ -85,7 +85,8 @@ def test_tables_and_store_grow_with_each_call(
         "synthetic: DIN × none, cape × 2 seeds = 4 runs, 1 at once; results in results/synthetic-heldout" in shown.err
     )
     assert "DIN on synthetic, protocol heldout, 2 seeds, 320 test rows of 40 users" in shown.out
-    assert shown.out.rstrip().endswith(f"{out}: table.md, table.csv, results.jsonl (one line per run)")
+    written = "table.md, table.csv, table.tex, forest.png, forest.pdf, results.jsonl (one line per run)"
+    assert shown.out.rstrip().endswith(f"{out}: {written}")
     assert log.read_text().split("\n")[:-1] == ["none 0", "cape 0", "none 1", "cape 1"]
 
     assert run(arguments(root, None, pe=["rope"], repeats=3, **setting), fast) == 0
@@ -93,6 +94,8 @@ def test_tables_and_store_grow_with_each_call(
     assert "'none' is not in --pe" in shown.err
     assert log.read_text().split("\n")[4:-1] == ["rope 0", "rope 1", "rope 2"]
     assert (out / "table.md").read_text().count("\n| ") == 5  # with the runs that were there
+    assert (out / "table.tex").read_text().count(r" \\") == 4
+    assert all((out / f"forest.{kind}").stat().st_size > 0 for kind in ("png", "pdf"))
     assert len((out / "table.csv").read_text().splitlines()) == 4
     records = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert {record["pe"] for record in records} == {"none", "cape", "rope"}

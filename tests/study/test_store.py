@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import os
 import threading
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,9 @@ from ctr_pe.study.store import Store, hash_of
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     store = Store(tmp_path / "new" / "folder")
     job = jobs_of(dataset="Spielzeug-ü")[0]
-    result = result_of(job.key, metrics={"gAUC": float("nan"), "AUC": 0.1 + 0.2, "logloss": 0.5})
+    epoch = {"number": 1, "steps": 3, "loss": 0.7, "metrics": {"gAUC": 0.5}, "seconds": 0.1, "auxiliary": {}}
+    history = [epoch, epoch | {"number": 2, "loss": float("nan"), "metrics": {"gAUC": float("nan")}}]
+    result = result_of(job.key, metrics={"gAUC": float("nan"), "AUC": 0.1 + 0.2, "logloss": 0.5}, history=history)
     store.append(result, scores_of("none", 1))
     store.save_rows("d" * 32, *rows_of_test())
 
@@ -34,6 +37,7 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     (found,) = Store(store.path).read().values()
     assert math.isnan(found.metrics.pop("gAUC"))
     result.metrics.pop("gAUC")
+    history[1] |= {"loss": None, "metrics": {"gAUC": None}}  # JSON has no NaN
     assert found == result
     saved = store.scores(job.key)
     assert saved is not None
@@ -42,6 +46,24 @@ def test_what_goes_in_comes_out(tmp_path: Path) -> None:
     assert rows is not None
     np.testing.assert_array_equal(rows[0], rows_of_test()[0])
     np.testing.assert_array_equal(rows[1], rows_of_test()[1])
+
+
+def test_what_older_versions_did_not_keep_is_added(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    labels, users = rows_of_test()
+    store.save_rows("d" * 32, labels, users)
+    assert store.about("d" * 32).keys() == {"labels", "users"}
+    store.save_rows("d" * 32, labels, users, lengths=labels + 5)
+    store.save_rows("d" * 32, labels, users)  # keeps what is there
+    kept = store.about("d" * 32)
+    np.testing.assert_array_equal(kept["lengths"], labels + 5)
+    np.testing.assert_array_equal(kept["labels"], labels)
+    store.file.write_text(
+        json.dumps({name: value for name, value in asdict(result_of(jobs_of()[0].key)).items() if name != "history"})
+        + "\n"
+    )
+    (found,) = store.read().values()
+    assert found.history == []
 
 
 def test_a_line_cut_anywhere_is_reported_and_replaced(tmp_path: Path) -> None:

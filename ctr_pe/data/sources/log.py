@@ -211,19 +211,18 @@ class _Rows:
         self.ids: dict[str, npt.NDArray[Any]] = {}  # (N,) of each item
         self.vocabs: dict[str, dict[str, int]] = {}
         self.features: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
-        self.items = log.items  # every item of the file of items, with the ids of its values
+        self.items = log.items  # every item of the file of items, those that the log lacks too, and their ids
         known: dict[str, int] = {}
         for column in log.catalogue:  # ties go by value
             feature, values = column.name, column.unique().sort()
             value = column.rank("dense").to_numpy().astype(np.int64) - 1
             vocabulary = Vocabulary.by_frequency(np.bincount(value, counter.items, len(values)))
-            ids = vocabulary.table(len(values))
-            self.ids[feature] = ids[value]
-            of_value = pl.DataFrame([values, pl.Series(f"{feature}:id", ids)])
-            self.items = self.items.join(of_value, on=feature, how="left", maintain_order="left")
-            self.items = self.items.with_columns(pl.col(f"{feature}:id").fill_null(vocabulary.unseen))
+            self.ids[feature] = vocabulary.table(len(values))[value]
             self.vocabs[feature] = Vocabulary(values.gather(np.asarray(vocabulary.originals)).to_list()).stored()
             known[feature] = len(vocabulary)
+            ids = pl.Series(f"{feature}:id", vocabulary.table(len(values)))
+            self.items = self.items.join(pl.DataFrame([values, ids]), on=feature, how="left", maintain_order="left")
+            self.items = self.items.with_columns(pl.col(ids.name).fill_null(vocabulary.unseen))
             self.features[feature] = target_spec(known[feature])
         for group, chosen in zip(groups, (True, False), strict=False):
             for feature, name in zip(group.target, group.history, strict=True):

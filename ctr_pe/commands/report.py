@@ -1,0 +1,38 @@
+"""``ctr-pe report``: a page that shows the results of a benchmark.
+
+Write RESULTS/report.html (pip install 'ctr_pe[report]'): differences with intervals, learning
+curves, calibration, gAUC by history length, speed, environment and commands, and an explorer of users' histories with
+the attention that each encoding gives them. One file, which needs no network.
+
+examples:
+  ctr-pe benchmark --pe none,naive,cape --keep-weights --out results/mine
+  ctr-pe report results/mine
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ctr_pe.commands.options import Parser, count, data_root_option
+
+
+def add_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("results", type=Path, metavar="RESULTS", help="OUT of a benchmark; with --keep-weights there is an explorer")
+    add("--out", type=Path, metavar="FILE", help="the page (default: RESULTS/report.html)")
+    add(
+        "--weights",
+        type=Path,
+        metavar="DIR",
+        help="OUT of a benchmark of the same runs with --keep-weights, for the explorer (default: RESULTS)",
+    )
+    add("--users", type=count, default=24, metavar="N", help="users in the explorer (default: 24)")
+    data_root_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ctr_pe.pipeline.report import Options, report
+
+    report(Options(args.results, args.out, args.weights, args.data_root, args.users))
+    return 0

@@ -1,0 +1,110 @@
+"""The forest plot: differences in gAUC to ``none``, and to ``naive`` where it was run, with their 95 % intervals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ctr_pe.errors import UserError, say
+from ctr_pe.evaluation.paired import Difference
+from ctr_pe.study.differences import differences_to, settings
+from ctr_pe.study.rendering import Table
+from ctr_pe.study.store import Store
+
+FILES = ("forest.png", "forest.pdf")
+BASELINES = ("none", "naive")
+ROW, HEAD, WIDTH, LARGEST = 0.26, 0.95, 4.6, 300.0  # inches: a difference, what is around a panel, a panel, a picture
+OURS, ZERO = "#1f4e79", "#9aa0a6"
+
+
+@dataclass(frozen=True)
+class Panel:
+    """``differences``: of one table to ``baseline``, by encoding."""
+
+    title: str
+    baseline: str
+    differences: Mapping[str, Difference]
+
+
+def write_forest(store: Store, tables: Mapping[tuple[str, ...], Table]) -> list[str]:
+    """Write forest.png and forest.pdf beside the tables, one row of panels per table that has differences.
+
+    Returns:
+        The names of what was written: nothing without differences, or without Matplotlib, which a line on stderr says.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    rows = panels(store, tables)
+    if not rows:
+        return []
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        say("forest.png and forest.pdf need Matplotlib: pip install 'ctr_pe[draw]'")
+        return []
+    columns = max(map(len, rows))
+    heights = [HEAD + ROW * max(len(panel.differences) for panel in row) for row in rows]
+    figure = Figure(figsize=(WIDTH * columns, sum(heights)), layout="constrained")
+    figure.get_layout_engine().set(wspace=0.06)  # type: ignore[union-attr,call-arg]
+    grid = figure.add_gridspec(len(rows), columns, height_ratios=heights)
+    for index, row in enumerate(rows):
+        for column, panel in enumerate(row):
+            _draw(figure.add_subplot(grid[index, column]), panel)
+    dpi = min(200.0, LARGEST * 200 / max(LARGEST, sum(heights)))  # the picture's sides have a limit in pixels
+    for name in FILES:
+        try:
+            # Without a date in it, equal results are equal files.
+            figure.savefig(store.path / name, dpi=dpi, metadata={"CreationDate": None} if name.endswith("pdf") else {})
+        except OSError as error:
+            raise UserError(f"{store.path / name}: {error.strerror}") from None
+    return list(FILES)
+
+
+def panels(store: Store, tables: Mapping[tuple[str, ...], Table]) -> list[list[Panel]]:
+    """One row of panels per table that has differences."""
+    rows = []
+    for setting in settings(store, tables):
+        row = []
+        for baseline in BASELINES:
+            found = setting.differences() if baseline == "none" else differences_to(store, setting, baseline)
+            gauc = {pe: of["gAUC"] for pe, of in found.items() if not math.isnan(of["gAUC"].value)}
+            if gauc:
+                row.append(Panel(setting.title, baseline, gauc))
+        if row:
+            rows.append(row)
+    return rows
+
+
+def _draw(axes: Any, panel: Panel) -> None:
+    axes.axvline(0, color=ZERO, linewidth=1, zorder=0)
+    for place, found in enumerate(panel.differences.values()):
+        axes.plot([found.low, found.high], [place, place], color=OURS, linewidth=2, solid_capstyle="butt")
+        axes.plot([found.value], [place], marker="s", markersize=6, color=OURS)
+        interval = "" if math.isnan(found.low) else f"  [{found.low:+.4f}, {found.high:+.4f}]"
+        axes.annotate(
+            f"{found.value:+.4f}{interval}".replace("-", "−"),
+            (1.02, place),
+            xycoords=("axes fraction", "data"),
+            va="center",
+            fontsize=8,
+        )
+    axes.set_yticks(range(len(panel.differences)), list(panel.differences), fontsize=9)
+    axes.set_ylim(len(panel.differences) - 0.5, -0.5)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.tick_params(axis="x", labelsize=8)
+    axes.locator_params(axis="x", nbins=4)
+    axes.margins(x=0.06)
+    axes.set_xlabel(f"gAUC − {panel.baseline}, 95 % interval", fontsize=9)
+    axes.set_title("\n".join(_wrapped(panel.title)), fontsize=9, loc="left")
+
+
+def _wrapped(title: str) -> list[str]:
+    """The title, its rows and users on a second line."""
+    parts = title.split(", ")
+    short = ", ".join(part for part in parts[:3])
+    rest = title[len(short) + 2 :]
+    return [short, rest] if rest else [short]
