@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Scores = npt.NDArray[np.float32]
 BATCH = 4096  # requests scored at once
-TILE, SHARED = 1024, 32  # requests scored at once with shared histories, and from how many of a history on
+TILE, SHARED = 1024, 64  # requests scored at once with shared histories, and from how many of a history on
 
 
 class Scorer:

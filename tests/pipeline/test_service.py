@@ -17,7 +17,7 @@ from copy import copy
 from pathlib import Path
 from typing import Any
 
-import httpx
+import httpx2 as httpx
 import numpy as np
 import polars as pl
 import pytest
