@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import threading
 import time
@@ -18,6 +19,7 @@ from ctr_pe.pipeline.folder import MANIFEST, read_model
 from ctr_pe.pipeline.scorer import Scorer
 
 log = logging.getLogger("ctr_pe.service")
+TRIES = 5  # to read a folder that is replaced again and again
 
 
 class Model:
@@ -25,12 +27,10 @@ class Model:
 
     def __init__(self, folder: Path) -> None:
         """Raises UserError for a folder that cannot be read, or a model that cannot score one user's candidates."""
-        manifest = folder / MANIFEST
-        before = manifest.read_bytes() if manifest.is_file() else b""
         self.scorer: Scorer = read_model(folder)
-        self.name = hashlib.blake2b(before, digest_size=6).hexdigest()
-        self.loaded = time.time()
         config = self.scorer.config
+        self.name = hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=6).hexdigest()
+        self.loaded = time.time()
         self.facts = {key: config.get(key) for key in ("model", "position_encoding", "dataset_id", "created")}
         self._try(folder)
 
@@ -62,7 +62,7 @@ class Watched:
         self.wake, self._over = threading.Event(), False
         self.refused: str | None = None
         self._seen = self._content()
-        self.model = Model(folder)
+        self.model = self._load()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -80,7 +80,7 @@ class Watched:
     def reload(self) -> bool:
         """Load the folder; whether its model answers from now on."""
         try:
-            model = Model(self.folder)
+            model = self._load()
         except Exception as error:  # whatever is wrong with it, the old model goes on
             self.refused = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
             log.error("%s; the model %s goes on", self.refused, self.model.name)
@@ -89,6 +89,20 @@ class Watched:
             log.info("%s: now the model %s", self.folder, model.name)
         self.told(self.refused is None)
         return self.refused is None
+
+    def _load(self) -> Model:
+        """The folder's model; once more if it was replaced meanwhile, because old and new files may have met."""
+        for _ in range(TRIES):
+            before, error = self._content(), None
+            try:
+                model = Model(self.folder)
+            except UserError as found:
+                error = found
+            if self._content() == before:
+                break
+        if error is not None:
+            raise error
+        return model
 
     def _watch(self) -> None:
         before = self._seen

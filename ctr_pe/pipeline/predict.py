@@ -141,10 +141,10 @@ class Source:
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{file}: not a parquet file that can be read: {str(error).splitlines()[0]}") from None
         self.file, self.schema, self._facts = file, self.parquet.schema_arrow, self.parquet.metadata
-        self.rows = self._facts.num_rows
+        self.rows = int(self._facts.num_rows)
         self._groups = [self._facts.row_group(number) for number in range(self._facts.num_row_groups)]
         held = max(1, PART_BYTES * self.rows // max(1, sum(group.total_byte_size for group in self._groups)))
-        self.size = most if held >= most else 2 ** (held.bit_length() - 1)
+        self.size = int(most if held >= most else 2 ** (held.bit_length() - 1))
 
     @property
     def parts(self) -> int:

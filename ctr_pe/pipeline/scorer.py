@@ -13,8 +13,9 @@ import polars as pl
 import torch
 
 from ctr_pe.errors import UserError
-from ctr_pe.pipeline.encoder import Encoded, Encoder, Events
+from ctr_pe.pipeline.encoder import Encoded, Encoder
 from ctr_pe.pipeline.frames import seconds
+from ctr_pe.pipeline.histories import Events
 
 if TYPE_CHECKING:
     from torch import Tensor

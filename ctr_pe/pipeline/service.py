@@ -105,14 +105,19 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        to = {"registry": self.registry}
-        self.requests = Counter("ctr_pe_requests", "requests to /rank by status", ["status"], **to)
+        self.requests = Counter("ctr_pe_requests", "requests to /rank by status", ["status"], registry=self.registry)
         bounds = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
-        self.seconds = Histogram("ctr_pe_request_seconds", "from request to response of /rank", buckets=bounds, **to)
-        self.candidates = Counter("ctr_pe_candidates", "candidates scored", **to)
-        self.unknown = Counter("ctr_pe_unknown_ids", "raw ids that the model does not know", ["of"], **to)
-        self.reloads = Counter("ctr_pe_reloads", "times the model folder was loaded or refused", ["outcome"], **to)
-        self.open = Gauge("ctr_pe_open_requests", "requests being scored or waiting", **to)
+        self.seconds = Histogram(
+            "ctr_pe_request_seconds", "from request to response of /rank", buckets=bounds, registry=self.registry
+        )
+        self.candidates = Counter("ctr_pe_candidates", "candidates scored", registry=self.registry)
+        self.unknown = Counter(
+            "ctr_pe_unknown_ids", "raw ids that the model does not know", ["of"], registry=self.registry
+        )
+        self.reloads = Counter(
+            "ctr_pe_reloads", "times the model folder was loaded or refused", ["outcome"], registry=self.registry
+        )
+        self.open = Gauge("ctr_pe_open_requests", "requests being scored or waiting", registry=self.registry)
         for of in ("candidates", "history"):
             self.unknown.labels(of)
         for outcome in ("loaded", "refused"):

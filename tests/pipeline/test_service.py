@@ -289,6 +289,26 @@ def test_a_port_in_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().err == f"ctr-pe: error: 127.0.0.1:{port}: address already in use\n"
 
 
+def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(
+    folder: Path, ranker: CTRRanker, other: CTRRanker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ctr_pe.pipeline import live
+
+    calls = []
+
+    def read(path: Path) -> Any:
+        found = read_model(path)
+        if len(calls) == 0:
+            other.save(path)  # between reading and use
+        calls.append(path)
+        return found
+
+    monkeypatch.setattr(live, "read_model", read)
+    watched = live.Watched(folder)
+    assert len(calls) == 2
+    assert watched.model.scorer.score_one(PAST, ASKED).tolist() == other.scorer_.score_one(PAST, ASKED).tolist()
+
+
 @pytest.mark.slow
 def test_no_request_is_dropped_under_load_while_models_are_replaced(
     folder: Path, ranker: CTRRanker, other: CTRRanker
@@ -313,7 +333,7 @@ def test_no_request_is_dropped_under_load_while_models_are_replaced(
                     time.sleep(0.05)
         return seen
 
-    with process(folder) as (running, address, lines), ThreadPoolExecutor(4) as pool:
+    with process(folder, "--workers", "2") as (running, address, lines), ThreadPoolExecutor(4) as pool:
         want[Model(folder).name] = ranker.scorer_.score_one(PAST, asked)
         clients = [pool.submit(ask, address) for _ in range(4)]
         for number, next_ in enumerate((other, ranker, other, ranker)):
