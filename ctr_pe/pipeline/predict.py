@@ -275,13 +275,15 @@ def _folder(output: Path, key: Mapping[str, Any]) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{output}: another process is writing it") from None
-        written = folder / "key.json"
-        if written.exists() and json.loads(written.read_text(encoding="utf-8")) != key:
+        written, wanted = folder / "key.json", json.dumps(key)
+        found = sorted(folder.glob("*.parquet"))
+        if found and not written.exists():
+            raise UserError(f"{folder}: holds files that are not parts of an earlier call: remove or rename it")
+        if found and written.read_text(encoding="utf-8") != wanted:
             say(f"{folder}: parts of another model, log or input are dropped")
-        if not written.exists() or json.loads(written.read_text(encoding="utf-8")) != key:
-            for part in folder.glob("*.parquet"):
+            for part in found:
                 part.unlink()
-            written.write_text(json.dumps(key), encoding="utf-8")
+        written.write_text(wanted, encoding="utf-8")
         yield folder
         shutil.rmtree(folder)
 

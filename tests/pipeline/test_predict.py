@@ -214,6 +214,10 @@ def test_two_processes_do_not_write_one_file(model: Path, events: Path, asked: P
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(UserError, match="another process is writing it"):
             predict(model, asked, tmp_path / "out.parquet", events)
+    (folder / "mine.parquet").write_bytes(b"")
+    with pytest.raises(UserError, match="files that are not parts of an earlier call"):
+        predict(model, asked, tmp_path / "out.parquet", events)
+    (folder / "mine.parquet").unlink()
     predict(model, asked, tmp_path / "out.parquet", events)
 
 
@@ -264,11 +268,11 @@ def test_files_that_cannot_be_used_are_named(
 
 @pytest.mark.slow
 def test_memory_does_not_grow_with_the_rows(model: Path, tmp_path: Path) -> None:
-    """200,000 rows and 4 million, in few large row groups."""
+    """200,000 rows and 2 million, in one large row group."""
     log = random_log(users=2000, events=20_000).drop("label")
     log.write_parquet(tmp_path / "events.parquet")
     draw, peaks = np.random.default_rng(0), []
-    for rows in (200_000, 4_000_000):
+    for rows in (200_000, 2_000_000):
         item = pl.Series("item_id", [f"item {i}" for i in range(45)]).gather(draw.integers(0, 45, rows))
         user = pl.Series("user_id", draw.integers(100, 2100, rows))
         pl.DataFrame([user, item]).write_parquet(tmp_path / "in.parquet", row_group_size=2_000_000)
