@@ -115,6 +115,15 @@ class Encoded:
                 batch[name] = torch.from_numpy(padded.reshape(len(rows), width))
         return batch
 
+    def batches(self, rows: Ints, size: int, items: int) -> list[Ints]:
+        """``rows`` (n,) in parts of ``size`` at most, each with about ``items`` of their histories at most, so that
+        none takes much more memory than the others."""
+        length = np.zeros(len(rows), np.int64)
+        for lists in self.lists:
+            length += lists.end[rows] - lists.begin[rows]
+        part = np.maximum(np.arange(len(rows)) // size, np.cumsum(length) // items)
+        return np.split(rows, np.flatnonzero(np.diff(part)) + 1) if len(rows) else []
+
     def tiles(self, ages: bool, size: int, least: int) -> tuple[list[Ints], Ints]:
         """The numbers of requests whose history ``least`` or more of them share, in tiles (H, K) of about ``size``: a
         history per row, its K requests in the columns. And the numbers of all other requests (n,).

@@ -34,7 +34,7 @@ from ctr_pe.pipeline.scorer import Scorer
 
 SCORE = "score"
 PART_ROWS, PART_BYTES = 2**16, 2**26  # at most, of the rows that are in memory at once
-BUFFER = 2**20  # bytes read at once of a column, however large the file's row groups are
+BATCH_ROWS, BUFFER = 2**14, 2**18  # rows and, of a column, bytes read at once, however large the row groups are
 TAIL = 2**16  # bytes at the end of a file: parquet has sizes, places and statistics of all its columns there
 COUNTS = b"ctr_pe.counts"
 
@@ -159,10 +159,9 @@ class Source:
         while group < len(self._groups) and skip >= self._groups[group].num_rows:
             skip -= self._groups[group].num_rows
             group += 1
-        groups = range(group, len(self._groups))
         waiting: list[pa.RecordBatch] = []
         ready = 0
-        for batch in self.parquet.iter_batches(min(self.size, 2**16), groups, columns, use_threads=False):
+        for batch in self._batches(columns, group):
             batch, skip = batch[min(skip, len(batch)) :], max(0, skip - len(batch))
             while ready + len(batch) >= self.size:
                 yield pa.Table.from_batches([*waiting, batch[: self.size - ready]])
@@ -171,6 +170,11 @@ class Source:
             ready += len(batch)
         if ready:
             yield pa.Table.from_batches(waiting)
+
+    def _batches(self, columns: list[str] | None, first: int) -> Iterator[pa.RecordBatch]:
+        """Of the row groups from ``first`` on, each by a reader of its own, because a reader keeps its buffers."""
+        for group in range(first, len(self._groups)):
+            yield from self.parquet.iter_batches(min(self.size, BATCH_ROWS), [group], columns, use_threads=False)
 
     def check_nulls(self, columns: Sequence[str]) -> None:
         """By the file's statistics, before anything is scored; files that have none are checked part by part.

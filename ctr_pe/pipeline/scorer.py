@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Scores = npt.NDArray[np.float32]
-BATCH = 4096  # requests scored at once
+BATCH, ITEMS = 4096, 2**15  # requests, and items of their histories, scored at once
 TILE, SHARED = 1024, 64  # requests scored at once with shared histories, and from how many of a history on
 
 
@@ -110,8 +110,7 @@ class Scorer:
             histories = encoded.histories(rows[:, 0])
             found = self.model.score_candidates(self.model.encode(histories), histories | encoded.fields(rows))
             scores[rows] = found.float().cpu().numpy()
-        for start in range(0, len(alone), batch_size):
-            rows = alone[start : start + batch_size]
+        for rows in encoded.batches(alone, batch_size, ITEMS):
             scores[rows] = self.probabilities(encoded.batch(rows)).float().cpu().numpy()
         self.counts.update(encoded.counts)
         return scores
