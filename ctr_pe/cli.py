@@ -8,7 +8,19 @@ from collections.abc import Sequence
 
 from ctr_pe import __version__
 from ctr_pe.allocator import keep_memory
-from ctr_pe.commands import benchmark, data_build, data_convert, data_fetch, draw, info, report, tune, validate
+from ctr_pe.commands import (
+    benchmark,
+    data_build,
+    data_convert,
+    data_fetch,
+    draw,
+    info,
+    predict,
+    report,
+    serve,
+    tune,
+    validate,
+)
 from ctr_pe.commands import list as list_
 from ctr_pe.commands.options import Parser, add_command
 from ctr_pe.errors import exit_code
@@ -52,7 +64,8 @@ def _parser() -> Parser:
     of_data = data.add_subparsers(metavar="COMMAND", required=True, title="commands")
     for command in (data_build, data_fetch, data_convert):
         add_command(of_data, command)
-    add_command(commands, info)
+    for command in (predict, serve, info):
+        add_command(commands, command)
     return parser
 
 

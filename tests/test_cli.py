@@ -62,6 +62,8 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         ["validate", "--help"],
         ["tune", "--help"],
         ["draw", "--help"],
+        ["predict", "--help"],
+        ["serve", "--help"],
         ["data", "build", "--help"],
         ["--version"],
     ],

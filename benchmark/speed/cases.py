@@ -161,5 +161,7 @@ CASES = [
         Case(f"request.{model}.cape.memory", "requests:memory_", "≤", 300, request(model, 1000))
         for model in ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
     ),
+    Case("service.throughput", "service:throughput", "≤", 2, {"candidates": 100}),
+    *(Case(f"service.p99.{count}", "service:slowest", "≤", 100, {"candidates": count}) for count in (100, 1000)),
 ]
 ON_GPU = {"seeds.five": 0.7}  # goals that differ there

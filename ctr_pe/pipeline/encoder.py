@@ -10,7 +10,7 @@ the vocabulary of each; what is nowhere takes the reserved id of unseen values. 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ from ctr_pe.data.sources.events import ITEM
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pipeline.frames import Index, Ints, Unit, column, keys, labels, seconds, times
+from ctr_pe.pipeline.histories import Codes, Events, timelines
 
 if TYPE_CHECKING:
     from ctr_pe.model_zoo.fields import SizedGroup
@@ -52,28 +53,6 @@ class Columns:
 
 
 @dataclass(frozen=True)
-class Events:
-    """E encoded events by user, of each user the oldest first; a slice per field group, because some hold the chosen
-    items and others those that were not.
-
-    ``users``: raw ids, in the order of their numbers; ``listed`` per field group: the events' numbers (E_g,);
-    ``user``, ``time``, ``order`` (E,); ``ids``: target field -> (E,); ``newest``: the largest time, or None.
-    """
-
-    users: Index
-    user: Ints
-    time: Ints | None
-    order: Ints | None
-    ids: Mapping[str, Ints]
-    listed: Sequence[Ints]
-    unknown: int
-
-    @property
-    def newest(self) -> int | None:
-        return None if self.time is None or not len(self.time) else int(self.time.max())
-
-
-@dataclass(frozen=True)
 class Lists:
     """Histories of n requests: that of request i is ``begin[i]:end[i]`` of the flat columns, oldest first.
 
@@ -81,7 +60,7 @@ class Lists:
     encoding needs ages, none.
     """
 
-    ids: Mapping[str, Ints]
+    ids: Mapping[str, Codes]
     begin: Ints
     end: Ints
     age_field: str | None = None
@@ -107,7 +86,15 @@ class Encoded:
     def batch(self, rows: Ints) -> dict[str, Tensor]:
         """The requests of these numbers as a batch of FuxiCTR's form: (B,), and histories (B, L) padded after the
         newest item."""
-        batch = {name: torch.from_numpy(values[rows]) for name, values in self.scalars.items()}
+        return self.fields(rows) | self.histories(rows)
+
+    def fields(self, rows: Ints) -> dict[str, Tensor]:
+        """All but the histories, in the shape of ``rows``."""
+        return {name: torch.from_numpy(values[rows]) for name, values in self.scalars.items()}
+
+    def histories(self, rows: Ints) -> dict[str, Tensor]:
+        """Histories and ages (B, L) of these requests."""
+        batch = {}
         for lists in self.lists:
             begin, length = lists.begin[rows], lists.end[rows] - lists.begin[rows]
             width, total = max(1, int(length.max(initial=0))), int(length.sum())
@@ -128,13 +115,42 @@ class Encoded:
                 batch[name] = torch.from_numpy(padded.reshape(len(rows), width))
         return batch
 
-    def batches(self, size: int) -> Iterator[tuple[Ints, dict[str, Tensor]]]:
-        """All requests, ``size`` at a time: their numbers and their batch. Those of one history are neighbours."""
-        history = [self.lists[0].begin, self.lists[0].end] if self.lists else []
-        order = np.lexsort(history) if history else np.arange(self.rows)
-        for start in range(0, self.rows, size):
-            rows = order[start : start + size]
-            yield rows, self.batch(rows)
+    def batches(self, rows: Ints, size: int, items: int) -> list[Ints]:
+        """``rows`` (n,) in parts of ``size`` at most, each with about ``items`` of their histories at most, so that
+        none takes much more memory than the others."""
+        length = np.zeros(len(rows), np.int64)
+        for lists in self.lists:
+            length += lists.end[rows] - lists.begin[rows]
+        part = np.maximum(np.arange(len(rows)) // size, np.cumsum(length) // items)
+        return np.split(rows, np.flatnonzero(np.diff(part)) + 1) if len(rows) else []
+
+    def tiles(self, ages: bool, size: int, least: int) -> tuple[list[Ints], Ints]:
+        """The numbers of requests whose history ``least`` or more of them share, in tiles (H, K) of about ``size``: a
+        history per row, its K requests in the columns. And the numbers of all other requests (n,).
+
+        A row with fewer requests than its tile has columns repeats the last one. Requests share a history if they see
+        the same events, with ``ages`` at the same time.
+        """
+        seen = [end for lists in self.lists for end in (lists.begin, lists.end)]
+        if ages and self.now is not None:
+            seen.append(self.now)
+        if not self.rows or not seen:
+            return [], np.arange(self.rows)
+        order = np.lexsort(seen)
+        new = np.ones(self.rows, bool)
+        new[1:] = np.logical_or.reduce([values[order[1:]] != values[order[:-1]] for values in seen])
+        first = np.flatnonzero(new)
+        count = np.diff(np.append(first, self.rows))
+        alone = order[np.repeat(count < least, count)]
+        largest = np.argsort(-count, kind="stable")[: np.count_nonzero(count >= least)]
+        first, count = first[largest], count[largest]
+        tiles, start = [], 0
+        while start < len(first):
+            width = int(count[start])
+            end = start + int((2 * count[start : start + max(1, size // width)] > width).sum())  # half is no repetition
+            tiles.append(order[first[start:end, None] + np.minimum(np.arange(width), count[start:end, None] - 1)])
+            start = end
+        return tiles, alone
 
 
 class Encoder:
@@ -185,37 +201,52 @@ class Encoder:
         spec = self.features[name]
         return int(spec.get("oov_idx", spec["vocab_size"] - 1))
 
-    def events(self, history: pl.DataFrame, what: str = "history") -> Events:
+    def reads(self, table: Iterable[str]) -> list[str]:
+        """Those columns of a table of requests that are read."""
+        names = self.columns
+        of_groups = [name for group in self.groups for name in (*group.history, group.age) if name is not None]
+        fields = [*self.item_fields, *of_groups, *self.other_fields]
+        known = {names.user, names.item, names.time, names.order, *fields, *map(self._raw, fields)}
+        return [name for name in table if name in known]
+
+    def events(self, history: pl.DataFrame | pl.LazyFrame, what: str = "history") -> Events:
         """Encode a log of events: columns of user and item, of time or order where there are any, of the label.
 
-        Without time and order, later rows are later.
+        Without time and order, later rows are later. Of a LazyFrame one raw column at a time is in memory.
 
         Raises:
             UserError: a column that is missing, has nulls or another type.
         """
-        names = self.columns
-        raw = keys(column(history, names.user, what), what)
+        names, log = self.columns, history.lazy()
+        there = log.collect_schema().names()
+
+        def read(*wanted: str | None) -> pl.DataFrame:
+            return log.select([name for name in dict.fromkeys(wanted) if name in there]).collect()
+
+        raw = keys(column(read(names.user), names.user, what), what)
         users = Index(raw.unique())
-        user = users.find(raw)
-        time = self._times(history, names.time, what)
+        user = _small(users.find(raw), len(users.sorted))
+        del raw
+        time = self._times(read(names.time), names.time, what)
         if time is None and self.needs_age:
             raise UserError(f"{what}: no time column '{names.time}', and this model's encoding reads the age of events")
-        order = self._times(history, names.order, what)
-        item = column(history, names.item, what) if names.item in history.columns else None
-        tie = keys(item, what).rank("dense").to_numpy() if item is not None else np.zeros(len(user))
-        by = [values for values in (time, order) if values is not None]
-        sort = np.lexsort([tie, *by, user] if by else [user])
-        ids = {name: values[sort] for name, values in self._items(history, what).items()}
-        positive = np.ones(len(user), bool)
-        if names.label is not None and names.label in history.columns:
-            positive = labels(column(history, names.label, what), what)[sort]
+        order = self._times(read(names.order), names.order, what)
+        of_items = read(names.item, *self.item_fields, *map(self._raw, self.item_fields))
+        ids = {
+            name: _small(values, self.features[name]["vocab_size"])
+            for name, values in self._items(of_items, what).items()
+        }
+        tie = None
+        if names.item in there and (time is not None or order is not None):
+            item = keys(column(of_items, names.item, what), what)
+            tie = _small(Index(item.unique().sort()).find(item), len(item))
+        label = read(names.label)
+        positive = labels(column(label, names.label, what), what) if names.label in there else None
+        listed = [positive if chosen or positive is None else ~positive for chosen in self.chosen]
         return Events(
             users=users,
-            user=user[sort],
-            time=None if time is None else time[sort],
-            order=None if order is None else order[sort],
-            ids=ids,
-            listed=[np.flatnonzero(positive if chosen else ~positive) for chosen in self.chosen],
+            groups=timelines(len(users.sorted), user, ids, time, order, tie, listed),
+            newest=None if time is None or not len(time) else int(time.max()),
             unknown=self._unknown(ids),
         )
 
@@ -282,15 +313,17 @@ class Encoder:
             raise UserError(f"{what}: column '{name}' holds {raw.dtype}, in the history it holds {events.users.dtype}")
         user = events.users.find(raw) if raw.dtype == events.users.dtype else np.full(len(raw), -1)
         counts["unknown users"] += int((raw.filter(pl.Series(user < 0))).n_unique())
+        counts["requests of unknown users"] += int((user < 0).sum())
         counts["unknown history items"] += events.unknown
-        order = self._times(requests, self.columns.order, what) if events.order is not None else None
-        asked, clock = (order, events.order) if order is not None else (now, events.time)
-        if self.columns.time not in requests.columns and order is None:
-            asked = clock = None
-        return [
-            _newest(group, events, listed, user, asked, clock)
-            for group, listed in zip(self.groups, events.listed, strict=True)
-        ]
+        order = self._times(requests, self.columns.order, what) if events.ordered else None
+        timed = self.columns.time in requests.columns
+        lists = []
+        for group, line in zip(self.groups, events.groups, strict=True):
+            clock, asked = (line.order, order) if order is not None else (line.by_time, now if timed else None)
+            begin, end = line.newest(user, clock, asked, group.max_len)
+            ids = {name: line.ids[target] for target, name in zip(group.target, group.history, strict=True)}
+            lists.append(Lists(ids, begin, end, group.age, time=line.time))
+        return lists
 
     def _given(self, requests: pl.DataFrame, fields: Sequence[str], age: str | None, max_len: int, what: str) -> Lists:
         """Histories from columns of lists, oldest first."""
@@ -369,24 +402,6 @@ class Encoder:
         return times(column(table, name, what), self.columns.time_unit, what)
 
 
-def _newest(
-    group: SizedGroup, events: Events, listed: Ints, user: Ints, asked: Ints | None, clock: Ints | None
-) -> Lists:
-    """The last events of each request's user before ``asked`` on the ``clock``; without them, the last of all.
-
-    ``user`` (n,): numbers of the requests' users, -1 for unknown ones.
-    """
-    owner = events.user[listed]
-    first, last = (np.searchsorted(owner, user, side) for side in ("left", "right"))
-    end = last
-    if asked is not None and clock is not None:
-        ticks = np.unique(clock[listed])
-        size = len(ticks) + 1  # a key is the user, then the place of the time among all times
-        # sorted already, unless an order column contradicts the times: then what follows a later event is hidden too
-        known = np.maximum.accumulate(owner * size + np.searchsorted(ticks, clock[listed]))
-        end = np.searchsorted(known, user * size + np.searchsorted(ticks, asked))
-        end = np.clip(end, first, last)
-    begin = np.maximum(first, end - group.max_len)
-    ids = {name: events.ids[target][listed] for target, name in zip(group.target, group.history, strict=True)}
-    time = None if events.time is None else events.time[listed]
-    return Lists(ids, begin, end, group.age, time=time)
+def _small(values: Array, size: int) -> Codes:
+    """Whole numbers below ``size`` in the smallest signed type that holds them."""
+    return values.astype(np.min_scalar_type(-size - 1))

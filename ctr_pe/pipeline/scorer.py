@@ -13,14 +13,16 @@ import polars as pl
 import torch
 
 from ctr_pe.errors import UserError
-from ctr_pe.pipeline.encoder import Encoded, Encoder, Events
+from ctr_pe.pipeline.encoder import Encoded, Encoder
 from ctr_pe.pipeline.frames import seconds
+from ctr_pe.pipeline.histories import Events
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 Scores = npt.NDArray[np.float32]
-BATCH = 4096  # requests scored at once
+BATCH, ITEMS = 4096, 2**15  # requests, and items of their histories, scored at once
+TILE, SHARED = 1024, 64  # requests scored at once with shared histories, and from how many of a history on
 
 
 class Scorer:
@@ -32,7 +34,8 @@ class Scorer:
         config: the content of ``model.json``.
         histories: the newest events of the users it was trained on, as a raw table, or None.
         counts: of all calls so far: ``requests``, and what took a reserved id: ``unknown items`` (of requests),
-            ``unknown history items``, ``unknown users`` (without an event in the history that was given).
+            ``unknown history items``, ``unknown users`` (without an event in the history that was given), ``requests of
+            unknown users``.
     """
 
     def __init__(
@@ -78,6 +81,16 @@ class Scorer:
         Raises:
             UserError: the model needs times or further columns, or there are not as many times as items.
         """
+        return self.score(self.encode_one(history, candidates, times, now))
+
+    def encode_one(
+        self,
+        history: Sequence[Any],
+        candidates: Sequence[Any],
+        times: Sequence[int] | None = None,
+        now: int | None = None,
+    ) -> Encoded:
+        """What :meth:`score_one` scores, with the counts of what is unknown in it."""
         ages = None
         if times is not None:
             if len(times) != len(history):
@@ -85,13 +98,20 @@ class Scorer:
             at = np.asarray(times, np.int64)
             latest = now if now is not None else int(at.max(initial=0))
             ages = (latest - at) // seconds(self.encoder.columns.time_unit)
-        return self.score(self.encoder.one(history, candidates, ages))
+        return self.encoder.one(history, candidates, ages)
 
+    @torch.inference_mode()
     def score(self, encoded: Encoded, batch_size: int = BATCH) -> Scores:
-        """Click probabilities (n,) of encoded requests; adds to ``counts``."""
+        """Click probabilities (n,) of encoded requests; adds to ``counts``. A history that many requests see is
+        encoded once."""
         scores = np.empty(encoded.rows, np.float32)
-        for rows, batch in encoded.batches(batch_size):
-            scores[rows] = self.probabilities(batch).float().cpu().numpy()
+        tiles, alone = encoded.tiles(self.encoder.needs_age, TILE, SHARED)
+        for rows in tiles:
+            histories = encoded.histories(rows[:, 0])
+            found = self.model.score_candidates(self.model.encode(histories), histories | encoded.fields(rows))
+            scores[rows] = found.float().cpu().numpy()
+        for rows in encoded.batches(alone, batch_size, ITEMS):
+            scores[rows] = self.probabilities(encoded.batch(rows)).float().cpu().numpy()
         self.counts.update(encoded.counts)
         return scores
 

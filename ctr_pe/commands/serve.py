@@ -1,0 +1,46 @@
+"""``ctr-pe serve``: serve a model folder over HTTP.
+
+Serve a model folder over HTTP (pip install 'ctr_pe[serve]'): POST /rank takes a user's history and candidates and gives
+the candidates with scores, the best first; GET /health says which model answers, GET /metrics counts for Prometheus.
+A folder that replaces the served one is loaded without dropping a request, also at SIGHUP; one that is damaged is
+refused, and the old model goes on. SIGTERM finishes open requests. There is no password: beyond this machine only
+behind a proxy that asks for one.
+
+examples:
+  ctr-pe serve --model model --port 8000
+  curl localhost:8000/rank -H 'content-type: application/json' -d '{"history": [3, 7], "candidates": [5, 9], "k": 1}'
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ctr_pe.commands.options import Parser, count, number
+
+
+def add_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="DIR", help="a model folder")
+    add("--port", type=number, required=True, metavar="N", help="0 for any that is free, which the log names")
+    add(
+        "--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: 127.0.0.1, this machine only)"
+    )
+    add("--max-history", type=count, default=1000, metavar="N", help="items of a history (default: 1000)")
+    add("--max-candidates", type=count, default=5000, metavar="N", help="candidates of a request (default: 5000)")
+    add("--max-body", type=count, default=2**20, metavar="BYTES", help="of a request (default: 1048576)")
+    add("--max-waiting", type=count, default=256, metavar="N", help="open requests; more get 503 (default: 256)")
+    add("--workers", type=count, default=1, metavar="N", help="requests scored at once (default: 1)")
+    add("--threads", type=count, default=1, metavar="N", help="of each scoring (default: 1)")
+
+
+def run(args: argparse.Namespace) -> int:
+    import logging
+
+    from ctr_pe.pipeline.service import Limits, serve
+
+    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
+    logging.getLogger("ctr_pe").setLevel(logging.INFO)
+    limits = Limits(args.max_history, args.max_candidates, args.max_body, args.max_waiting)
+    serve(args.model, args.port, args.host, limits, workers=args.workers, threads=args.threads)
+    return 0

@@ -1,0 +1,99 @@
+"""Requests that share a history share its encoding, and have the scores that they have alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+from small_log import SMALL
+
+from ctr_pe import CTRRanker
+from ctr_pe.pipeline import scorer as of_scorer
+from ctr_pe.pipeline.scorer import Scorer
+
+
+@pytest.fixture(scope="module")
+def timed(clicks: pl.DataFrame, items: pl.DataFrame) -> CTRRanker:
+    return CTRRanker("BST", "time_bias", **SMALL).fit(clicks, items)
+
+
+@pytest.fixture(scope="module")
+def requests(clicks: pl.DataFrame) -> pl.DataFrame:
+    """Users with one to forty requests at few times, some of users without a history, in any order."""
+    draw = np.random.default_rng(5)
+    user = np.repeat(np.arange(100, 175), draw.geometric(0.1, 75).clip(1, 40))
+    low, high = clicks["timestamp"].min(), clicks["timestamp"].max()
+    time = draw.choice(np.linspace(low, high, 4).astype(np.int64), len(user))  # type: ignore[arg-type]
+    item = [f"item {i}" for i in draw.integers(0, 50, len(user))]
+    table = pl.DataFrame({"user_id": user, "item_id": item, "timestamp": time})
+    return table.sample(fraction=1.0, shuffle=True, seed=1)
+
+
+@pytest.mark.parametrize("at_times", [True, False])
+@pytest.mark.parametrize("kind", ["ranker", "timed"])
+def test_shared_histories_give_the_scores_of_requests_alone(
+    kind: str,
+    at_times: bool,
+    requests: pl.DataFrame,
+    clicks: pl.DataFrame,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scorer: Scorer = request.getfixturevalue(kind).scorer_
+    asked = requests if at_times else requests.drop("timestamp")
+    monkeypatch.setattr(of_scorer, "SHARED", 10**6)
+    alone = scorer.score_requests(clicks, asked)
+    encoded: list[int] = []
+    encode = scorer.model.encode
+
+    def counted(batch: dict[str, Any]) -> Any:
+        encoded.append(len(batch["item_history"]))
+        return encode(batch)
+
+    monkeypatch.setattr(scorer.model, "encode", counted)
+    for least, tile in ((2, 64), (2, 7), (5, 1000)):
+        monkeypatch.setattr(of_scorer, "SHARED", least)
+        monkeypatch.setattr(of_scorer, "TILE", tile)
+        encoded.clear()
+        np.testing.assert_allclose(scorer.score_requests(clicks, asked), alone, atol=1e-5)
+        assert 0 < sum(encoded) < len(requests) / 2
+
+
+def test_every_request_is_in_one_tile_with_those_of_its_history(
+    ranker: CTRRanker, requests: pl.DataFrame, clicks: pl.DataFrame
+) -> None:
+    encoder = ranker.scorer_.encoder
+    encoded = encoder.requests(requests, encoder.events(clicks))
+    lists = encoded.lists[0]
+    tiles, alone = encoded.tiles(ages=False, size=50, least=3)
+    found = [*alone, *(row for tile in tiles for row in np.unique(tile))]
+    assert sorted(found) == list(range(requests.height))
+    seen = [(int(lists.begin[row]), int(lists.end[row])) for row in range(requests.height)]
+    groups = [{seen[row] for row in rows} for tile in tiles for rows in tile]
+    assert all(len(group) == 1 for group in groups)
+    shared = set().union(*groups)
+    assert len(shared) == len(groups)
+    assert not shared & {seen[row] for row in alone}
+    assert all(seen.count(seen[row]) < 3 for row in alone)
+    with_time = encoded.tiles(ages=True, size=50, least=1)[0]
+    assert encoded.now is not None
+    assert all(len(set(encoded.now[rows])) == 1 for tile in with_time for rows in tile)
+    # what is computed for repeated columns is less than what is asked
+    assert sum(tile.size for tile in with_time) < 2 * requests.height
+
+
+def test_a_log_in_a_file_is_encoded_as_one_in_memory(ranker: CTRRanker, clicks: pl.DataFrame, tmp_path: Any) -> None:
+    encoder = ranker.scorer_.encoder
+    clicks.sample(fraction=1.0, shuffle=True, seed=3).write_parquet(tmp_path / "log.parquet", row_group_size=50)
+    one, other = encoder.events(clicks), encoder.events(pl.scan_parquet(tmp_path / "log.parquet"))
+    assert (one.newest, one.unknown) == (other.newest, other.unknown)
+    for user in clicks["user_id"].unique():
+        events = []
+        for log in (one, other):
+            number = log.users.find(pl.Series([user]))[0]
+            line = log.groups[0]
+            begin, end = line.first[number], line.first[number + 1]
+            events.append([values[begin:end].tolist() for values in (line.time, *line.ids.values())])  # type: ignore[index]
+        assert events[0] == events[1]
