@@ -170,7 +170,7 @@ class Positions(Ragged):
     def with_target(self) -> Positions:
         """Positions of the sequence [history; target], one slot more: the target is its newest item, of age 0."""
         age = None if self.age is None else nn.functional.pad(self.age, (0, 1))
-        whole = Positions.from_mask(nn.functional.pad(self.mask, (0, 1), value=True), age)
+        whole = self.from_mask(nn.functional.pad(self.mask, (0, 1), value=True), age)
         whole = replace(whole, embedded=self.embedded, losses=self.losses)
         if self.items is None or self.target is None:
             return whole
@@ -216,7 +216,7 @@ class Positions(Ragged):
             return nn.functional.pad(x, (0, 1)).repeat_interleave(targets, 0)
 
         mask = nn.functional.pad(self.mask, (0, 1), value=True).repeat_interleave(targets, 0)
-        whole = Positions.from_mask(mask, None if self.age is None else folded(self.age))
+        whole = self.from_mask(mask, None if self.age is None else folded(self.age))
         (block,) = whole.whole
         key = whole._keys(block)
         newest = Where(key.distance[..., -1:], None if key.age is None else key.age[..., -1:])

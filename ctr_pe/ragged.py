@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,6 +29,8 @@ class Padded:
     """Histories of different lengths in slots. ``mask`` (B, L) bool: True = real item."""
 
     mask: Tensor
+    every_slot: ClassVar[bool] = False
+    """Whether padding counts as items, see :mod:`ctr_pe.padded`."""
 
     @cached_property
     def count(self) -> Tensor:
@@ -44,6 +47,15 @@ class Padded:
         if len(packed) < self.mask.numel():
             packed = packed.new_zeros(self.mask.numel(), *packed.shape[1:]).index_copy(0, self._slots, packed)
         return packed.view(*self.mask.shape, *packed.shape[1:])
+
+    def places(self, allowed: Tensor) -> tuple[Tensor, ...]:
+        """Indices, an int64 tensor per axis, of the pairs of a query and a real item where ``allowed`` is True."""
+        return allowed.nonzero(as_tuple=True)
+
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """The different lengths of histories (U,), and which of them each row has (B,)."""
+        lengths, row = torch.unique(self.count, return_inverse=True)
+        return lengths, row
 
     @cached_property
     def _slots(self) -> Tensor:
@@ -141,6 +153,28 @@ class Ragged(Padded):
         """(N, ...) of items and (B, ...) of targets -> packed (N + B, ...): each row's items, then its target."""
         return torch.cat([packed, last]).index_select(0, self._with_last)
 
+    def drop_last(self, packed: Tensor) -> Tensor:
+        """What :meth:`append` made of items and targets: packed (N, ...) -> (N - B, ...) without each row's newest."""
+        return packed.index_select(0, (self.pack(self._newer) > 0).nonzero().squeeze(1))
+
+    def newest_of(self, packed: Tensor) -> Tensor:
+        """(N, ...) -> those of each row's newest item (B, ...), zero for an empty history."""
+        rows, _ = self.real
+        last = self.pack(self._newer) == 0
+        return packed.new_zeros(self.mask.shape[0], *packed.shape[1:]).index_copy(0, rows[last], packed[last])
+
+    def total(self, packed: Tensor) -> Tensor:
+        """(N, ...) -> their sum per row (B, ...)."""
+        rows, _ = self.real
+        return packed.new_zeros(self.mask.shape[0], *packed.shape[1:]).index_add(0, rows, packed)
+
+    def in_last(self, packed: Tensor, slots: int) -> Tensor:
+        """(N, ...) -> (B, slots, ...): the newest items of each row in the last slots, zeros where it is short."""
+        (rows, _), slot = self.real, slots - 1 - self.pack(self._newer)
+        kept = slot >= 0
+        placed = packed.new_zeros(self.mask.shape[0], slots, *packed.shape[1:])
+        return placed.index_put((rows[kept], slot[kept]), packed[kept])
+
     @cached_property
     def whole(self) -> Blocks:
         """All rows in one block, in their order, as wide as the longest history."""
@@ -181,6 +215,11 @@ class Ragged(Padded):
     def _block(self, rows: Tensor, items: Tensor, width: int) -> Block:
         distance = torch.arange(width, 0, -1, device=rows.device)
         return Block(distance <= self.count[rows].unsqueeze(1), rows, items)
+
+    @cached_property
+    def _newer(self) -> Tensor:
+        """(B, L) int64: how many items of the row are newer."""
+        return self.count.unsqueeze(1) - self.mask.cumsum(1)
 
     @cached_property
     def _with_last(self) -> Tensor:

@@ -113,11 +113,9 @@ class BST(RankModel):
 
 
 def _concat(states: Tensor, positions: Positions, slots: int) -> Tensor:
-    """The target's state in the last slot, the most recent item's before it; zeros where the history is short."""
-    (rows, _), slot = positions.real, slots - positions.pack(positions.distance)
-    kept = slot >= 0  # a history longer than the model was built for loses its oldest items
-    placed = states.new_zeros(len(positions.mask), slots, states.shape[-1])
-    return placed.index_put((rows[kept], slot[kept]), states[kept]).flatten(1)
+    """The target's state in the last slot, the most recent item's before it; zeros where the history is short.
+    A history longer than the model was built for loses its oldest items."""
+    return positions.in_last(states, slots).flatten(1)
 
 
 # Packed states (M, D) of [history; target], their positions, slots S -> (B, D) or (B, S · D).

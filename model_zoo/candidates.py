@@ -89,7 +89,7 @@ def row_by_row(model: RankModel, index: int, target: Tensor, history: Tensor, po
     rows, count, _ = target.shape
     mask = positions.mask.repeat_interleave(count, 0)
     age = None if positions.age is None else positions.age.repeat_interleave(count, 0)
-    at = Positions.from_mask(mask, age)
+    at = positions.from_mask(mask, age)
     copies = at.pack(positions.unpack(history).repeat_interleave(count, 0))
     target = target.flatten(0, 1)
     interest = model.interest(index, target, copies, at.carrying(Items(copies), Items(target)))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
@@ -35,6 +36,9 @@ class GRU(nn.GRU):
 
     def forward(self, items: Tensor, positions: Positions) -> Tensor:  # type: ignore[override]
         """Packed items (N, D) -> the state after each item, packed (N, S)."""
+        if positions.every_slot:
+            of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
+            return over_slots(_gru, of_items, torch.ones_like(items[:, :1]), positions, self.weight_hh_l0, self.bias_hh_l0)
         order, sizes = by_step(positions)
         items = items.index_select(0, order)
         if sizes and (items.is_cuda or not torch.is_grad_enabled()):
@@ -80,22 +84,25 @@ class AttentionGRU(nn.Module):
 
         K targets of one history have their own attention (N, K) and states (N, K, S).
         """
-        order, sizes = by_step(positions)
-        items, weights = items.index_select(0, order), weights.index_select(0, order).unsqueeze(-1)
-        if weights.dim() == 3:
+        order, sizes = (None, []) if positions.every_slot else by_step(positions)
+        if order is not None:
+            items, weights = items.index_select(0, order), weights.index_select(0, order)
+        per_target = weights.unsqueeze(-1)
+        if weights.dim() == 2:
             items = items.unsqueeze(1)
         if self.gate == "AIGRU":
-            items, weights = weights * items, torch.ones_like(weights)
+            items, per_target = per_target * items, torch.ones_like(per_target)
         of_items = linear(items, self.weight_ih, self.bias_ih)
+        if order is None:
+            return over_slots(GATES[self.gate], of_items, per_target, positions, self.weight_hh, self.bias_hh)
+        weights = per_target
         states = recur(GATES[self.gate], of_items, weights, sizes, self.weight_hh, self.bias_hh)
         return torch.empty_like(states).index_copy(0, order, states)
 
 
 def last_state(states: Tensor, positions: Positions) -> Tensor:
     """Packed states (N, ..., S) -> those after the newest item of each row (B, ..., S), zero for an empty history."""
-    rows, _ = positions.real
-    newest = positions.pack(positions.distance) == 1
-    return states.new_zeros(len(positions.mask), *states.shape[1:]).index_copy(0, rows[newest], states[newest])
+    return positions.newest_of(states)
 
 
 def by_step(positions: Positions) -> tuple[Tensor, list[int]]:
@@ -129,6 +136,38 @@ def recur(
         state = step(of_item, linear(state, weight_hh, bias_hh).to(dtype), state, weight)
         states.append(state)
     return torch.cat(states)
+
+
+def over_slots(
+    step: Step, of_items: Tensor, weights: Tensor, positions: Positions, weight_hh: Tensor, bias_hh: Tensor
+) -> Tensor:
+    """Where every slot counts as an item, item terms (B L, k S) and attention (B L, 1) -> states (B L, S). For K
+    targets item terms (B L, K or 1, k S) and attention (B L, K, 1) -> states (B L, K, S).
+
+    The state is zero up to the first real item. In a graph that is compiled or exported the steps are a loop, of as many
+    steps as a batch has slots.
+    """
+    dtype = weight_hh.dtype
+    rows, slots = positions.mask.shape
+    real = positions.mask.to(dtype).view(rows, slots, *[1] * (weights.dim() - 1))
+    xs = [x.to(dtype).view(rows, slots, *x.shape[1:]).transpose(0, 1) for x in (of_items, weights)]
+    xs.append(real.transpose(0, 1))
+
+    def advance(state: Tensor, x: list[Tensor]) -> tuple[Tensor, Tensor]:
+        of_item, weight, there = x
+        state = step(of_item, linear(state, weight_hh, bias_hh).to(dtype), state, weight) * there
+        return state, state.clone()
+
+    state = of_items.new_zeros(rows, *weights.shape[1:-1], weight_hh.shape[1], dtype=dtype)
+    if torch.compiler.is_compiling():
+        states = scan(advance, state, xs)[1]
+    else:
+        found = []
+        for x in zip(*xs, strict=True):
+            state, _ = advance(state, list(x))
+            found.append(state)
+        states = torch.stack(found)
+    return states.transpose(0, 1).flatten(0, 1)
 
 
 def _gru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.ops import native
 from ctr_pe.units import pieces
 from ctr_pe.units.activations import make_activation
 from ctr_pe.units.dropout import Dropout
@@ -132,8 +133,15 @@ class DINScore(nn.Module):
         per_item = items @ of_item.T
         if shift is not None:
             per_item = per_item + shift @ of_target.T + (shift * items) @ of_product.T
-        logits = target.new_empty(*target.shape[:2], items.shape[1])
         # (t ⊙ h) W = t (diag(h) W): one product of the targets with a matrix per item, made once for all of them.
+        if native.traced():
+            of_products = of_product.T.unsqueeze(1) * items.mT.unsqueeze(-1)  # (B, D, L, U)
+            hidden = (target @ of_products.flatten(2)).unflatten(2, of_products.shape[2:])
+            hidden = (hidden + per_item.unsqueeze(1) + per_target.unsqueeze(2)).flatten(0, 2)
+            for layer in rest:
+                hidden = layer(hidden)
+            return hidden.view(*target.shape[:2], items.shape[1])
+        logits = target.new_empty(*target.shape[:2], items.shape[1])
         for row, some in product(range(len(items)), _slices(items.shape[1], max(1, COLUMNS // len(of_product)))):
             of_products = (of_product.T.unsqueeze(1) * items[row, some].T.unsqueeze(2)).flatten(1)  # (D, items · U)
             for chosen in _slices(target.shape[1], TARGETS):

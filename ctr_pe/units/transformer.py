@@ -146,10 +146,9 @@ class Transformer(nn.Module):
             ids = tuple(field.new_zeros(len(nobody)) for field in positions.items.ids)
             positions = replace(positions, target=Items(nobody, ids))
         states, whole = self._embedded(nobody, history, positions)
-        earlier = (whole.pack(whole.distance) > 1).nonzero().squeeze(1)
         found = []
         for block in self.blocks:
-            found.append(block.keys_values(states.index_select(0, earlier)))
+            found.append(block.keys_values(whole.drop_last(states)))
             if block is not self.blocks[-1]:
                 states = block(states, whole)
         return found
