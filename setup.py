@@ -53,6 +53,7 @@ setup(
         "tqdm",
         "h5py",
         "huggingface_hub",
+        "safetensors",
     ],
     extras_require={
         "draw": ["matplotlib>=3.9"],

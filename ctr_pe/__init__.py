@@ -13,17 +13,30 @@ if TYPE_CHECKING:
     from ctr_pe import units
     from ctr_pe.pe import available_pes, build_pe
     from ctr_pe.pe.base import Chain, PositionEncoding
+    from ctr_pe.pipeline.ranker import CTRRanker, load
     from ctr_pe.positions import Positions
 
 __version__ = "0.1.0"
-__all__ = ["Chain", "PositionEncoding", "Positions", "__version__", "available_pes", "build_pe", "units"]
+__all__ = [
+    "CTRRanker",
+    "Chain",
+    "PositionEncoding",
+    "Positions",
+    "__version__",
+    "available_pes",
+    "build_pe",
+    "load",
+    "units",
+]
 
 _HOME = {
+    "CTRRanker": "ctr_pe.pipeline.ranker",
     "Chain": "ctr_pe.pe.base",
     "PositionEncoding": "ctr_pe.pe.base",
     "Positions": "ctr_pe.positions",
     "available_pes": "ctr_pe.pe",
     "build_pe": "ctr_pe.pe",
+    "load": "ctr_pe.pipeline.ranker",
 }
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import datetime
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -134,12 +135,15 @@ def open_source(params: Mapping[str, Any]) -> Source:
     return Source(folder, str(named), given)
 
 
-def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
+def run(
+    params: Mapping[str, Any], keep: Callable[..., None] | None = None
+) -> tuple[dict[str, float], dict[str, float]]:
     """Train, and evaluate the best epoch: metrics on valid and on test ({} without test rows), those of
     ``ctr-pe benchmark`` with the same seed and parameters.
 
-    The log goes to the terminal and to ``<model_root>/<dataset_id>/<model_id>.log``, beside the checkpoint. Raises
-    UserError for invalid data or parameters.
+    The log goes to the terminal and to ``<model_root>/<dataset_id>/<model_id>.log``, beside the checkpoint. ``keep``:
+    called with the folder beside the checkpoint, ``<model_id>``, and what ``Run.keep`` gets, to write the model there.
+    Raises UserError for invalid data or parameters.
     """
     from fuxictr.utils import set_logger
 
@@ -152,7 +156,9 @@ def run(params: Mapping[str, Any]) -> tuple[dict[str, float], dict[str, float]]:
     logging.info("Params: %s", json.dumps({key: str(value) for key, value in params.items()}, indent=4))
     source, pe = open_source(params), params.get("position_encoding", "none")
     seed = int(params.get("seed", 0))
-    outcome = train(Run(cls, source, pe, seed, params=params, gpu=params.get("gpu", -1), threads=0))
+    folder = Path(params["model_root"]) / source.dataset_id / str(params.get("model_id", cls.__name__))
+    how: dict[str, Any] = {"gpu": params.get("gpu", -1), "threads": 0}
+    outcome = train(Run(cls, source, pe, seed, params=params, keep=partial(keep, folder) if keep else None, **how))
     logging.info("validation: %s", _in_words(outcome.valid))
     logging.info("test: %s", _in_words(outcome.metrics))
     return dict(outcome.valid), outcome.metrics

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -17,6 +18,7 @@ from fuxictr.pytorch import layers
 from fuxictr.pytorch.models import BaseModel
 from fuxictr.pytorch.torch_utils import get_loss
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from ctr_pe.choices import check_choices, choose
 from ctr_pe.errors import UserError
@@ -305,10 +307,18 @@ class RankModel(BaseModel):  # type: ignore[misc]
     # FuxiCTR's names for training, which is ctr_pe.training: imported when used, because it stands above the models.
 
     def compile(self, optimizer: Any, loss: Any, lr: float) -> None:
+        self.loss_fn = get_loss(choose("loss", loss))
+        self._update = (choose("optimizer", optimizer), lr, choose("table_optimizer", self._table_optimizer))
+        self.__dict__.pop("optimizer", None)
+        if self._table_optimizer is not None:  # makes the tables' gradients sparse, which the loss has to know
+            _ = self.optimizer
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """Made at the first training step: torch takes a second to import what it needs, and scoring needs none."""
         from ctr_pe.training import make_optimizer
 
-        self.loss_fn = get_loss(choose("loss", loss))
-        self.optimizer = make_optimizer(self, optimizer, lr, self._table_optimizer)
+        return make_optimizer(self, *self._update)
 
     def fit(
         self,

@@ -15,7 +15,7 @@ import pytest
 LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest counts; old names until all have moved
     "utilities": (
         *("errors", "choices", "config", "fields", "evaluation", "allocator", "modules", "legacy"),
-        *("model_zoo.fields", "data.specs"),
+        *("fuxictr_imports", "model_zoo.fields", "data.specs"),
     ),
     "positions": ("positions", "ragged"),
     "ops": ("ops", "compiled"),
@@ -26,6 +26,7 @@ LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest cou
     "training": ("training", "checks"),
     "study": ("study", "benchmark", "tune", "experiment"),
     "tools": ("validate", "draw"),
+    "pipeline": ("pipeline",),
     "commands": ("commands", "cli", "model_zoo.run_expid"),
 }
 ORDER = list(LAYERS)

@@ -18,7 +18,7 @@ import pytest
 
 import ctr_pe
 
-PUBLIC = ["Chain", "PositionEncoding", "Positions", "available_pes", "build_pe", "units"]
+PUBLIC = ["CTRRanker", "Chain", "PositionEncoding", "Positions", "available_pes", "build_pe", "load", "units"]
 
 
 def copy_checkout(checkout: Path, to: Path) -> Path:

@@ -6,6 +6,8 @@ import re
 import runpy
 from pathlib import Path
 
+import numpy as np
+import polars as pl
 import pytest
 
 from ctr_pe.data.synthetic import generate
@@ -47,4 +49,25 @@ def test_from_a_fuxictr_config(
     (tmp_path / "experiment.yaml").write_text(blocks["yaml"][0])
     monkeypatch.chdir(tmp_path)
     run(blocks["python"][1], tmp_path)
+    assert "gAUC" in capsys.readouterr().out
+
+
+def test_from_a_log_to_ranked_candidates(
+    blocks: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    code = blocks["python"][2]
+    assert len([line for line in code.splitlines() if line.strip()]) <= 20
+    draw = np.random.default_rng(0)
+    log = pl.DataFrame({"user_id": draw.integers(0, 40, 800), "item_id": draw.integers(0, 60, 800)})
+    log = log.with_columns(timestamp=pl.int_range(pl.len()) + 1_700_000_000)
+    items = pl.DataFrame({"item_id": range(60), "cate_id": [i % 7 for i in range(60)]})
+    candidates = pl.DataFrame({"user_id": range(40)}).join(items.select("item_id"), how="cross")
+    named = {"log": log, "items": items, "candidates": candidates, "today": log.tail(50)}
+    for name, table in named.items():
+        table.write_parquet(tmp_path / f"{name}.parquet")
+    monkeypatch.chdir(tmp_path)
+    ranker = run(code, tmp_path)["ranker"]
+    ranked = ranker.rank(None, candidates, k=10)  # type: ignore[attr-defined]
+    assert ranked.columns == ["user_id", "item_id", "score", "rank"]
+    assert ranked.height == 400
     assert "gAUC" in capsys.readouterr().out

@@ -53,12 +53,14 @@ def add_options(parser: Parser) -> None:
     add("--out", type=Path, metavar="DIR", help="results and tables (default: results/DATASET-PROTOCOL)")
     add("--jobs", type=count, metavar="N", help="runs side by side; results do not change (default: one per core)")
     add("--keep-weights", action="store_true", help="keep each run's best weights in OUT/weights, for `ctr-pe draw`")
+    add("--keep-models", action="store_true", help="keep each run's model in OUT/models, a folder for `ctr_pe.load`")
     training_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.config import parse_overrides
+    from ctr_pe.pipeline.folder import keep_model
     from ctr_pe.study import benchmark
 
-    given = {**vars(args), "params": parse_overrides(args.set)}
+    given = {**vars(args), "params": parse_overrides(args.set), "keep": keep_model if args.keep_models else None}
     return benchmark.run(benchmark.Request(**{field.name: given[field.name] for field in fields(benchmark.Request)}))

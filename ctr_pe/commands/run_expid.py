@@ -14,7 +14,8 @@ from ctr_pe.experiment import append_result, load_params, run
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Train, evaluate and append a line to ``<config>.csv``; exit code 2 for a user's mistake, in one line."""
+    """Train, evaluate, write the model's folder beside its checkpoint, and append a line to ``<config>.csv``; exit code
+    2 for a user's mistake, in one line."""
     parser = argparse.ArgumentParser(description="Train and evaluate one experiment of a FuxiCTR config.")
     parser.add_argument("--config", default=None, help="directory with model_config and dataset_config (default: "
                         "./config if there is one, else what is installed)")  # fmt: skip
@@ -27,7 +28,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     def command() -> int:
         params = load_params(args.config, args.expid, parse_overrides(args.set))
-        valid, test = run(params if args.gpu is None else {**params, "gpu": args.gpu})
+        from ctr_pe.pipeline.folder import keep_model
+
+        valid, test = run(params if args.gpu is None else {**params, "gpu": args.gpu}, keep_model)
         line = " ".join(sys.argv if argv is None else ["run_expid.py", *argv])
         append_result(Path(args.config or "config"), line, params, valid, test)
         return 0

@@ -3,7 +3,8 @@
 Search hyper-parameters with Optuna (pip install 'ctr_pe[tune]'): trials that fall behind the
 median are stopped, the best is chosen on the validation rows, and its test metrics are printed. By default
 position_dim, heads and dropout rates are searched, as far as encoding and model have them. The study is kept in
-OUT/study.db; calling again with the same OUT continues it, also from several processes at once.
+OUT/study.db; calling again with the same OUT continues it, also from several processes at once. The best
+trial's model stays in OUT/models, a folder for `ctr_pe.load`.
 
 examples:
   ctr-pe tune --pe cape --dataset amazon_sports --trials 30 --out results/tune
@@ -38,6 +39,7 @@ def add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.config import parse_overrides
+    from ctr_pe.pipeline.folder import keep_model
     from ctr_pe.study.tune import plan, tune
 
     overrides, space = parse_overrides(args.set), parse_overrides(args.space)
@@ -45,4 +47,4 @@ def run(args: argparse.Namespace) -> int:
         args.model, args.pe, args.dataset, args.data_root, overrides, space, args.seed, args.threads, args.gpu
     )
     out = args.out or Path("results") / f"tune-{args.model}-{args.pe}-{search.dataset.dataset_id}"
-    return tune(search, args.trials, out)
+    return tune(search, args.trials, out, keep=keep_model)

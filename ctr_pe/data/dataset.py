@@ -4,6 +4,8 @@
     feature_map.json feature_vocab.json         in FuxiCTR's format
     train.parquet valid.parquet test.parquet
     dataset_config.yaml                         a dataset config for FuxiCTR; not part of the data hash
+    items.parquet                               of a log: raw items, their attributes, and the ids of both in columns
+                                                that end with ":id"; not part of the data hash
     report.json                                 written last: sizes and hashes of the files, rows, the builder's counts
 """
 
@@ -28,6 +30,7 @@ FORMAT = 1
 SPLITS = ("train", "valid", "test")
 REPORT = "report.json"
 CONFIG = "dataset_config.yaml"
+ITEMS = "items.parquet"
 
 
 @dataclass(frozen=True)

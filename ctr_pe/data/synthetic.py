@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 
 from ctr_pe.data.dataset import Dataset
@@ -145,7 +146,10 @@ def generate(
         features["age_history"] = age_spec(max_len)
         groups = [Group(("item_id", "cate_id"), ("item_history", "cate_history"), "age_history")]
         vocabs = {name: vocabulary.stored() for name, vocabulary in known.items()}
-        return Content("label", "user_id", features, groups, vocabs, report)
+        numbers = np.arange(items)
+        catalogue = {"item_id": numbers, "cate_id": numbers % categories}  # raw, then the ids of both
+        catalogue |= {"item_id:id": ids[0], "cate_id:id": ids[1][numbers % categories]}
+        return Content("label", "user_id", features, groups, vocabs, report, pl.DataFrame(catalogue))
 
     return make_dataset(source, out, "synthetic_time" if timed else "synthetic", overwrite)
 

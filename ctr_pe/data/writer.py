@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from ctr_pe.data.dataset import (
     CONFIG,
     FORMAT,
+    ITEMS,
     REPORT,
     SPLITS,
     Dataset,
@@ -26,6 +27,7 @@ from ctr_pe.errors import UserError
 from ctr_pe.fields import Group, group_params
 
 if TYPE_CHECKING:
+    import polars as pl
     import pyarrow as pa
 
 
@@ -34,7 +36,7 @@ class Content:
     """What a source returns about the rows it has added.
 
     ``features``: FuxiCTR's specification per column; ``vocabs``: per table, the id of each original value; ``report``:
-    the source's counts.
+    the source's counts; ``items``: the catalogue, see :mod:`ctr_pe.data.dataset`.
     """
 
     label: str
@@ -43,6 +45,7 @@ class Content:
     groups: Sequence[Group]
     vocabs: Mapping[str, Mapping[str, int]]
     report: Mapping[str, Any]
+    items: pl.DataFrame | None = None
 
 
 class DatasetWriter:
@@ -116,6 +119,8 @@ class DatasetWriter:
             "max_len": max(lengths, default=0),
         }
         self._write_config(rows, content)
+        if content.items is not None:
+            content.items.write_parquet(self.path / ITEMS)
         _write_json(self.path / REPORT, {**own, **content.report, **own})
         check_out(self.out, self.overwrite)  # it may have appeared meanwhile
         if self.out.exists():

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,7 @@ class Request:
 
     ``params``: hyper-parameters under FuxiCTR's names. ``out``: directory of results and tables. ``jobs``: runs at
     once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``: directory of data sets.
+    ``keep``: called with a folder below ``out`` and what ``Run.keep`` gets, to write the model there.
     """
 
     suite: str | None = None
@@ -66,6 +68,7 @@ class Request:
     gpu: int = -1
     data_root: Path | None = None
     keep_weights: bool = False
+    keep: Callable[..., None] | None = None
 
 
 def run(request: Request, stand_in: Train | None = None) -> int:
@@ -101,9 +104,8 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         title = f"{suite.title}: {len(found)} cells" if request.suite else f"{first}: {suite.title}"
         title += f" × {counted(suite.seeds, 'seed')} = {len(jobs)} runs"
         say(f"{title}, {workers} at once; results in {store.path}")
-        done = store.read()
-        if lacking := sum(job.key in done for job in jobs if job.run.weights and not job.run.weights.exists()):
-            say(f"{lacking} there already, without weights, and not run again: another --out has them all with weights")
+        for what, lacking in _lacking(request, store, jobs).items():
+            say(f"{lacking} there already, without {what}, and not run again: another --out has them all with {what}")
         failed = runner.run_all(jobs, store, stand_in or train, workers)
         _write_tables(store, suite if request.suite else None, by_cell)
     except KeyboardInterrupt:
@@ -193,9 +195,18 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
     for seed in range(request.seed, request.seed + suite.seeds):
         key = Key(*setting, cell.pe, seed, device_of(request.gpu))
         weights = store.weights(key) if request.keep_weights else None
-        how = (suite.protocol, params, request.gpu, request.threads, weights)
+        keep = partial(request.keep, store.model(key)) if request.keep else None
+        how = (suite.protocol, params, request.gpu, request.threads, weights, keep)
         jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how), key, varied))
     return jobs
+
+
+def _lacking(request: Request, store: Store, jobs: Sequence[Job]) -> dict[str, int]:
+    """How many finished runs lack the weights, or the models, that the request wants."""
+    done = [job.key for job in jobs if job.key in store.read()]
+    wanted = {"weights": request.keep_weights and store.weights, "models": request.keep and store.model}
+    lacking = {what: sum(not path(key).exists() for key in done) for what, path in wanted.items() if path}
+    return {what: number for what, number in lacking.items() if number}
 
 
 def _workers(request: Request, runs: int) -> int:

@@ -1,5 +1,5 @@
 """The store of finished runs: ``results.jsonl``, one line each, ``scores/``, their predictions on the test rows, and
-optionally ``weights/``.
+optionally ``weights/`` and ``models/``.
 
 A line is appended with one write and flushed to disk at once, so a killed benchmark loses only the unfinished runs.
 Several processes may share a store.
@@ -167,6 +167,10 @@ class Store:
     def weights(self, key: Key) -> Path:
         """The file for the weights of a run."""
         return self.path / "weights" / f"{key.name}.pt"
+
+    def model(self, key: Key) -> Path:
+        """The folder for the model of a run."""
+        return self.path / "models" / key.name
 
     def _scores(self, key: Key) -> Path:
         return self.path / "scores" / f"{key.name}.npy"

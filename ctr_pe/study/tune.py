@@ -9,8 +9,10 @@ import csv
 import inspect
 import json
 import math
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -48,11 +50,15 @@ class Search:
     gpu: int = -1
 
 
-def tune(search: Search, trials: int, out: Path, train: Train | None = None) -> int:
+def tune(
+    search: Search, trials: int, out: Path, train: Train | None = None, keep: Callable[..., None] | None = None
+) -> int:
     """Search until the study in ``out`` has ``trials`` trials; report the best there and on the terminal.
 
     Args:
         train: replaces ``ctr_pe.training.train`` in tests.
+        keep: called with a folder in ``out/models`` and what ``Run.keep`` gets, to write a trial's model there; that
+            of the best trial stays.
 
     Returns:
         Exit code: 0, or 130 after Ctrl-C.
@@ -67,13 +73,14 @@ def tune(search: Search, trials: int, out: Path, train: Train | None = None) -> 
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # this module prints its own lines
     study = _study(search, out)
-    objective = _objective(search, train or training.train)
+    objective = _objective(search, train or training.train, keep and (lambda trial: partial(keep, _model(out, trial))))
     say(f"{search.model} with {search.pe} on {search.dataset.dataset_id}: {', '.join(search.space)}; study in {out}")
     if done := len(_finished(study)):
         say(f"{done} of {trials} trials are there already")
     try:
         while len(_finished(study)) < trials:  # other processes may add to the same study
             study.optimize(objective, n_trials=1, callbacks=[lambda _, trial: say(_line(trial))])
+            _keep_best(study, out)
     except KeyboardInterrupt:
         say(f"stopped: {len(_finished(study))} of {trials} trials are stored; repeat the same command to go on")
         return 130
@@ -170,7 +177,23 @@ def _study(search: Search, out: Path) -> optuna.Study:
     return study
 
 
-def _objective(search: Search, train: Train) -> Callable[[optuna.Trial], float]:
+def _model(out: Path, trial: int) -> Path:
+    return out / "models" / f"trial-{trial}"
+
+
+def _keep_best(study: optuna.Study, out: Path) -> None:
+    """Remove the models of finished trials other than the best."""
+    finished = _finished(study)
+    if any(trial.state.name == "COMPLETE" for trial in finished):
+        best = study.best_trial.number
+        for trial in finished:
+            if trial.number != best:
+                shutil.rmtree(_model(out, trial.number), ignore_errors=True)
+
+
+def _objective(
+    search: Search, train: Train, keep: Callable[[int], Callable[..., None]] | None = None
+) -> Callable[[optuna.Trial], float]:
     """A function that runs one trial and returns the monitor's best value on the validation rows."""
     import optuna
 
@@ -191,7 +214,8 @@ def _objective(search: Search, train: Train) -> Callable[[optuna.Trial], float]:
                     raise optuna.TrialPruned
 
         how = (search.seed, "heldout", params, search.gpu, search.threads)
-        outcome = train(Run(search.model, search.dataset.path, search.pe, *how), progress)
+        kept = None if keep is None else keep(trial.number)
+        outcome = train(Run(search.model, search.dataset.path, search.pe, *how, keep=kept), progress)
         trial.set_user_attr("test", outcome.metrics)
         trial.set_user_attr("epoch", outcome.epoch)
         best = min if params.get("monitor_mode") == "min" else max
@@ -249,4 +273,5 @@ def _report(search: Search, study: optuna.Study, out: Path) -> None:
     print(f"best of {len(_finished(study))} trials on the validation rows: trial {best.number}, {best.value:.6f}")
     print("test: " + "  ".join(f"{name} {value:.6f}" for name, value in test.items()))
     print(" ".join(f"--set '{key}={json.dumps(value)}'" for key, value in chosen.items()))
-    print(f"{out}: best.yaml, trials.csv, {STUDY}", flush=True)
+    model = [str(_model(out, best.number).relative_to(out))] if _model(out, best.number).is_dir() else []
+    print(f"{out}: {', '.join(['best.yaml', 'trials.csv', STUDY, *model])}", flush=True)

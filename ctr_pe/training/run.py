@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,9 @@ class Run:
     ``pe``: an encoding, or one per field group. ``protocol``: ``heldout`` trains on train and selects the epoch on
     valid; ``paper`` trains on train + valid and selects on test. ``params``: all other hyper-parameters under FuxiCTR's
     names; with ``model_root`` the checkpoint stays there. ``threads``: of this run; another number may change the last
-    bits of the results; 0 leaves it as it is. ``weights``: a file for those of the best epoch.
+    bits of the results; 0 leaves it as it is. ``weights``: a file for those of the best epoch. ``keep``: called at the
+    end with the model, this run, its source and the outcome; a function that can be pickled, if the run is to train in
+    another process.
     """
 
     model: str | type
@@ -49,6 +51,7 @@ class Run:
     gpu: int = -1
     threads: int = 1
     weights: Path | None = None
+    keep: Callable[[Any, Run, Source, Outcome], None] | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def train(run: Run, progress: Progress | None = None) -> Outcome:
             metrics = evaluate(labels, scores, groups, names)
         if run.weights is not None:
             save(model, run.weights)
-    return Outcome(
+    outcome = Outcome(
         metrics=metrics,
         epoch=fitted.best.number,
         seconds=time.perf_counter() - start,
@@ -105,6 +108,9 @@ def train(run: Run, progress: Progress | None = None) -> Outcome:
         valid=fitted.best.metrics,
         history=fitted.history,
     )
+    if run.keep is not None:
+        run.keep(model, run, source, outcome)
+    return outcome
 
 
 def build_model(run: Run, data: Dataset | Source, folder: str) -> Any:

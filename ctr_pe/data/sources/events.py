@@ -47,14 +47,15 @@ class Events:
 class Log:
     """A checked log. Raises UserError, one line with counts, for any mistake in it.
 
-    Attributes: ``catalogue`` one row per item of the log, sorted by ``item_id``, with its attributes; ``rows``
+    Attributes: ``catalogue`` one row per item of the log, sorted by ``item_id``, with its attributes; ``items`` the
+    same for every item of the file of items, nulls where an attribute is missing; ``rows``
     read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.file = recipe, recipe.interactions
         with _readable(self.file):
-            raw = _scan(self.file)
+            raw = scan(self.file)
             schema = raw.collect_schema()
             if raw.head(1).collect().is_empty():
                 raise UserError(f"{self.file}: an empty log: no rows, columns {', '.join(schema)}")
@@ -65,7 +66,7 @@ class Log:
                     f"{self.file}: neither a time nor an order column: --time or --order: {nearest('time', schema)}"
                 )
             self._events = self._checked(raw, columns)
-            self.catalogue = self._catalogue()
+            self.catalogue, self.items = self._catalogue()
             if recipe.protocol == "impressions":
                 self._events = self._split()
 
@@ -175,17 +176,17 @@ class Log:
         if self.recipe.protocol == "impressions" and len(found) == 1:
             raise UserError(f"{where} is of one class only ({counts})")
 
-    def _catalogue(self) -> pl.DataFrame:
-        """The items of the log with their attributes."""
+    def _catalogue(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The items of the log with their attributes, and all that the file of items has."""
         catalogue = self._events.select(pl.col("item").alias(ITEM)).unique().sort(ITEM).collect(engine="streaming")
         recipe, file = self.recipe, self.recipe.items
         demanded = recipe.demanded("attributes")
         if file is None:
             if demanded and recipe.attributes:
                 raise UserError(f"attributes {', '.join(recipe.attributes)}: need a file of items: --items")
-            return catalogue
+            return catalogue, catalogue
         with _readable(file):
-            frame = _scan(file)
+            frame = scan(file)
             schema = frame.collect_schema()
             columns = {ITEM: _typed(file, "item", recipe.item, schema)}
             names = [name for name in recipe.attributes or () if name in schema or demanded]
@@ -210,7 +211,7 @@ class Log:
                 raise UserError(
                     f"{file}: {without.height:,} ({some}) of {whole.height:,} items of the log have no {what}"
                 )
-        return whole
+        return whole, items.sort(ITEM)
 
     def _split(self) -> pl.LazyFrame:
         """The events with their column ``split``, index into SPLITS, by the recipe's column or by time."""
@@ -248,7 +249,8 @@ class Log:
         return int(starts[valid]), int(starts[test])
 
 
-def _scan(file: Path) -> pl.LazyFrame:
+def scan(file: Path) -> pl.LazyFrame:
+    """A table's file, or a directory of parquet files, lazily."""
     if not file.exists():
         raise UserError(f"{file}: no such file")
     name = file.name.removesuffix(".gz")

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 from tqdm import tqdm
 
@@ -210,12 +211,17 @@ class _Rows:
         self.ids: dict[str, npt.NDArray[Any]] = {}  # (N,) of each item
         self.vocabs: dict[str, dict[str, int]] = {}
         self.features: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
+        self.items = log.items  # every item of the file of items, with the ids of its values
         known: dict[str, int] = {}
         for column in log.catalogue:  # ties go by value
             feature, values = column.name, column.unique().sort()
             value = column.rank("dense").to_numpy().astype(np.int64) - 1
             vocabulary = Vocabulary.by_frequency(np.bincount(value, counter.items, len(values)))
-            self.ids[feature] = vocabulary.table(len(values))[value]
+            ids = vocabulary.table(len(values))
+            self.ids[feature] = ids[value]
+            of_value = pl.DataFrame([values, pl.Series(f"{feature}:id", ids)])
+            self.items = self.items.join(of_value, on=feature, how="left", maintain_order="left")
+            self.items = self.items.with_columns(pl.col(f"{feature}:id").fill_null(vocabulary.unseen))
             self.vocabs[feature] = Vocabulary(values.gather(np.asarray(vocabulary.originals)).to_list()).stored()
             known[feature] = len(vocabulary)
             self.features[feature] = target_spec(known[feature])
@@ -325,7 +331,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "seconds": round(seconds, 3),
         "rows_per_second": round(counter.rows / seconds),
     }
-    return Content(LABEL, USER, written.features, groups, written.vocabs, report)
+    return Content(LABEL, USER, written.features, groups, written.vocabs, report, written.items)
 
 
 def summary(dataset: Dataset) -> str:

@@ -1,0 +1,102 @@
+"""A trained model that scores raw ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import torch
+
+from ctr_pe.errors import UserError
+from ctr_pe.pipeline.encoder import Encoded, Encoder, Events
+from ctr_pe.pipeline.frames import seconds
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Scores = npt.NDArray[np.float32]
+BATCH = 4096  # requests scored at once
+
+
+class Scorer:
+    """What :func:`~ctr_pe.pipeline.folder.read_model` gives: scores of raw users and items, without the data set.
+
+    Attributes:
+        model: in evaluation mode.
+        encoder: raw ids -> ids of the model.
+        config: the content of ``model.json``.
+        histories: the newest events of the users it was trained on, as a raw table, or None.
+        counts: of all calls so far: ``requests``, and what took a reserved id: ``unknown items`` (of requests),
+            ``unknown history items``, ``unknown users`` (without an event in the history that was given).
+    """
+
+    def __init__(
+        self, model: Any, encoder: Encoder, config: Mapping[str, Any], histories: pl.DataFrame | None = None
+    ) -> None:
+        self.model, self.encoder, self.config, self.histories = model.eval(), encoder, config, histories
+        self.counts: Counter[str] = Counter()
+
+    @cached_property
+    def stored(self) -> Events | None:
+        """The encoded ``histories``."""
+        return None if self.histories is None else self.encoder.events(self.histories, "histories.parquet")
+
+    def score_requests(self, history: pl.DataFrame | None, requests: pl.DataFrame) -> Scores:
+        """Click probabilities (n,) of ``requests``, in their order.
+
+        Args:
+            history: events with user, item and time; None for the histories of the model folder.
+            requests: user and item, and a time if it should not be that of the newest event. A request sees the
+                events of its user strictly before its time.
+
+        Raises:
+            UserError: a column that is missing, has nulls or another type; no history at all.
+        """
+        events = self.stored if history is None else self.encoder.events(history)
+        return self.score(self.encoder.requests(requests, events))
+
+    def score_one(
+        self,
+        history: Sequence[Any],
+        candidates: Sequence[Any],
+        times: Sequence[int] | None = None,
+        now: int | None = None,
+    ) -> Scores:
+        """Click probabilities (K,) of one user's candidates.
+
+        Args:
+            history: raw ids of the items the user chose, oldest first.
+            candidates: K raw item ids.
+            times: of the history, in the unit of the log; only encodings by time need them.
+            now: of the request, by default the newest of ``times``. All of the history is seen.
+
+        Raises:
+            UserError: the model needs times or further columns, or there are not as many times as items.
+        """
+        ages = None
+        if times is not None:
+            if len(times) != len(history):
+                raise UserError(f"times: {len(times)} for {len(history)} items of the history")
+            at = np.asarray(times, np.int64)
+            latest = now if now is not None else int(at.max(initial=0))
+            ages = (latest - at) // seconds(self.encoder.columns.time_unit)
+        return self.score(self.encoder.one(history, candidates, ages))
+
+    def score(self, encoded: Encoded, batch_size: int = BATCH) -> Scores:
+        """Click probabilities (n,) of encoded requests; adds to ``counts``."""
+        scores = np.empty(encoded.rows, np.float32)
+        for rows, batch in encoded.batches(batch_size):
+            scores[rows] = self.probabilities(batch).float().cpu().numpy()
+        self.counts.update(encoded.counts)
+        return scores
+
+    @torch.inference_mode()
+    def probabilities(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Click probabilities (B,) of a batch of ids in FuxiCTR's form, such as a BatchLoader gives."""
+        scores: Tensor = self.model.forward(batch)["y_pred"].view(-1)
+        return scores
