@@ -131,7 +131,9 @@ def align(mask: Tensor, *padded: Tensor, longest: int | None = None) -> tuple[Te
     newer = mask.sum(1, keepdim=True) - mask.cumsum(1)
     place = torch.where(mask, mask.shape[1] - 1 - newer, (~mask).cumsum(1) - 1)
     distance = torch.arange(mask.shape[1], 0, -1, device=mask.device)
-    kept = distance <= mask.sum(1, keepdim=True).clamp(max=longest)
+    kept = distance <= mask.sum(1, keepdim=True)
+    if longest is not None:
+        kept = kept & (distance <= longest)
     return kept, *(torch.zeros_like(values).scatter(1, place, values) for values in padded)
 
 

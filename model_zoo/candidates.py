@@ -36,7 +36,12 @@ def encode(model: RankModel, inputs: Mapping[str, Tensor]) -> Encoded:
     """``inputs``: history fields and ages (B, L), as in a batch; other fields are not read."""
     fields = {field for group in model.groups for field in group.history}
     positions, packed = model.read_histories(inputs, model.get_inputs({field: inputs[field] for field in fields}))
-    found = Encoded(positions, [], [])
+    return encode_packed(model, positions, packed)
+
+
+def encode_packed(model: RankModel, positions: list[Positions], packed: Mapping[str, list[Tensor]]) -> Encoded:
+    """``packed``: per field the ids (N,) of each group that has it."""
+    found, packed = Encoded(positions, [], []), {field: list(parts) for field, parts in packed.items()}
     for index, group in enumerate(model.groups):
         own = {field: packed[field].pop(0) for field in group.history}
         embedded, _ = look_up(model.embedding_layer, own)
@@ -63,11 +68,15 @@ def score(model: RankModel, encoded: Encoded, inputs: Mapping[str, Tensor]) -> T
     scores = []
     for start in range(0, count, size):
         own = {field: given[field][:, start : start + size] for field in per_target}
-        scores.append(_score(model, encoded, own, shared))
+        scores.append(score_at_once(model, encoded, own, shared))
     return torch.cat(scores, 1)
 
 
-def _score(model: RankModel, encoded: Encoded, own: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> Tensor:
+def score_at_once(
+    model: RankModel, encoded: Encoded, own: Mapping[str, Tensor], shared: Mapping[str, Tensor]
+) -> Tensor:
+    """(B, K): ``own``: fields of which each target has its own values, (B, K); ``shared``: embeddings (B, D) of the
+    others."""
     rows, count = next(iter(own.values())).shape[:2] if own else (len(next(iter(shared.values()))), 1)
     flat, _ = look_up(model.embedding_layer, {field: values.flatten(0, 1) for field, values in own.items()})
     embedded = {field: vectors.view(rows, count, -1) for field, vectors in flat.items()}
