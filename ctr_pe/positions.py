@@ -11,7 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.ragged import Block, Blocks, Ragged
+from ctr_pe.ragged import Block, Blocks, Ragged, as_numbers, repeated
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ class Pairs:
     @cached_property
     def admitted(self) -> Tensor:
         """(B, 1, Q, L) float32: 1 where allowed, 0 elsewhere."""
-        return self.allowed.view(torch.int8).to(torch.float32)
+        return as_numbers(self.allowed)
 
     @cached_property
     def barrier(self) -> Tensor:
@@ -213,9 +213,9 @@ class Positions(Ragged):
         rows, of which only the target is a query. :attr:`target` has the embeddings of all (B, targets, D)."""
 
         def folded(x: Tensor) -> Tensor:
-            return nn.functional.pad(x, (0, 1)).repeat_interleave(targets, 0)
+            return repeated(nn.functional.pad(x, (0, 1)), targets)
 
-        mask = nn.functional.pad(self.mask, (0, 1), value=True).repeat_interleave(targets, 0)
+        mask = repeated(nn.functional.pad(self.mask, (0, 1), value=True), targets)
         whole = self.from_mask(mask, None if self.age is None else folded(self.age))
         (block,) = whole.whole
         key = whole._keys(block)

@@ -227,6 +227,16 @@ class Ragged(Padded):
         return torch.cat([rows, torch.arange(len(self.mask), device=rows.device)]).argsort(stable=True)
 
 
+def as_numbers(mask: Tensor) -> Tensor:
+    """A bool as 1 and 0 in float32; by way of int8, which is many times as fast in torch."""
+    return (mask if torch.compiler.is_compiling() else mask.view(torch.int8)).to(torch.float32)
+
+
+def repeated(per_row: Tensor, times: int) -> Tensor:
+    """Values per row (B, ...) -> (B times, ...), each so many times in turn."""
+    return per_row.unsqueeze(1).expand(-1, times, *per_row.shape[1:]).flatten(0, 1)
+
+
 def per_target(per_row: Tensor, target: Tensor) -> Tensor:
     """Values per row (B,), as they broadcast against the leading axes of targets (B, D) or (B, K, D)."""
     return per_row.view(-1, *[1] * (target.dim() - 2))

@@ -40,7 +40,7 @@ class ConcatenatedPositions(PositionEncoding):
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         index = positions.like(history, positions.distance).clamp(max=self.max_len - 1)
         if target is not None:
-            target = torch.cat([target, self.table[0].expand(len(target), -1)], -1)
+            target = torch.cat([target, self.table[0].expand(target.shape[0], -1)], -1)
         return target, torch.cat([history, nn.functional.embedding(index, self.table)], -1)
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ctr_pe.model_zoo.tables import look_up
 from ctr_pe.positions import Items, Positions
+from ctr_pe.ragged import repeated
 
 if TYPE_CHECKING:
     from ctr_pe.model_zoo.base import RankModel
@@ -77,7 +78,7 @@ def score_at_once(
 ) -> Tensor:
     """(B, K): ``own``: fields of which each target has its own values, (B, K); ``shared``: embeddings (B, D) of the
     others."""
-    rows, count = next(iter(own.values())).shape[:2] if own else (len(next(iter(shared.values()))), 1)
+    rows, count = next(iter(own.values())).shape[:2] if own else (next(iter(shared.values())).shape[0], 1)
     flat, _ = look_up(model.embedding_layer, {field: values.flatten(0, 1) for field, values in own.items()})
     embedded = {field: vectors.view(rows, count, -1) for field, vectors in flat.items()}
     embedded |= {field: vectors.view(rows, 1, -1).expand(-1, count, -1) for field, vectors in shared.items()}
@@ -96,10 +97,10 @@ def row_by_row(model: RankModel, index: int, target: Tensor, history: Tensor, po
     """Interests (B, K, any width) of targets (B, K, D), each with a copy of its history (N, D): for backbones in which
     the states of the items depend on the target."""
     rows, count, _ = target.shape
-    mask = positions.mask.repeat_interleave(count, 0)
-    age = None if positions.age is None else positions.age.repeat_interleave(count, 0)
+    mask = repeated(positions.mask, count)
+    age = None if positions.age is None else repeated(positions.age, count)
     at = positions.from_mask(mask, age)
-    copies = at.pack(positions.unpack(history).repeat_interleave(count, 0))
+    copies = at.pack(repeated(positions.unpack(history), count))
     target = target.flatten(0, 1)
     interest = model.interest(index, target, copies, at.carrying(Items(copies), Items(target)))
     return interest.view(rows, count, -1)

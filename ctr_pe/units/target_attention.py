@@ -64,7 +64,7 @@ class TargetAttention(nn.Module):
         target, (rows, _), pairs = embedded, positions.real, positions.target_pairs()
         several = target.dim() == 3
         queries = target.flatten(0, -2)  # (B K, D)
-        zero, age, block = positions.distance.new_zeros(len(queries)), positions.age, pairs.block
+        zero, age, block = positions.distance.new_zeros(queries.shape[0]), positions.age, pairs.block
         here = Where(zero, None if age is None else zero)
         there = Where(positions.pack(positions.distance), None if age is None else positions.pack(age))
         query, keys = self.pe.rotate(queries, items, here, there)
@@ -85,7 +85,7 @@ class TargetAttention(nn.Module):
 
         scale, project = getattr(self.score, "scale", 1.0), getattr(self.score, "project", None)
         vectors = TargetVectors(
-            target.view(len(target), 1, -1, target.shape[-1]), scale, items, block, rescored, project
+            target.view(target.shape[0], 1, -1, target.shape[-1]), scale, items, block, rescored, project
         )
         logits = self.pe.bias(scored(keys), vectors, pairs)  # (B, 1, K, L)
         weights = pairs.softmax(logits) if self.softmax else logits * pairs.admitted
