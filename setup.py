@@ -57,11 +57,15 @@ setup(
     ],
     extras_require={
         "draw": ["matplotlib>=3.9"],
+        "export": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"],
         "tune": ["optuna>=4"],
         "dev": [
             "build",
             "matplotlib>=3.9",
             "mypy",
+            "onnx>=1.17",
+            "onnxruntime>=1.20",
+            "onnxscript>=0.5",
             "optuna>=4",
             "pandas-stubs",
             "pytest",

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from ctr_pe import __version__
 from ctr_pe.allocator import keep_memory
-from ctr_pe.commands import benchmark, data_build, data_fetch, draw, info, tune, validate
+from ctr_pe.commands import benchmark, data_build, data_fetch, draw, export, info, tune, validate
 from ctr_pe.commands import list as list_
 from ctr_pe.commands.options import Parser, add_command
 from ctr_pe.errors import exit_code
@@ -46,7 +46,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"ctr-pe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for command in (benchmark, tune, draw, list_, validate):
+    for command in (benchmark, tune, draw, export, list_, validate):
         add_command(commands, command)
     data = commands.add_parser("data", help="build or fetch data sets", description="Build or fetch data sets.")
     of_data = data.add_subparsers(metavar="COMMAND", required=True, title="commands")

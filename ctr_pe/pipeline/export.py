@@ -154,6 +154,7 @@ def _load_onnx(file: Path, inputs: Sequence[str]) -> Run:
 
 
 def _write_torch(program: torch.export.ExportedProgram, inputs: Sequence[str], file: Path, about: str) -> None:
+    program = program.run_decompositions({})  # the program as traced has no form on disk for autocast
     torch.export.save(program, str(file), extra_files={EXTRA: about})
 
 

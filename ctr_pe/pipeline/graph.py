@@ -38,7 +38,7 @@ class RequestGraph(nn.Module):
     def forward(self, given: Mapping[str, Tensor]) -> Tensor:
         """given: each of ``inputs`` -> (B, K)."""
         for axis, size in enumerate("BLK"):
-            _equal(values.shape[min(axis, 1)] for name, values in given.items() if size in AXES[self.inputs[name]])
+            _equal(given[name].shape[min(axis, 1)] for name, kind in self.inputs.items() if size in AXES[kind])
         model, packed = self.model, dict[str, list[Tensor]]()
         positions: list[Positions] = []
         for group in model.groups:
