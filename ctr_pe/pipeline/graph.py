@@ -87,11 +87,12 @@ def trace(model: Any) -> torch.export.ExportedProgram:
 
 
 def random_request(model: Any, rows: int, slots: int, targets: int, seed: int = 0) -> dict[str, Tensor]:
-    """Inputs of a :class:`RequestGraph`: histories of all lengths from empty to full, padded on either side."""
+    """Inputs of a :class:`RequestGraph`: one history is full, one empty, others are padded on either
+    side."""
     draw, inputs, features = torch.Generator().manual_seed(seed), inputs_of(model), model.feature_map.features
-    count = torch.randint(slots + 1, (rows, 1), generator=draw)
+    count = torch.randint(1, max(2, slots), (rows, 1), generator=draw)
     count[:1], count[1:2] = slots, 0
-    slot, left = torch.arange(slots), torch.rand(rows, 1, generator=draw) < 0.5
+    slot, left = torch.arange(slots), torch.arange(rows).unsqueeze(1) % 2 == 0
     mask = torch.where(left, slot >= slots - count, slot < count)
     sizes = {"B": rows, "L": slots, "K": targets}
     found = {}
