@@ -9,11 +9,11 @@ B batch, L history slots. "Packed" are all slots, (B L, ...).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
+from ctr_pe.lazily import lazily
 from ctr_pe.positions import Positions
 from ctr_pe.ragged import Block, Blocks, Padded
 
@@ -73,12 +73,12 @@ class PaddedPositions(EverySlot, Positions):
     form.
     """
 
-    @cached_property
+    @lazily
     def real(self) -> tuple[Tensor, Tensor]:
         rows, slots = self.places(self.mask)
         return rows, slots
 
-    @cached_property
+    @lazily
     def newest(self) -> Tensor:
         rows, slots = self.mask.shape
         return torch.arange(rows, device=self.mask.device) * slots + slots - 1
@@ -99,11 +99,13 @@ class PaddedPositions(EverySlot, Positions):
         padded = self.unpack(packed)
         return torch.cat([padded.new_zeros(padded.shape[0], slots, *padded.shape[2:]), padded], 1)[:, -slots:]
 
-    @cached_property
+    @lazily
     def whole(self) -> Blocks:
         rows, slots = self.mask.shape
         device = self.mask.device
-        return OneBlock([PaddedBlock(self.mask, torch.arange(rows, device=device), torch.arange(rows * slots, device=device))])
+        return OneBlock(
+            [PaddedBlock(self.mask, torch.arange(rows, device=device), torch.arange(rows * slots, device=device))]
+        )
 
     @property
     def blocks(self) -> Blocks:  # type: ignore[override]

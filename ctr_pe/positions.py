@@ -6,11 +6,11 @@ B batch, L history slots, N real items of the batch, Q queries, R rows of a bloc
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.lazily import lazily
 from ctr_pe.ragged import Block, Blocks, Ragged, as_numbers, repeated
 
 
@@ -67,7 +67,7 @@ class Pairs:
         """The rows, and which of the batch's items are their keys."""
         return self.blocks[self.index]
 
-    @cached_property
+    @lazily
     def offset(self) -> Tensor:
         """(1, 1, Q, L) int64: how many items the key lies before the query; negative for later keys."""
         return self.key.distance.unsqueeze(-2) - self.query.distance.unsqueeze(-1)
@@ -81,12 +81,12 @@ class Pairs:
 
     # Floats, because torch takes many times as long where it combines a bool with a float.
 
-    @cached_property
+    @lazily
     def admitted(self) -> Tensor:
         """(B, 1, Q, L) float32: 1 where allowed, 0 elsewhere."""
         return as_numbers(self.allowed)
 
-    @cached_property
+    @lazily
     def barrier(self) -> Tensor:
         """(B, 1, Q, L) float32: 0 where allowed, elsewhere the lowest finite number. Not -inf: a row of nothing else
         would give NaN, in the gradient too."""
@@ -237,6 +237,6 @@ class Positions(Ragged):
         age = None if self.age is None else block.pad(self.pack(self.age)).unsqueeze(1)
         return Where(block.distance[None, None], age)
 
-    @cached_property
+    @lazily
     def _item_pairs(self) -> dict[bool, list[Pairs]]:
         return {}

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
 from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from ctr_pe.lazily import lazily
 
 NARROWEST, LARGEST = 4, 180_000
 """Rows with up to so many items share a block; a block has at most so many (query, key) pairs per head. Smaller blocks
@@ -32,7 +33,7 @@ class Padded:
     every_slot: ClassVar[bool] = False
     """Whether padding counts as items, see :mod:`ctr_pe.padded`."""
 
-    @cached_property
+    @lazily
     def count(self) -> Tensor:
         """(B,) int64: real items per row."""
         return self.mask.sum(1)
@@ -57,7 +58,7 @@ class Padded:
         lengths, row = torch.unique(self.count, return_inverse=True)
         return lengths, row
 
-    @cached_property
+    @lazily
     def _slots(self) -> Tensor:
         return self.mask.flatten().nonzero().squeeze(1)
 
@@ -73,7 +74,7 @@ class Block(Padded):
     rows: Tensor
     items: Tensor
 
-    @cached_property
+    @lazily
     def distance(self) -> Tensor:
         """(W,) int64: W, ..., 2, 1, the distance of each slot's item from the target."""
         return torch.arange(self.mask.shape[1], 0, -1, device=self.mask.device)
@@ -114,15 +115,15 @@ class Blocks(list[Block]):
             self._padded[key] = self.pad(packed())
         return self._padded[key]
 
-    @cached_property
+    @lazily
     def _padded(self) -> dict[Hashable, list[Tensor]]:
         return {}
 
-    @cached_property
+    @lazily
     def _items(self) -> Tensor:
         return torch.cat([block.items for block in self])
 
-    @cached_property
+    @lazily
     def _rows(self) -> Tensor:
         return torch.cat([block.rows for block in self])
 
@@ -134,13 +135,13 @@ class Ragged(Padded):
     ``mask`` (B, L) bool: True = real item. Real items are in time order, oldest first; padding may lie anywhere.
     """
 
-    @cached_property
+    @lazily
     def real(self) -> tuple[Tensor, Tensor]:
         """Row and slot (N,), (N,) int64 of every real item, row by row."""
         rows, slots = self.mask.nonzero(as_tuple=True)
         return rows, slots
 
-    @cached_property
+    @lazily
     def newest(self) -> Tensor:
         """(B,) int64: index of each row's newest item among the packed ones. A row needs to have one."""
         return self.count.cumsum(0) - 1
@@ -175,14 +176,14 @@ class Ragged(Padded):
         placed = packed.new_zeros(self.mask.shape[0], slots, *packed.shape[1:])
         return placed.index_put((rows[kept], slot[kept]), packed[kept])
 
-    @cached_property
+    @lazily
     def whole(self) -> Blocks:
         """All rows in one block, in their order, as wide as the longest history."""
         rows = torch.arange(len(self.mask), device=self.mask.device)
         items = torch.arange(len(self.real[0]), device=self.mask.device)
         return Blocks([self._block(rows, items, int(self.count.max()) if len(rows) else 0)])
 
-    @cached_property
+    @lazily
     def blocks(self) -> Blocks:
         """Every row that has items, in blocks of like length: attention costs the square of the longest in a block.
 
@@ -190,7 +191,7 @@ class Ragged(Padded):
         """
         return self._blocks(lambda width: width**2)
 
-    @cached_property
+    @lazily
     def newest_blocks(self) -> Blocks:
         """The same for one query per row, whose blocks have more rows."""
         return self._blocks(lambda width: width * SLOT)
@@ -216,12 +217,12 @@ class Ragged(Padded):
         distance = torch.arange(width, 0, -1, device=rows.device)
         return Block(distance <= self.count[rows].unsqueeze(1), rows, items)
 
-    @cached_property
+    @lazily
     def _newer(self) -> Tensor:
         """(B, L) int64: how many items of the row are newer."""
         return self.count.unsqueeze(1) - self.mask.cumsum(1)
 
-    @cached_property
+    @lazily
     def _with_last(self) -> Tensor:
         rows, _ = self.real
         return torch.cat([rows, torch.arange(len(self.mask), device=rows.device)]).argsort(stable=True)

@@ -62,6 +62,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         ["validate", "--help"],
         ["tune", "--help"],
         ["draw", "--help"],
+        ["export", "--help"],
         ["data", "build", "--help"],
         ["--version"],
     ],

@@ -22,7 +22,9 @@ FORMATS = ("onnx", "torch", "aoti")
 def add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--model", type=Path, required=True, metavar="DIR", help="a model folder")
-    add("--format", choices=FORMATS, required=True, help="onnx; torch, a torch.export program; aoti, a compiled package")
+    add(
+        "--format", choices=FORMATS, required=True, help="onnx; torch, a torch.export program; aoti, a compiled package"
+    )
     add("--output", type=Path, required=True, metavar="FILE", help="the file; an earlier one of this name is replaced")
 
 

@@ -1,7 +1,7 @@
 """A trained model as one file for other runtimes: raw ids go in, because the vocabulary is in the file.
 
 Formats: ``onnx``; ``torch``, a ``torch.export`` program; ``aoti``, a package compiled ahead of time for this kind of
-processor, which Triton Inference Server and C++ load. The inputs and their order, and what a file says of itself, are in
+processor, which Triton Inference Server and C++ load. Inputs, their order, and what a file says of itself are in
 ``docs/pipeline.md``.
 """
 
@@ -88,15 +88,17 @@ def check(model: Any, run: Run, name: str) -> None:
 def description(scorer: Scorer) -> dict[str, Any]:
     """What a file says of itself: the model, and how raw ids become its inputs.
 
-    ``inputs``: name -> ``of`` (``history``, ``age``, ``target`` or ``request``), ``column`` of the raw ids, ``ids``: the
-    vocabulary in which they are looked up, ``unknown``: the id of those that are not in it. A number has a column only.
+    ``inputs``: name -> ``of`` (``history``, ``age``, ``target`` or ``request``), ``column`` of the raw ids, ``ids``:
+    the vocabulary in which they are looked up, ``unknown``: the id of others. A number has a column only.
     ``vocabularies``: name -> raw id as text -> id. Ages are seconds from the event to the request. ``max_len``: the
     scorer keeps so many items of a history, the newest.
     """
     encoder, config = scorer.encoder, scorer.config
     inputs: dict[str, dict[str, Any]] = {}
     vocabularies: dict[str, Mapping[str, int]] = {}
-    target_of = {name: target for group in encoder.groups for target, name in zip(group.target, group.history, strict=True)}
+    target_of = {
+        name: target for group in encoder.groups for target, name in zip(group.target, group.history, strict=True)
+    }
     for name, kind in inputs_of(scorer.model).items():
         inputs[name] = {"of": kind}
         field = target_of.get(name, name)

@@ -74,7 +74,7 @@ def trace(model: Any) -> torch.export.ExportedProgram:
     """The model's :class:`RequestGraph` as a program for any B, L and K from 1 on."""
     graph = RequestGraph(model)
     sizes = {
-        name: {axis: torch.export.Dim.DYNAMIC for axis in range(len(AXES[kind]))} for name, kind in graph.inputs.items()
+        name: dict.fromkeys(range(len(AXES[kind])), torch.export.Dim.DYNAMIC) for name, kind in graph.inputs.items()
     }
     # Sizes that no parameter has, and none twice, so that no two of them are taken for the same.
     example = random_request(model, 3, 5 + max((group.max_len for group in model.groups), default=0), 4)

@@ -38,7 +38,9 @@ class GRU(nn.GRU):
         """Packed items (N, D) -> the state after each item, packed (N, S)."""
         if positions.every_slot:
             of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
-            return over_slots(_gru, of_items, torch.ones_like(items[:, :1]), positions, self.weight_hh_l0, self.bias_hh_l0)
+            return over_slots(
+                _gru, of_items, torch.ones_like(items[:, :1]), positions, self.weight_hh_l0, self.bias_hh_l0
+            )
         order, sizes = by_step(positions)
         items = items.index_select(0, order)
         if sizes and (items.is_cuda or not torch.is_grad_enabled()):
@@ -144,8 +146,7 @@ def over_slots(
     """Where every slot counts as an item, item terms (B L, k S) and attention (B L, 1) -> states (B L, S). For K
     targets item terms (B L, K or 1, k S) and attention (B L, K, 1) -> states (B L, K, S).
 
-    The state is zero up to the first real item. In a graph that is compiled or exported the steps are a loop, of as many
-    steps as a batch has slots.
+    The state is zero up to the first real item. In a graph the steps are a loop, as many as the batch has slots.
     """
     dtype = weight_hh.dtype
     rows, slots = positions.mask.shape

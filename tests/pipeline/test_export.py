@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from ctr_pe import CTRRanker, model_zoo
 from ctr_pe.cli import main
+from ctr_pe.commands import export as command
 from ctr_pe.errors import UserError
 from ctr_pe.ops import native
 from ctr_pe.padded import PaddedPositions, align
@@ -168,7 +169,9 @@ def test_a_file_with_other_scores_is_refused_and_not_written(tmp_path: Path, mon
         file.write_text(about)
 
     def load(file: Path, inputs: object) -> Callable[[Any], Tensor]:
-        return lambda given: model.score_candidates(model.encode(given | {"age_history": given["item_history"]}), given) + 2e-4
+        return lambda given: (
+            model.score_candidates(model.encode(given | {"age_history": given["item_history"]}), given) + 2e-4
+        )
 
     monkeypatch.setitem(FORMATS, "x", (write, load, ()))
     monkeypatch.setattr("ctr_pe.pipeline.export.trace", lambda model: None)
@@ -185,6 +188,10 @@ def test_a_file_with_other_scores_is_refused_and_not_written(tmp_path: Path, mon
 def test_mistakes(kind: str, output: str, line: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=line):
         export_model(build("DIN", tmp_path), {}, kind, tmp_path / output)
+
+
+def test_the_command_knows_the_formats() -> None:
+    assert tuple(FORMATS) == command.FORMATS
 
 
 def test_a_missing_package_is_named_with_its_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
