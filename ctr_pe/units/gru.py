@@ -86,20 +86,22 @@ class AttentionGRU(nn.Module):
 
         K targets of one history have their own attention (N, K) and states (N, K, S).
         """
-        order, sizes = (None, []) if positions.every_slot else by_step(positions)
-        if order is not None:
-            items, weights = items.index_select(0, order), weights.index_select(0, order)
-        per_target = weights.unsqueeze(-1)
-        if weights.dim() == 2:
-            items = items.unsqueeze(1)
-        if self.gate == "AIGRU":
-            items, per_target = per_target * items, torch.ones_like(per_target)
-        of_items = linear(items, self.weight_ih, self.bias_ih)
-        if order is None:
-            return over_slots(GATES[self.gate], of_items, per_target, positions, self.weight_hh, self.bias_hh)
-        weights = per_target
+        if positions.every_slot:
+            of_items, weights = self._gated(items, weights)
+            return over_slots(GATES[self.gate], of_items, weights, positions, self.weight_hh, self.bias_hh)
+        order, sizes = by_step(positions)
+        of_items, weights = self._gated(items.index_select(0, order), weights.index_select(0, order))
         states = recur(GATES[self.gate], of_items, weights, sizes, self.weight_hh, self.bias_hh)
         return torch.empty_like(states).index_copy(0, order, states)
+
+    def _gated(self, items: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Item terms W x (N, k S), or (N, K or 1, k S) for K targets, and attention (N, 1) or (N, K, 1)."""
+        weights = weights.unsqueeze(-1)
+        if weights.dim() == 3:
+            items = items.unsqueeze(1)
+        if self.gate == "AIGRU":
+            items, weights = weights * items, torch.ones_like(weights)
+        return linear(items, self.weight_ih, self.bias_ih), weights
 
 
 def last_state(states: Tensor, positions: Positions) -> Tensor:
@@ -130,7 +132,7 @@ def recur(
     dtype = weight_hh.dtype  # states stay in it under autocast: rounding would add up over the steps
     of_items, weights = of_items.to(dtype), weights.to(dtype)
     if not sizes:
-        return of_items.new_zeros(*weights.shape[:-1], weight_hh.shape[1])
+        return of_items[..., : weight_hh.shape[1]] * weights  # no item, but the gradient's graph
     state = of_items.new_zeros(sizes[0], *weights.shape[1:-1], weight_hh.shape[1])
     states = []
     for of_item, weight, rows in zip(torch.split(of_items, sizes), torch.split(weights, sizes), sizes, strict=True):
