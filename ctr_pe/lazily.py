@@ -19,7 +19,7 @@ class lazily(Generic[Value]):
         self.name = name
 
     def __get__(self, instance: Any, owner: type | None = None) -> Value:
-        found = instance.__dict__.get(self.name)
+        found: Value | None = instance.__dict__.get(self.name)
         if found is None:
             found = instance.__dict__[self.name] = self.compute(instance)
         return found

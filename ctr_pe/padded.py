@@ -108,11 +108,11 @@ class PaddedPositions(EverySlot, Positions):
         )
 
     @property
-    def blocks(self) -> Blocks:  # type: ignore[override]
+    def blocks(self) -> Blocks:
         return self.whole
 
     @property
-    def newest_blocks(self) -> Blocks:  # type: ignore[override]
+    def newest_blocks(self) -> Blocks:
         return self.whole
 
     def _by_row(self, packed: Tensor) -> Tensor:

@@ -162,7 +162,8 @@ def _toeplitz(first: Tensor, width: int) -> Tensor:
     """(..., K) -> (..., width, width), upper triangular: entry (m, j) is first_{j-m}, 0 for j - m >= K."""
     index = torch.arange(width, device=first.device)
     back = index - index.unsqueeze(1)
-    entries = first.index_select(-1, back.clamp(0, first.shape[-1] - 1).flatten()).unflatten(-1, (width, width))
+    place = back.clamp(0, first.shape[-1] - 1).flatten()
+    entries = torch.unflatten(first.index_select(-1, place), -1, (width, width))
     return entries.masked_fill((back < 0) | (back >= first.shape[-1]), 0)
 
 

@@ -32,5 +32,6 @@ class RelativeBias(PositionEncoding):
         offset = pairs.offset[0, 0]  # (Q, L), of every row, and one less from key to key
         distinct = offset[-1, 0] - torch.arange(sum(offset.shape) - 1, device=offset.device)  # from the largest on
         place = distinct[0] - offset  # among the distinct ones
-        by_query = self.curve(distinct, pairs.causal).index_select(-1, place.flatten()).unflatten(-1, offset.shape)
+        curve = self.curve(distinct, pairs.causal)
+        by_query = torch.unflatten(curve.index_select(-1, place.flatten()), -1, offset.shape)
         return logits + by_query

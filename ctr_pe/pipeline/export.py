@@ -104,11 +104,10 @@ def description(scorer: Scorer) -> dict[str, Any]:
         field = target_of.get(name, name)
         if kind == "age":
             continue
-        if field in encoder.item_ids and encoder.catalogue is not None:
-            column, table, ids = encoder.columns.item, field, _of_items(encoder, field)
-        else:
-            column, table, ids = encoder.columns.raw.get(field, field), *_vocabulary(encoder, field)
-        inputs[name]["column"] = column
+        table, ids = _vocabulary(encoder, field)
+        inputs[name]["column"] = encoder.columns.raw.get(field, field)
+        if field in encoder.item_ids:
+            table, ids, inputs[name]["column"] = field, _of_items(encoder, field), encoder.columns.item
         if table is not None:
             inputs[name] |= {"ids": table, "unknown": encoder.unseen(field)}
             vocabularies[table] = ids

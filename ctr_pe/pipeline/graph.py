@@ -46,12 +46,14 @@ class RequestGraph(nn.Module):
             ids = [given[field] for field in group.history]
             mask, *moved = align(ids[0] != 0, *ids, *ages, longest=model.max_len)
             positions.append(PaddedPositions.from_mask(mask, moved[-1] if ages else None))
-            for field, own in zip(group.history, moved[: len(ids)], strict=True):
-                packed.setdefault(field, []).append(own.masked_fill(~mask, 0).flatten(0, 1))
+            for field, values in zip(group.history, moved[: len(ids)], strict=True):
+                packed.setdefault(field, []).append(values.masked_fill(~mask, 0).flatten(0, 1))
         encoded = encode_packed(model, positions, packed)
-        own, shared = ({name: given[name] for name in model.other_fields if self.inputs[name] == kind}
-                       for kind in ("target", "request"))  # fmt: skip
-        return score_at_once(model, encoded, own, look_up(model.embedding_layer, shared)[0])
+        others: dict[str, dict[str, Tensor]] = {"target": {}, "request": {}}
+        for name in model.other_fields:
+            others[self.inputs[name]][name] = given[name]
+        shared, _ = look_up(model.embedding_layer, others["request"])
+        return score_at_once(model, encoded, others["target"], shared)
 
 
 def inputs_of(model: Any) -> dict[str, str]:
@@ -125,4 +127,4 @@ def _equal(sizes: Iterable[int]) -> None:
     """Sizes that an exported program then knows to be one."""
     first, *others = (*sizes, None)
     for other in others[:-1]:
-        torch._check(other == first)
+        torch._check(other == first)  # type: ignore[no-untyped-call]

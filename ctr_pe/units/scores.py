@@ -136,7 +136,7 @@ class DINScore(nn.Module):
         # (t ⊙ h) W = t (diag(h) W): one product of the targets with a matrix per item, made once for all of them.
         if native.traced():
             of_products = of_product.T.unsqueeze(1) * items.mT.unsqueeze(-1)  # (B, D, L, U)
-            hidden = (target @ of_products.flatten(2)).unflatten(2, of_products.shape[2:])
+            hidden: Tensor = torch.unflatten(target @ of_products.flatten(2), 2, of_products.shape[2:])
             hidden = (hidden + per_item.unsqueeze(1) + per_target.unsqueeze(2)).flatten(0, 2)
             for layer in rest:
                 hidden = layer(hidden)
