@@ -44,6 +44,8 @@ class RequestGraph(nn.Module):
         for group in model.groups:
             ages = [given[group.age]] if group.age in self.inputs else []
             ids = [given[field] for field in group.history]
+            # One empty slot more: torch's tracer takes every size for 2 or more, and a history may have one slot.
+            ids, ages = ([nn.functional.pad(x, (1, 0)) for x in columns] for columns in (ids, ages))
             mask, *moved = align(ids[0] != 0, *ids, *ages, longest=model.max_len)
             positions.append(PaddedPositions.from_mask(mask, moved[-1] if ages else None))
             for field, values in zip(group.history, moved[: len(ids)], strict=True):

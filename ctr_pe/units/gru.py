@@ -163,7 +163,7 @@ def over_slots(
 
     state = of_items.new_zeros(rows, *weights.shape[1:-1], weight_hh.shape[1], dtype=dtype)
     if torch.compiler.is_compiling():
-        states = scan(advance, state, xs)[1]
+        states: Tensor = scan(advance, state, xs)[1]
     else:
         found = []
         for x in zip(*xs, strict=True):

@@ -146,7 +146,7 @@ class DINScore(nn.Module):
             of_products = (of_product.T.unsqueeze(1) * items[row, some].T.unsqueeze(2)).flatten(1)  # (D, items · U)
             for chosen in _slices(target.shape[1], TARGETS):
                 hidden = torch.addmm(per_item[row, some].flatten(), target[row, chosen], of_products)
-                hidden = hidden.unflatten(1, (-1, len(of_product))) + per_target[row, chosen].unsqueeze(1)
+                hidden = torch.unflatten(hidden, 1, (-1, len(of_product))) + per_target[row, chosen].unsqueeze(1)
                 shape, hidden = hidden.shape[:2], hidden.flatten(0, 1)
                 for layer in rest:
                     hidden = layer(hidden)

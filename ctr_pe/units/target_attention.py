@@ -78,7 +78,7 @@ class TargetAttention(nn.Module):
             if several:  # as one pair after the other
                 allowed = pairs.allowed[:, 0].expand(-1, target.shape[1], -1)
                 places = row, one, slot = block.places(allowed)
-                own = self.score(query, block.pad(keys)[row, slot] + shift, row * target.shape[1] + one)
+                own: Tensor = self.score(query, block.pad(keys)[row, slot] + shift, row * target.shape[1] + one)
                 return own.new_zeros(allowed.shape).index_put(places, own).unsqueeze(1)
             with _side_stream(shift.device) if self.training else nullcontext():
                 return scored(keys + shift)
