@@ -61,6 +61,7 @@ setup(
         "serve": ["fastapi>=0.115", "prometheus_client>=0.20", "uvicorn>=0.30"],
         "report": ["plotly>=6", "jinja2>=3"],
         "track": ["tensorboard>=2.20"],
+        "export": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"],
         "tune": ["optuna>=4"],
         "dev": [
             "build",
@@ -71,6 +72,9 @@ setup(
             "mkdocs-material",
             "mkdocstrings[python]",
             "mypy",
+            "onnx>=1.17",
+            "onnxruntime>=1.20",
+            "onnxscript>=0.5",
             "optuna>=4",
             "pandas-stubs",
             "plotly>=6",

@@ -14,6 +14,7 @@ from ctr_pe.commands import (
     data_convert,
     data_fetch,
     draw,
+    export,
     info,
     predict,
     report,
@@ -58,7 +59,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"ctr-pe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for command in (benchmark, report, tune, draw, list_, validate):
+    for command in (benchmark, report, tune, draw, export, list_, validate):
         add_command(commands, command)
     data = commands.add_parser("data", help="build or fetch data sets", description="Build or fetch data sets.")
     of_data = data.add_subparsers(metavar="COMMAND", required=True, title="commands")

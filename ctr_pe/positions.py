@@ -6,12 +6,12 @@ B batch, L history slots, N real items of the batch, Q queries, R rows of a bloc
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.ragged import Block, Blocks, Ragged
+from ctr_pe.lazily import lazily
+from ctr_pe.ragged import Block, Blocks, Ragged, as_numbers, repeated
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ class Pairs:
         """The rows, and which of the batch's items are their keys."""
         return self.blocks[self.index]
 
-    @cached_property
+    @lazily
     def offset(self) -> Tensor:
         """(1, 1, Q, L) int64: how many items the key lies before the query; negative for later keys."""
         return self.key.distance.unsqueeze(-2) - self.query.distance.unsqueeze(-1)
@@ -81,12 +81,12 @@ class Pairs:
 
     # Floats, because torch takes many times as long where it combines a bool with a float.
 
-    @cached_property
+    @lazily
     def admitted(self) -> Tensor:
         """(B, 1, Q, L) float32: 1 where allowed, 0 elsewhere."""
-        return self.allowed.view(torch.int8).to(torch.float32)
+        return as_numbers(self.allowed)
 
-    @cached_property
+    @lazily
     def barrier(self) -> Tensor:
         """(B, 1, Q, L) float32: 0 where allowed, elsewhere the lowest finite number. Not -inf: a row of nothing else
         would give NaN, in the gradient too."""
@@ -170,7 +170,7 @@ class Positions(Ragged):
     def with_target(self) -> Positions:
         """Positions of the sequence [history; target], one slot more: the target is its newest item, of age 0."""
         age = None if self.age is None else nn.functional.pad(self.age, (0, 1))
-        whole = Positions.from_mask(nn.functional.pad(self.mask, (0, 1), value=True), age)
+        whole = self.from_mask(nn.functional.pad(self.mask, (0, 1), value=True), age)
         whole = replace(whole, embedded=self.embedded, losses=self.losses)
         if self.items is None or self.target is None:
             return whole
@@ -213,10 +213,10 @@ class Positions(Ragged):
         rows, of which only the target is a query. :attr:`target` has the embeddings of all (B, targets, D)."""
 
         def folded(x: Tensor) -> Tensor:
-            return nn.functional.pad(x, (0, 1)).repeat_interleave(targets, 0)
+            return repeated(nn.functional.pad(x, (0, 1)), targets)
 
-        mask = nn.functional.pad(self.mask, (0, 1), value=True).repeat_interleave(targets, 0)
-        whole = Positions.from_mask(mask, None if self.age is None else folded(self.age))
+        mask = repeated(nn.functional.pad(self.mask, (0, 1), value=True), targets)
+        whole = self.from_mask(mask, None if self.age is None else folded(self.age))
         (block,) = whole.whole
         key = whole._keys(block)
         newest = Where(key.distance[..., -1:], None if key.age is None else key.age[..., -1:])
@@ -237,6 +237,6 @@ class Positions(Ragged):
         age = None if self.age is None else block.pad(self.pack(self.age)).unsqueeze(1)
         return Where(block.distance[None, None], age)
 
-    @cached_property
+    @lazily
     def _item_pairs(self) -> dict[bool, list[Pairs]]:
         return {}

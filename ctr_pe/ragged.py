@@ -11,10 +11,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
-from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
+
+from ctr_pe.lazily import lazily
 
 NARROWEST, LARGEST = 4, 180_000
 """Rows with up to so many items share a block; a block has at most so many (query, key) pairs per head. Smaller blocks
@@ -28,8 +30,10 @@ class Padded:
     """Histories of different lengths in slots. ``mask`` (B, L) bool: True = real item."""
 
     mask: Tensor
+    every_slot: ClassVar[bool] = False
+    """Whether padding counts as items, see :mod:`ctr_pe.padded`."""
 
-    @cached_property
+    @lazily
     def count(self) -> Tensor:
         """(B,) int64: real items per row."""
         return self.mask.sum(1)
@@ -45,7 +49,16 @@ class Padded:
             packed = packed.new_zeros(self.mask.numel(), *packed.shape[1:]).index_copy(0, self._slots, packed)
         return packed.view(*self.mask.shape, *packed.shape[1:])
 
-    @cached_property
+    def places(self, allowed: Tensor) -> tuple[Tensor, ...]:
+        """Indices, an int64 tensor per axis, of the pairs of a query and a real item where ``allowed`` is True."""
+        return allowed.nonzero(as_tuple=True)
+
+    def lengths(self) -> tuple[Tensor, Tensor]:
+        """The different lengths of histories (U,), and which of them each row has (B,)."""
+        lengths, row = torch.unique(self.count, return_inverse=True)
+        return lengths, row
+
+    @lazily
     def _slots(self) -> Tensor:
         return self.mask.flatten().nonzero().squeeze(1)
 
@@ -61,7 +74,7 @@ class Block(Padded):
     rows: Tensor
     items: Tensor
 
-    @cached_property
+    @lazily
     def distance(self) -> Tensor:
         """(W,) int64: W, ..., 2, 1, the distance of each slot's item from the target."""
         return torch.arange(self.mask.shape[1], 0, -1, device=self.mask.device)
@@ -102,15 +115,15 @@ class Blocks(list[Block]):
             self._padded[key] = self.pad(packed())
         return self._padded[key]
 
-    @cached_property
+    @lazily
     def _padded(self) -> dict[Hashable, list[Tensor]]:
         return {}
 
-    @cached_property
+    @lazily
     def _items(self) -> Tensor:
         return torch.cat([block.items for block in self])
 
-    @cached_property
+    @lazily
     def _rows(self) -> Tensor:
         return torch.cat([block.rows for block in self])
 
@@ -122,13 +135,13 @@ class Ragged(Padded):
     ``mask`` (B, L) bool: True = real item. Real items are in time order, oldest first; padding may lie anywhere.
     """
 
-    @cached_property
+    @lazily
     def real(self) -> tuple[Tensor, Tensor]:
         """Row and slot (N,), (N,) int64 of every real item, row by row."""
         rows, slots = self.mask.nonzero(as_tuple=True)
         return rows, slots
 
-    @cached_property
+    @lazily
     def newest(self) -> Tensor:
         """(B,) int64: index of each row's newest item among the packed ones. A row needs to have one."""
         return self.count.cumsum(0) - 1
@@ -141,14 +154,36 @@ class Ragged(Padded):
         """(N, ...) of items and (B, ...) of targets -> packed (N + B, ...): each row's items, then its target."""
         return torch.cat([packed, last]).index_select(0, self._with_last)
 
-    @cached_property
+    def drop_last(self, packed: Tensor) -> Tensor:
+        """What :meth:`append` made of items and targets: packed (N, ...) -> (N - B, ...) without each row's newest."""
+        return packed.index_select(0, (self.pack(self._newer) > 0).nonzero().squeeze(1))
+
+    def newest_of(self, packed: Tensor) -> Tensor:
+        """(N, ...) -> those of each row's newest item (B, ...), zero for an empty history."""
+        rows, _ = self.real
+        last = self.pack(self._newer) == 0
+        return packed.new_zeros(self.mask.shape[0], *packed.shape[1:]).index_copy(0, rows[last], packed[last])
+
+    def total(self, packed: Tensor) -> Tensor:
+        """(N, ...) -> their sum per row (B, ...)."""
+        rows, _ = self.real
+        return packed.new_zeros(self.mask.shape[0], *packed.shape[1:]).index_add(0, rows, packed)
+
+    def in_last(self, packed: Tensor, slots: int) -> Tensor:
+        """(N, ...) -> (B, slots, ...): the newest items of each row in the last slots, zeros where it is short."""
+        (rows, _), slot = self.real, slots - 1 - self.pack(self._newer)
+        kept = slot >= 0
+        placed = packed.new_zeros(self.mask.shape[0], slots, *packed.shape[1:])
+        return placed.index_put((rows[kept], slot[kept]), packed[kept])
+
+    @lazily
     def whole(self) -> Blocks:
         """All rows in one block, in their order, as wide as the longest history."""
         rows = torch.arange(len(self.mask), device=self.mask.device)
         items = torch.arange(len(self.real[0]), device=self.mask.device)
         return Blocks([self._block(rows, items, int(self.count.max()) if len(rows) else 0)])
 
-    @cached_property
+    @lazily
     def blocks(self) -> Blocks:
         """Every row that has items, in blocks of like length: attention costs the square of the longest in a block.
 
@@ -156,7 +191,7 @@ class Ragged(Padded):
         """
         return self._blocks(lambda width: width**2)
 
-    @cached_property
+    @lazily
     def newest_blocks(self) -> Blocks:
         """The same for one query per row, whose blocks have more rows."""
         return self._blocks(lambda width: width * SLOT)
@@ -182,10 +217,25 @@ class Ragged(Padded):
         distance = torch.arange(width, 0, -1, device=rows.device)
         return Block(distance <= self.count[rows].unsqueeze(1), rows, items)
 
-    @cached_property
+    @lazily
+    def _newer(self) -> Tensor:
+        """(B, L) int64: how many items of the row are newer."""
+        return self.count.unsqueeze(1) - self.mask.cumsum(1)
+
+    @lazily
     def _with_last(self) -> Tensor:
         rows, _ = self.real
         return torch.cat([rows, torch.arange(len(self.mask), device=rows.device)]).argsort(stable=True)
+
+
+def as_numbers(mask: Tensor) -> Tensor:
+    """A bool as 1 and 0 in float32; by way of int8, which is many times as fast in torch."""
+    return (mask if torch.compiler.is_compiling() else mask.view(torch.int8)).to(torch.float32)
+
+
+def repeated(per_row: Tensor, times: int) -> Tensor:
+    """Values per row (B, ...) -> (B times, ...), each so many times in turn."""
+    return per_row.unsqueeze(1).expand(-1, times, *per_row.shape[1:]).flatten(0, 1)
 
 
 def per_target(per_row: Tensor, target: Tensor) -> Tensor:

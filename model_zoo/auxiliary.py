@@ -23,7 +23,7 @@ def with_sum(interest: Tensor, target: Tensor, history: Tensor, positions: Posit
 
     K targets of a history (B, K, D) have interests (B, K, …).
     """
-    total = summed(history, positions).view(len(target), *[1] * (target.dim() - 2), -1).expand_as(target)
+    total = summed(history, positions).view(target.shape[0], *[1] * (target.dim() - 2), -1).expand_as(target)
     return torch.cat([interest, total, target * total], dim=-1)
 
 

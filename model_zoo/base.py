@@ -388,4 +388,4 @@ def dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
 
 def summed(packed: Tensor, positions: Positions) -> Tensor:
     """Packed vectors (N, D) -> their sum per row (B, D)."""
-    return packed.new_zeros(len(positions.mask), packed.shape[-1]).index_add(0, positions.real[0], packed)
+    return positions.total(packed)

@@ -40,7 +40,7 @@ class ConcatenatedPositions(PositionEncoding):
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         index = positions.like(history, positions.distance).clamp(max=self.max_len - 1)
         if target is not None:
-            target = torch.cat([target, self.table[0].expand(len(target), -1)], -1)
+            target = torch.cat([target, self.table[0].expand(target.shape[0], -1)], -1)
         return target, torch.cat([history, nn.functional.embedding(index, self.table)], -1)
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
@@ -113,11 +113,9 @@ class BST(RankModel):
 
 
 def _concat(states: Tensor, positions: Positions, slots: int) -> Tensor:
-    """The target's state in the last slot, the most recent item's before it; zeros where the history is short."""
-    (rows, _), slot = positions.real, slots - positions.pack(positions.distance)
-    kept = slot >= 0  # a history longer than the model was built for loses its oldest items
-    placed = states.new_zeros(len(positions.mask), slots, states.shape[-1])
-    return placed.index_put((rows[kept], slot[kept]), states[kept]).flatten(1)
+    """The target's state in the last slot, the most recent item's before it; zeros where the history is short.
+    A history longer than the model was built for loses its oldest items."""
+    return positions.in_last(states, slots).flatten(1)
 
 
 # Packed states (M, D) of [history; target], their positions, slots S -> (B, D) or (B, S · D).

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ctr_pe.model_zoo.tables import look_up
 from ctr_pe.positions import Items, Positions
+from ctr_pe.ragged import repeated
 
 if TYPE_CHECKING:
     from ctr_pe.model_zoo.base import RankModel
@@ -37,7 +38,12 @@ def encode(model: RankModel, inputs: Mapping[str, Tensor], states: bool = True) 
     what the embedding tables give."""
     fields = {field for group in model.groups for field in group.history}
     positions, packed = model.read_histories(inputs, model.get_inputs({field: inputs[field] for field in fields}))
-    found = Encoded(positions, [], [])
+    return encode_packed(model, positions, packed)
+
+
+def encode_packed(model: RankModel, positions: list[Positions], packed: Mapping[str, list[Tensor]]) -> Encoded:
+    """``packed``: per field the ids (N,) of each group that has it."""
+    found, packed = Encoded(positions, [], []), {field: list(parts) for field, parts in packed.items()}
     for index, group in enumerate(model.groups):
         own = {field: packed[field].pop(0) for field in group.history}
         embedded, _ = look_up(model.embedding_layer, own)
@@ -126,12 +132,16 @@ def score(model: RankModel, encoded: Encoded, inputs: Mapping[str, Tensor]) -> T
     scores = []
     for start in range(0, count, size):
         own = {field: given[field][:, start : start + size] for field in per_target}
-        scores.append(_score(model, encoded, own, shared))
+        scores.append(score_at_once(model, encoded, own, shared))
     return torch.cat(scores, 1)
 
 
-def _score(model: RankModel, encoded: Encoded, own: Mapping[str, Tensor], shared: Mapping[str, Tensor]) -> Tensor:
-    rows, count = next(iter(own.values())).shape[:2] if own else (len(next(iter(shared.values()))), 1)
+def score_at_once(
+    model: RankModel, encoded: Encoded, own: Mapping[str, Tensor], shared: Mapping[str, Tensor]
+) -> Tensor:
+    """(B, K): ``own``: fields of which each target has its own values, (B, K); ``shared``: embeddings (B, D) of the
+    others."""
+    rows, count = next(iter(own.values())).shape[:2] if own else (next(iter(shared.values())).shape[0], 1)
     flat, _ = look_up(model.embedding_layer, {field: values.flatten(0, 1) for field, values in own.items()})
     embedded = {field: vectors.view(rows, count, -1) for field, vectors in flat.items()}
     embedded |= {field: vectors.view(rows, 1, -1).expand(-1, count, -1) for field, vectors in shared.items()}
@@ -150,10 +160,10 @@ def row_by_row(model: RankModel, index: int, target: Tensor, history: Tensor, po
     """Interests (B, K, any width) of targets (B, K, D), each with a copy of its history (N, D): for backbones in which
     the states of the items depend on the target."""
     rows, count, _ = target.shape
-    mask = positions.mask.repeat_interleave(count, 0)
-    age = None if positions.age is None else positions.age.repeat_interleave(count, 0)
-    at = Positions.from_mask(mask, age)
-    copies = at.pack(positions.unpack(history).repeat_interleave(count, 0))
+    mask = repeated(positions.mask, count)
+    age = None if positions.age is None else repeated(positions.age, count)
+    at = positions.from_mask(mask, age)
+    copies = at.pack(repeated(positions.unpack(history), count))
     target = target.flatten(0, 1)
     interest = model.interest(index, target, copies, at.carrying(Items(copies), Items(target)))
     return interest.view(rows, count, -1)

@@ -64,6 +64,7 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         ["draw", "--help"],
         ["predict", "--help"],
         ["serve", "--help"],
+        ["export", "--help"],
         ["data", "build", "--help"],
         ["--version"],
     ],

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
@@ -36,8 +38,27 @@ LIBRARY = load()
 def takes(*tensors: Tensor | None) -> bool:
     """Whether a kernel can take these: float32 on a CPU, and outside of ``torch.func``, whose transforms see into the
     torch code only."""
-    usable = LIBRARY is not None and not transforms()
+    usable = LIBRARY is not None and not transforms() and not _PORTABLE
     return usable and all(x is None or (x.dtype == torch.float32 and x.is_cpu) for x in tensors)
+
+
+_PORTABLE: list[bool] = []
+
+
+@contextmanager
+def portable() -> Iterator[None]:
+    """What runs inside takes torch's own operators alone, and no loop over sizes: what a file of another runtime can
+    hold."""
+    _PORTABLE.append(True)
+    try:
+        yield
+    finally:
+        _PORTABLE.pop()
+
+
+def traced() -> bool:
+    """Whether what runs now becomes a graph or is transformed, so that no step may depend on the size of a batch."""
+    return bool(_PORTABLE) or torch.compiler.is_compiling() or transforms()
 
 
 def transforms() -> bool:

@@ -94,6 +94,14 @@ class PositionEncoding(nn.Module):
         if cls.embed is not PositionEncoding.embed and not hasattr(cls.embed, "__wrapped__"):
             cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
 
+    # torch.export wraps a module anew at each access; all of them have its attributes.
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, PositionEncoding) and vars(other) is vars(self)
+
+    def __hash__(self) -> int:
+        return id(vars(self))
+
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         """Before the network: target (B, D) or None, history (B, L, D) or packed (N, D) -> the same, ``out_dim`` wide.
 
@@ -200,7 +208,8 @@ def embed_for(
     unit: nn.Module, pe: PositionEncoding, target: Tensor | None, history: Tensor, positions: Positions
 ) -> tuple[Tensor | None, Tensor]:
     """For units: ``pe.embed``, unless the caller or another unit has applied it to this batch."""
-    if positions.embedded.get(pe, unit) is not unit:
+    by = positions.embedded.get(pe, unit)
+    if by is None or vars(by) is not vars(unit):
         return target, history
     embedded = pe.embed(target, history, positions)
     positions.embedded[pe] = unit

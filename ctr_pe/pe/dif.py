@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.ops import native
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_choice
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.tables import look_up, split_heads, vector_table
@@ -188,22 +189,29 @@ class DIF(PositionEncoding):
         return [source for source in self.sources.values() if isinstance(source, Source)]
 
     def _concatenated(self, scores: list[Tensor], pairs: Pairs) -> Tensor:
-        column, rows = _by_column(scores, pairs)
-        width = min(self.max_len, column.shape[-1])
+        column, rows = self._columns(scores, pairs)
+        width = min(self.max_len, rows[0].shape[-1])
         weight = self.concat[:width, :, :width]
         fused = torch.stack([row[..., :width] @ weight[:, s].T for s, row in enumerate(rows)]).sum(0)
-        if column.shape[-1] > width:
+        if rows[0].shape[-1] > width:
             fused = torch.cat([fused, torch.stack([row[..., width:] for row in rows]).sum(0)], -1)
         return fused.take_along_dim(column, -1)
 
     def _gated(self, scores: list[Tensor], pairs: Pairs) -> Tensor:
         inner, outer = self.gate
         assert isinstance(inner, nn.Linear)
-        width = min(self.max_len, scores[0].shape[-1])
-        rows = torch.stack([row[..., :width] for row in _by_column(scores, pairs)[1]])  # (S, R, H, Q, columns)
+        columns = self._columns(scores, pairs)[1]
+        width = min(self.max_len, columns[0].shape[-1])
+        rows = torch.stack([row[..., :width] for row in columns])  # (S, R, H, Q, columns)
         hidden = nn.functional.linear(rows, inner.weight[:, :width], inner.bias).relu()
         share = outer(hidden).softmax(0)
         return torch.stack([part * score for part, score in zip(share, scores, strict=True)]).sum(0)
+
+    def _columns(self, scores: list[Tensor], pairs: Pairs) -> tuple[Tensor, list[Tensor]]:
+        """:func:`_by_column`; in a graph with ``max_len`` columns of zeros more, so that all weights are read whatever
+        the length of a history."""
+        column, rows = _by_column(scores, pairs)
+        return column, [nn.functional.pad(row, (0, self.max_len)) for row in rows] if native.traced() else rows
 
     def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
         """Of the attributes of what was chosen: the target, or in self-attention the item after each."""

@@ -10,6 +10,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.ops import native
 from ctr_pe.pe.base import About, PositionEncoding, check_choice
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.vectors import ItemVectors, Vectors
@@ -122,10 +123,8 @@ class Kernel(PositionEncoding):
     def _times(self, factor: str, rows: Tensor, pairs: Pairs) -> Tensor:
         """rows (B, H, Q, L) @ matrix."""
         width = rows.shape[-1]
-        if not width:
-            return rows
         matrix = self.matrix(factor, width)
-        if len(matrix) == 1 < width:
+        if matrix.dim() == 3 and matrix.shape[0] == 1:
             matrix = matrix[0]  # of an only head
         if self.at_end or "toeplitz" in self.names[factor]:
             return _product(rows, matrix, pairs.causal)
@@ -150,7 +149,7 @@ def _product(rows: Tensor, matrix: Tensor, causal: bool) -> Tensor:
     query and nothing after it is wanted, long ones are cut into pieces that leave out half of the products."""
     queries, width = rows.shape[-2:]
     with torch.autocast(rows.device.type, enabled=False):
-        if not (causal and queries == width >= 2 * PIECE):
+        if native.traced() or not (causal and queries == width >= 2 * PIECE):
             return rows @ matrix
         seen = [min(first + PIECE, width) for first in range(0, width, PIECE)]
         parts = [
@@ -162,16 +161,17 @@ def _product(rows: Tensor, matrix: Tensor, causal: bool) -> Tensor:
 
 def _toeplitz(first: Tensor, width: int) -> Tensor:
     """(..., K) -> (..., width, width), upper triangular: entry (m, j) is first_{j-m}, 0 for j - m >= K."""
-    first = first[..., :width]
-    row = nn.functional.pad(first, (width - 1, width - first.shape[-1]))
-    return row.unfold(-1, width, 1).flip(-2)
+    index = torch.arange(width, device=first.device)
+    back = index - index.unsqueeze(1)
+    place = back.clamp(0, first.shape[-1] - 1).flatten()
+    entries = torch.unflatten(first.index_select(-1, place), -1, (width, width))
+    return entries.masked_fill((back < 0) | (back >= first.shape[-1]), 0)
 
 
 def _corner(matrix: Tensor, width: int, at_end: bool) -> Tensor:
     """The last (or first) width rows and columns of (..., K, K), which goes on as the identity."""
-    more = width - matrix.shape[-1]
-    if more <= 0:
-        return matrix[..., -width:, -width:] if at_end else matrix[..., :width, :width]
-    before, after = (more, 0) if at_end else (0, more)
-    outside = nn.functional.pad(matrix.new_zeros(matrix.shape[-1]), (before, after), value=1.0)
-    return nn.functional.pad(matrix, (before, after, before, after)) + outside.diag()
+    index = torch.arange(width, device=matrix.device)
+    row = index - (width - matrix.shape[-1] if at_end else 0)
+    within, row = (row >= 0) & (row < matrix.shape[-1]), row.clamp(0, matrix.shape[-1] - 1)
+    entries = matrix.index_select(-2, row).index_select(-1, row)
+    return torch.where(within & within.unsqueeze(1), entries, (index == index.unsqueeze(1)).to(entries.dtype))

@@ -30,7 +30,8 @@ class RelativeBias(PositionEncoding):
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         offset = pairs.offset[0, 0]  # (Q, L), of every row, and one less from key to key
-        distinct = torch.cat([offset[:, :1].flatten().flip(0), offset[:1, 1:].flatten()])  # Q + L - 1, descending
-        # Each query's keys begin one offset before those of the query above.
-        by_query = self.curve(distinct, pairs.causal).unfold(-1, offset.shape[1], 1).flip(-2)
+        distinct = offset[-1, 0] - torch.arange(sum(offset.shape) - 1, device=offset.device)  # from the largest on
+        place = distinct[0] - offset  # among the distinct ones
+        curve = self.curve(distinct, pairs.causal)
+        by_query = torch.unflatten(curve.index_select(-1, place.flatten()), -1, offset.shape)
         return logits + by_query

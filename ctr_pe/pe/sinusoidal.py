@@ -44,9 +44,8 @@ class Sinusoidal(AbsolutePositions):
 
     def vectors(self, history: Tensor, positions: Positions) -> Tensor:
         sin, cos = waves(torch.arange(positions.mask.shape[1] + 1, device=history.device), self.dim, history.dtype)
-        table = torch.empty(len(sin), self.dim, dtype=history.dtype, device=history.device)
-        table[:, 0::2], table[:, 1::2] = sin, cos
-        return table * self.scale
+        pairs = torch.stack([sin[:, : cos.shape[1]], cos], -1).flatten(1)
+        return torch.cat([pairs, sin[:, cos.shape[1] :]], 1) * self.scale
 
 
 def waves(position: Tensor, dim: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

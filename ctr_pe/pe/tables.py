@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 def look_up(table: Tensor, index: Tensor) -> Tensor:
     """Rows of a table (T, ...); an index past it takes its last row."""
-    return nn.functional.embedding(index.clamp(0, len(table) - 1), table)
+    return nn.functional.embedding(index.clamp(0, table.shape[0] - 1), table)
 
 
 def vector_table(rows: int, dim: int) -> nn.Parameter:

@@ -51,7 +51,7 @@ class TimeBias(PositionEncoding):
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         decay = nn.functional.softplus(self.decay)
         of_query, of_keys = ages(pairs.query, "time_bias"), ages(pairs.key, "time_bias")
-        of_query = of_query.expand(len(logits), 1, logits.shape[2])
+        of_query = of_query.expand(logits.shape[0], 1, logits.shape[2])
         return time_decay_bias(logits, self.amount, decay, self.table, of_query, of_keys, self.unit)
 
 

@@ -26,12 +26,13 @@ class Dice(nn.Module):
         """(N, units) -> (N, units)."""
         single = x.float() if x.itemsize < 4 else x
         mean = variance = single.new_zeros(())
-        if self.uses_own_statistics(len(x)):
+        own = self.uses_own_statistics(x.shape[0])
+        if own:
             with torch.no_grad():
                 mean = single.mean(0)
                 variance = (single - mean).square_().mean(0)
-        factor, shift = self.norm(len(x), mean, variance)
-        y = dice(single, factor, shift, self.alpha.to(single.dtype), mean if self.uses_own_statistics(len(x)) else None)
+        factor, shift = self.norm(x.shape[0], mean, variance)
+        y = dice(single, factor, shift, self.alpha.to(single.dtype), mean if own else None)
         return y.to(x.dtype)
 
     def uses_own_statistics(self, rows: int) -> bool:

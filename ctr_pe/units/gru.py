@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
+from torch._higher_order_ops.scan import scan
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
@@ -35,6 +36,11 @@ class GRU(nn.GRU):
 
     def forward(self, items: Tensor, positions: Positions) -> Tensor:  # type: ignore[override]
         """Packed items (N, D) -> the state after each item, packed (N, S)."""
+        if positions.every_slot:
+            of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
+            return over_slots(
+                _gru, of_items, torch.ones_like(items[:, :1]), positions, self.weight_hh_l0, self.bias_hh_l0
+            )
         order, sizes = by_step(positions)
         items = items.index_select(0, order)
         if sizes and (items.is_cuda or not torch.is_grad_enabled()):
@@ -86,22 +92,27 @@ class AttentionGRU(nn.Module):
 
         K targets of one history have their own attention (N, K) and states (N, K, S).
         """
+        if positions.every_slot:
+            of_items, weights = self._gated(items, weights)
+            return over_slots(GATES[self.gate], of_items, weights, positions, self.weight_hh, self.bias_hh)
         order, sizes = by_step(positions)
-        items, weights = items.index_select(0, order), weights.index_select(0, order).unsqueeze(-1)
+        of_items, weights = self._gated(items.index_select(0, order), weights.index_select(0, order))
+        states = recur(GATES[self.gate], of_items, weights, sizes, self.weight_hh, self.bias_hh)
+        return torch.empty_like(states).index_copy(0, order, states)
+
+    def _gated(self, items: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+        """Item terms W x (N, k S), or (N, K or 1, k S) for K targets, and attention (N, 1) or (N, K, 1)."""
+        weights = weights.unsqueeze(-1)
         if weights.dim() == 3:
             items = items.unsqueeze(1)
         if self.gate == "AIGRU":
             items, weights = weights * items, torch.ones_like(weights)
-        of_items = linear(items, self.weight_ih, self.bias_ih)
-        states = recur(GATES[self.gate], of_items, weights, sizes, self.weight_hh, self.bias_hh)
-        return torch.empty_like(states).index_copy(0, order, states)
+        return linear(items, self.weight_ih, self.bias_ih), weights
 
 
 def last_state(states: Tensor, positions: Positions) -> Tensor:
     """Packed states (N, ..., S) -> those after the newest item of each row (B, ..., S), zero for an empty history."""
-    rows, _ = positions.real
-    newest = positions.pack(positions.distance) == 1
-    return states.new_zeros(len(positions.mask), *states.shape[1:]).index_copy(0, rows[newest], states[newest])
+    return positions.newest_of(states)
 
 
 def by_step(positions: Positions) -> tuple[Tensor, list[int]]:
@@ -127,7 +138,7 @@ def recur(
     dtype = weight_hh.dtype  # states stay in it under autocast: rounding would add up over the steps
     of_items, weights = of_items.to(dtype), weights.to(dtype)
     if not sizes:
-        return of_items.new_zeros(*weights.shape[:-1], weight_hh.shape[1])
+        return of_items[..., : weight_hh.shape[1]] * weights  # no item, but the gradient's graph
     state = of_items.new_zeros(sizes[0], *weights.shape[1:-1], weight_hh.shape[1])
     states = []
     for of_item, weight, rows in zip(torch.split(of_items, sizes), torch.split(weights, sizes), sizes, strict=True):
@@ -135,6 +146,37 @@ def recur(
         state = step(of_item, linear(state, weight_hh, bias_hh).to(dtype), state, weight)
         states.append(state)
     return torch.cat(states)
+
+
+def over_slots(
+    step: Step, of_items: Tensor, weights: Tensor, positions: Positions, weight_hh: Tensor, bias_hh: Tensor
+) -> Tensor:
+    """Where every slot counts as an item, item terms (B L, k S) and attention (B L, 1) -> states (B L, S). For K
+    targets item terms (B L, K or 1, k S) and attention (B L, K, 1) -> states (B L, K, S).
+
+    The state is zero up to the first real item. In a graph the steps are a loop, as many as the batch has slots.
+    """
+    dtype = weight_hh.dtype
+    rows, slots = positions.mask.shape
+    real = positions.mask.to(dtype).view(rows, slots, *[1] * (weights.dim() - 1))
+    xs = [x.to(dtype).view(rows, slots, *x.shape[1:]).transpose(0, 1) for x in (of_items, weights)]
+    xs.append(real.transpose(0, 1))
+
+    def advance(state: Tensor, x: list[Tensor]) -> tuple[Tensor, Tensor]:
+        of_item, weight, there = x
+        state = step(of_item, linear(state, weight_hh, bias_hh).to(dtype), state, weight) * there
+        return state, state.clone()
+
+    state = of_items.new_zeros(rows, *weights.shape[1:-1], weight_hh.shape[1], dtype=dtype)
+    if torch.compiler.is_compiling():
+        states: Tensor = scan(advance, state, xs)[1]
+    else:
+        found = []
+        for x in zip(*xs, strict=True):
+            state, _ = advance(state, list(x))
+            found.append(state)
+        states = torch.stack(found)
+    return states.transpose(0, 1).flatten(0, 1)
 
 
 def _gru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Tensor:

@@ -144,10 +144,10 @@ class DiceActivated(Activated):
 
 
 def supports(layers: Sequence[nn.Module], items: Tensor) -> bool:
-    """Whether ``mlp`` can take the layers after the first: on a CPU, in one precision, outside of ``torch.func``, with
-    Dice or an activation of single numbers without parameters or randomness."""
+    """Whether ``mlp`` can take the layers after the first: on a CPU, in one precision, outside of graphs and
+    ``torch.func``, with Dice or an activation of single numbers without parameters or randomness."""
     known = (nn.Linear, Dropout, Dice, *ACTIVATIONS)
-    plain = items.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and not native.transforms()
+    plain = items.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and not native.traced()
     return plain and all(isinstance(layer, known) for layer in layers)
 
 

@@ -14,6 +14,7 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.ops import native
 from ctr_pe.units import pieces
 from ctr_pe.units.activations import make_activation
 from ctr_pe.units.dropout import Dropout
@@ -131,6 +132,13 @@ class DINScore(nn.Module):
         per_item = nn.functional.linear(items, of_item, first.bias)
         if shift is not None:
             per_item = per_item + shift @ of_target.T + (shift * items) @ of_product.T
+        if native.traced():  # in one piece
+            of_products = of_product.T.unsqueeze(1) * items.mT.unsqueeze(-1) + of_target.T.unsqueeze(1)  # (B, D, L, U)
+            hidden: Tensor = torch.unflatten(target @ of_products.flatten(2), 2, of_products.shape[2:])
+            hidden = (hidden + per_item.unsqueeze(1)).flatten(0, 2)
+            for layer in rest:
+                hidden = layer(hidden)
+            return hidden.view(*target.shape[:2], items.shape[1])
         # The first layer is W_t t + W (t ⊙ h) + what the item gives: [t, 1] times one matrix per item.
         extended = torch.cat([target, torch.ones_like(target[..., :1])], -1)
         logits = target.new_empty(*target.shape[:2], items.shape[1])

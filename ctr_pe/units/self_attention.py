@@ -136,7 +136,7 @@ class SelfAttention(nn.Module):
         query, key, value = (x.view(*x.shape[:2], self.num_heads, -1) for x in (query, key, value))
         operands = None if self._learns else self.pe.contextual(pairs)
         if operands is not None:  # one operator for all that follows
-            shape = torch.Size((len(query), self.num_heads, query.shape[1], key.shape[1]))
+            shape = torch.Size((query.shape[0], self.num_heads, query.shape[1], key.shape[1]))
             kept = (self.dropout.draw(shape, query.device), self.dropout.factor) if self.dropout.draws else None
             given = operands._asdict() | {"allowed": pairs.allowed, "product": self.scale, "dropout": kept}
             return contextual_attention(query, key, value, **given), None

@@ -64,7 +64,7 @@ class TargetAttention(nn.Module):
         target, (rows, _), pairs = embedded, positions.real, positions.target_pairs()
         several = target.dim() == 3
         queries = target.flatten(0, -2)  # (B K, D)
-        zero, age, block = positions.distance.new_zeros(len(queries)), positions.age, pairs.block
+        zero, age, block = positions.distance.new_zeros(queries.shape[0]), positions.age, pairs.block
         here = Where(zero, None if age is None else zero)
         there = Where(positions.pack(positions.distance), None if age is None else positions.pack(age))
         query, keys = self.pe.rotate(queries, items, here, there)
@@ -77,16 +77,15 @@ class TargetAttention(nn.Module):
         def rescored(shift: Tensor) -> Tensor:
             if several:  # as one pair after the other
                 allowed = pairs.allowed[:, 0].expand(-1, target.shape[1], -1)
-                row, one, slot = allowed.nonzero(as_tuple=True)
-                item = block.pad(torch.arange(len(keys), device=keys.device))[row, slot]
-                own: Tensor = self.score(query, keys[item] + shift, row * target.shape[1] + one)
-                return own.new_zeros(allowed.shape).masked_scatter(allowed, own).unsqueeze(1)
+                places = row, one, slot = block.places(allowed)
+                own: Tensor = self.score(query, block.pad(keys)[row, slot] + shift, row * target.shape[1] + one)
+                return own.new_zeros(allowed.shape).index_put(places, own).unsqueeze(1)
             with _side_stream(shift.device) if self.training else nullcontext():
                 return scored(keys + shift)
 
         scale, project = getattr(self.score, "scale", 1.0), getattr(self.score, "project", None)
         vectors = TargetVectors(
-            target.view(len(target), 1, -1, target.shape[-1]), scale, items, block, rescored, project
+            target.view(target.shape[0], 1, -1, target.shape[-1]), scale, items, block, rescored, project
         )
         logits = self.pe.bias(scored(keys), vectors, pairs)  # (B, 1, K, L)
         weights = pairs.softmax(logits) if self.softmax else logits * pairs.admitted
@@ -95,7 +94,7 @@ class TargetAttention(nn.Module):
             of_items = positions.unpack(block.pack(weights[:, 0].mT)).mT
             return mixed[:, 0].to(items.dtype) @ block.pad(items), of_items
         pooling = block.pack(mixed[:, 0, 0]).to(items.dtype).unsqueeze(-1)
-        interest = torch.zeros_like(target, dtype=items.dtype).index_add(0, rows, pooling * items)
+        interest = positions.total(pooling * items)
         if self.training and self.pe.loss_names:
             attended = Attended(logits, interest[:, None, None, :], vectors, pairs)
             positions.add_losses(self.pe.losses([attended]))

@@ -141,15 +141,14 @@ class Transformer(nn.Module):
     def encode(self, history: Tensor, positions: Positions) -> list[tuple[Tensor, Tensor]]:
         """packed history (N, D) -> its keys and values (N, D) in every block, if blocks are causal: what
         :meth:`candidates` needs of it, whatever the targets."""
-        nobody = history.new_zeros(len(positions.mask), history.shape[-1])  # a target that no item sees
+        nobody = history.new_zeros(positions.mask.shape[0], history.shape[-1])  # a target that no item sees
         if positions.items is not None:
-            ids = tuple(field.new_zeros(len(nobody)) for field in positions.items.ids)
+            ids = tuple(field.new_zeros(nobody.shape[0]) for field in positions.items.ids)
             positions = replace(positions, target=Items(nobody, ids))
         states, whole = self._embedded(nobody, history, positions)
-        earlier = (whole.pack(whole.distance) > 1).nonzero().squeeze(1)
         found = []
         for block in self.blocks:
-            found.append(block.keys_values(states.index_select(0, earlier)))
+            found.append(block.keys_values(whole.drop_last(states)))
             if block is not self.blocks[-1]:
                 states = block(states, whole)
         return found

@@ -10,6 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.ops import native
+from ctr_pe.ragged import as_numbers
+
 
 def contextual_bias(
     logits: Tensor,
@@ -49,7 +52,7 @@ def open_gates(logits: Tensor, allowed: Tensor, sign: float) -> Tensor:
 def barrier(allowed: Tensor) -> Tensor:
     """float32, 0 where allowed, elsewhere the lowest finite number. Not -inf: a row of nothing else would give NaN, in
     the gradient too. Computed with numbers, because torch takes many times as long where a bool meets a float."""
-    return (allowed.view(torch.int8).to(torch.float32) - 1) * torch.finfo(torch.float32).max
+    return (as_numbers(allowed) - 1) * torch.finfo(torch.float32).max
 
 
 def contextual_positions(gates: Tensor, between: bool = False) -> Tensor:
@@ -105,7 +108,7 @@ def place_scores(query: Tensor, table: Tensor, position: Tensor) -> Tensor:
     Returns:
         (B, H, Q, L), float32 at least.
     """
-    rows = table[: position.shape[-1] + 1]
+    rows = table if native.traced() else table[: position.shape[-1] + 1]
     return _between(widen(query @ torch.cat([rows, rows[-1:]]).T), position)
 
 

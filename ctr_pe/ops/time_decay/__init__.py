@@ -30,7 +30,7 @@ def time_decay_bias(
     logits = logits.float() if logits.itemsize < 4 else logits
     run = cpu.time_decay if native.takes(logits, amount, decay, table) else reference.time_decay
     amount, decay, table = (x.to(logits.dtype) for x in (amount, decay, table))
-    bias: Tensor = run(amount, decay, table, query_age.expand(len(key_age), 1, -1), key_age, unit)
+    bias: Tensor = run(amount, decay, table, query_age.expand(key_age.shape[0], 1, -1), key_age, unit)
     if bias.shape != logits.shape:
         raise ValueError(f"logits {tuple(logits.shape)} do not match {tuple(bias.shape)} of heads and ages")
     return logits + bias

@@ -1,0 +1,36 @@
+"""``ctr-pe export``: a trained model as one file for other runtimes.
+
+Write a trained model to one file that takes raw ids, because the vocabulary is in it: ONNX, a torch.export program, or
+a package compiled ahead of time, which Triton Inference Server and C++ load. Any number of requests, history items and
+candidates. The file is written only if its scores on random requests are those of the model.
+
+examples:
+  ctr-pe export --model model --format onnx --output model.onnx       (pip install 'ctr_pe[export]')
+  ctr-pe export --model model --format aoti --output model.pt2        (needs a C++ compiler)
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from ctr_pe.commands.options import Parser
+
+FORMATS = ("onnx", "torch", "aoti")
+
+
+def add_options(parser: Parser) -> None:
+    add = parser.add_argument
+    add("--model", type=Path, required=True, metavar="DIR", help="a model folder")
+    add(
+        "--format", choices=FORMATS, required=True, help="onnx; torch, a torch.export program; aoti, a compiled package"
+    )
+    add("--output", type=Path, required=True, metavar="FILE", help="the file; an earlier one of this name is replaced")
+
+
+def run(args: argparse.Namespace) -> int:
+    from ctr_pe.pipeline.export import export
+
+    export(args.model, args.format, args.output)
+    print(f"{args.output}: {args.format}, scores as the model's on random requests")
+    return 0
