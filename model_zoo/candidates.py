@@ -38,10 +38,12 @@ def encode(model: RankModel, inputs: Mapping[str, Tensor], states: bool = True) 
     what the embedding tables give."""
     fields = {field for group in model.groups for field in group.history}
     positions, packed = model.read_histories(inputs, model.get_inputs({field: inputs[field] for field in fields}))
-    return encode_packed(model, positions, packed)
+    return encode_packed(model, positions, packed, states)
 
 
-def encode_packed(model: RankModel, positions: list[Positions], packed: Mapping[str, list[Tensor]]) -> Encoded:
+def encode_packed(
+    model: RankModel, positions: list[Positions], packed: Mapping[str, list[Tensor]], states: bool = True
+) -> Encoded:
     """``packed``: per field the ids (N,) of each group that has it."""
     found, packed = Encoded(positions, [], []), {field: list(parts) for field, parts in packed.items()}
     for index, group in enumerate(model.groups):

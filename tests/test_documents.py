@@ -1,15 +1,18 @@
 """Every block of code in README, CONTRIBUTING and docs/ is run, or checked as far as it can be; none is passed over.
 
 - ``python``: the blocks of a page are run as one script, in a folder of its own. Those of README.md run in
-  ``test_readme.py``, one by one. FuxiCTR's ``grid_search`` (docs/fuxictr.md) is not started: it would train 24 models.
+  ``test_readme.py``, one by one, and the one that serves a file without torch in ``tests/pipeline/test_export.py``.
+  FuxiCTR's ``grid_search`` (docs/fuxictr.md) is not started: it would train 24 models.
 - ``yaml``: checked as ``ctr-pe validate`` does.
 - ``bash``, line by line. Run: ``ctr-pe data build`` on a small log, ``ctr-pe validate``, ``ctr-pe draw`` of new models,
   ``ctr-pe benchmark`` on small data as a dry run, which builds each model and trains a few steps, and ``run_expid.py``
-  up to its training. Only read by their parser: ``ctr-pe tune``, ``report``, ``draw --run``, ``data fetch`` (network)
-  and recipes of the real logs. Compared with the files they name: ``pip`` (extras, constraints), ``make`` (targets),
+  up to its training, and ``ctr-pe predict`` of a small model. Only read by their parser: ``ctr-pe tune``, ``report``,
+  ``draw --run``, ``data fetch`` (network), ``serve`` and ``export`` (tests/pipeline runs them), and recipes of the real
+  logs. Of ``run_expid.py --plugins`` only the options are compared. What ``curl`` sends is read as the service
+  does. Compared with the files they name: ``pip`` (extras, constraints), ``make`` (targets),
   ``python`` and ``bash`` with a script of the repository. ``.ci/run`` runs the README's installation and tests as they
   stand.
-- ``text`` is output.
+- ``text`` is output, ``toml`` is parsed.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ import re
 import runpy
 import shlex
 import textwrap
+import tomllib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,7 +38,7 @@ from ctr_pe.validate import check
 CHECKOUT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", "data/README.md", "benchmark/results/README.md"]
 PAGES += sorted(str(page.relative_to(CHECKOUT)) for page in (CHECKOUT / "docs").glob("*.md"))
-LANGUAGES = {"python", "yaml", "bash", "text"}
+LANGUAGES = {"python", "yaml", "bash", "text", "toml"}
 SMALL = {"users": 20, "valid_users": 10, "test_users": 10, "items": 50, "categories": 5}
 
 
@@ -78,7 +82,10 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
         (tmp_path / ("tuner.yaml" if "tuner_space" in block.code else f"{number}.yaml")).write_text(block.code)
     (tmp_path / "config").symlink_to(CHECKOUT / "config")
     script = tmp_path / "page.py"
-    script.write_text("\n".join(block.code for block in blocks_of(page) if block.language == "python"))
+    scripts = [block.code for block in blocks_of(page) if block.language == "python"]
+    script.write_text("\n".join(code for code in scripts if "import onnxruntime" not in code))
+    if page == "docs/pipeline.md":
+        trained(tmp_path)
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script))
     for (folder,), named in started:
@@ -94,23 +101,66 @@ def test_yaml_has_no_mistakes(block: Block, tmp_path: Path) -> None:
     assert check(file, tmp_path)[1] == []
 
 
+@pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "toml"], ids=lambda block: block.page)
+def test_toml_is_toml(block: Block) -> None:
+    assert tomllib.loads(block.code)
+
+
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "text"], ids=lambda block: block.page)
 def test_output_has_the_form_of_today(block: Block) -> None:
     assert GAUC in block.code
     assert "gAUC − none [95 % interval]  won  p" in block.code
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A place with what the commands read: a log, as parquet and as CSV with labels, and a config."""
+RECENCY = """
+from torch import Tensor
+from ctr_pe import PositionEncoding
+
+class Recency(PositionEncoding):
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, recency_start: float = 1.0) -> None:
+        super().__init__(dim, max_len, num_heads)
+        self.start = recency_start
+
+    def bias(self, logits, vectors, pairs):
+        return logits - self.start * pairs.offset
+"""
+SUITE = "title: Mine\nprotocol: heldout\nseeds: 1\ngrids: [{models: [DIN], encodings: [none], datasets: [synthetic]}]\n"
+
+
+def write_log(folder: Path) -> None:
+    """A log as parquet, the same as CSV with labels, and the items' categories."""
     draw = np.random.default_rng(0)
     log = pl.DataFrame({"user_id": draw.integers(0, 30, 600), "item_id": draw.integers(0, 40, 600)})
     log = log.with_columns(timestamp=pl.int_range(pl.len()) + 1_700_000_000)
-    log.write_parquet(tmp_path / "log.parquet")
-    log.with_columns(click=pl.Series(draw.integers(0, 2, 600))).write_csv(tmp_path / "shown.csv")
-    pl.DataFrame({"item_id": range(40), "cate_id": [i % 5 for i in range(40)]}).write_parquet(
-        tmp_path / "items.parquet"
+    log.write_parquet(folder / "log.parquet")
+    log.with_columns(click=pl.Series(draw.integers(0, 2, 600))).write_csv(folder / "shown.csv")
+    pl.DataFrame({"item_id": range(40), "cate_id": [i % 5 for i in range(40)]}).write_parquet(folder / "items.parquet")
+
+
+def trained(folder: Path) -> None:
+    """A small model in ``model/``, and later events with an item that is new."""
+    from ctr_pe import CTRRanker
+
+    write_log(folder)
+    small = {"embedding_dim": 4, "attention_hidden_units": [4], "dnn_hidden_units": [4], "epochs": 1}
+    CTRRanker(**small).fit(folder / "log.parquet", items=folder / "items.parquet").save(folder / "model")
+    today = pl.DataFrame(
+        {"user_id": [1, 2, 3], "item_id": [4, 40, 5], "timestamp": [1_700_001_000 + i for i in range(3)]}
     )
+    today.write_parquet(folder / "today.parquet")
+    pl.DataFrame({"item_id": [40], "cate_id": [1]}).write_parquet(folder / "new_items.parquet")
+    today.write_parquet(folder / "requests.parquet")
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A place with what the commands read: a log, a config, and a package with an encoding and a model."""
+    write_log(tmp_path)
+    (tmp_path / "my_pkg").mkdir()
+    (tmp_path / "my_pkg" / "__init__.py").touch()
+    (tmp_path / "my_pkg" / "recency.py").write_text(RECENCY)
+    (tmp_path / "my_pkg" / "models.py").write_text("from ctr_pe.model_zoo import DIN\n\nclass MyDIN(DIN):\n    pass\n")
+    (tmp_path / "mine.yaml").write_text(SUITE)
     (config,) = (block.code for block in blocks_of("README.md") if block.language == "yaml")
     (tmp_path / "experiment.yaml").write_text(config)
     (tmp_path / "config").symlink_to(CHECKOUT / "config")
@@ -136,6 +186,16 @@ def ctr_pe(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
         few = ["--set", "batch_size=32"]
         assert cli.main([*arguments, *few, "--jobs", "1", *["--dry-run"] * (not args.dry_run)]) == 0
         assert not (folder / "results").exists()
+    elif name == "predict":
+        trained(folder)
+        assert cli.main(arguments) == 0
+        assert "score" in pl.read_parquet(folder / args.output).columns
+    elif name == "data build" and getattr(args, "append_to", None) is not None:
+        before = [shlex.split(line.values[1], comments=True) for line in lines_of("bash") if "--out" in line.values[1]]
+        wanted = ["--interactions", str(args.interactions)]
+        (first, *_) = [line for line in before if str(args.append_to) == line[-1] and wanted[1] in line]
+        assert cli.main(first[1:]) == 0
+        assert cli.main(arguments) == 0
     elif (name == "data build" and args.recipe is None) or name in ("validate", "list", "info"):
         assert cli.main(arguments) == 0
     elif name == "draw" and args.store is None:
@@ -145,7 +205,9 @@ def ctr_pe(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
     elif name == "data build":
         assert (CHECKOUT / "config" / "recipe" / f"{args.recipe}.yaml").is_file()
     else:
-        assert name in ("tune", "report", "draw", "data fetch"), f"nothing is known about `ctr-pe {name}`"
+        assert name in ("tune", "report", "draw", "data fetch", "serve", "export"), (
+            f"nothing is known about `ctr-pe {name}`"
+        )
 
 
 def python(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,13 +219,22 @@ def python(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
         source = script.read_text(encoding="utf-8")
         assert all(f'"{option}"' in source for option in arguments if option.startswith("--"))
         return
-    from ctr_pe.commands import run_expid
+    from ctr_pe.commands import options, run_expid
 
+    if "--plugins" in arguments:
+        source = Path(str(run_expid.__file__)).read_text() + Path(str(options.__file__)).read_text()
+        assert all(f'"{option}"' in source for option in arguments if option.startswith("--"))
+        return
+    if "results/tune/best.yaml" in arguments:
+        generate(folder / "data" / "synthetic", **SMALL)
+        (folder / "results" / "tune").mkdir(parents=True)
+        best = "best: {model: DIN, dataset_id: synthetic, position_encoding: cape}\n"
+        (folder / "results" / "tune" / "best.yaml").write_text(best)
     seen: list[Any] = []
     monkeypatch.setattr(run_expid, "run", lambda params, keep: seen.append(params) or ({}, {}))
     monkeypatch.setattr(run_expid, "append_result", lambda *_: None)
     assert run_expid.main(arguments[1:]) == 0
-    assert seen[0]["position_encoding"] == "cape"
+    assert seen[0]["model"] in ("DIN", "BST", "DIEN", "DMIN", "TIN", "SASRec")
 
 
 def pip(arguments: list[str], *_: Any) -> None:
@@ -189,7 +260,13 @@ def our_tests(arguments: list[str], *_: Any) -> None:
     assert arguments in (["-q", "-n", "2"], ["tests/contract"])
 
 
+def curl(arguments: list[str], *_: Any) -> None:
+    service = pytest.importorskip("ctr_pe.pipeline.service")
+    assert arguments[0].endswith("/rank")
+    service.RankRequest.model_validate_json(arguments[arguments.index("-d") + 1])
+
+
 PROGRAMS: dict[str, Callable[..., None]] = {
     "ctr-pe": ctr_pe, "python": python, "python3": python, "pip": pip, "make": make, "bash": a_file, ".": a_file,
-    "pytest": our_tests,
+    "pytest": our_tests, "curl": curl,
 }  # fmt: skip

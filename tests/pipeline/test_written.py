@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import polars as pl
 import pytest
-import yaml
 
 from ctr_pe.cli import main
 from ctr_pe.commands import run_expid
@@ -72,8 +72,11 @@ def test_tune(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ]
     asked = ["tune", "--out", "out", "--trials", "4", "--data-root", "data", *space, *QUICK]
     assert main(asked) == 0
-    best = yaml.safe_load(Path("out/best.yaml").read_text())
-    assert [path.name for path in Path("out/models").iterdir()] == [f"trial-{best['trial']}"]
-    folder = Path("out/models") / f"trial-{best['trial']}"
-    assert test_metrics(folder, root) == pytest.approx(best["test"], abs=1e-6)
-    assert f"models/trial-{best['trial']}" in capsys.readouterr().out
+    trials = pl.read_csv("out/trials.csv")
+    complete = trials.filter(pl.col("state") == "complete")
+    best = complete.sort("valid", "trial", descending=[True, False]).row(0, named=True)
+    (folder,) = Path("out/models").iterdir()
+    assert folder.name == f"trial-{best['trial']}"
+    told = {name: best[f"test_{name}"] for name in ("gAUC", "AUC", "logloss")}
+    assert test_metrics(folder, root) == pytest.approx(told, abs=1e-6)
+    assert f"models/{folder.name}" in capsys.readouterr().out
