@@ -46,7 +46,7 @@ class ContextualEncoding(PositionEncoding):
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         given, between = self.operands(pairs)._asdict(), self.between and not pairs.causal
-        given["allowed"] = pairs.allowed.expand(-1, -1, logits.shape[2], -1)
+        given["allowed"] = pairs.allowed.expand(*pairs.allowed.shape[:-2], logits.shape[-2], -1)
         return contextual_bias(logits, vectors.query, **given, among_items=pairs.self_attention, between=between)
 
     def contextual(self, pairs: Pairs) -> Contextual | None:

@@ -30,8 +30,9 @@ class RelativeBias(PositionEncoding):
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         offset = pairs.offset[0, 0]  # (Q, L), of every row, and one less from key to key
-        distinct = offset[-1, 0] - torch.arange(sum(offset.shape) - 1, device=offset.device)  # from the largest on
-        place = distinct[0] - offset  # among the distinct ones
+        largest = offset.shape[1] - pairs.query.distance[0, 0, -1]  # of the last query and the oldest key
+        distinct = largest - torch.arange(sum(offset.shape) - 1, device=offset.device)  # from the largest on
+        place = largest - offset  # among the distinct ones
         curve = self.curve(distinct, pairs.causal)
         by_query = torch.unflatten(curve.index_select(-1, place.flatten()), -1, offset.shape)
         return logits + by_query
