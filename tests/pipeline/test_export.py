@@ -256,11 +256,14 @@ def exported(name: str, encoding: str, kind: str, folder: Path, **options: Any) 
 SHALLOW: dict[str, dict[str, Any]] = {"SASRec": {"num_blocks": 1}, "BST": {"stacked_transformer_layers": 1}}
 
 
+PAIRS = [(name, pe) for i, name in enumerate(SMALL) for j, pe in enumerate(ENCODINGS) if (i + j) % 3 == 0]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("name", SMALL)
-def test_onnx_of_every_backbone_and_encoding(name: str, encoding: str, tmp_path: Path) -> None:
-    """export_model compares the scores; one block does for all."""
+@pytest.mark.parametrize(("name", "encoding"), PAIRS)
+def test_onnx_of_every_backbone_and_of_every_encoding(name: str, encoding: str, tmp_path: Path) -> None:
+    """Each encoding in two backbones; the padded form that is exported is compared above for all pairs. export_model
+    compares the scores; one block does for all."""
     file = exported(name, encoding, "onnx", tmp_path, **SHALLOW.get(name, {}))
     import onnx
 
@@ -288,7 +291,7 @@ def test_programs_of_torch(name: str, encoding: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "encoding"), [("DIN", "cape"), ("DIEN", "none")])
+@pytest.mark.parametrize(("name", "encoding"), [("DIN", "cape")])
 def test_packages_compiled_ahead_of_time(name: str, encoding: str, tmp_path: Path) -> None:
     file = exported(name, encoding, "aoti", tmp_path)
     about = torch._inductor.aoti_load_package(str(file)).get_metadata()["ctr_pe"]
