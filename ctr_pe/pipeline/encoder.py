@@ -40,7 +40,7 @@ class Columns:
 
     ``time`` in ``time_unit``; ``order``: a column that decides what is earlier where the history has it; ``label``: of
     events, 0 for an item that was shown and not chosen; ``raw``: the column that a feature is read from, where it is
-    called otherwise.
+    called otherwise; ``normalizers``: of a numeric feature, what is subtracted and divided by.
     """
 
     user: str = "user_id"
@@ -50,6 +50,7 @@ class Columns:
     label: str | None = "label"
     time_unit: Unit = "s"
     raw: Mapping[str, str] = field(default_factory=dict)
+    normalizers: Mapping[str, Sequence[float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -372,7 +373,8 @@ class Encoder:
         if self.features[name]["type"] == "numeric":
             if not values.dtype.is_numeric():
                 raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not numbers")
-            return values.cast(pl.Float32).to_numpy()
+            shift, scale = self.columns.normalizers.get(name, (0.0, 1.0))
+            return ((values.cast(pl.Float64) - shift) / scale).cast(pl.Float32).to_numpy()
         return self._encode(values, name, what)
 
     def _encode(self, values: pl.Series, name: str, what: str) -> Ints:

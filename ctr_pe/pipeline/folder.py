@@ -19,7 +19,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,7 @@ def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     columns = _columns(source.dataset_id, report.get("recipe", {}), model.feature_map.group_id)
+    columns = replace(columns, normalizers=report.get("normalizers", {}))
     encoder = Encoder(model, feature_map, vocabularies, columns, pl.read_parquet(items) if items.is_file() else None)
     return Scorer(model, encoder, _jsonable(config))
 

@@ -269,7 +269,7 @@ def csv(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, dict[str, pl
         "feature_cols": [
             {**ids, "name": "user"},
             {**ids, "name": "item", "source": "item"} | vectors | {"pretrain_usage": "init"},
-            {"name": "price", "active": True, "dtype": "float", "type": "numeric"},
+            {"name": "price", "active": True, "dtype": "float", "type": "numeric", "normalizer": "MinMaxScaler"},
             {**lists, "name": "clicked", "share_embedding": "item", "feature_encoder": None},
             {**lists, "name": "tags"},
         ],
@@ -298,7 +298,8 @@ def test_a_data_set_without_a_catalogue_is_scored_column_by_column(
     got = [lists.ids["clicked"][begin:end].tolist() for begin, end in zip(lists.begin, lists.end, strict=True)]
     assert got == pl.read_parquet(data.split("test"))["clicked"].to_list()
     names = {"item": "asin", "clicked": "past"}  # as for published sets, whose columns have other names
-    renamed = Encoder(again.model, again.encoder.feature_map, again.encoder.vocabularies, Columns("user", raw=names))
+    columns = Columns("user", raw=names, normalizers=again.encoder.columns.normalizers)
+    renamed = Encoder(again.model, again.encoder.feature_map, again.encoder.vocabularies, columns)
     scores = Scorer(again.model, renamed, {}).score_requests(None, requests.rename(names))
     np.testing.assert_array_equal(scores, again.score_requests(None, requests))
     with pytest.raises(UserError, match="requests: no column 'price'"):
