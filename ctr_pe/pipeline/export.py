@@ -89,7 +89,8 @@ def description(scorer: Scorer) -> dict[str, Any]:
     """What a file says of itself: the model, and how raw ids become its inputs.
 
     ``inputs``: name -> ``of`` (``history``, ``age``, ``target`` or ``request``), ``column`` of the raw ids, ``ids``:
-    the vocabulary in which they are looked up, ``unknown``: the id of others. A number has a column only.
+    the vocabulary in which they are looked up, ``unknown``: the id of others. A number has a column, and if training
+    normalised it a ``normalizer``: what to subtract and divide by.
     ``vocabularies``: name -> raw id as text -> id. Ages are seconds from the event to the request. ``max_len``: the
     scorer keeps so many items of a history, the newest.
     """
@@ -108,6 +109,8 @@ def description(scorer: Scorer) -> dict[str, Any]:
         inputs[name]["column"] = encoder.columns.raw.get(field, field)
         if field in encoder.item_ids:
             table, ids, inputs[name]["column"] = field, _of_items(encoder, field), encoder.columns.item
+        if field in encoder.columns.normalizers:
+            inputs[name]["normalizer"] = list(encoder.columns.normalizers[field])
         if table is not None:
             inputs[name] |= {"ids": table, "unknown": encoder.unseen(field)}
             vocabularies[table] = ids
