@@ -75,8 +75,8 @@ FAULTS = [
     ),
     Fault(
         "a negative was chosen by its user",
-        "gaps = clicked - (np.arange(len(clicked)) - start[user])",
-        "gaps = clicked + 0 * start[user]",
+        "gaps = clicked - (np.arange(len(clicked)) - start[whose])",
+        "gaps = clicked + 0 * start[whose]",
         f"{BUILD}test_a_negative_was_never_chosen_by_its_user_before_or_after",
     ),
     Fault(
@@ -179,8 +179,8 @@ FAULTS = [
     ),
     Fault(
         "the target is an item of the past",
-        "age = None if self.age is None else torch.nn.functional.pad(self.age, (0, 1))",
-        "age = None if self.age is None else torch.nn.functional.pad(self.age, (0, 1), value=1)",
+        "age = None if self.age is None else nn.functional.pad(self.age, (0, 1))",
+        "age = None if self.age is None else nn.functional.pad(self.age, (0, 1), value=1)",
         "tests/test_with_target.py",
     ),
     Fault(
