@@ -54,7 +54,7 @@ def installed_as(checkout: Path) -> set[str]:
     return {
         f"{home}/{file.relative_to(checkout / folder).as_posix()}"
         for folder, home in homes.items()
-        for pattern in ("*.py", "*.yaml", "py.typed")
+        for pattern in ("*.py", "*.yaml", "py.typed", "template/*")
         for file in (checkout / folder).rglob(pattern)
     }
 
