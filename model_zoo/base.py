@@ -70,6 +70,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
     native: ClassVar[str | type[PositionEncoding]] = "none"
     """What ``position_encoding: native`` means: the position code that the backbone's own paper has."""
 
+    pairs_at_once: ClassVar[int] = candidates.PAIRS
+
     def __init__(
         self,
         feature_map: Any,

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ctr_pe.model_zoo.base import RankModel
 
 PAIRS = 2**14
-"""(target, item) pairs that are scored at once: what they need fits the cache."""
+"""(target, item) pairs that are scored at once where each needs vectors of its own."""
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ def score(model: RankModel, encoded: Encoded, inputs: Mapping[str, Tensor]) -> T
     per_target = {field for field, values in given.items() if values.dim() > model.input_dims(field)}
     count = max((given[field].shape[1] for field in per_target), default=1)
     longest = max((at.mask.shape[1] for at in encoded.positions), default=0)
-    size = max(1, PAIRS // max(1, len(next(iter(given.values()))) * (longest + 1)))
+    size = max(1, model.pairs_at_once // max(1, len(next(iter(given.values()))) * (longest + 1)))
     shared, _ = look_up(model.embedding_layer, {field: x for field, x in given.items() if field not in per_target})
     scores = []
     for start in range(0, count, size):

@@ -25,6 +25,8 @@ class DIN(RankModel):
         din_use_softmax: weights are a softmax over the history; False as in the DIN paper.
     """
 
+    pairs_at_once = 2**17  # its score computes fewer at a time by itself
+
     def __init__(
         self,
         feature_map: Any,
