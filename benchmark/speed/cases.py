@@ -77,8 +77,8 @@ TUNED = {
 
 ENCODED = ("DIN", "BST", "SASRec")
 BY_ARITHMETIC = ("dif", "dape", "fire")  # a product per field, an MLP per pair: 1.2 times the ratio of multiply-adds
-# xlnet, and rope, time_rope and euler with 1.15: in torch alone.
-OVERHEAD = {"kernel": 1.5, "pdm": 1.5, "xlnet": 1.25} | dict.fromkeys(BY_ARITHMETIC)
+# xlnet, euler, and rope and time_rope with 1.15: in torch alone.
+OVERHEAD = {"kernel": 1.5, "pdm": 1.5, "xlnet": 1.25, "euler": 1.4} | dict.fromkeys(BY_ARITHMETIC)
 
 
 def overhead(pe: str, full: bool) -> float | None:
