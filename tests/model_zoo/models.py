@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 from fuxictr.features import FeatureMap
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctr_pe import model_zoo
+from ctr_pe.pe import available_pes
 
 ITEMS, CATEGORIES, SLOTS = 40, 9, 6
 PARAMS: dict[str, Any] = {
@@ -39,6 +40,19 @@ SMALL: dict[str, dict[str, Any]] = {  # what each model needs on top
     "TIN": {},
     "SASRec": {"num_heads": 2, "num_blocks": 3},
 }
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "DIN with softmax": ("DIN", {"din_use_softmax": True, "attention_dropout": 0.3}),
+    "DIEN AGRU": ("DIEN", {"gru_type": "AGRU", "enable_sum_pooling": True, "use_attention_softmax": False}),
+    "DIEN AIGRU": ("DIEN", {"gru_type": "AIGRU", "attention_type": "dot_attention"}),
+    "BST causal, last block": ("BST", {"use_causal_mask": True, "seq_pooling_type": "target"}),
+    "BST all states": ("BST", {"seq_pooling_type": "concat"}),
+    "DMIN unrefined": ("DMIN", {"use_behavior_refiner": False, "enable_sum_pooling": True}),
+    "SASRec post": ("SASRec", {"layer_norm": "post", "num_blocks": 1}),
+    "BST short": ("BST", {"max_len": 3}),
+    "SASRec short": ("SASRec", {"max_len": 3}),
+    "DIN short": ("DIN", {"max_len": 3, "max_position": 2}),
+}
+ENCODINGS = [*available_pes(), "native", "rope+cape", "kernel+cape"]
 
 
 def feature_map(folder: Path, **changes: dict[str, Any]) -> FeatureMap:
@@ -88,3 +102,12 @@ def build(name: str, folder: Path, changes: dict[str, dict[str, Any]] | None = N
     torch.manual_seed(params.pop("seed", 0))
     params = PARAMS | SMALL[name] | {"model_root": str(folder)} | params
     return getattr(model_zoo, name)(feature_map(folder, **changes or {}), **params)
+
+
+def randomised(module: Any) -> Any:
+    """In evaluation, with parameters that make every part count."""
+    torch.manual_seed(1)
+    with torch.no_grad():
+        for parameter in module.parameters():
+            nn.init.normal_(parameter, std=0.3)
+    return module.eval()

@@ -7,28 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from models import PARAMS, SMALL, batch, build, feature_map
-from torch import Tensor, nn
+from models import ENCODINGS, PARAMS, SMALL, VARIANTS, batch, build, feature_map, randomised
+from torch import Tensor
 
 from ctr_pe import model_zoo
 from ctr_pe.model_zoo.candidates import PAIRS
-from ctr_pe.pe import available_pes
 
 COUNTS = [0, 1, 5, 6, 9, 3]  # empty, one item, more than the slots of the feature map
-TARGETS = ("item_id", "cate_id")
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "DIN with softmax": ("DIN", {"din_use_softmax": True, "attention_dropout": 0.3}),
-    "DIEN AGRU": ("DIEN", {"gru_type": "AGRU", "enable_sum_pooling": True, "use_attention_softmax": False}),
-    "DIEN AIGRU": ("DIEN", {"gru_type": "AIGRU", "attention_type": "dot_attention"}),
-    "BST causal, last block": ("BST", {"use_causal_mask": True, "seq_pooling_type": "target"}),
-    "BST all states": ("BST", {"seq_pooling_type": "concat"}),
-    "DMIN unrefined": ("DMIN", {"use_behavior_refiner": False, "enable_sum_pooling": True}),
-    "SASRec post": ("SASRec", {"layer_norm": "post", "num_blocks": 1}),
-    "BST short": ("BST", {"max_len": 3}),
-    "SASRec short": ("SASRec", {"max_len": 3}),
-}
-MODELS = {name: (name, dict[str, Any]()) for name in SMALL} | VARIANTS
-ENCODINGS = [*available_pes(), "native", "rope+cape", "kernel+cape"]
 
 
 def candidates(rows: int, count: int) -> dict[str, Tensor]:
@@ -36,14 +21,6 @@ def candidates(rows: int, count: int) -> dict[str, Tensor]:
     draw = torch.Generator().manual_seed(7)
     items = torch.randint(1, 40, (rows, count), generator=draw)
     return {"item_id": items, "cate_id": items % 8 + 1}
-
-
-def randomised(model: Any) -> Any:
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            nn.init.normal_(parameter, std=0.3)
-    return model.eval()
 
 
 def one_by_one(model: Any, rows: dict[str, Tensor], targets: dict[str, Tensor]) -> Tensor:

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 import torch
 from encoding_cases import CASES, factory
-from models import PARAMS, SMALL, build, feature_map
-from torch import Tensor, nn
+from models import ENCODINGS, PARAMS, SMALL, VARIANTS, build, feature_map, randomised
+from torch import Tensor
 
 from ctr_pe import CTRRanker, model_zoo
 from ctr_pe.cli import main
@@ -22,7 +22,6 @@ from ctr_pe.commands import export as command
 from ctr_pe.errors import UserError
 from ctr_pe.ops import native
 from ctr_pe.padded import PaddedPositions, align
-from ctr_pe.pe import available_pes
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pipeline.export import FORMATS, check, description, export_model
 from ctr_pe.pipeline.graph import RequestGraph, inputs_of, random_request, requests
@@ -30,29 +29,8 @@ from ctr_pe.positions import Items, Positions
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.transformer import Transformer
 
-ENCODINGS = [*available_pes(), "native", "rope+cape", "kernel+cape"]
-VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
-    "DIN with softmax": ("DIN", {"din_use_softmax": True, "attention_dropout": 0.3}),
-    "DIEN AGRU": ("DIEN", {"gru_type": "AGRU", "enable_sum_pooling": True, "use_attention_softmax": False}),
-    "DIEN AIGRU": ("DIEN", {"gru_type": "AIGRU", "attention_type": "dot_attention"}),
-    "BST causal, last block": ("BST", {"use_causal_mask": True, "seq_pooling_type": "target"}),
-    "BST all states": ("BST", {"seq_pooling_type": "concat"}),
-    "DMIN unrefined": ("DMIN", {"use_behavior_refiner": False, "enable_sum_pooling": True}),
-    "SASRec post": ("SASRec", {"layer_norm": "post", "num_blocks": 1}),
-    "BST short": ("BST", {"max_len": 3}),
-    "DIN short": ("DIN", {"max_len": 3, "max_position": 2}),
-}
 B, K, D, L, MAX_LEN = 5, 4, 8, 9, 6
 COUNTS = torch.tensor([6, 0, 1, 3, 9])  # empty, one item, and longer than the tables of 6
-
-
-def randomised(module: Any) -> Any:
-    """In evaluation, with parameters that make every part count."""
-    torch.manual_seed(1)
-    with torch.no_grad():
-        for parameter in module.parameters():
-            nn.init.normal_(parameter, std=0.3)
-    return module.eval()
 
 
 def same_scores(model: Any) -> None:
