@@ -107,7 +107,8 @@ def test_later_events_are_added_to_encoded_histories(name: str, encoding: str, t
     """As if all had been encoded at the later request, whether or not old items are encoded again."""
     model = randomised(build(name, tmp_path, position_encoding=encoding))
     whole, targets = batch([6, 2, 3, 2], slots=6, left=True), candidates(4, 3)
-    late, elapsed = 2, 500
+    late, elapsed = 2, 100_000
+    whole["age_history"][:, :-late] += 2 * elapsed * (whole["item_history"][:, :-late] > 0)
     fields = ("item_history", "cate_history", "age_history")
     after = {field: whole[field][:, -late:] for field in fields}
     since = {field: whole[field][:, :-late] for field in fields}
