@@ -5,13 +5,14 @@ B batch, N real items of the batch, M = N + B with the targets, D item dim, P po
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.model_zoo import candidates
 from ctr_pe.model_zoo.base import RankModel, summed
 from ctr_pe.model_zoo.keys import own_position_switch
 from ctr_pe.modules import ModuleList
@@ -105,11 +106,38 @@ class BST(RankModel):
         slots = [group.max_len + 1 if pooling == "concat" else 1 for group in self.groups]
         self.build_tower(n * unit.dim for n, unit in zip(slots, self.transformers, strict=True))
 
-    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+    def interest(
+        self,
+        index: int,
+        target: Tensor,
+        history: Tensor,
+        positions: Positions,
+        projected: Sequence[Tensor] | None = None,
+    ) -> Tensor:
         if self.pool is None:
             return self.transformers[index].of_target(target, history, positions)
-        states, whole = self.transformers[index](target, history, positions)
+        states, whole = self.transformers[index](target, history, positions, projected)
         return self.pool(states, whole, self.groups[index].max_len + 1)
+
+    def _apart(self, index: int) -> bool:
+        return self.pool is None and self.transformers[index].apart
+
+    def encode_history(self, index: int, history: Tensor, positions: Positions) -> Any:
+        unit = self.transformers[index]
+        return (unit.encode if self._apart(index) else unit.project)(history, positions)
+
+    def extends(self, index: int) -> bool:
+        unit = self.transformers[index]
+        return self._apart(index) and unit.causal and unit.encodings[0].stays
+
+    def extend_history(self, index: int, states: Any, item: Tensor, history: Tensor, positions: Positions) -> Any:
+        return self.transformers[index].extend(states, item, history, positions)
+
+    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
+        if self._apart(index):
+            return self.transformers[index].candidates(target, history, states, positions)
+        each, at, copies, *projected = candidates.copied(target, positions, history, *states)
+        return self.interest(index, each, copies, at, projected).view(*target.shape[:2], -1)
 
 
 def _concat(states: Tensor, positions: Positions, slots: int) -> Tensor:

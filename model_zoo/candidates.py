@@ -161,11 +161,16 @@ def score_at_once(
 def row_by_row(model: RankModel, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
     """Interests (B, K, any width) of targets (B, K, D), each with a copy of its history (N, D): for backbones in which
     the states of the items depend on the target."""
-    rows, count, _ = target.shape
-    mask = repeated(positions.mask, count)
+    each, at, copies = copied(target, positions, history)
+    return model.interest(index, each, copies, at).view(*target.shape[:2], -1)
+
+
+def copied(target: Tensor, positions: Positions, history: Tensor, *others: Tensor) -> tuple[Any, ...]:
+    """For each target (B, K, D) a copy of its history (N, D) and of ``others`` of its items (N, any): the targets
+    (B K, D), positions, and the copies, packed."""
+    count = target.shape[1]
     age = None if positions.age is None else repeated(positions.age, count)
-    at = positions.from_mask(mask, age)
-    copies = at.pack(repeated(positions.unpack(history), count))
+    at = positions.from_mask(repeated(positions.mask, count), age)
+    copies, *more = (at.pack(repeated(positions.unpack(packed), count)) for packed in (history, *others))
     target = target.flatten(0, 1)
-    interest = model.interest(index, target, copies, at.carrying(Items(copies), Items(target)))
-    return interest.view(rows, count, -1)
+    return target, at.carrying(Items(copies), Items(target)), copies, *more

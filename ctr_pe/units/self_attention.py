@@ -6,6 +6,8 @@ d = D / H head dim.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 
@@ -54,19 +56,24 @@ class SelfAttention(nn.Module):
         self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
         self.dropout = Dropout(dropout)
 
-    def forward(self, items: Tensor, positions: Positions) -> Tensor:
+    def forward(self, items: Tensor, positions: Positions, projected: Sequence[Tensor] | None = None) -> Tensor:
         """items (B, L, D) or packed (N, D) -> states in the same layout, zero at padding.
 
         What padded slots of ``items`` hold does not matter; projections are computed on real items only.
+        ``projected``: query, key and value (N, D) of the items, if they are known.
         """
         packed = positions.pack(items) if items.dim() == 3 else items
-        states: Tensor = self.output(self.heads(packed, positions).flatten(-2))
+        states: Tensor = self.output(self.heads(packed, positions, projected).flatten(-2))
         return positions.unpack(states) if items.dim() == 3 else states
 
-    def heads(self, packed: Tensor, positions: Positions) -> Tensor:
+    def project(self, packed: Tensor) -> list[Tensor]:
+        """packed items (N, D) -> query, key and value (N, D), before any rotation."""
+        return [project(packed) for project in (self.query, self.key, self.value)]
+
+    def heads(self, packed: Tensor, positions: Positions, projected: Sequence[Tensor] | None = None) -> Tensor:
         """packed items (N, D) -> what each head pools, before the output projection: (N, H, d)."""
         packed, positions = self._input(packed, positions)
-        projected: list[Tensor] = [project(packed) for project in (self.query, self.key, self.value)]
+        projected = projected or self.project(packed)
         blocks = positions.blocks
         if not blocks:
             return projected[2].view(0, self.num_heads, packed.shape[-1] // self.num_heads)

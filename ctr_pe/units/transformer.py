@@ -59,15 +59,19 @@ class TransformerBlock(nn.Module):
         self.dropout = Dropout(dropout)
         self.pre, self.residual = norm == "pre", residual
 
-    def forward(self, items: Tensor, positions: Positions) -> Tensor:
-        """packed items (M, D) -> states (M, D)."""
-        attended = self.attention(self.layer_norm1(items) if self.pre else items, positions)
+    def forward(self, items: Tensor, positions: Positions, projected: Sequence[Tensor] | None = None) -> Tensor:
+        """packed items (M, D) -> states (M, D). ``projected``: :meth:`project` of the items, if known."""
+        attended = self.attention(self.layer_norm1(items) if self.pre else items, positions, projected)
         return self._feed(self._join(items, attended, self.layer_norm1))
 
     def newest(self, items: Tensor, positions: Positions) -> Tensor:
         """packed items (M, D) -> the state (B, D) of each row's newest item alone."""
         attended = self.attention.newest(self.layer_norm1(items) if self.pre else items, positions)
         return self._feed(self._join(items.index_select(0, positions.newest), attended, self.layer_norm1))
+
+    def project(self, items: Tensor) -> list[Tensor]:
+        """packed items (M, D) -> their queries, keys and values (M, D)."""
+        return self.attention.project(self.layer_norm1(items) if self.pre else items)
 
     def keys_values(self, items: Tensor) -> tuple[Tensor, Tensor]:
         """packed items (M, D) -> their keys and values (M, D)."""
@@ -109,16 +113,32 @@ class Transformer(nn.Module):
         self.dropout = Dropout(input_dropout)
         self.blocks = ModuleList(TransformerBlock(self.dim, pe.num_heads, pe, **block) for pe in encodings)
         self.layer_norm = nn.LayerNorm(self.dim) if block.get("norm") == "pre" else nn.Identity()
+        self.causal = bool(block.get("causal"))
+
+    @property
+    def apart(self) -> bool:
+        """Whether what the state at a target needs of the history does not depend on the target."""
+        return self.causal or len(self.blocks) == 1
 
     @property
     def encodings(self) -> list[PositionEncoding]:
         """Of the blocks, the lowest first."""
         return [block.attention.pe for block in self.blocks]
 
-    def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
-        """target (B, D), packed history (N, D) -> packed states (M, D) of [history; target], their positions."""
+    def forward(
+        self, target: Tensor, history: Tensor, positions: Positions, projected: Sequence[Tensor] | None = None
+    ) -> tuple[Tensor, Positions]:
+        """target (B, D), packed history (N, D) -> packed states (M, D) of [history; target], their positions.
+
+        ``projected``: :meth:`project` of the history, if known.
+        """
         states, whole = self._embedded(target, history, positions)
-        for block in self.blocks:
+        lowest, *upper = self.blocks
+        if projected:
+            own = lowest.project(states.index_select(0, whole.newest))
+            projected = [positions.append(*pair) for pair in zip(projected, own, strict=True)]
+        states = lowest(states, whole, projected)
+        for block in upper:
             states = block(states, whole)
         return self.layer_norm(states), whole
 
@@ -138,8 +158,13 @@ class Transformer(nn.Module):
         normed: Tensor = self.layer_norm(states)
         return normed
 
+    def project(self, history: Tensor, positions: Positions) -> list[Tensor]:
+        """packed history (N, D) -> its queries, keys and values (N, D) in the first block, whatever the target."""
+        _, embedded = self.encodings[0].embed(None, history, positions)
+        return self.blocks[0].project(embedded)
+
     def encode(self, history: Tensor, positions: Positions) -> list[tuple[Tensor, Tensor]]:
-        """packed history (N, D) -> its keys and values (N, D) in every block, if blocks are causal: what
+        """packed history (N, D) -> its keys and values (N, D) in every block, if :attr:`apart`: what
         :meth:`candidates` needs of it, whatever the targets."""
         nobody = history.new_zeros(positions.mask.shape[0], history.shape[-1])  # a target that no item sees
         if positions.items is not None:
@@ -159,7 +184,7 @@ class Transformer(nn.Module):
         """The states (B, K, D) at K targets (B, K, D) of the same history: :meth:`of_target` for each of them."""
         states, _ = self.encodings[0].embed(target, history, positions)
         assert states is not None
-        pairs = positions.candidate_pairs(target.shape[1], causal=True)
+        pairs = positions.candidate_pairs(target.shape[1], self.causal)
         for block, (keys, values) in zip(self.blocks, encoded, strict=True):
             states = block.candidates(states, keys, values, pairs)
         normed: Tensor = self.layer_norm(states)
@@ -168,7 +193,8 @@ class Transformer(nn.Module):
     def extend(
         self, encoded: list[tuple[Tensor, Tensor]], item: Tensor, history: Tensor, positions: Positions
     ) -> list[tuple[Tensor, Tensor]]:
-        """:meth:`encode` of each history and one more item (B, D) after it, if the encodings ``stay``."""
+        """:meth:`encode` of each history and one more item (B, D) after it, if blocks are causal and encodings
+        ``stay``."""
         states, _ = self.encodings[0].embed(item.unsqueeze(1), history, positions)
         assert states is not None
         positions = replace(positions, target=Items(item.unsqueeze(1)))

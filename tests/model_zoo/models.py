@@ -45,6 +45,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "DIEN AGRU": ("DIEN", {"gru_type": "AGRU", "enable_sum_pooling": True, "use_attention_softmax": False}),
     "DIEN AIGRU": ("DIEN", {"gru_type": "AIGRU", "attention_type": "dot_attention"}),
     "BST causal, last block": ("BST", {"use_causal_mask": True, "seq_pooling_type": "target"}),
+    "BST last block": ("BST", {"seq_pooling_type": "target"}),
     "BST all states": ("BST", {"seq_pooling_type": "concat"}),
     "DMIN unrefined": ("DMIN", {"use_behavior_refiner": False, "enable_sum_pooling": True}),
     "SASRec post": ("SASRec", {"layer_norm": "post", "num_blocks": 1}),

@@ -101,11 +101,17 @@ def test_a_history_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     [
         *((name, encoding) for name in ("SASRec", "DIEN") for encoding in ENCODINGS),
         *((name, encoding) for name in ("DIN", "BST", "DMIN", "TIN") for encoding in ("cape", "naive")),
+        *(
+            (variant, encoding)
+            for variant in ("BST causal, last block", "BST last block")
+            for encoding in ("cape", "fox")
+        ),
     ],
 )
 def test_later_events_are_added_to_encoded_histories(name: str, encoding: str, tmp_path: Path) -> None:
     """As if all had been encoded at the later request, whether or not old items are encoded again."""
-    model = randomised(build(name, tmp_path, position_encoding=encoding))
+    name, options = VARIANTS.get(name, (name, {}))
+    model = randomised(build(name, tmp_path, position_encoding=encoding, **options))
     whole, targets = batch([6, 2, 3, 2], slots=6, left=True), candidates(4, 3)
     late, elapsed = 2, 100_000
     whole["age_history"][:, :-late] += 2 * elapsed * (whole["item_history"][:, :-late] > 0)
