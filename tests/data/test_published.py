@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ from ctr_pe.data.published import AMAZON, KUAI, Published
 from ctr_pe.data.sources import published as source
 from ctr_pe.data.sources.published import read_published
 from ctr_pe.errors import UserError
+from ctr_pe.pipeline.folder import keep_model, read_model
+from ctr_pe.training import Run, train
 
 Row = dict[str, Any]
 
@@ -180,6 +183,23 @@ def test_it_equals_a_parse_in_loops(
     assert data.groups == published.groups
     assert (data.label, data.group_id, data.max_len) == ("label", published.group_id, 100)
     assert report["notes"] == list(published.notes)
+
+
+def test_a_model_folder_scores_the_published_rows(published: Published, files: Path, tmp_path: Path) -> None:
+    """Trained, kept, read again, and given rows as they are in test.csv: the scores of the trained model's test."""
+    data = read_published(files, published, tmp_path / published.name)
+    params = {"epochs": 1, "batch_size": 256, "embedding_dim": 64}
+    outcome = train(Run("DIN", data.path, "cape", 0, params=params, keep=partial(keep_model, tmp_path / "model")))
+    lists = sorted({column for field in published.fields for _, column in field.histories})
+    test = pl.read_csv(files / "test.csv", schema_overrides=dict.fromkeys(lists, pl.String)).with_columns(
+        pl.col(name).fill_null("").str.split("^").list.filter(pl.element() != "") for name in lists
+    )
+    scorer = read_model(tmp_path / "model")
+    np.testing.assert_allclose(scorer.score_requests(None, test), outcome.scores, atol=1e-6)
+    unseen = test.filter(pl.int_range(pl.len()) == 0).with_columns(item_id=pl.lit(10**9))
+    before = scorer.counts["unknown items"]
+    assert np.isfinite(scorer.score_requests(None, unseen)).all()
+    assert scorer.counts["unknown items"] == before + 1
 
 
 def test_the_shipped_dataset_config_is_the_one_written_beside_the_data(
