@@ -22,6 +22,7 @@ ACTIVATIONS = (
 )
 CHOICES: dict[str, Sequence[str]] = {
     "activation": ACTIVATIONS,
+    "learning_rate_schedule": ("constant", "linear", "cosine"),
     "loss": LOSSES,
     "metrics": METRICS,
     "monitor": METRICS,

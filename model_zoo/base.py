@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -25,7 +25,7 @@ from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import candidates
 from ctr_pe.model_zoo.candidates import Encoded
 from ctr_pe.model_zoo.fields import SizedGroup, field_dim, other_fields, sized_groups, take_encoders
-from ctr_pe.model_zoo.keys import check_gpu, check_keys, count, number, prefixes, regularizer
+from ctr_pe.model_zoo.keys import check_gpu, check_keys, count, number, positive, prefixes, regularizer
 from ctr_pe.model_zoo.tables import look_up, regularization
 from ctr_pe.pe import build_pe, check_encodings, pe_options
 from ctr_pe.pe.base import PositionEncoding
@@ -62,6 +62,9 @@ class RankModel(BaseModel):  # type: ignore[misc]
         embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
         table_optimizer: ``lazy_adam`` or ``rowwise_adagrad`` updates and regularises only the rows of embedding tables
             that a batch reads, see :mod:`ctr_pe.training.lazy`; None updates tables like all other parameters.
+        embedding_init: standard deviation of the embedding tables at the start.
+        learning_rate_schedule: ``constant``, or ``linear`` or ``cosine``: it falls to zero over all epochs.
+        weight_average: evaluate and keep a moving average of the weights over about this share of the training.
 
     Raises:
         UserError: an unknown key, a field that the feature map lacks, groups that do not match, a bad value.
@@ -94,6 +97,9 @@ class RankModel(BaseModel):  # type: ignore[misc]
         embedding_regularizer: float | str | None = None,
         net_regularizer: float | str | None = None,
         table_optimizer: str | None = None,
+        embedding_init: float = 1e-4,
+        learning_rate_schedule: str = "constant",
+        weight_average: float | None = None,
         **kwargs: Any,
     ) -> None:
         for prefix in prefixes(type(self)):
@@ -125,7 +131,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self.max_len, self.max_position = count("max_len", max_len), count("max_position", max_position)
         fields = (target_field, sequence_field, neg_seq_field, age_field)
         self.groups = sized_groups(feature_map.features, embedding_dim, max_len, *fields, position_encoding)
-        self.embedding_layer = layers.FeatureEmbeddingDict(feature_map, embedding_dim)
+        spread = partial(nn.init.normal_, std=positive("embedding_init", embedding_init))
+        self.embedding_layer = layers.FeatureEmbeddingDict(feature_map, embedding_dim, spread)
         self.embedding_layer.feature_encoders.update(encoders)
         histories = {field for group in self.groups for field in group.history}
         self._unread = {field for group in self.groups for field in group.negative} - histories
@@ -139,6 +146,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         }
         self._compile = (kwargs["optimizer"], kwargs["loss"], number("learning_rate", learning_rate))
         self._table_optimizer = table_optimizer
+        self._learning_rate_schedule = choose("learning_rate_schedule", learning_rate_schedule)
+        self._weight_average = None if weight_average is None else positive("weight_average", weight_average)
 
     def build_encoding(
         self,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 import re
 from collections.abc import Iterable
 from typing import Any
@@ -20,9 +21,9 @@ DATA_KEYS = frozenset(
     " valid_size".split()
 )
 TRAINING_KEYS = frozenset(
-    "amp batch_size early_stop_patience embedding_regularizer epochs eval_steps gpu learning_rate loss"
-    " max_gradient_norm metrics monitor monitor_mode net_regularizer num_workers optimizer reduce_lr_on_plateau"
-    " save_best_only seed shuffle table_optimizer task verbose".split()
+    "amp batch_size early_stop_patience embedding_init embedding_regularizer epochs eval_steps gpu learning_rate"
+    " learning_rate_schedule loss max_gradient_norm metrics monitor monitor_mode net_regularizer num_workers optimizer"
+    " reduce_lr_on_plateau save_best_only seed shuffle table_optimizer task verbose weight_average".split()
 )
 OTHER_KEYS = frozenset(
     "data_loader dataset_id debug_mode feature_specs group_id model model_root track use_features version"
@@ -92,6 +93,13 @@ def number(key: str, value: Any) -> float:
         return float(value)
     except (TypeError, ValueError):
         raise UserError(f"{key}: {value!r} is not a number") from None
+
+
+def positive(key: str, value: Any) -> float:
+    """A number above zero, and finite."""
+    if not 0 < (found := number(key, value)) < math.inf:
+        raise UserError(f"{key}: {value!r} is not a positive number")
+    return found
 
 
 def regularizer(key: str, value: Any) -> float | str | None:

@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.training.steady import Average, schedule
 
 if TYPE_CHECKING:
     from ctr_pe.tracking import Watch
@@ -95,7 +96,7 @@ def fit(
         if better or not model._save_best_only:
             save(model, checkpoint)
             kept = epoch
-        if not better and model._reduce_lr_on_plateau:
+        if not better and model._reduce_lr_on_plateau and not _scheduled(model):
             logging.info("No improvement: learning rate %g", model.lr_decay())
         if stale >= model._early_stop_patience:
             logging.info("Early stop in epoch %d", epoch.number)
@@ -112,6 +113,9 @@ def _evaluated(
     names = list(dict.fromkeys([*names, *model._monitor.kv_pairs]))
     every, often, steps = model._eval_steps or len(batches), max(1, len(batches) // 100), 0
     total, parts, began = _nothing(model)
+    share, planned = getattr(model, "_weight_average", None), epochs * len(batches)
+    falling = schedule(model.optimizer, model._learning_rate_schedule, planned) if _scheduled(model) else None
+    average = None if share is None else Average(model, share, planned)
     if watch is not None:
         watch.every = often
     for number in range(1, epochs + 1):
@@ -121,6 +125,10 @@ def _evaluated(
                 progress({"epoch": number, "batch": index, "batches": len(batches)})
             loss = model.train_step(batch).detach()
             total += loss
+            if falling is not None:
+                falling.step()
+            if average is not None:
+                average.update()
             if watch is not None:
                 watch.step(model, loss, batch)
             for name, part in getattr(model, "auxiliary_parts", {}).items():
@@ -134,14 +142,19 @@ def _evaluated(
             logging.info("Epoch %d, step %d: train loss %.6f%s", number, steps, mean, written)
             if watch is not None:
                 watch.report(model)
-            metrics = dict(model.evaluate(validation, metrics=names))
-            model.train()
-            epoch = Epoch(number, steps, mean, metrics, time.perf_counter() - began, auxiliary)
-            progress({"epoch": number, "valid": metrics})
-            if watch is not None:
-                watch.evaluated("valid", metrics, epoch=number)
-            yield epoch
+            with contextlib.nullcontext() if average is None else average.in_place():
+                metrics = dict(model.evaluate(validation, metrics=names))
+                model.train()
+                epoch = Epoch(number, steps, mean, metrics, time.perf_counter() - began, auxiliary)
+                progress({"epoch": number, "valid": metrics})
+                if watch is not None:
+                    watch.evaluated("valid", metrics, epoch=number)
+                yield epoch
             total, parts, began = _nothing(model)
+
+
+def _scheduled(model: Any) -> bool:
+    return getattr(model, "_learning_rate_schedule", "constant") != "constant"
 
 
 def _nothing(model: Any) -> tuple[Tensor, dict[str, list[Tensor]], float]:

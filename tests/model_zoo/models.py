@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -112,3 +112,20 @@ def randomised(module: Any) -> Any:
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.3)
     return module.eval()
+
+
+class Rows:
+    """A data generator of a few fixed batches."""
+
+    def __init__(self, *batches: dict[str, Tensor]) -> None:
+        self.batches = batches or (batch([3, 0, 6, 1]), batch([2, 5, 4, 6], seed=1))
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        return iter(self.batches)
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {key: value.clone() for key, value in model.state_dict().items()}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from fuxictr.pytorch.models import BaseModel
-from models import batch
+from models import Rows, batch, weights_of
 from models import build as build_model
 from torch import Tensor, nn
 
@@ -22,23 +22,6 @@ from ctr_pe.pe.vectors import Attended
 from ctr_pe.training import fit, save, score
 
 build = partial(build_model, "DIN")
-
-
-class Rows:
-    """A data generator of a few fixed batches."""
-
-    def __init__(self, *batches: dict[str, Tensor]) -> None:
-        self.batches = batches or (batch([3, 0, 6, 1]), batch([2, 5, 4, 6], seed=1))
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        return iter(self.batches)
-
-
-def weights_of(model: nn.Module) -> dict[str, Tensor]:
-    return {key: value.clone() for key, value in model.state_dict().items()}
 
 
 def with_results(model: Any, *values: float | dict[str, float]) -> Any:

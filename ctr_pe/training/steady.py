@@ -1,0 +1,59 @@
+"""What makes a training depend less on its seed: a learning rate that falls to zero, and averaged weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
+
+SCHEDULES: dict[str, Callable[[float], float]] = {
+    "linear": lambda done: 1.0 - done,
+    "cosine": lambda done: (1.0 + math.cos(math.pi * done)) / 2,
+}
+"""``learning_rate_schedule`` -> the factor of the learning rate when a share of all steps is done."""
+
+
+def schedule(optimizer: Optimizer, name: str, steps: int) -> LambdaLR:
+    """To be stepped after each of ``steps`` training steps."""
+    return LambdaLR(optimizer, lambda step: SCHEDULES[name](min(1.0, step / steps)))
+
+
+class Average:
+    """An exponential moving average of a model's weights and running statistics.
+
+    Args:
+        share: of the training's ``steps`` that the average reaches back, as weight 1 - 1 / (share steps) of the past;
+            in the first steps less, so that the initial weights do not stay.
+    """
+
+    def __init__(self, model: nn.Module, share: float, steps: int) -> None:
+        tensors = [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]
+        self.weights = [tensor.detach() for tensor in tensors]
+        self.average = [tensor.clone() for tensor in self.weights]
+        self.reach, self.steps = max(1.0, share * steps), 0
+
+    @torch.no_grad()
+    def update(self) -> None:
+        """After each training step."""
+        self.steps += 1
+        torch._foreach_lerp_(self.average, self.weights, 1 / min(self.reach, self.steps))
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """The model has the averaged weights, to be evaluated and saved."""
+        self._swap()
+        try:
+            yield
+        finally:
+            self._swap()
+
+    @torch.no_grad()
+    def _swap(self) -> None:
+        trained: list[Tensor] = [tensor.clone() for tensor in self.weights]
+        torch._foreach_copy_(self.weights, self.average)
+        torch._foreach_copy_(self.average, trained)
