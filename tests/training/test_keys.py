@@ -36,11 +36,13 @@ CHANGES = {
     "amp": "true",
     "batch_size": "48",
     "early_stop_patience": "1",
+    "embedding_init": "0.1",
     "embedding_regularizer": "0.01",
     "epochs": "1",
     "eval_steps": "2",
     "gpu": "7",
     "learning_rate": "0.01",
+    "learning_rate_schedule": "linear",
     "loss": "mse_loss",
     "max_gradient_norm": "0.01",
     "metrics": "[logloss]",
@@ -56,6 +58,7 @@ CHANGES = {
     "table_optimizer": "rowwise_adagrad",
     "task": "regression",
     "verbose": "1",
+    "weight_average": "0.5",
 }
 
 
