@@ -93,5 +93,5 @@ def _alternate(
     settings: Settings, ours: Callable[[int], object], theirs: Callable[[int], object], against: str, candidates: int
 ) -> Figure:
     say(f"one user, {settings.size(candidates, 20)} candidates, history {data.MAX_LEN}, against {against}")
-    timed = alternate(ours, theirs, settings.repeats, warm_up=2, wait=models.wait(settings.gpu))
+    timed = alternate(ours, theirs, settings.size(31, settings.repeats), warm_up=2, wait=models.wait(settings.gpu))
     return timed.speedup(against, candidates=settings.size(candidates, 20))
