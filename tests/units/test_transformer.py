@@ -43,7 +43,7 @@ def both(unit: Transformer, counts: Sequence[int]) -> list[list[Tensor]]:
     results = []
     for alone in (True, False):
         target, items, positions = rows(counts)
-        positions = positions.carrying(Items(items.detach()), Items(target.detach()))
+        positions = positions.carrying(*(Items(x.detach(), (1 + (x[:, 0] > 0).long(),)) for x in (items, target)))
         unit.zero_grad()
         if alone:
             states = unit.of_target(target, items, positions)
