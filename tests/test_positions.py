@@ -170,7 +170,9 @@ def test_products_are_of_what_each_query_and_key_is() -> None:
     at = Positions.from_mask(rows)
     items, several = Items(at.pack(history), (at.pack(ids[0]),)), Items(target, (ids[1],))
 
-    def check(pairs: Pairs, asking: Callable[[int], Tensor], asked: Callable[[int], Tensor], keys: list[Tensor]) -> None:
+    def check(
+        pairs: Pairs, asking: Callable[[int], Tensor], asked: Callable[[int], Tensor], keys: list[Tensor]
+    ) -> None:
         """``asking``, ``asked``: vectors and ids of the queries of a row."""
         found = pairs.products("doubled", lambda items: 2 * items.embedding)
         known = pairs.of_queries("id", lambda items: items.ids[0])

@@ -68,8 +68,9 @@ def random_batch() -> Batch:
 
 def method(name: str, options: dict[str, Any], pe: PositionEncoding, batch: Batch, b: int) -> reference.Method:
     weights = dict(pe.named_parameters()) | dict(pe.named_buffers())
-    ages, ids = batch.age[b][batch.mask[b]].tolist(), [*batch.ids[b, :-1][batch.mask[b]].tolist(), int(batch.ids[b, -1])]
-    return reference.METHODS[name](weights, options, ages, ids)
+    mask = batch.mask[b]
+    ids = [*batch.ids[b, :-1][mask].tolist(), int(batch.ids[b, -1])]
+    return reference.METHODS[name](weights, options, batch.age[b][mask].tolist(), ids)
 
 
 def test_every_encoding_has_a_reference() -> None:

@@ -1,4 +1,4 @@
-"""CAPE with gates of another kind: constant, by category, by a cosine of their own. (Values: test_against_reference.)"""
+"""CAPE with gates that are constant, by category, or by a cosine of their own. (Values: test_against_reference.)"""
 
 from __future__ import annotations
 
