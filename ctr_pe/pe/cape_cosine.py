@@ -49,9 +49,9 @@ class CosineCAPE(CAPE):
     """
 
     about = About(
-        paper="– (ours)",
+        paper="ours, no paper",
         equation="s_j + SiLU(W t + b) · e[p_j], p_j = Σ_{k=j..n} (1 - σ(a (cos(U t, U h_k) - c)))",
-        cost="d P + T P + L; for all heads V L, and V D per item, once",
+        cost="d P + T P + L; V L for all heads and V D per item, once for all layers, V = likeness_dim = 32",
         extrapolates="last row, after that many unlike items",
     )
     shared = ("projection", "steepness", "threshold")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ctr_pe.pe import available_pes, build_pe
+from ctr_pe.positions import Items
 from ctr_pe.testing import Factory
 
 NAMES = [*available_pes(), "rope+cape", "naive+cope"]
@@ -46,3 +49,8 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {name: (name, {}) for name in 
 def factory(case: str) -> Factory:
     name, options = CASES[case]
     return lambda dim, max_len, heads: build_pe(name, dim, max_len, heads, **options)
+
+
+def known(embedding: Tensor) -> Items:
+    """Items (..., D) with an id that their embedding decides."""
+    return Items(embedding, (1 + (embedding[..., 0] > 0).long(),))

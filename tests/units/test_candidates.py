@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from encoding_cases import CASES, factory
+from encoding_cases import CASES, factory, known
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Items, Positions
+from ctr_pe.positions import Positions
 from ctr_pe.units import TargetAttention
 from ctr_pe.units.gru import GATES, AttentionGRU, last_state
 from ctr_pe.units.scores import DINScore, DotScore
@@ -32,11 +32,6 @@ def positions(mask: Tensor, history: Tensor, target: Tensor) -> Positions:
     age = torch.arange(L, 0, -1).mul(86_399).add(7).expand(B, L)
     found = Positions.from_mask(mask, age)
     return found.carrying(known(found.pack(history)), known(target))
-
-
-def known(embedding: Tensor) -> Items:
-    """Items with an id that their embedding decides."""
-    return Items(embedding, (1 + (embedding[..., 0] > 0).long(),))
 
 
 def randomised(unit: nn.Module) -> nn.Module:
