@@ -54,7 +54,7 @@ class CosineCAPE(CAPE):
         cost="d P + T P + L; V L for all heads and V D per item, once for all layers, V = likeness_dim = 32",
         extrapolates="last row, after that many unlike items",
     )
-    shared = ("projection", "steepness", "threshold")
+    shared: tuple[str, ...] = ("projection", "steepness", "threshold")
 
     def __init__(
         self,
@@ -86,8 +86,8 @@ class CosineCAPE(CAPE):
 
     def _directions(self, items: Items) -> Tensor:
         """(N, F V): U x of length 1, whose products are cosines."""
-        fields = zip(items.embedding.split(self.widths, -1), self.projection.split(self.widths, -1), strict=True)
-        found = [_direction(widen(field @ projection.T)) for field, projection in fields]
+        fields = (torch.split(x, self.widths, -1) for x in (items.embedding, self.projection))
+        found = [_direction(widen(field @ projection.T)) for field, projection in zip(*fields, strict=True)]
         if self.field_weights is not None:
             shares = widen(self.field_weights).softmax(0).sqrt()
             found = [share * direction for share, direction in zip(shares, found, strict=True)]

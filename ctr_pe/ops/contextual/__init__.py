@@ -54,8 +54,8 @@ def contextual_bias(
         given = gating, query.float(), weight, bias, table, steps, allowed
         out: Tensor = cpu.contextual_bias(*given, among_items, float(sign), float(scale))
         return out if likeness is None else logits + (out - gating)
-    given = logits, query, table, allowed, gate, steps, gating
-    return reference.contextual_bias(*given, sign, scale, among_items, between)
+    options = sign, scale, among_items, between
+    return reference.contextual_bias(logits, query, table, allowed, gate, steps, gating, *options)
 
 
 def contextual_attention(
