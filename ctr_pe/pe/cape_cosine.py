@@ -40,8 +40,8 @@ class CosineCAPE(CAPE):
         position_dim, position_span: CAPE's.
 
     Parameters: CAPE's; ``projection (V, D)``, U or those of the fields side by side, Xavier; ``steepness ()``, a, 10;
-    ``threshold ()``, c, .5; for ``fields`` also ``field_weights (F,)``, zeros, before their softmax. Layers that are
-    stacked share these four.
+    ``middle ()``, c, the cosine of a gate that is half open, .5; for ``fields`` also ``field_weights (F,)``, zeros,
+    before their softmax. Stacked layers share these four.
 
     Raises:
         ValueError: likeness_dim is not a positive integer, an unknown likeness_of, field_dims that do not add up to
@@ -54,7 +54,7 @@ class CosineCAPE(CAPE):
         cost="d P + T P + L; V L for all heads and V D per item, once for all layers, V = likeness_dim = 32",
         extrapolates="last row, after that many unlike items",
     )
-    shared: tuple[str, ...] = ("projection", "steepness", "threshold")
+    shared: tuple[str, ...] = ("projection", "steepness", "middle")
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class CosineCAPE(CAPE):
         self.widths = check_fields(field_dims if apart else None, dim)
         self.projection = nn.Parameter(nn.init.xavier_normal_(torch.empty(likeness_dim, dim)))
         self.steepness = nn.Parameter(torch.tensor(10.0))
-        self.threshold = nn.Parameter(torch.tensor(0.5))
+        self.middle = nn.Parameter(torch.tensor(0.5))
         self.field_weights: nn.Parameter | None = None
         if apart:
             self.field_weights = nn.Parameter(torch.zeros(len(self.widths)))
@@ -82,7 +82,7 @@ class CosineCAPE(CAPE):
 
     def likeness(self, pairs: Pairs) -> Tensor:
         cosine = widen(pairs.products(self.projection, self._directions))
-        return self.steepness * (cosine - self.threshold)
+        return self.steepness * (cosine - self.middle)
 
     def _directions(self, items: Items) -> Tensor:
         """(N, F V): U x of length 1, whose products are cosines."""

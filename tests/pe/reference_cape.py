@@ -42,7 +42,7 @@ class OracleCAPE(ConstantCAPE):
 
 class CosineCAPE(ConstantCAPE):
     def gate(self, i: int, j: int) -> Tensor:
-        return 1 - torch.sigmoid(self.weights["steepness"] * (self.cosine(i, j) - self.weights["threshold"]))
+        return 1 - torch.sigmoid(self.weights["steepness"] * (self.cosine(i, j) - self.weights["middle"]))
 
     def cosine(self, i: int, j: int) -> Tensor:
         """Of whole items, or the weighted mean over their fields."""

@@ -31,7 +31,7 @@ def test_names() -> None:
         ("cape_constant", 2, {"gate.weight": (3, 4), "gate.bias": (3,), "table": (6, 3)}),
         ("cape_oracle", 2, {"gate.weight": (3, 4), "gate.bias": (3,), "table": (6, 3)}),
         ("cape_cosine", 2, {"gate.weight": (3, 4), "gate.bias": (3,), "table": (6, 3),
-                            "projection": (32, 8), "steepness": (), "threshold": ()}),
+                            "projection": (32, 8), "steepness": (), "middle": ()}),
         ("t5", 2, {"table": (32, 2)}),
         ("alibi", 2, {"slopes": (2,)}),
         ("kerple_log", 2, {"r1": (2,), "r2": (2,)}),

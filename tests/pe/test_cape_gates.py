@@ -174,7 +174,7 @@ class TestCosine:
         first = encoding("cape_cosine", 2, **options)
         above = first.next_layer(lambda: encoding("cape_cosine", 2, **options))
         shared = {name for name, own in above.named_parameters() if own is dict(first.named_parameters())[name]}
-        names = {"projection", "steepness", "threshold", *(["field_weights"] if options else [])}
+        names = {"projection", "steepness", "middle", *(["field_weights"] if options else [])}
         assert shared == names
         assert set(dict(above.named_parameters())) == names | {"table", "gate.weight", "gate.bias"}
 
