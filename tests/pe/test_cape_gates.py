@@ -31,11 +31,12 @@ def encoding(name: str, heads: int = 1, **options: object) -> ContextualEncoding
 
 
 def of_target(items: Tensor, target: Tensor, ids: list[int] | None = None) -> Pairs:
-    """Target attention of one target over one history (n, D). ``ids``: of the items, then of the target."""
+    """Target attention of one target over one history (n, D). ``ids``: the categories of the items, then of the target;
+    no two of them are the same item."""
     carried = Items(items), Items(target[None])
     if ids is not None:
-        known = torch.tensor(ids)
-        carried = Items(items, (known + 7, known[:-1])), Items(target[None], (known[-1:] + 7, known[-1:]))
+        own, category = torch.arange(len(ids)) + 1, torch.tensor(ids)
+        carried = Items(items, (own[:-1], category[:-1])), Items(target[None], (own[-1:], category[-1:]))
     return Positions.from_mask(torch.ones(1, len(items), dtype=torch.bool)).carrying(*carried).target_pairs()
 
 
