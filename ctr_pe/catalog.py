@@ -82,7 +82,7 @@ def _keeps_prefixes(name: str) -> bool:
     harness = Harness(partial(build_pe, name), "causal").eval()
     whole = Batch.random([5, 5])
     age = whole.age - whole.age[:, 2:3]  # the first three items, asked for at the time of the third
-    part = Batch(whole.target, whole.history[:, :3], whole.mask[:, :3], age[:, :3])
+    part = Batch(whole.target, whole.history[:, :3], whole.mask[:, :3], age[:, :3], whole.ids[:, [0, 1, 2, -1]])
     return torch.allclose(harness(part)[1], harness(whole)[1][:, :3], rtol=0, atol=1e-9)
 
 

@@ -5,6 +5,7 @@ B batch, L history slots, N real items of the batch, Q queries, R rows of a bloc
 
 from __future__ import annotations
 
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -38,6 +39,11 @@ class Items:
     embedding: Tensor
     ids: tuple[Tensor, ...] = ()
     chosen: Tensor | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether they are K targets of each history, (B, K, D) and ids (B, K)."""
+        return self.embedding.dim() == 3
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,10 +80,30 @@ class Pairs:
 
     def embedding(self, columns: slice) -> Tensor:
         """(B, L, any): columns of the keys' item embeddings, zero at padding. Fetched once for all layers."""
+        return self.of_keys((columns.start, columns.stop), lambda items: items.embedding[..., columns])
+
+    def of_keys(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
+        """(B, L, ...): what ``read`` takes from the items that are keys, zero at padding. Called once per ``name`` for
+        all layers."""
         items = self.positions.items
         assert items is not None
-        key = (columns.start, columns.stop)
-        return self.blocks.pad_once(key, lambda: items.embedding[:, columns])[self.index]
+        return self.blocks.pad_once(name, lambda: read(items))[self.index]
+
+    def of_queries(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
+        """(B, Q, ...): the same of the queries."""
+        if self.self_attention:
+            return self.of_keys(name, read)[:, -self.query.distance.shape[-1] :]
+        target = self.positions.target
+        assert target is not None
+        return read(target) if target.several else read(target).unsqueeze(1)
+
+    def products(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
+        """(B, 1, Q, L): product of the vectors that ``read`` makes of query and key."""
+        target, items = self.positions.target, self.positions.items
+        if self.self_attention or target is None or items is None or target.several:
+            return (self.of_queries(name, read) @ self.of_keys(name, read).mT).unsqueeze(1)
+        rows, _ = self.positions.real  # one target: numbers are padded and no vectors
+        return self.block.pad((read(target).index_select(0, rows) * read(items)).sum(-1))[:, None, None]
 
     # Floats, because torch takes many times as long where it combines a bool with a float.
 
@@ -105,13 +131,14 @@ class CandidatePairs(Pairs):
 
     of: Positions
 
-    def embedding(self, columns: slice) -> Tensor:
+    def of_keys(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
         history, target = self.of.items, self.of.target
         assert history is not None
         assert target is not None
-        (padded,) = self.of.whole.pad_once((columns.start, columns.stop), lambda: history.embedding[:, columns])
-        own = target.embedding[..., columns]
-        return torch.cat([padded.unsqueeze(1).expand(-1, own.shape[1], -1, -1), own.unsqueeze(2)], 2).flatten(0, 1)
+        (padded,) = self.of.whole.pad_once(name, lambda: read(history))
+        own = read(target)
+        shared = padded.unsqueeze(1).expand(*own.shape[:2], *padded.shape[1:])
+        return torch.cat([shared, own.unsqueeze(2)], 2).flatten(0, 1)
 
 
 @dataclass(frozen=True, eq=False)

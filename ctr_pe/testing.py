@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Positions
+from ctr_pe.positions import Items, Positions
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.scores import SCORES
 
@@ -34,12 +34,14 @@ COUNTS = [3, 0, 6, 1, 5]
 
 @dataclass
 class Batch:
-    """Targets (B, D), histories (B, L, D), mask (B, L) and ages (B, L) of one batch."""
+    """Targets (B, D), histories (B, L, D), mask (B, L) and ages (B, L) of one batch; ids (B, L + 1) of the items and,
+    last, of the target."""
 
     target: Tensor
     history: Tensor
     mask: Tensor
     age: Tensor
+    ids: Tensor
 
     @classmethod
     def random(cls, counts: list[int], dtype: torch.dtype = torch.float64, seed: int = 0) -> Batch:
@@ -50,7 +52,8 @@ class Batch:
         history = torch.randn(len(counts), slots, DIM, generator=draw, dtype=torch.float64) * mask.unsqueeze(-1)
         gaps = torch.randint(1, 10_000, mask.shape, generator=draw) * mask
         target = torch.randn(len(counts), DIM, generator=draw, dtype=torch.float64)
-        return cls(target.to(dtype), history.to(dtype), mask, gaps.flip(1).cumsum(1).flip(1) * mask)
+        ids = torch.randint(1, 4, (len(counts), slots + 1), generator=draw)
+        return cls(target.to(dtype), history.to(dtype), mask, gaps.flip(1).cumsum(1).flip(1) * mask, ids)
 
     def laid_out(self, layout: str) -> Batch:
         """The same items in other slots, with junk in the padding: left, right, mixed, or right and twice as long."""
@@ -64,11 +67,19 @@ class Batch:
             mask = mask.gather(1, torch.rand(mask.shape, generator=draw).argsort(1))
         history = 30 * torch.randn(count, width, DIM, generator=draw, dtype=torch.float64).to(self.history.dtype)
         age = torch.randint(0, 10**9, mask.shape, generator=draw)
+        ids = torch.randint(0, 4, (count, width + 1), generator=draw)
         history[mask], age[mask] = self.history[self.mask], self.age[self.mask]
-        return Batch(self.target, history, mask, age)
+        ids[:, :-1][mask], ids[:, -1] = self.ids[:, :-1][self.mask], self.ids[:, -1]
+        return Batch(self.target, history, mask, age, ids)
 
     def rows(self, index: list[int]) -> Batch:
-        return Batch(self.target[index], self.history[index], self.mask[index], self.age[index])
+        return Batch(self.target[index], self.history[index], self.mask[index], self.age[index], self.ids[index])
+
+    def positions(self) -> Positions:
+        """Of the histories, carrying what items and targets are."""
+        positions = Positions.from_mask(self.mask, self.age)
+        items = Items(positions.pack(self.history), (positions.pack(self.ids[:, :-1]),))
+        return positions.carrying(items, Items(self.target, (self.ids[:, -1],)))
 
 
 class Harness(nn.Module):
@@ -100,7 +111,7 @@ class Harness(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Interest (B, D) and weights (B, L) of target attention; target states and all states of self-attention."""
-        positions = Positions.from_mask(batch.mask, batch.age)
+        positions = batch.positions()
         target, history = self.pe.embed(batch.target, batch.history, positions)
         if self.of_target:
             interest, weights = self.unit(target, history, positions)
@@ -188,22 +199,23 @@ def check_causal(factory: Factory, unit: str) -> None:
     harness = Harness(factory, unit).eval()
     _, states = harness(batch)
     for first in range(6):
-        history, age = batch.history.clone(), batch.age.clone()
+        history, age, ids = batch.history.clone(), batch.age.clone(), batch.ids.clone()
         history[:, first:] = torch.randn_like(history[:, first:])
         age[:, first:] //= 3  # later items were later still
-        _, changed = harness(Batch(torch.randn_like(batch.target), history, batch.mask, age))
+        ids[:, first:] = ids[:, first:] % 3 + 1
+        _, changed = harness(Batch(torch.randn_like(batch.target), history, batch.mask, age, ids))
         _close(changed[:, :first], states[:, :first], f"causality, states before item {first}")
 
 
 def check_newest(factory: Factory, unit: str) -> None:
     """In self-attention the newest item's state is the same when no other is computed."""
     batch, results = Batch.random([3, 0, 6, 1, MAX_LEN + 5]), []
-    given = batch.target.requires_grad_(), batch.history[batch.mask].requires_grad_()
+    given = batch.target.requires_grad_(), batch.history.requires_grad_()
     for alone in (True, False):
         harness = Harness(factory, unit).eval()
         assert isinstance(harness.unit, SelfAttention)
-        positions = Positions.from_mask(batch.mask, batch.age)
-        target, items = harness.pe.embed(*given, positions)
+        positions = batch.positions()
+        target, items = harness.pe.embed(given[0], positions.pack(given[1]), positions)
         assert target is not None
         sequence, whole = positions.append(items, target), positions.with_target()
         newest = harness.unit.newest(sequence, whole) if alone else harness.unit(sequence, whole)[whole.newest]
@@ -229,7 +241,8 @@ def check_gradients(factory: Factory, unit: str) -> None:
         moved = [x + torch.tensordot(steps, along, 1) for x, along in zip(leaves, directions, strict=True)]
         history = torch.zeros_like(batch.history).index_put((batch.mask,), moved[1])
         values = dict(zip(parameters, moved[2:], strict=True))
-        main, other = torch.func.functional_call(harness, values, (Batch(moved[0], history, batch.mask, batch.age),))
+        given = Batch(moved[0], history, batch.mask, batch.age, batch.ids)
+        main, other = torch.func.functional_call(harness, values, (given,))
         outputs = torch.cat([main.flatten(), other[batch.mask].flatten()])
         return torch.randn(2, len(outputs), generator=draw.manual_seed(3), dtype=outputs.dtype) @ outputs
 
@@ -253,7 +266,7 @@ def check_packed(factory: Factory, unit: str) -> None:
     """A packed history (N, D), which models use, gives what the padded one gives."""
     batch = Batch.random(COUNTS).laid_out("mixed")
     harness = Harness(factory, unit).eval()
-    positions = Positions.from_mask(batch.mask, batch.age)
+    positions = batch.positions()
     target, items = harness.pe.embed(batch.target, positions.pack(batch.history), positions)
     if harness.of_target:
         for packed, padded in zip(harness.unit(target, items, positions), harness(batch), strict=True):

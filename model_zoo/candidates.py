@@ -75,7 +75,7 @@ def extend(model: RankModel, encoded: Encoded, inputs: Mapping[str, Tensor], ela
         with model.precision():
             if fits and bool(new.mask.all()) and model.extends(index):
                 for end in range(old.mask.shape[1], both.mask.shape[1]):
-                    states = model.extend_history(index, states, both.items[:, end], *both.before(end).packed())
+                    states = model.extend_history(index, states, both.items[:, end], *both.before(end))
             else:
                 states = model.encode_history(index, history, at)
         found.positions.append(at)
@@ -113,10 +113,13 @@ class _Padded(NamedTuple):
         items = self.items.take_along_dim(slots.unsqueeze(-1), 1)
         return _Padded(self.mask.gather(1, slots), age, items, tuple(field.gather(1, slots) for field in self.ids))
 
-    def before(self, slot: int) -> _Padded:
-        """Earlier slots, with ages at the time of this one."""
-        age = None if self.age is None else self.age[:, :slot] - self.age[:, slot : slot + 1]
-        return _Padded(self.mask[:, :slot], age, self.items[:, :slot], tuple(field[:, :slot] for field in self.ids))
+    def before(self, slot: int) -> tuple[Tensor, Positions]:
+        """Earlier slots, packed, and their positions at the time of this one, whose item is the one target."""
+        own = slice(slot, slot + 1)
+        age = None if self.age is None else self.age[:, :slot] - self.age[:, own]
+        earlier = _Padded(self.mask[:, :slot], age, self.items[:, :slot], tuple(field[:, :slot] for field in self.ids))
+        items, at = earlier.packed()
+        return items, replace(at, target=Items(self.items[:, own], tuple(field[:, own] for field in self.ids)))
 
 
 def score(model: RankModel, encoded: Encoded, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -128,6 +131,9 @@ def score(model: RankModel, encoded: Encoded, inputs: Mapping[str, Tensor]) -> T
     given = model.get_inputs({field: inputs[field] for field in model.other_fields})
     per_target = {field for field, values in given.items() if values.dim() > model.input_dims(field)}
     count = max((given[field].shape[1] for field in per_target), default=1)
+    for field in {field for group in model.groups for field in group.target} - per_target:
+        given[field] = given[field].unsqueeze(1).expand(-1, count, *given[field].shape[1:])
+        per_target.add(field)
     longest = max((at.mask.shape[1] for at in encoded.positions), default=0)
     size = max(1, model.pairs_at_once // max(1, len(next(iter(given.values()))) * (longest + 1)))
     shared, _ = look_up(model.embedding_layer, {field: x for field, x in given.items() if field not in per_target})
@@ -141,16 +147,17 @@ def score(model: RankModel, encoded: Encoded, inputs: Mapping[str, Tensor]) -> T
 def score_at_once(
     model: RankModel, encoded: Encoded, own: Mapping[str, Tensor], shared: Mapping[str, Tensor]
 ) -> Tensor:
-    """(B, K): ``own``: fields of which each target has its own values, (B, K); ``shared``: embeddings (B, D) of the
-    others."""
-    rows, count = next(iter(own.values())).shape[:2] if own else (next(iter(shared.values())).shape[0], 1)
+    """(B, K): ``own``: fields of which each target has its own values, (B, K), those of items among them; ``shared``:
+    embeddings (B, D) of the others."""
+    rows, count = next(iter(own.values())).shape[:2]
     flat, _ = look_up(model.embedding_layer, {field: values.flatten(0, 1) for field, values in own.items()})
     embedded = {field: vectors.view(rows, count, -1) for field, vectors in flat.items()}
     embedded |= {field: vectors.view(rows, 1, -1).expand(-1, count, -1) for field, vectors in shared.items()}
     features = [embedded[field] for field in model.other_fields]
     for index, group in enumerate(model.groups):
         target = torch.cat([embedded[field] for field in group.target], dim=-1)
-        at = replace(encoded.positions[index], target=Items(target))
+        given = Items(target, tuple(own[field] for field in group.target))
+        at = replace(encoded.positions[index], target=given)
         with model.precision():
             interests = model.of_candidates(index, target, encoded.histories[index], encoded.states[index], at)
         features.append(interests.to(target.dtype))
@@ -172,5 +179,9 @@ def copied(target: Tensor, positions: Positions, history: Tensor, *others: Tenso
     age = None if positions.age is None else repeated(positions.age, count)
     at = positions.from_mask(repeated(positions.mask, count), age)
     copies, *more = (at.pack(repeated(positions.unpack(packed), count)) for packed in (history, *others))
+    assert positions.items is not None
+    assert positions.target is not None
     target = target.flatten(0, 1)
-    return target, at.carrying(Items(copies), Items(target)), copies, *more
+    ids = tuple(at.pack(repeated(positions.unpack(field), count)) for field in positions.items.ids)
+    own = tuple(field.flatten(0, 1) for field in positions.target.ids)
+    return target, at.carrying(Items(copies, ids), Items(target, own)), copies, *more

@@ -78,7 +78,8 @@ def test_every_encoding_is_drawn_and_watching_changes_nothing(root: Path, pe: st
     encodings = [module for module in built.modules() if isinstance(module, PositionEncoding)]
     built.register_forward_hook(lambda _, __, out: seen.append(out["y_pred"]))
     units = measure(built, batch, LONGEST)
-    fused = model in ("SASRec", "BST", "DMIN") and pe in ("cope", "cape", "cape_additive", "cape_time")
+    contextual = ("cope", "cape", "cape_additive", "cape_constant", "cape_time")
+    fused = model in ("SASRec", "BST", "DMIN") and pe in contextual
     # Watched, CAPE and its forms go through the hooks and not through their one operator: rounding differs.
     torch.testing.assert_close(seen[0], undisturbed, rtol=0, atol=1e-6 if fused else 0)
     assert [module for module in built.modules() if isinstance(module, PositionEncoding)] == encodings
@@ -171,7 +172,7 @@ def test_layers_that_share_a_matrix_have_one_picture(root: Path) -> None:
     assert [(panel.title[0], panel.unit) for panel in panels] == [("U", "layer 1"), ("U", "layer 2"), ("L", "")]
 
 
-@pytest.mark.parametrize(("pe", "sign"), [("cape", -1), ("cope", 1), ("cape_additive", -1)])
+@pytest.mark.parametrize(("pe", "sign"), [("cape", -1), ("cope", 1), ("cape_additive", -1), ("cape_constant", 0)])
 def test_contextual_positions_are_sums_of_gates(root: Path, pe: str, sign: int) -> None:
     built, batch = fresh(root, pe)
     logits: list[Tensor] = []

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor
 
 from ctr_pe import Positions
-from ctr_pe.positions import Items
+from ctr_pe.positions import Items, Pairs
 
 
 def mask(*rows: str) -> Tensor:
@@ -157,6 +159,39 @@ def test_an_embedding_of_pairs_is_that_of_their_keys_padded() -> None:
             assert torch.equal(got, pairs.block.pad(embedding)[..., columns])
             assert not got[~pairs.block.mask].any()
             assert pairs.embedding(columns) is got  # fetched once for all layers
+
+
+def test_products_are_of_what_each_query_and_key_is() -> None:
+    """In target attention with one target or several, among items, and at candidates."""
+    counts = [3, 0, 6, 1]
+    rows = torch.arange(6) < torch.tensor(counts).unsqueeze(1)
+    history, target = torch.randn(4, 6, 2).double(), torch.randn(4, 3, 2).double()
+    ids = torch.randint(1, 9, (4, 6)), torch.randint(1, 9, (4, 3))
+    at = Positions.from_mask(rows)
+    items, several = Items(at.pack(history), (at.pack(ids[0]),)), Items(target, (ids[1],))
+
+    def check(
+        pairs: Pairs, asking: Callable[[int], Tensor], asked: Callable[[int], Tensor], keys: list[Tensor]
+    ) -> None:
+        """``asking``, ``asked``: vectors and ids of the queries of a row."""
+        found = pairs.products("doubled", lambda items: 2 * items.embedding)
+        known = pairs.of_queries("id", lambda items: items.ids[0])
+        for row, own in enumerate(keys):
+            width = len(own)
+            if width:
+                queries = asking(row)
+                assert torch.allclose(found[row, 0, -len(queries) :, -width:], 4 * queries @ own.T)
+                assert torch.equal(known[row, -len(queries) :], asked(row))
+
+    old = [history[row, :count] for row, count in enumerate(counts)]
+    known = at.carrying(items, several)
+    check(known.target_pairs(), lambda row: target[row], lambda row: ids[1][row], old)
+    first = at.carrying(items, Items(target[:, 0], (ids[1][:, 0],)))
+    check(first.target_pairs(), lambda row: target[row, :1], lambda row: ids[1][row, :1], old)
+    (pairs,) = first.item_pairs(True, first.whole)
+    check(pairs, lambda row: old[row], lambda row: ids[0][row, : counts[row]], old)
+    each = [torch.cat([old[row], target[row, k : k + 1]]) for row in range(4) for k in range(3)]
+    check(known.candidate_pairs(3, True), lambda row: each[row][-1:], lambda row: ids[1].flatten()[row : row + 1], each)
 
 
 def test_losses_of_a_name_add_up_and_are_the_batch_s_own() -> None:

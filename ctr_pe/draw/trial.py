@@ -98,7 +98,8 @@ class Trial:
 
         rows, items = positions.mask.shape
         dim, heads, width = self.pe.dim, self.pe.num_heads, self.pe.head_dim
-        positions = positions.carrying(Items(some(rows * items, dim)), Items(some(rows, dim)))
+        old, new = torch.arange(rows * items) + 1, torch.zeros(rows, dtype=torch.int64)  # no two are one
+        positions = positions.carrying(Items(some(rows * items, dim), (old,)), Items(some(rows, dim), (new,)))
         if isinstance(self.unit, SelfAttention):
             (pairs,) = positions.item_pairs(self.unit.causal, positions.whole)
             query, keys = (some(rows, heads, items, width) for _ in range(2))

@@ -236,6 +236,14 @@ def check_choice(option: str, value: str, choices: Iterable[str]) -> str:
     return value
 
 
+def check_fields(field_dims: Sequence[int] | None, dim: int) -> list[int]:
+    """Widths of an item's fields, one field of all if they are not given, or a ValueError if they are not dim wide."""
+    fields = [dim] if field_dims is None else list(field_dims)
+    if sum(fields) != dim:
+        raise ValueError(f"field_dims={fields} add up to {sum(fields)}, not to dim={dim}")
+    return fields
+
+
 def check_positive(option: str, value: float) -> float:
     """The value, or a ValueError if it is not a positive, finite number."""
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:

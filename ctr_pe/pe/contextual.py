@@ -17,13 +17,13 @@ from ctr_pe.positions import Pairs
 
 
 class ContextualEncoding(PositionEncoding):
-    """Logits s_j + t' · e[p_j] with p_j = Σ_{k=j..n} g_k and gates g = σ(± s); e between two rows is interpolated.
+    """Logits s_j + t' · e[p_j] with p_j = Σ_{k=j..n} g_k, gates g = σ(sign · s); e between two rows is interpolated.
 
     Gates are zero at padding and at forbidden keys. A query is scored against the whole table once, a (B, P) x (P, T)
     product, and the scores are interpolated: no (B, L, T) tensor and no vector per item.
 
     t' is SiLU(W t + b) in a subclass with a ``gate`` that gives W t + b, else ``scale`` times the query. A subclass has
-    a ``table (T, P)``; it may override ``steps``.
+    a ``table (T, P)``; it may override ``steps``, and ``likeness`` for gates of something else than s.
 
     Args:
         position_span: ``end`` sums gates from the key to the newest allowed key; ``between`` from the key to the
@@ -34,7 +34,7 @@ class ContextualEncoding(PositionEncoding):
     """
 
     sign: ClassVar[int]
-    """1 where items like the query have open gates, -1 where items unlike it have."""
+    """1 where items like the query have open gates, -1 where items unlike it have, 0 where all are half open."""
 
     scale = 1.0
     table: nn.Parameter
@@ -47,11 +47,17 @@ class ContextualEncoding(PositionEncoding):
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         given, between = self.operands(pairs)._asdict(), self.between and not pairs.causal
         given["allowed"] = pairs.allowed.expand(*pairs.allowed.shape[:-2], logits.shape[-2], -1)
+        given["likeness"] = self.likeness(pairs)
         return contextual_bias(logits, vectors.query, **given, among_items=pairs.self_attention, between=between)
 
     def contextual(self, pairs: Pairs) -> Contextual | None:
-        own = (getattr(type(self), hook) is getattr(ContextualEncoding, hook) for hook in ("rotate", "bias", "mix"))
-        return self.operands(pairs) if all(own) and (pairs.causal or not self.between) else None
+        hooks = ("rotate", "bias", "mix", "likeness")
+        plain = all(getattr(type(self), hook) is getattr(ContextualEncoding, hook) for hook in hooks)
+        return self.operands(pairs) if plain and (pairs.causal or not self.between) else None
+
+    def likeness(self, pairs: Pairs) -> Tensor | None:
+        """(B, H or 1, Q, L), how much each key is like the query: what gates are made of; None for the logits."""
+        return None
 
     def steps(self, pairs: Pairs) -> Tensor | None:
         """(B, H, L) in [0, 1], what an open gate counts where another key follows towards the query; None for one."""
@@ -59,7 +65,8 @@ class ContextualEncoding(PositionEncoding):
 
     def fractional_positions(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """logits -> p (B, H, Q, L), which ``ctr-pe draw`` shows."""
-        gates, steps = open_gates(widen(logits), pairs.allowed, self.sign), self.steps(pairs)
+        likeness, steps = self.likeness(pairs), self.steps(pairs)
+        gates = open_gates(widen(logits if likeness is None else likeness), pairs.allowed, self.sign)
         if steps is not None:
             gates = gates * towards_query(steps.unsqueeze(2), pairs.allowed, pairs.self_attention, self.between)
         return contextual_positions(gates, self.between and pairs.self_attention)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.ops import native
-from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_choice
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_choice, check_fields
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.tables import look_up, split_heads, vector_table
 from ctr_pe.pe.vectors import Attended, Vectors
@@ -87,9 +87,7 @@ class DIF(PositionEncoding):
         dif_predict: float = 0.0,
     ) -> None:
         super().__init__(dim, max_len, num_heads)
-        fields = [dim] if field_dims is None else list(field_dims)
-        if sum(fields) != dim:
-            raise ValueError(f"field_dims={fields} add up to {sum(fields)}, not to dim={dim}")
+        fields = check_fields(field_dims, dim)
         if field_sizes is not None and len(field_sizes) != len(fields):
             raise ValueError(f"field_sizes={list(field_sizes)} are not as many as field_dims={fields}")
         check_choice("dif_fusion", dif_fusion, ("sum", "concat", "gate"))

@@ -194,10 +194,9 @@ class Transformer(nn.Module):
         self, encoded: list[tuple[Tensor, Tensor]], item: Tensor, history: Tensor, positions: Positions
     ) -> list[tuple[Tensor, Tensor]]:
         """:meth:`encode` of each history and one more item (B, D) after it, if blocks are causal and encodings
-        ``stay``."""
+        ``stay``. ``positions``: of the history, with this item for the one target of each, (B, 1, D)."""
         states, _ = self.encodings[0].embed(item.unsqueeze(1), history, positions)
         assert states is not None
-        positions = replace(positions, target=Items(item.unsqueeze(1)))
         pairs, found = positions.candidate_pairs(1, causal=True), []
         for block, (keys, values) in zip(self.blocks, encoded, strict=True):
             key, value = block.keys_values(states.squeeze(1))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from torch import Tensor
+
 from ctr_pe.pe import available_pes, build_pe
+from ctr_pe.positions import Items
 from ctr_pe.testing import Factory
 
 NAMES = [*available_pes(), "rope+cape", "naive+cope"]
@@ -14,6 +17,10 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "cope scaled": ("cope", {"scale_bias": True}),
     "cope between": ("cope", {"position_span": "between"}),
     "cape between": ("cape", {"position_span": "between"}),
+    "cape_constant between": ("cape_constant", {"position_span": "between"}),
+    "cape_cosine between": ("cape_cosine", {"position_span": "between", "likeness_dim": 3}),
+    "cape_cosine of fields": ("cape_cosine", {"field_dims": (5, 3), "likeness_of": "fields"}),
+    "cape_constant+cape_cosine": ("cape_constant+cape_cosine", {}),
     "time_rope summed": ("time_rope", {"rope_time": "sum", "rope_layout": "interleaved"}),
     "cape_time between": ("cape_time", {"position_span": "between"}),
     "time_bias+cape": ("time_bias+cape", {}),
@@ -42,3 +49,8 @@ CASES: dict[str, tuple[str, dict[str, object]]] = {name: (name, {}) for name in 
 def factory(case: str) -> Factory:
     name, options = CASES[case]
     return lambda dim, max_len, heads: build_pe(name, dim, max_len, heads, **options)
+
+
+def known(embedding: Tensor) -> Items:
+    """Items (..., D) with an id that their embedding decides."""
+    return Items(embedding, (1 + (embedding[..., 0] > 0).long(),))

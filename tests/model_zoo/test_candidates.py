@@ -42,6 +42,20 @@ def test_every_backbone_and_encoding(name: str, encoding: str, tmp_path: Path) -
         torch.testing.assert_close(found, one_by_one(model, rows, targets), rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("encoding", ["dif", "cape_oracle"])
+@pytest.mark.parametrize("name", SMALL)
+def test_a_field_of_the_item_with_one_value_for_all_targets(name: str, encoding: str, tmp_path: Path) -> None:
+    """Such as candidates of one category."""
+    model = randomised(build(name, tmp_path, position_encoding=encoding))
+    rows, targets = batch(COUNTS, slots=10), candidates(len(COUNTS), 3)
+    category = targets["cate_id"][:, 0]
+    with torch.inference_mode():
+        encoded = model.encode(rows)
+        found = model.score_candidates(encoded, targets | {"cate_id": category})
+        each = model.score_candidates(encoded, targets | {"cate_id": category.unsqueeze(1).expand(-1, 3)})
+        torch.testing.assert_close(found, each, rtol=1e-6, atol=1e-6)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("encoding", ["none", "cape", "naive"])
 def test_every_form_of_a_backbone(variant: str, encoding: str, tmp_path: Path) -> None:

@@ -70,6 +70,18 @@ def test_bias_equals_the_reference_over_random_shapes_and_masks(seed: int, among
 
 
 @needs_kernels
+@pytest.mark.parametrize("sign", [-1.0, 0.0, 1.0])
+def test_gates_of_a_likeness_of_their_own_equal_the_reference(sign: float) -> None:
+    torch.manual_seed(5)
+    allowed, given = torch.rand(3, 1, 4, 30) < 0.7, (torch.randn(3, 2, 4, 30), torch.randn(3, 2, 4, 8))
+
+    def call(logits: Tensor, query: Tensor, likeness: Tensor, table: Tensor, *gate: Tensor) -> Tensor:
+        return contextual_bias(logits, query, table, allowed, gate, likeness=likeness, sign=sign) * allowed  # type: ignore[arg-type]
+
+    compare("contextual_bias", call, *given, 3 * torch.randn(3, 1, 4, 30), *learned(True, False, 5, 8, 3, 2, 30, 31))
+
+
+@needs_kernels
 @pytest.mark.parametrize("rate", [None, 0.4, 1.0])
 @pytest.mark.parametrize("seed", range(16))
 def test_attention_equals_the_reference_over_random_shapes_and_masks(seed: int, rate: float | None) -> None:
@@ -123,6 +135,17 @@ def test_between_sums_gates_from_the_key_to_the_query() -> None:
     towards = torch.tensor([[1, 0.5, 0.25], [0.5, 1, 0.25], [0.5, 0.25, 1]]).double() * gates
     wanted = [[towards[i, min(i, j) : max(i, j) + 1].sum() for j in range(3)] for i in range(3)]
     assert torch.allclose(found[0, 0], torch.tensor(wanted).double())
+
+
+def test_gates_need_not_be_made_of_the_logits() -> None:
+    """The bias is the position itself."""
+    logits, likeness = torch.randn(2, 2, 1, 1, 5).double()
+    query, table = torch.ones(2, 1, 1, 1).double(), torch.arange(6.0).double().unsqueeze(1)
+    given = query, table, torch.ones(2, 1, 1, 5, dtype=torch.bool)
+    found = contextual_bias(logits, *given, likeness=likeness, sign=-1.0) - logits
+    assert torch.allclose(found, torch.sigmoid(-likeness).flip(-1).cumsum(-1).flip(-1))
+    constant = contextual_bias(logits, *given, sign=0.0) - logits
+    assert torch.allclose(constant, torch.tensor([2.5, 2.0, 1.5, 1.0, 0.5]).double())
 
 
 @needs_kernels

@@ -49,13 +49,19 @@ class Method:
     """No encoding. A method overrides what it changes.
 
     ``weights``: parameters by name. ``options``: keyword arguments of the encoding. ``ages``: seconds per item.
-    ``causal``: of the attention.
+    ``ids``: of the items and, last, of the target. ``causal``: of the attention.
     """
 
     causal = True
 
-    def __init__(self, weights: Mapping[str, Tensor], options: Mapping[str, Any], ages: Sequence[int]) -> None:
-        self.weights, self.options, self.ages = weights, options, ages
+    def __init__(
+        self,
+        weights: Mapping[str, Tensor],
+        options: Mapping[str, Any],
+        ages: Sequence[int] = (),
+        ids: Sequence[int] = (),
+    ) -> None:
+        self.weights, self.options, self.ages, self.ids = weights, options, ages, ids
 
     def embed(self, target: Tensor | None, history: Sequence[Tensor]) -> tuple[Tensor | None, Sequence[Tensor]]:
         """Target and items before the network."""
@@ -200,6 +206,7 @@ def din(mlp: Any) -> Score:
 
 
 import reference_adaptive  # noqa: E402
+import reference_cape  # noqa: E402
 import reference_dif  # noqa: E402
 import reference_euler  # noqa: E402
 import reference_kernel  # noqa: E402
@@ -207,6 +214,7 @@ import reference_relative  # noqa: E402
 import reference_time  # noqa: E402
 
 METHODS |= reference_adaptive.METHODS
+METHODS |= reference_cape.METHODS
 METHODS |= reference_dif.METHODS
 METHODS |= reference_euler.METHODS
 METHODS |= reference_kernel.METHODS

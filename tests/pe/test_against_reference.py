@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +12,6 @@ from torch import nn
 
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Positions
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.scores import SCORES
@@ -19,6 +19,10 @@ from ctr_pe.units.scores import SCORES
 # (encoding, options): an encoding with options that change its equations has a line for each
 CASES = [(name, {}) for name in reference.METHODS] + [
     ("cape", {"position_dim": 3}),
+    ("cape_constant", {"position_span": "between"}),
+    ("cape_oracle", {"position_span": "between"}),
+    ("cape_cosine", {"position_span": "between"}),
+    ("cape_cosine", {"field_dims": (3, 2, 1), "likeness_of": "fields", "likeness_dim": 4}),
     ("sinusoidal", {"position_index": "rank"}),
     ("sinusoidal", {"on_target": False}),
     ("alibi", {"alibi_slope": 0.0625}),
@@ -59,12 +63,14 @@ def randomised(module: nn.Module) -> nn.Module:
 def random_batch() -> Batch:
     batch = Batch.random(COUNTS, seed=5)
     batch = batch.laid_out("mixed")
-    return Batch(batch.target[:, :DIM], batch.history[..., :DIM], batch.mask, batch.age)
+    return replace(batch, target=batch.target[:, :DIM], history=batch.history[..., :DIM])
 
 
 def method(name: str, options: dict[str, Any], pe: PositionEncoding, batch: Batch, b: int) -> reference.Method:
     weights = dict(pe.named_parameters()) | dict(pe.named_buffers())
-    return reference.METHODS[name](weights, options, batch.age[b][batch.mask[b]].tolist())
+    mask = batch.mask[b]
+    ids = [*batch.ids[b, :-1][mask].tolist(), int(batch.ids[b, -1])]
+    return reference.METHODS[name](weights, options, batch.age[b][mask].tolist(), ids)
 
 
 def test_every_encoding_has_a_reference() -> None:
@@ -77,7 +83,7 @@ def test_target_attention(name: str, options: dict[str, Any], score: str) -> Non
     pe = build_pe(name, DIM, MAX_LEN, **options)
     unit = randomised(TargetAttention(DIM, score, pe))
     batch = random_batch()
-    positions = Positions.from_mask(batch.mask, batch.age)
+    positions = batch.positions()
     interest, weights = unit(*pe.embed(batch.target, batch.history, positions), positions)
     score_of = {
         "dot": lambda: reference.dot,
@@ -100,7 +106,7 @@ def test_self_attention(name: str, options: dict[str, Any], heads: int, causal: 
     pe = build_pe(name, DIM, MAX_LEN, heads, **options)
     layer = randomised(SelfAttention(DIM, heads, pe, causal))
     batch = random_batch()
-    positions = Positions.from_mask(batch.mask, batch.age)
+    positions = batch.positions()
     _, embedded = pe.embed(None, batch.history, positions)
     states = layer(embedded, positions)
     for b in range(len(COUNTS)):

@@ -28,6 +28,10 @@ def test_names() -> None:
         ("cope", 2, {"table": (6, 4)}),
         ("cape_additive", 2, {"table": (6, 4)}),
         ("cape", 2, {"gate.weight": (3, 4), "gate.bias": (3,), "table": (6, 3)}),
+        ("cape_constant", 2, {"gate.weight": (3, 4), "gate.bias": (3,), "table": (6, 3)}),
+        ("cape_oracle", 2, {"gate.weight": (3, 4), "gate.bias": (3,), "table": (6, 3)}),
+        ("cape_cosine", 2, {"gate.weight": (3, 4), "gate.bias": (3,), "table": (6, 3),
+                            "projection": (32, 8), "steepness": (), "middle": ()}),
         ("t5", 2, {"table": (32, 2)}),
         ("alibi", 2, {"slopes": (2,)}),
         ("kerple_log", 2, {"r1": (2,), "r2": (2,)}),
@@ -36,7 +40,7 @@ def test_names() -> None:
         ("kernel", 2, {"toeplitz": (5,), "lower": (5, 5)}),
         ("pdm", 2, {"table": (6, 8), "query.weight": (8, 8), "key.weight": (8, 8)}),
     ],
-)
+)  # fmt: skip
 def test_parameter_names_and_shapes(name: str, heads: int, shapes: dict[str, tuple[int, ...]]) -> None:
     pe = build_pe(name, dim=8, max_len=5, num_heads=heads, position_dim=3)
     assert {key: tuple(value.shape) for key, value in pe.state_dict().items()} == shapes
@@ -99,6 +103,10 @@ def test_chain_of_different_sizes() -> None:
         ("naive", {"position_index": "slot"}, "'naive': position_index must be"),
         ("sinusoidal", {"position_index": "slot"}, "'sinusoidal': position_index must be"),
         ("alibi", {"alibi_slope": 0}, "'alibi': alibi_slope must be a positive number, got 0"),
+        ("cape_cosine", {"likeness_dim": 0}, "'cape_cosine': likeness_dim must be a positive integer, got 0"),
+        ("cape_cosine", {"likeness_of": "item_id"}, "'cape_cosine': likeness_of must be one of item, fields"),
+        ("cape_cosine", {"likeness_of": "fields", "field_dims": [4, 3]}, "add up to 7, not to dim=8"),
+        ("cape_oracle", {"field_sizes": [9, 0]}, "'cape_oracle': the last field of an item must have ids"),
         ("cope", {"dim": 7, "num_heads": 2}, "dim=7 is not divisible by num_heads=2"),
         ("none", {"max_len": 0}, "max_len must be a positive integer, got 0"),
     ],

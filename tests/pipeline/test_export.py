@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from encoding_cases import CASES, factory
+from encoding_cases import CASES, factory, known
 from models import ENCODINGS, PARAMS, SMALL, VARIANTS, build, feature_map, randomised
 from torch import Tensor
 
@@ -25,7 +25,7 @@ from ctr_pe.padded import PaddedPositions, align
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pipeline.export import FORMATS, check, description, export_model
 from ctr_pe.pipeline.graph import RequestGraph, inputs_of, random_request, requests
-from ctr_pe.positions import Items, Positions
+from ctr_pe.positions import Positions
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.transformer import Transformer
 
@@ -65,7 +65,7 @@ def both(history: Tensor, target: Tensor) -> tuple[Positions, Tensor, PaddedPosi
     for form in (Positions, PaddedPositions):
         at = form.from_mask(mask, age)
         packed = at.pack(history)
-        found += [at.carrying(Items(packed), Items(target)), packed]
+        found += [at.carrying(known(packed), known(target)), packed]
     return found[0], found[1], found[2], found[3]
 
 

@@ -63,8 +63,8 @@ def table(out: Path) -> list[dict[str, str]]:
     return list(csv.DictReader((out / "suite.csv").open()))
 
 
-@pytest.mark.parametrize(("name", "number"), [("cape_table2", 60), ("ablation_context_length", 72),
-                                              ("ablation_fusion", 24)])  # fmt: skip
+@pytest.mark.parametrize(("name", "number"), [("cape_table2", 84), ("ablation_context_length", 112),
+                                              ("ablation_fusion", 32)])  # fmt: skip
 def test_the_papers_grids(name: str, number: int) -> None:
     suite = load_suite(name)
     assert (suite.protocol, suite.seeds) == ("paper", 5)
@@ -155,7 +155,7 @@ def test_ours_beside_the_published_figures(tmp_path: Path) -> None:
             for key, gauc in zip(keys[cell], (0.88, 0.89), strict=True):
                 store.append(result(key, {"gAUC": gauc, "AUC": 0.9, "logloss": 0.4}), [])  # type: ignore[arg-type]
     tables = make(suite, store, keys)
-    assert [len(table.lines) for table in tables] == [30, 30]
+    assert [len(table.lines) for table in tables] == [42, 42]
     line = next(line for line in tables[0].lines if line["model"] == "DIN" and line["pe"] == "cape†")
     assert [line[f"{metric}_published"] for metric in METRICS] == [0.885698, 0.888156, 0.428468]
     assert line["gAUC_off"] == pytest.approx(0.885 - 0.885698)
@@ -176,7 +176,7 @@ def test_ours_beside_the_published_figures(tmp_path: Path) -> None:
     assert "first 100" in markdown  # what is to be known about kuaivideo_x1
     lines = [line for table in tables for line in table.lines]
     assert all(line["pe"].endswith("†") for line in lines)
-    assert len(as_csv(tables).splitlines()) == 61
+    assert len(as_csv(tables).splitlines()) == 85
 
 
 def result(key: Key, metrics: dict[str, float]) -> Result:

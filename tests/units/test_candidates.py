@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from encoding_cases import CASES, factory
+from encoding_cases import CASES, factory, known
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Items, Positions
+from ctr_pe.positions import Positions
 from ctr_pe.units import TargetAttention
 from ctr_pe.units.gru import GATES, AttentionGRU, last_state
 from ctr_pe.units.scores import DINScore, DotScore
@@ -31,7 +31,7 @@ def mask() -> Tensor:
 def positions(mask: Tensor, history: Tensor, target: Tensor) -> Positions:
     age = torch.arange(L, 0, -1).mul(86_399).add(7).expand(B, L)
     found = Positions.from_mask(mask, age)
-    return found.carrying(Items(found.pack(history)), Items(target))
+    return found.carrying(known(found.pack(history)), known(target))
 
 
 def randomised(unit: nn.Module) -> nn.Module:
@@ -148,7 +148,7 @@ def test_states_stay_exactly_where_an_encoding_says_so(case: str) -> None:
         found = Positions.from_mask(
             torch.ones(1, count, dtype=torch.bool), age[:, :count] - age[:, request : request + 1]
         )
-        return found.carrying(Items(items[:count]), Items(items[:1]))
+        return found.carrying(known(items[:count]), known(items[4:].unsqueeze(1)))
 
     with torch.inference_mode():
         whole, less = unit.encode(items, at(5, 4)), unit.encode(items[:4], at(4, 3))

@@ -20,6 +20,8 @@ ENCODINGS: tuple[str, ...] = (
     "cape",
     "cope",
     "cape_additive",
+    "cape_cosine",
+    "cape_constant",
     "cape_time",
     "euler",
     "time_rope",

@@ -384,6 +384,7 @@ class TestPadding:
     ) -> None:
         unit = TargetAttention(D, score, built(name, 1)).double().train(training)
         target, items, at = rows()
+        at = carrying_ids(target, items, at)
         unpack = Block.unpack
 
         def numbers_only(block: Block, own: Tensor) -> Tensor:

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
+from encoding_cases import known
 from torch import Tensor, nn
 
 from ctr_pe.pe import available_pes, build_pe
-from ctr_pe.positions import Items, Positions
+from ctr_pe.positions import Positions
 from ctr_pe.units.transformer import Transformer
 
 D, L, HEADS = 8, 6, 2
@@ -43,7 +44,7 @@ def both(unit: Transformer, counts: Sequence[int]) -> list[list[Tensor]]:
     results = []
     for alone in (True, False):
         target, items, positions = rows(counts)
-        positions = positions.carrying(Items(items.detach()), Items(target.detach()))
+        positions = positions.carrying(known(items.detach()), known(target.detach()))
         unit.zero_grad()
         if alone:
             states = unit.of_target(target, items, positions)

@@ -19,6 +19,7 @@ def contextual_bias(
     allowed: Tensor,
     gate: tuple[Tensor, Tensor] | None = None,
     steps: Tensor | None = None,
+    likeness: Tensor | None = None,
     *,
     sign: float,
     scale: float = 1.0,
@@ -27,7 +28,7 @@ def contextual_bias(
 ) -> Tensor:
     """logits + t' · e[p] with p_ij = Σ g_ik over the keys k from j to the newest allowed one.
 
-    Gates are g = σ(sign · logit) · steps, 0 where not allowed. e between two rows of the table is interpolated.
+    Gates are g = σ(sign · likeness) · steps, 0 where not allowed. e between two rows of the table is interpolated.
     t' = SiLU(W t + b), or scale · t without a gate.
 
     Args:
@@ -35,6 +36,7 @@ def contextual_bias(
         allowed: (B, 1, Q, L) bool.
         gate: W (P, D) and b (P,), or None, then P is D.
         steps: (B, H, L) in [0, 1], or None for ones.
+        likeness: (B, H or 1, Q, L), or None for the logits.
         among_items: self-attention, whose queries are the last Q of the L items; then the newest allowed key's gate
             counts in full, whatever its step. Otherwise queries come after all keys.
         between: sum the gates from the key to the query itself, in both directions. It differs in self-attention that
@@ -47,11 +49,13 @@ def contextual_bias(
         ValueError: shapes or types that do not match.
     """
     logits, (weight, bias) = widen(logits), gate or (None, None)
-    if not between and query.itemsize <= 4 and native.takes(logits, table, weight, bias, steps):
-        given = logits, query.float(), weight, bias, table, steps, allowed
+    gating = logits if likeness is None else likeness.to(logits.dtype).expand_as(logits)
+    if not between and query.itemsize <= 4 and native.takes(logits, gating, table, weight, bias, steps):
+        given = gating, query.float(), weight, bias, table, steps, allowed
         out: Tensor = cpu.contextual_bias(*given, among_items, float(sign), float(scale))
-        return out
-    return reference.contextual_bias(logits, query, table, allowed, gate, steps, sign, scale, among_items, between)
+        return out if likeness is None else logits + (out - gating)
+    options = sign, scale, among_items, between
+    return reference.contextual_bias(logits, query, table, allowed, gate, steps, gating, *options)
 
 
 def contextual_attention(

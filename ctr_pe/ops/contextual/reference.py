@@ -21,12 +21,13 @@ def contextual_bias(
     allowed: Tensor,
     gate: tuple[Tensor, Tensor] | None,
     steps: Tensor | None,
+    likeness: Tensor,
     sign: float,
     scale: float,
     among_items: bool,
     between: bool,
 ) -> Tensor:
-    gates = open_gates(logits, allowed, sign)
+    gates = open_gates(likeness, allowed, sign)
     if steps is not None:
         gates = gates * towards_query(steps.unsqueeze(2), allowed, among_items, between)
     position = contextual_positions(gates, among_items and between)
@@ -44,9 +45,9 @@ def pool(logits: Tensor, value: Tensor, allowed: Tensor, dropout: tuple[Tensor, 
     return (weights.to(value.dtype) @ value).masked_fill(~allowed.any(-1, keepdim=True), 0)
 
 
-def open_gates(logits: Tensor, allowed: Tensor, sign: float) -> Tensor:
-    """σ(sign · logits), zero where not allowed: (B, H, Q, L)."""
-    return torch.sigmoid(barrier(allowed) - logits if sign < 0 else barrier(allowed) + logits)
+def open_gates(likeness: Tensor, allowed: Tensor, sign: float) -> Tensor:
+    """σ(sign · likeness), zero where not allowed: (B, H, Q, L)."""
+    return torch.sigmoid(torch.add(barrier(allowed), likeness, alpha=sign))
 
 
 def barrier(allowed: Tensor) -> Tensor:

@@ -1,0 +1,98 @@
+"""CAPE whose gates have a likeness of their own, a cosine of projected item embeddings (ours, no paper; after CAPE).
+
+B batch, N items, Q queries, L keys, D item dim, V dim of the projection, F fields of an item.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.pe.base import About, check_choice, check_fields
+from ctr_pe.pe.cape import CAPE
+from ctr_pe.pe.contextual import widen
+from ctr_pe.positions import Items, Pairs
+
+SHORTEST = 1e-5
+"""A vector much shorter than this is like nothing: it has no direction, and a gradient would blow it up. Embeddings
+start about 1e-3 long in FuxiCTR's recipe."""
+
+
+class CosineCAPE(CAPE):
+    """CAPE with gates g_j = 1 - σ(a (cos(U x, U h_j) - c)), x the target, or in self-attention the item that asks.
+
+    CAPE makes its gates of the attention logit, which has to weigh items at the same time. A likeness apart from it is
+    free to say which items count as distance. And it is informed from the start: items that share embeddings, as those
+    of one category do, have a large cosine before anything is learned, however small embeddings start.
+
+    x and h_j are the items as they were looked up (``positions.items``), because states of layers have other items
+    mixed in. So all heads and all layers share one likeness.
+
+    The plain distance beside it is a chain: ``cape_constant+cape_cosine``.
+
+    Args:
+        field_dims: width of each field of an item, side by side; None for one field.
+        likeness_dim: V.
+        likeness_of: ``item``, one cosine of whole items; ``fields``, a weighted mean of a cosine per field.
+        position_dim, position_span: CAPE's.
+
+    Parameters: CAPE's; ``projection (V, D)``, U or those of the fields side by side, Xavier; ``steepness ()``, a, 10;
+    ``middle ()``, c, the cosine of a gate that is half open, .5; for ``fields`` also ``field_weights (F,)``, zeros,
+    before their softmax. Stacked layers share these four.
+
+    Raises:
+        ValueError: likeness_dim is not a positive integer, an unknown likeness_of, field_dims that do not add up to
+            dim, or what CAPE refuses.
+    """
+
+    about = About(
+        paper="ours, no paper",
+        equation="s_j + SiLU(W t + b) · e[p_j], p_j = Σ_{k=j..n} (1 - σ(a (cos(U t, U h_k) - c)))",
+        cost="d P + T P + L; V L for all heads and V D per item, once for all layers, V = likeness_dim = 32",
+        extrapolates="last row, after that many unlike items",
+    )
+    shared: tuple[str, ...] = ("projection", "steepness", "middle")
+
+    def __init__(
+        self,
+        dim: int,
+        max_len: int,
+        num_heads: int = 1,
+        *,
+        field_dims: Sequence[int] | None = None,
+        likeness_dim: int = 32,
+        likeness_of: str = "item",
+        **options: Any,
+    ) -> None:
+        super().__init__(dim, max_len, num_heads, **options)
+        if not isinstance(likeness_dim, int) or likeness_dim < 1:
+            raise ValueError(f"likeness_dim must be a positive integer, got {likeness_dim!r}")
+        apart = check_choice("likeness_of", likeness_of, ("item", "fields")) == "fields"
+        self.widths = check_fields(field_dims if apart else None, dim)
+        self.projection = nn.Parameter(nn.init.xavier_normal_(torch.empty(likeness_dim, dim)))
+        self.steepness = nn.Parameter(torch.tensor(10.0))
+        self.middle = nn.Parameter(torch.tensor(0.5))
+        self.field_weights: nn.Parameter | None = None
+        if apart:
+            self.field_weights = nn.Parameter(torch.zeros(len(self.widths)))
+            self.shared += ("field_weights",)
+
+    def likeness(self, pairs: Pairs) -> Tensor:
+        cosine = widen(pairs.products(self.projection, self._directions))
+        return self.steepness * (cosine - self.middle)
+
+    def _directions(self, items: Items) -> Tensor:
+        """(N, F V): U x of length 1, whose products are cosines."""
+        fields = (torch.split(x, self.widths, -1) for x in (items.embedding, self.projection))
+        found = [_direction(widen(field @ projection.T)) for field, projection in zip(*fields, strict=True)]
+        if self.field_weights is not None:
+            shares = widen(self.field_weights).softmax(0).sqrt()
+            found = [share * direction for share, direction in zip(shares, found, strict=True)]
+        return torch.cat(found, -1)
+
+
+def _direction(x: Tensor) -> Tensor:
+    return x * (x.square().sum(-1, keepdim=True) + SHORTEST**2).rsqrt()
