@@ -25,7 +25,7 @@ Integers = npt.NDArray[Any]
 
 @dataclass(frozen=True)
 class Rows:
-    """(rows,) each, and the clicks of all histories in flat arrays, oldest first: row r has ``starts[r]:starts[r + 1]``.
+    """(rows,) each; the clicks of all histories in flat arrays, oldest first: row r has ``starts[r]:starts[r + 1]``.
 
     Items and categories are numbers, not yet ids; ``age`` is in seconds at the time of the request.
     """
