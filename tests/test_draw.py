@@ -46,7 +46,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def wanted(root: Path, pe: str, **changes: Any) -> Wanted:
     params = parse_overrides(changes.pop("set", SMALL))
-    return Wanted(pe.split(","), params=params, data_root=root, **changes)
+    return Wanted(pe.split(","), params=params, data_root=root, **{"dataset": "synthetic"} | changes)
 
 
 def fresh(root: Path, pe: str, model: str = "DIN", options: list[str] | None = None) -> tuple[Any, dict[str, Tensor]]:

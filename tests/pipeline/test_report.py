@@ -51,7 +51,7 @@ def made(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, d
     """A benchmark's store, and the content of its page, read from the page."""
     out = tmp_path_factory.mktemp("results") / "small"
     params = parse_overrides(SMALL)
-    how = {"repeats": 2, "jobs": 1, "data_root": root, "keep_weights": True}
+    how = {"dataset": "synthetic", "repeats": 2, "jobs": 1, "data_root": root, "keep_weights": True}
     assert run(Request(encodings=PES, params=params, out=out, **how)) == 0
     assert main(["report", str(out), "--data-root", str(root), "--users", "7"]) == 0
     return Store(out), embedded((out / "report.html").read_text(encoding="utf-8"))
