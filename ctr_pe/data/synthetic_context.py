@@ -7,8 +7,8 @@ Up to 8 more, also before it, make histories differ in length. The label is 1 wi
 else .1.
 
 Which items a history holds, and how many, says nothing about u, nor do ages: all items were clicked in one session,
-about a minute apart, one to thirty days before the request. Scores by these reach gAUC .5, a score by plain distance, u + l,
-reaches .672, and one by u .889, the best there is.
+about a minute apart, one to thirty days before the request. Scores by these reach gAUC .5, a score by plain distance,
+u + l, reaches .672, and one by u .889, the best there is.
 
 Users are only groups of requests, for gAUC. The splits have different users.
 """
