@@ -213,7 +213,8 @@ def _requests(
 
 def _counts(size: int, targets: Integers, clicked: Integers) -> Integers:
     """How often each number below ``size`` is in the rows of some users, given their (users, requests) targets."""
-    return np.bincount(targets.reshape(-1), minlength=size) + targets.shape[1] * np.bincount(clicked, minlength=size)
+    in_histories: Integers = targets.shape[1] * np.bincount(clicked, minlength=size)
+    return in_histories + np.bincount(targets.reshape(-1), minlength=size)
 
 
 def _rows(users: slice, clicks: Clicks, asked: Requests) -> Rows:

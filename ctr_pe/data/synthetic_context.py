@@ -164,7 +164,8 @@ def _rows(
 def _another(rng: np.random.Generator, item: Integers, categories: int, items: int) -> Integers:
     """A random other item of the category of each."""
     in_category = (items - 1 - item % categories) // categories + 1
-    return item % categories + categories * ((item // categories + rng.integers(1, in_category)) % in_category)
+    other: Integers = (item // categories + rng.integers(1, in_category)) % in_category
+    return item % categories + categories * other
 
 
 def _shuffled(rng: np.random.Generator, rows: Rows) -> Rows:
