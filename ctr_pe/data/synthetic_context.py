@@ -164,8 +164,9 @@ def _rows(
 def _another(rng: np.random.Generator, item: Integers, categories: int, items: int) -> Integers:
     """A random other item of the category of each."""
     in_category = (items - 1 - item % categories) // categories + 1
-    other: Integers = (item // categories + rng.integers(1, in_category)) % in_category
-    return item % categories + categories * other
+    among_them = (item // categories + rng.integers(1, in_category)) % in_category
+    other: Integers = item % categories + categories * among_them
+    return other
 
 
 def _shuffled(rng: np.random.Generator, rows: Rows) -> Rows:
