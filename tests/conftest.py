@@ -32,6 +32,16 @@ def checkout() -> Path:
     return CHECKOUT
 
 
+@pytest.fixture
+def small_built_in_sets(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Built-in sets that are generated have few users."""
+    from ctr_pe.data import synthetic, synthetic_context
+
+    for generate in (synthetic.generate, synthetic_context.generate):
+        small = {**(generate.__kwdefaults__ or {}), "users": 20, "valid_users": 10, "test_users": 10}
+        monkeypatch.setattr(generate, "__kwdefaults__", small)
+
+
 @pytest.fixture(scope="session")
 def shared_data() -> Path:
     """Directory of the real logs (amazon_sports, …): $CTR_PE_SHARED_DATA, or shared/data beside the checkout."""

@@ -142,8 +142,8 @@ def test_benchmark_defaults_are_the_main_job(called: list[tuple[Any, ...]]) -> N
     assert request == Request()
     suite, cells = plan(request)
     assert [(cell.model, cell.dataset, cell.pe) for cell in cells] == [
-        ("DIN", "synthetic", "none"),
-        ("DIN", "synthetic", "cape"),
+        ("DIN", "synthetic_context", "none"),
+        ("DIN", "synthetic_context", "cape"),
     ]
     assert (suite.seeds, suite.protocol, request.seed) == (5, "heldout", 0)
     assert (request.threads, request.gpu, request.params) == (1, -1, {})

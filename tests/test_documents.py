@@ -23,6 +23,7 @@ import shlex
 import textwrap
 import tomllib
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,7 @@ import polars as pl
 import pytest
 
 from ctr_pe import cli
-from ctr_pe.data.synthetic import generate
+from ctr_pe.data.built_in import BUILT_IN, DEFAULT
 from ctr_pe.study.rendering import GAUC
 from ctr_pe.validate import check
 
@@ -137,6 +138,13 @@ def write_log(folder: Path) -> None:
     pl.DataFrame({"item_id": range(40), "cate_id": [i % 5 for i in range(40)]}).write_parquet(folder / "items.parquet")
 
 
+def small_set(path: Path) -> None:
+    """A data set of this name: a built-in one, or one like the others."""
+    module, given = BUILT_IN.get(path.name, BUILT_IN["synthetic"])
+    if not path.exists():
+        import_module(module).generate(path, **given, **SMALL)
+
+
 def trained(folder: Path) -> None:
     """A small model in ``model/``, and later events with an item that is new."""
     from ctr_pe import CTRRanker
@@ -180,9 +188,7 @@ def ctr_pe(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
     args = cli._parser().parse_args(arguments)
     name = " ".join(arguments[: 1 + (arguments[0] == "data")])
     if name == "benchmark":
-        data = folder / "data" / (args.dataset or "synthetic")
-        if not data.exists():
-            generate(data, **SMALL)
+        small_set(folder / "data" / (args.dataset or DEFAULT))
         few = ["--set", "batch_size=32"]
         assert cli.main([*arguments, *few, "--jobs", "1", *["--dry-run"] * (not args.dry_run)]) == 0
         assert not (folder / "results").exists()
@@ -199,7 +205,7 @@ def ctr_pe(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
     elif (name == "data build" and args.recipe is None) or name in ("validate", "list", "info"):
         assert cli.main(arguments) == 0
     elif name == "draw" and args.store is None:
-        generate(folder / "data" / "synthetic", **SMALL)
+        small_set(folder / "data" / (args.dataset or DEFAULT))
         assert cli.main([*arguments, "--seed", "0"]) == 0
         assert args.out.stat().st_size > 1000
     elif name == "data build":
@@ -226,7 +232,7 @@ def python(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
         assert all(f'"{option}"' in source for option in arguments if option.startswith("--"))
         return
     if "results/tune/best.yaml" in arguments:
-        generate(folder / "data" / "synthetic", **SMALL)
+        small_set(folder / "data" / "synthetic")
         (folder / "results" / "tune").mkdir(parents=True)
         best = "best: {model: DIN, dataset_id: synthetic, position_encoding: cape}\n"
         (folder / "results" / "tune" / "best.yaml").write_text(best)

@@ -46,7 +46,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def wanted(root: Path, pe: str, **changes: Any) -> Wanted:
     params = parse_overrides(changes.pop("set", SMALL))
-    return Wanted(pe.split(","), params=params, data_root=root, **changes)
+    dataset = None if "store" in changes else "synthetic"  # a store's runs say which
+    return Wanted(pe.split(","), params=params, data_root=root, **{"dataset": dataset} | changes)
 
 
 def fresh(root: Path, pe: str, model: str = "DIN", options: list[str] | None = None) -> tuple[Any, dict[str, Tensor]]:

@@ -91,9 +91,7 @@ def test_a_data_set_that_was_built_needs_no_dataset_config(data: Path, tmp_path:
 
 
 @pytest.mark.parametrize("name", BUILT_IN)
-def test_a_built_in_set_is_made_at_first_use(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {**(generate.__kwdefaults__ or {}), "users": 20, "valid_users": 10, "test_users": 10}
-    monkeypatch.setattr("ctr_pe.data.synthetic.generate.__kwdefaults__", small)
+def test_a_built_in_set_is_made_at_first_use(name: str, small_built_in_sets: None) -> None:
     assert main(["--expid", f"DIN_{name}", *overrides("epochs=1")]) == 0  # with the installed config
     assert Path(f"data/{name}/report.json").is_file()
 

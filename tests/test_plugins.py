@@ -247,6 +247,8 @@ def test_benchmark_takes_dotted_names(package: Path, root: Path, capsys: pytest.
         models,
         "--pe",
         f"none,{DOTTED}",
+        "--dataset",
+        "synthetic",
         "--data-root",
         str(root),
         "--out",
@@ -262,14 +264,15 @@ def test_benchmark_takes_dotted_names(package: Path, root: Path, capsys: pytest.
     assert none["metrics"] != recency["metrics"]
     assert none["config_hash"] == recency["config_hash"]
     assert none["params"]["attention_hidden_units"] == model_params("DIN", "synthetic")["attention_hidden_units"]
-    assert main(["benchmark", "--pe", f"none,{DOTTED}", "--data-root", str(root), "--set", "recency_stat=1"]) == 2
+    assert main(["benchmark", "--pe", f"none,{DOTTED}", "--set", "recency_stat=1"]) == 2
     assert "did you mean 'recency_start'?" in capsys.readouterr().err
 
 
 def test_rows_name_class_and_package_and_are_not_mixed(
     installed: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    argv = ["benchmark", "--pe", "none,recency", "--data-root", str(root), "--out", "out", *SMALL, *ONCE]
+    argv = ["benchmark", "--pe", "none,recency", "--dataset", "synthetic", "--data-root", str(root), "--out", "out"]
+    argv += [*SMALL, *ONCE]
     assert main(argv) == 0, capsys.readouterr().err
     assert [row["origins"] for row in results(Path("out"))] == [{}, {"recency": "my_pkg.recency:Recency (my-pkg 0.3)"}]
     entry = installed.parent / "my_pkg-0.3.dist-info" / "entry_points.txt"

@@ -146,7 +146,7 @@ def test_mistakes(
         train(a_run(root, track=track))
     assert message in str(error.value)
     for command in ("benchmark", "tune"):
-        assert main([command, "--track", track, "--data-root", str(root)]) == 2
+        assert main([command, "--track", track, "--dataset", "synthetic", "--data-root", str(root)]) == 2
         assert message in capsys.readouterr().err
 
 
@@ -184,7 +184,7 @@ def test_the_commands_and_configs_track(root: Path, tmp_path: Path, monkeypatch:
     pytest.importorskip("tensorboard")
     monkeypatch.chdir(tmp_path)
     small = [f"--set={key}={json.dumps(value)}" for key, value in {**SMALL, "epochs": 1}.items()]
-    common = [*small, "--data-root", str(root), "--track", "tensorboard"]
+    common = [*small, "--dataset", "synthetic", "--data-root", str(root), "--track", "tensorboard"]
     argv = ["benchmark", "--pe", "none", "--repeats", "1", "--jobs", "1", "--out", "bench", *common]
     assert main(argv) == 0
     assert main(argv[:-2]) == 0  # nothing is missing

@@ -20,6 +20,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from ctr_pe.commands.options import Parser, class_names, count, number, training_options
+from ctr_pe.data.built_in import DEFAULT
 
 
 def add_options(parser: Parser) -> None:
@@ -41,7 +42,7 @@ def add_options(parser: Parser) -> None:
     add(
         "--dataset",
         metavar="NAME",
-        help="a data set below the data root, or the path of one (default: synthetic, generated at first use)",
+        help=f"a data set below the data root, or the path of one (default: {DEFAULT}, generated at first use)",
     )
     add("--repeats", type=count, metavar="N", help="seeds per encoding (default: 5)")
     add("--seed", type=number, default=0, metavar="N", help="the first seed (default: 0)")

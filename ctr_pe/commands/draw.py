@@ -17,6 +17,7 @@ import argparse
 from pathlib import Path
 
 from ctr_pe.commands.options import Parser, class_name, class_names, comma_list, data_root_option, number
+from ctr_pe.data.built_in import DEFAULT
 
 
 def add_options(parser: Parser) -> None:
@@ -25,7 +26,7 @@ def add_options(parser: Parser) -> None:
     add("--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
     add("--run", dest="store", type=Path, metavar="DIR", help="OUT of a benchmark with --keep-weights")
     add("--model", type=class_name, metavar="NAME", help="a model (default: that of the runs, else DIN)")
-    add("--dataset", metavar="NAME", help="as for benchmark (default: that of the runs, else synthetic)")
+    add("--dataset", metavar="NAME", help=f"as for benchmark (default: that of the runs, else {DEFAULT})")
     add("--seed", type=number, metavar="N", help="only this seed (default: all of the runs, else the first 5)")
     add(
         "--only",

@@ -18,13 +18,14 @@ import argparse
 from pathlib import Path
 
 from ctr_pe.commands.options import Parser, class_name, count, number, training_options
+from ctr_pe.data.built_in import DEFAULT
 
 
 def add_options(parser: Parser) -> None:
     add = parser.add_argument
     add("--model", type=class_name, default="DIN", metavar="NAME", help="a model (default: DIN)")
     add("--pe", type=class_name, default="cape", metavar="NAME", help="an encoding (default: cape)")
-    add("--dataset", default="synthetic", metavar="NAME", help="as for benchmark (default: synthetic)")
+    add("--dataset", default=DEFAULT, metavar="NAME", help=f"as for benchmark (default: {DEFAULT})")
     add("--trials", type=count, default=30, metavar="N", help="in all, with those of earlier calls (default: 30)")
     add("--out", type=Path, metavar="DIR", help="study and report (default: results/tune-MODEL-PE-DATASET)")
     add(

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pathlib import Path
 
     from ctr_pe.data.dataset import Dataset
 
-BUILT_IN = {"synthetic": {}, "synthetic_time": {"timed": True}}
-"""Name -> arguments of :func:`~ctr_pe.data.synthetic.generate`."""
+BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
+    "synthetic_context": ("ctr_pe.data.synthetic_context", {}),
+    "synthetic": ("ctr_pe.data.synthetic", {}),
+    "synthetic_time": ("ctr_pe.data.synthetic", {"timed": True}),
+}
+"""Name -> module, and arguments of its ``generate``."""
+
+DEFAULT = "synthetic_context"
+"""The data set of commands where none is named."""
 
 
 def generate_built_in(path: Path) -> Dataset:
     """Generate the built-in set that ``path`` is named after."""
-    from ctr_pe.data.synthetic import generate
-
-    return generate(path, **BUILT_IN[path.name])
+    module, given = BUILT_IN[path.name]
+    dataset: Dataset = import_module(module).generate(path, **given)
+    return dataset

@@ -20,19 +20,14 @@ number of items since a click says little about its age, so encodings that read 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
-import pyarrow as pa
 
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.data.specs import age_spec, history_spec, target_spec
-from ctr_pe.data.vocabulary import Vocabulary
-from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
+from ctr_pe.data.generated import Integers, Rows, item_of, shuffled_within, small, write
 from ctr_pe.errors import UserError
-from ctr_pe.fields import Group
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -40,7 +35,6 @@ if TYPE_CHECKING:
 DECAY, CAP, SLOPE, SHIFT = 0.6, 3.0, 2.2, -1.6
 MINUTE, HOUR, DAY = 60, 3600, 86_400
 HALF_LIFE, PAUSES = DAY / 2, (0.05, 0.5)
-Integers = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
@@ -111,12 +105,8 @@ def generate(
     asked = _requests(rng, liked, clicks, requests, from_favourites, categories, items, timed)
 
     if shuffled:
-        clicks = _shuffle(np.random.default_rng(seed), clicks)
-    seen = slice(clicks.starts[users])  # the train users' clicks; each is in all rows of its user
-    known = {
-        "item_id": _known(items, asked.item[:users], clicks.item[seen], requests),
-        "cate_id": _known(categories, asked.category[:users], clicks.category[seen], requests),
-    }
+        order = shuffled_within(np.random.default_rng(seed), clicks.starts)  # the times are not permuted
+        clicks = replace(clicks, category=clicks.category[order], item=clicks.item[order])
     report = {
         "generator": {
             "seed": seed,
@@ -134,24 +124,18 @@ def generate(
         "mean_history": round(float(lengths.mean()), 2),
     }
 
-    def source(writer: DatasetWriter) -> Content:
-        ids = known["item_id"].table(items), known["cate_id"].table(categories)
-        ends = np.cumsum(list(splits.values()))
-        for (split, size), end in zip(splits.items(), ends.tolist(), strict=True):
-            writer.add(split, _table(slice(end - size, end), clicks, asked, *ids))
-        features: dict[str, dict[str, Any]] = {"user_id": {"type": "meta"}}
-        features |= {name: target_spec(len(vocabulary)) for name, vocabulary in known.items()}
-        for name, vocabulary in known.items():
-            features[name.replace("_id", "_history")] = history_spec(name, len(vocabulary), max_len)
-        features["age_history"] = age_spec(max_len)
-        groups = [Group(("item_id", "cate_id"), ("item_history", "cate_history"), "age_history")]
-        vocabs = {name: vocabulary.stored() for name, vocabulary in known.items()}
-        numbers = np.arange(items)
-        catalogue = {"item_id": numbers, "cate_id": numbers % categories}  # raw, then the ids of both
-        catalogue |= {"item_id:id": ids[0], "cate_id:id": ids[1][numbers % categories]}
-        return Content("label", "user_id", features, groups, vocabs, report, pl.DataFrame(catalogue))
-
-    return make_dataset(source, out, "synthetic_time" if timed else "synthetic", overwrite)
+    ends = zip(splits.items(), np.cumsum(list(splits.values())).tolist(), strict=True)
+    seen = slice(clicks.starts[users])  # the train users' clicks; each is in all rows of its user
+    return write(
+        out,
+        "synthetic_time" if timed else "synthetic",
+        ((split, _rows(slice(end - size, end), clicks, asked)) for (split, size), end in ends),
+        _counts(items, asked.item[:users], clicks.item[seen]),
+        _counts(categories, asked.category[:users], clicks.category[seen]),
+        max_len,
+        report,
+        overwrite,
+    )
 
 
 def click_probability(target_category: Integers, clicks: Clicks, at: Integers | None = None) -> npt.NDArray[np.float64]:
@@ -185,11 +169,6 @@ def _distinct(rng: np.random.Generator, rows: int, count: int, choices: int) -> 
     return drawn
 
 
-def _item_of(rng: np.random.Generator, category: Integers, categories: int, items: int) -> Integers:
-    """A random item of each category; item i is of category i mod ``categories``."""
-    return category + categories * rng.integers((items - 1 - category) // categories + 1)
-
-
 def _clicks(
     rng: np.random.Generator,
     liked: Integers,
@@ -209,14 +188,7 @@ def _clicks(
     paused = rng.random(total) < rng.uniform(*PAUSES, len(liked))[owner] if timed else new_burst
     pause = np.where(paused, DAY + rng.exponential(DAY, total), rng.exponential(10 * MINUTE, total))
     at = np.cumsum(1 + pause.astype(np.int64))
-    return Clicks(starts, category, _item_of(rng, category, categories, items), at)
-
-
-def _shuffle(rng: np.random.Generator, clicks: Clicks) -> Clicks:
-    """The same clicks in random order within each user; the times are not permuted."""
-    owner = np.repeat(np.arange(len(clicks.starts) - 1), np.diff(clicks.starts))
-    order = np.lexsort((rng.random(len(owner)), owner))
-    return replace(clicks, category=clicks.category[order], item=clicks.item[order])
+    return Clicks(starts, category, item_of(rng, category, categories, items), at)
 
 
 def _requests(
@@ -236,38 +208,29 @@ def _requests(
     waits[:, 0] += rng.exponential(HOUR, len(liked))
     at = clicks.at[clicks.starts[1:] - 1][:, None] + np.cumsum(waits.astype(np.int64), axis=1)
     label = rng.random(shape) < click_probability(category, clicks, at if timed else None)
-    return Requests(category, _item_of(rng, category, categories, items), at, label)
+    return Requests(category, item_of(rng, category, categories, items), at, label)
 
 
-def _known(size: int, targets: Integers, clicked: Integers, requests: int) -> Vocabulary:
-    """The ids of the train rows, the most frequent first."""
-    counts = np.bincount(targets.reshape(-1), minlength=size) + requests * np.bincount(clicked, minlength=size)
-    return Vocabulary.by_frequency(counts)
+def _counts(size: int, targets: Integers, clicked: Integers) -> Integers:
+    """How often each number below ``size`` is in the rows of some users, given their (users, requests) targets."""
+    in_histories: Integers = targets.shape[1] * np.bincount(clicked, minlength=size)
+    return in_histories + np.bincount(targets.reshape(-1), minlength=size)
 
 
-def _table(users: slice, clicks: Clicks, asked: Requests, item_ids: Integers, cate_ids: Integers) -> pa.Table:
-    """The rows of some users, one per request, each with the user's whole history."""
+def _rows(users: slice, clicks: Clicks, asked: Requests) -> Rows:
+    """One per request of some users, each with the user's whole history."""
     requests = asked.item.shape[1]
     starts = clicks.starts[users.start : users.stop + 1]
     lengths = np.repeat(np.diff(starts), requests)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     click = np.arange(offsets[-1]) + np.repeat(np.repeat(starts[:-1], requests) - offsets[:-1], lengths)
-
-    def history(values: Integers) -> pa.Array:
-        return pa.ListArray.from_arrays(offsets.astype(np.int32), _small(values))
-
-    return pa.table(
-        {
-            "label": asked.label[users].reshape(-1).astype(np.uint8),
-            "user_id": _small(np.repeat(np.arange(users.start, users.stop), requests)),
-            "item_id": _small(item_ids[asked.item[users]].reshape(-1)),
-            "cate_id": _small(cate_ids[asked.category[users]].reshape(-1)),
-            "item_history": history(item_ids[clicks.item[click]]),
-            "cate_history": history(cate_ids[clicks.category[click]]),
-            "age_history": history(np.repeat(asked.at[users].reshape(-1), lengths) - clicks.at[click]),
-        }
+    return Rows(
+        label=asked.label[users].reshape(-1),
+        user=np.repeat(np.arange(users.start, users.stop), requests),
+        item=asked.item[users].reshape(-1),
+        category=asked.category[users].reshape(-1),
+        starts=offsets,
+        clicked_item=small(clicks.item)[click],
+        clicked_category=small(clicks.category)[click],
+        age=np.repeat(asked.at[users].reshape(-1), lengths) - clicks.at[click],
     )
-
-
-def _small(values: Integers) -> Integers:
-    return values.astype(np.min_scalar_type(int(values.max())))

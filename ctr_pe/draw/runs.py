@@ -15,6 +15,7 @@ import torch
 
 from ctr_pe.checks import check_encoding, check_params, model_class
 from ctr_pe.config import model_params
+from ctr_pe.data.built_in import DEFAULT
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
@@ -117,7 +118,7 @@ def _fresh(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
     model = wanted.model or "DIN"
     refuse_own_keys("--set", wanted.params)
     check_params(model, wanted.params)
-    dataset = find_dataset(wanted.dataset or "synthetic", wanted.data_root, "heldout")
+    dataset = find_dataset(wanted.dataset or DEFAULT, wanted.data_root, "heldout")
     params = run_params(model, dataset.dataset_id, wanted.params)
     seeds = range(SEEDS) if wanted.seed is None else [wanted.seed]
     runs = [Run(model, dataset.path, pe, seed, params=params) for pe in wanted.encodings for seed in seeds]

@@ -14,7 +14,7 @@ import polars as pl
 
 from ctr_pe import checks, tracking
 from ctr_pe.config import model_params
-from ctr_pe.data.built_in import BUILT_IN, generate_built_in
+from ctr_pe.data.built_in import BUILT_IN, DEFAULT, generate_built_in
 from ctr_pe.data.dataset import Dataset, data_root, open_dataset
 from ctr_pe.errors import UserError, counted, nearest, say
 from ctr_pe.model_zoo.keys import check_gpu
@@ -50,8 +50,8 @@ class Request:
     """What to run: every model with every encoding, or a suite.
 
     ``models`` and ``encodings`` select cells of a suite; ``dataset``, ``repeats``, ``protocol`` and ``params`` replace
-    its values. None means the suite's value; without a suite, DIN with none and cape on the built-in data, five seeds,
-    heldout.
+    its values. None means the suite's value; without a suite, DIN with none and cape on the built-in set ``DEFAULT``,
+    five seeds, heldout.
 
     ``params``: hyper-parameters under FuxiCTR's names. ``out``: directory of results and tables. ``jobs``: runs at
     once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``: directory of data sets.
@@ -157,7 +157,7 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
             checks.check_encoding(pe)
         for model in models:
             checks.check_params(model, request.params)
-        grid = Grid(models=models, encodings=encodings, datasets=["synthetic"])
+        grid = Grid(models=models, encodings=encodings, datasets=[DEFAULT])
         suite = Suite(title=f"{', '.join(models)} × {', '.join(encodings)}", grids=[grid])
     else:
         suite = load_suite(request.suite)

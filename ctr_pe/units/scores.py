@@ -148,7 +148,7 @@ class DINScore(nn.Module):
             for chosen in _slices(target.shape[1], TARGETS):
                 hidden = (extended[row, chosen] @ weight).view(-1, len(of_product))
                 for layer in rest:
-                    hidden = _to_one(layer, hidden) if _has_one_unit(layer) else layer(hidden)
+                    hidden = _applied(layer, hidden)
                 logits[row, chosen, some] = hidden.view(-1, per_item[row, some].shape[0])
         return logits
 
@@ -168,13 +168,12 @@ def candidate_scores(score: nn.Module, target: Tensor, items: Tensor) -> Tensor:
     return logits.view(rows, targets, slots)
 
 
-def _has_one_unit(layer: nn.Module) -> bool:
-    return isinstance(layer, nn.Linear) and layer.out_features == 1
-
-
-def _to_one(layer: nn.Module, x: Tensor) -> Tensor:
-    """The layer, of one unit, as a product with a vector, which is several times faster: (N, U) -> (N, 1)."""
-    return torch.addmv(layer.bias, x, layer.weight[0]).unsqueeze(1)
+def _applied(layer: nn.Module, x: Tensor) -> Tensor:
+    """layer(x), (N, any). One unit is a product with a vector, which is several times faster."""
+    if isinstance(layer, nn.Linear) and layer.out_features == 1:
+        return torch.addmv(layer.bias, x, layer.weight[0]).unsqueeze(1)
+    applied: Tensor = layer(x)
+    return applied
 
 
 COLUMNS, TARGETS = 512, 1024

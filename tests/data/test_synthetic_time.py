@@ -86,13 +86,13 @@ def test_it_is_a_set_of_its_own(data: Dataset, tmp_path: Path) -> None:
     assert generate(tmp_path / "synthetic", **SMALL).data_hash != data.data_hash
 
 
-def shuffled_pauses(users: slice, clicks: Clicks, asked: Requests, *ids: Any, table: Any = synthetic._table) -> Any:
+def shuffled_pauses(users: slice, clicks: Clicks, asked: Requests, rows: Any = synthetic._rows) -> Any:
     """The same clicks and labels, all pauses between clicks in another order: ages tell nothing about the labels that
     order does not."""
     pauses = np.random.default_rng(0).permutation(np.diff(clicks.at, prepend=0))
     shift = np.cumsum(pauses) - clicks.at
     waited = asked.at + shift[clicks.starts[1:] - 1][:, None]
-    return table(users, replace(clicks, at=clicks.at + shift), replace(asked, at=waited), *ids)
+    return rows(users, replace(clicks, at=clicks.at + shift), replace(asked, at=waited))
 
 
 SHAPE = {"users": 2000, "valid_users": 200, "test_users": 800, "items": 120, "categories": 12, "timed": True}
@@ -112,7 +112,7 @@ def test_encodings_by_time_lead_where_time_counts(seed: int, tmp_path: Path, mon
     seen = auc(generate(tmp_path / "timed", **SHAPE), seed, *by_order, *by_time)
     assert min(seen[pe] for pe in by_time) > max(seen[pe] for pe in by_order) + 0.02
 
-    monkeypatch.setattr(synthetic, "_table", shuffled_pauses)  # the order stays, and so what was seen of it
+    monkeypatch.setattr(synthetic, "_rows", shuffled_pauses)  # the order stays, and so what was seen of it
     without = auc(generate(tmp_path / "shuffled", **SHAPE), seed, *by_time)
     assert max(without.values()) < max(seen[pe] for pe in by_order) + 0.015
 

@@ -51,7 +51,7 @@ def made(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, d
     """A benchmark's store, and the content of its page, read from the page."""
     out = tmp_path_factory.mktemp("results") / "small"
     params = parse_overrides(SMALL)
-    how = {"repeats": 2, "jobs": 1, "data_root": root, "keep_weights": True}
+    how = {"dataset": "synthetic", "repeats": 2, "jobs": 1, "data_root": root, "keep_weights": True}
     assert run(Request(encodings=PES, params=params, out=out, **how)) == 0
     assert main(["report", str(out), "--data-root", str(root), "--users", "7"]) == 0
     return Store(out), embedded((out / "report.html").read_text(encoding="utf-8"))
@@ -278,7 +278,7 @@ def test_every_backbone_has_weights_for_every_item_of_a_history(root: Path, mode
     """Also of one item, and of more than the model reads."""
     params = parse_overrides(["embedding_dim=4", "dnn_hidden_units=[8]", "max_len=20", "position_dim=4"])
     params |= {} if model in ("DIN", "DIEN", "TIN") else {"num_heads": 2}
-    dataset, (one,) = drawn(Wanted(["cape"], model=model, seed=0, data_root=root, params=params))
+    dataset, (one,) = drawn(Wanted(["cape"], model=model, dataset="synthetic", seed=0, data_root=root, params=params))
     lengths = pl.read_parquet(dataset.split("test"))["item_history"].list.len().to_numpy()
     rows = [int(lengths.argmin()), int(lengths.argmax()), 3]
     assert lengths.max() > 20

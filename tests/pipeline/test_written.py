@@ -37,7 +37,7 @@ test_metrics.__test__ = False  # type: ignore[attr-defined]
 
 
 def test_benchmark(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    asked = ["benchmark", "--repeats", "1", "--jobs", "1", "--out", "out", *QUICK]
+    asked = ["benchmark", "--dataset", "synthetic", "--repeats", "1", "--jobs", "1", "--out", "out", *QUICK]
     assert main([*asked, "--pe", "rope"]) == 0  # without its model
     capsys.readouterr()
     assert main([*asked, "--pe", "none,cape,rope", "--keep-models"]) == 0

@@ -73,7 +73,15 @@ def test_a_dry_run_says_what_is_missing_and_trains_nothing(
 
     monkeypatch.setattr("ctr_pe.study.runner.run_all", store_all)
     out = tmp_path / "out"
-    request = Request(models=["DIN", "BST"], repeats=3, out=out, data_root=root, jobs=2, params={"batch_size": 64})
+    request = Request(
+        models=["DIN", "BST"],
+        repeats=3,
+        out=out,
+        dataset="synthetic",
+        data_root=root,
+        jobs=2,
+        params={"batch_size": 64},
+    )
     assert run(replace(request, dry_run=True)) == 0
     shown = capsys.readouterr()
     assert not out.exists()
@@ -103,7 +111,7 @@ def test_a_dry_run_finds_what_would_fail(
         return build_model(run, *others)
 
     monkeypatch.setattr("ctr_pe.study.estimate.build_model", build)
-    command = ["benchmark", "--dry-run", "--pe", "none,rope,cape", "--data-root", str(root)]
+    command = ["benchmark", "--dry-run", "--pe", "none,rope,cape", "--dataset", "synthetic", "--data-root", str(root)]
     assert main([*command, "--out", str(tmp_path / "out")]) == 1
     out = " ".join(capsys.readouterr().out.split())
     assert "DIN rope synthetic cannot be run: too odd" in out

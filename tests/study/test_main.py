@@ -42,7 +42,7 @@ def arguments(root: Path, out: Path | None, **changes: Any) -> Request:
     names = {"pe": "encodings", "model": "models"}
     given = {names.get(key, key): value for key, value in changes.items()}
     given["params"] = parse_overrides(given.pop("set", []))
-    return Request(**{"repeats": 2, "out": out, "jobs": 1, "data_root": root} | given)
+    return Request(**{"dataset": "synthetic", "repeats": 2, "out": out, "jobs": 1, "data_root": root} | given)
 
 
 @pytest.mark.parametrize(
@@ -120,18 +120,13 @@ def test_failed_runs_make_the_exit_code_1(
 
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_set_is_generated_once(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], small_built_in_sets: None
 ) -> None:
-    monkeypatch.setattr("ctr_pe.data.synthetic.generate.__kwdefaults__", small())
     assert run(arguments(tmp_path / "data", tmp_path / "out", dataset=name, repeats=1), fast) == 0
     assert "generating the built-in data set" in capsys.readouterr().err
     assert open_dataset(name, tmp_path / "data").dataset_id == name
     assert run(arguments(tmp_path / "data", tmp_path / "out", dataset=name, repeats=1), fast) == 0
     assert "generating" not in capsys.readouterr().err
-
-
-def small() -> dict[str, Any]:
-    return {**(generate.__kwdefaults__ or {}), "users": 20, "valid_users": 10, "test_users": 10}
 
 
 def test_training_side_by_side_gives_what_one_after_another_in_this_process_does(
@@ -167,6 +162,8 @@ def test_ctrl_c_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
         "-m",
         "ctr_pe.cli",
         "benchmark",
+        "--dataset",
+        "synthetic",
         "--data-root",
         str(root),
         "--out",

@@ -90,7 +90,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def benchmark(pairs: Sequence[str], data: Path, out: Path, checkout: Path) -> int:
     given = ["--model", "DIN", "--pe", "cape", "--repeats", "1", "--out", str(out), "--data-root", str(data)]
-    return cli.main(["benchmark", *given, *pairs])
+    return cli.main(["benchmark", "--dataset", "synthetic", *given, *pairs])
 
 
 def tune(pairs: Sequence[str], data: Path, out: Path, checkout: Path) -> int:
