@@ -18,7 +18,7 @@ from ctr_pe.units.gru import GATES, GRU, AttentionGRU, last_state
 B, L, D, K = 3, 7, 8, 4
 MASK = torch.arange(L) >= L - torch.tensor([7, 2, 0]).unsqueeze(1)
 AGE = torch.arange(L, 0, -1).mul(86_399).add(7).expand(B, L)
-IDS = torch.arange(B * L).view(B, L) % 3 + 1
+IDS = torch.arange(L) % 3 + 1
 Call = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
@@ -32,7 +32,8 @@ def made(case: str, unit: str) -> Call:
 
     def call(target: Tensor, history: Tensor, mask: Tensor, age: Tensor) -> Tensor:
         at = PaddedPositions.from_mask(mask, age)
-        at = at.carrying(Items(at.pack(history), (at.pack(IDS[: len(mask)]),)), Items(target, (IDS[: len(mask), 0],)))
+        ids = IDS.expand(len(mask), L)
+        at = at.carrying(Items(at.pack(history), (at.pack(ids),)), Items(target, (ids[:, 0],)))
         found = built(at.pack(history), at) if unit == "self" else built(target, at.pack(history), at)[0]
         return found.view(len(mask), -1)
 
