@@ -133,7 +133,9 @@ def test_model_and_data_set_are_those_asked_for() -> None:
     assert (params["model"], params["dataset_id"]) == ("DIN", "synthetic")
 
 
-@pytest.mark.parametrize("dataset", ["synthetic", "synthetic_time", "amazonelectronics_x1", "kuaivideo_x1"])
+@pytest.mark.parametrize(
+    "dataset", ["synthetic", "synthetic_time", "synthetic_shuffled", "amazonelectronics_x1", "kuaivideo_x1"]
+)
 @pytest.mark.parametrize("model", sorted(packaged_yaml("model_config")))
 def test_fuxictrs_own_reader_gets_the_same_parameters(model: str, dataset: str, checkout: Path) -> None:
     """It takes Base from whichever file it reads, so that of all models must be the same."""

@@ -9,7 +9,7 @@ if TYPE_CHECKING:
 
     from ctr_pe.data.dataset import Dataset
 
-BUILT_IN = {"synthetic": {}, "synthetic_time": {"timed": True}}
+BUILT_IN = {"synthetic": {}, "synthetic_time": {"timed": True}, "synthetic_shuffled": {"shuffled": True}}
 """Name -> arguments of :func:`~ctr_pe.data.synthetic.generate`."""
 
 

@@ -82,7 +82,7 @@ def generate(
     shuffled: bool = False,
     overwrite: bool = False,
 ) -> Dataset:
-    """Write the set "synthetic" to ``out``, or "synthetic_time"; the same arguments give the same ``data_hash``.
+    """Write the set "synthetic" to ``out``, or a variant; the same arguments give the same ``data_hash``.
 
     Args:
         users, valid_users, test_users: of the three splits, each user with ``requests`` rows.
@@ -90,9 +90,9 @@ def generate(
         favourites: categories in which a user clicks.
         switch: probability that an item starts a burst in another favourite category.
         from_favourites: probability that a target is of a favourite category.
-        timed: elapsed time has the effect, and pauses do not depend on bursts.
-        shuffled: a control: every history's items are permuted at random after the labels are drawn, so that order and
-            time carry no information. All else is the same.
+        timed: "synthetic_time": elapsed time has the effect, and pauses do not depend on bursts.
+        shuffled: "synthetic_shuffled", a control: every history's items are permuted at random after the labels are
+            drawn, so that order and time carry no information. All else is the same.
 
     Raises:
         UserError: sizes that do not fit together, or ``out`` exists.
@@ -151,7 +151,7 @@ def generate(
         catalogue |= {"item_id:id": ids[0], "cate_id:id": ids[1][numbers % categories]}
         return Content("label", "user_id", features, groups, vocabs, report, pl.DataFrame(catalogue))
 
-    return make_dataset(source, out, "synthetic_time" if timed else "synthetic", overwrite)
+    return make_dataset(source, out, "synthetic" + "_time" * timed + "_shuffled" * shuffled, overwrite)
 
 
 def click_probability(target_category: Integers, clicks: Clicks, at: Integers | None = None) -> npt.NDArray[np.float64]:

@@ -96,7 +96,7 @@ def _draw(axes: Any, panel: Panel) -> None:
     axes.tick_params(axis="x", labelsize=8)
     axes.locator_params(axis="x", nbins=4)
     axes.margins(x=0.06)
-    axes.set_xlabel(f"gAUC − {panel.baseline}, 95 % interval", fontsize=9)
+    axes.set_xlabel(f"gAUC − {panel.baseline}, 95 % interval (other users, newly trained runs)", fontsize=9)
     axes.set_title("\n".join(_wrapped(panel.title)), fontsize=9, loc="left")
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -19,7 +20,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from ctr_pe.evaluation.metrics import METRICS, check_rows, row_loss
+from ctr_pe.evaluation.metrics import METRICS, Floats, check_rows, row_loss
 from ctr_pe.evaluation.paired import Arm, arm
 from ctr_pe.evaluation.users import Users, user_values
 from ctr_pe.study.store import Result, Store, write
@@ -42,6 +43,11 @@ class UserStatistics:
     click_rate: float = math.nan
     values: dict[str, dict[str, npt.NDArray[Any]]] = field(default_factory=dict)
 
+    @cached_property
+    def shares(self) -> dict[str, Floats]:
+        """Metric -> (U,) shares of the users."""
+        return self.users.shares
+
     @property
     def base_logloss(self) -> float:
         """Of a constant prediction for the test rows, the click rate of the training rows; NaN if that is not known."""
@@ -58,7 +64,7 @@ class UserStatistics:
         names = [result.key.name for result in runs.values()]
         values = [self.values[name][metric] * step if name in self.values else unknown for name in names]
         metrics = [result.metrics[metric] for result in runs.values()]
-        return arm(metrics, np.stack(values), self.users.shares[metric])
+        return arm(metrics, np.stack(values), self.shares[metric])
 
 
 def user_statistics(store: Store, data_hash: str) -> UserStatistics:
