@@ -63,7 +63,8 @@ def arm(metrics: npt.ArrayLike, values: Floats, shares: Floats) -> Arm:
     :mod:`ctr_pe.evaluation.users`."""
     found = np.asarray(metrics, np.float64)
     runs = len(found)
-    means = values @ shares / shares.sum()
+    with np.errstate(invalid="ignore"):  # nobody has a share
+        means = values @ shares / shares.sum()
     influences = shares * (values - means[:, None])
     influence = influences.mean(0)
     rest = influences - influence

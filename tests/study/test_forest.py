@@ -62,7 +62,7 @@ def test_without_the_scores_there_are_points_without_intervals(tmp_path: Path) -
     ((panel, _),) = panels(settings(store))
     assert math.isnan(panel.differences["cape"].low)
     assert not math.isnan(panel.differences["naive"].low)
-    assert write_forest(store, make_tables(store)) == list(FILES)
+    assert write_forest(store, settings(store)) == list(FILES)
 
 
 def test_without_matplotlib_a_line_says_what_to_install(
