@@ -14,7 +14,7 @@ RESULTS = Path(__file__).parent / "results"
 def main(results: Path = RESULTS) -> None:
     for file in sorted(results.glob(f"*/{FILE}")):
         store = Store(file.parent)
-        print(f"{store.path}: {', '.join(write_files(store, settings(store)))}")
+        print(f"{store.path.name}: {', '.join(write_files(store, settings(store)))}")
 
 
 if __name__ == "__main__":

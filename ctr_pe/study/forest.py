@@ -13,7 +13,7 @@ from ctr_pe.study.differences import BASELINES, Setting
 from ctr_pe.study.store import Store
 
 FILES = ("forest.png", "forest.pdf")
-ROW, HEAD, WIDTH, LARGEST = 0.26, 0.95, 4.6, 300.0  # inches: a difference, what is around a panel, a panel, a picture
+ROW, HEAD, WIDTH, LARGEST = 0.26, 1.1, 4.6, 300.0  # inches: a difference, what is around a panel, a panel, a picture
 OURS, ZERO = "#1f4e79", "#9aa0a6"
 
 
@@ -96,7 +96,7 @@ def _draw(axes: Any, panel: Panel) -> None:
     axes.tick_params(axis="x", labelsize=8)
     axes.locator_params(axis="x", nbins=4)
     axes.margins(x=0.06)
-    axes.set_xlabel(f"gAUC − {panel.baseline}, 95 % interval (other users, newly trained runs)", fontsize=9)
+    axes.set_xlabel(f"gAUC − {panel.baseline}, 95 % interval\n(other users, newly trained runs)", fontsize=9)
     axes.set_title("\n".join(_wrapped(panel.title)), fontsize=9, loc="left")
 
 
