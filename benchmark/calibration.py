@@ -43,7 +43,7 @@ class Split(NamedTuple):
 
 TRAINED: dict[str, tuple[list[str], dict[str, Any]]] = {
     "synthetic": (["none", "cape"], {}),
-    LOG: (["none"], {"epochs": 3}),
+    LOG: (["none"], {"epochs": 2}),
     "synthetic_shuffled": (["cape"], {}),
 }
 """Data set -> encodings, and hyper-parameters that replace those of the model's config."""
