@@ -16,10 +16,11 @@ from ctr_pe.evaluation.paired import compare, holm, mean_sd
 from ctr_pe.evaluation.users import Users, user_values
 
 Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.int64]
 Scores = dict[str, dict[int, Floats]]
 
 
-def table(seed: int, users: int = 40, rows: int = 6) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], Scores]:
+def table(seed: int, users: int = 40, rows: int = 6) -> tuple[Ints, Ints, Scores]:
     """Runs of three encodings with ties; 'good' orders the rows better than the others, which differ by chance only."""
     random = np.random.default_rng(seed)
     owner = np.repeat(np.arange(users), random.integers(1, 2 * rows, users))
@@ -36,7 +37,7 @@ def table(seed: int, users: int = 40, rows: int = 6) -> tuple[npt.NDArray[np.int
     return labels, owner, scores
 
 
-def metric_of(labels: Floats, scores: Floats, users: Floats, weight: Floats, metric: str) -> float:
+def metric_of(labels: Ints, scores: Floats, users: Ints, weight: Floats, metric: str) -> float:
     """By loops over users and pairs of rows; a user of weight w counts as w users."""
     known = {user: (labels[users == user], scores[users == user]) for user in np.unique(users)}
 
@@ -151,7 +152,7 @@ def test_identical_runs_do_not_differ() -> None:
         assert one == (0, 0, 0, 1, 1, 0, 0, 0)
 
 
-def new_study(seed: int, gain: float = 0.0) -> tuple[Floats, Floats, Scores]:
+def new_study(seed: int, gain: float = 0.0) -> tuple[Ints, Ints, Scores]:
     """New users and newly trained runs of two encodings: seeds move a whole run, users suit one encoding or one run."""
     random = np.random.default_rng(seed)
     users, per_user = 80, 6
