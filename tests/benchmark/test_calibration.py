@@ -21,18 +21,23 @@ from ctr_pe.study.differences import settings
 from ctr_pe.study.store import Key, Store
 from ctr_pe.study.users import STEPS
 
+trained = pytest.mark.skipif(not calibration.OUT.exists(), reason="the runs of benchmark/calibration.py are not there")
 
+
+@trained
 @pytest.mark.parametrize("split", calibration.CHANCE, ids=lambda split: "-".join(split))
 def test_runs_of_one_encoding_seldom_seem_to_differ(split: Split) -> None:
     rates = rejected(calibration.OUT, split)
     assert max(rates.values()) <= 0.07, rates
 
 
+@trained
 def test_the_planted_effect_is_found() -> None:
     rates = rejected(calibration.OUT, calibration.PLANTED)
     assert min(rates.values()) > 0.95, rates
 
 
+@trained
 def test_the_published_runs_are_those_of_the_command() -> None:
     found = {one.key.dataset: one for one in settings(Store(calibration.OUT))}
     assert found.keys() == calibration.TRAINED.keys()
@@ -65,7 +70,7 @@ def made_up(folder: Path, gain: float) -> None:
 
 
 def test_splits_of_made_up_runs(tmp_path: Path) -> None:
-    for name, gain in {"same": 0.0, "better": 0.5}.items():
+    for name, gain in {"same": 0.0, "better": 0.8}.items():
         made_up(tmp_path / name, gain)
         assert max(rejected(tmp_path / name, Split("synthetic", "none", "none"), splits=200).values()) < 0.12
         found = min(rejected(tmp_path / name, Split("synthetic", "cape", "none"), splits=200).values())

@@ -94,8 +94,8 @@ def test_differences_are_those_of_the_table_and_of_the_scores(made: tuple[Store,
         for pe, of in table["differences"][baseline].items():
             for metric, one in of.items():
                 column = f"{metric}_minus_{baseline}"
-                assert one.pop("value") == float(lines[pe][column])
-                assert one == {name: float(lines[pe][f"{column}_{name}"]) for name in one}
+                names = {name: column if name == "value" else f"{column}_{name}" for name in one}
+                assert one == {name: float(lines[pe][named]) for name, named in names.items()}
     key = next(iter(store.read()))
     labels, users = rows_of(store, key)
     scores = {pe: {key.seed: store.scores(key) for key in store.read() if key.pe == pe} for pe in PES}
