@@ -13,7 +13,12 @@ FOLDERS = sorted(file.parent for file in published.RESULTS.glob("*/results.jsonl
 
 
 def test_there_are_published_results() -> None:
-    assert {folder.name for folder in FOLDERS} >= {"DIN-amazon_sports", "DIN-kuairand_pure", "all_encodings"}
+    assert {folder.name for folder in FOLDERS} >= {
+        "DIN-amazon_sports",
+        "DIN-kuairand_pure",
+        "all_encodings",
+        "calibration",
+    }
 
 
 @pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
