@@ -1,4 +1,4 @@
-.PHONY: install format lint types test test-slow docs benchmark
+.PHONY: install format lint types test test-slow docs benchmark tables
 
 install:
 	pip install -c constraints.txt -e ".[dev]"
@@ -25,3 +25,6 @@ docs:
 
 benchmark:
 	ctr-pe benchmark
+
+tables:
+	python benchmark/published.py

@@ -48,6 +48,7 @@ setup(
         "polars>=1.44",
         "pyarrow",
         "scikit-learn",
+        "scipy",
         "pydantic>=2",
         "pyyaml",
         "tqdm",

@@ -134,7 +134,8 @@ def test_model_and_data_set_are_those_asked_for() -> None:
 
 
 @pytest.mark.parametrize(
-    "dataset", ["synthetic", "synthetic_time", "synthetic_context", "amazonelectronics_x1", "kuaivideo_x1"]
+    "dataset",
+    ["synthetic", "synthetic_time", "synthetic_shuffled", "synthetic_context", "amazonelectronics_x1", "kuaivideo_x1"],
 )
 @pytest.mark.parametrize("model", sorted(packaged_yaml("model_config")))
 def test_fuxictrs_own_reader_gets_the_same_parameters(model: str, dataset: str, checkout: Path) -> None:

@@ -110,7 +110,7 @@ def test_toml_is_toml(block: Block) -> None:
 @pytest.mark.parametrize("block", [block for block in BLOCKS if block.language == "text"], ids=lambda block: block.page)
 def test_output_has_the_form_of_today(block: Block) -> None:
     assert GAUC in block.code
-    assert "gAUC − none [95 % interval]  won  p" in block.code
+    assert "gAUC − none [95 % interval]  detectable  p" in block.code
 
 
 RECENCY = """

@@ -1,9 +1,9 @@
 """``ctr-pe benchmark``: train and compare encodings over several seeds.
 
 Train every model with every encoding over several seeds, and print one table: mean and standard
-deviation, and the paired difference to none with its interval. At one seed all encodings start from
-the same backbone weights and see the same batches. Finished runs are kept in OUT/results.jsonl; calling
-again with the same OUT runs only what is missing.
+deviation, and the difference to none with an interval for other users and newly trained runs. At one
+seed all encodings start from the same backbone weights and see the same batches. Finished runs are
+kept in OUT/results.jsonl; calling again with the same OUT runs only what is missing.
 
 examples:
   ctr-pe benchmark

@@ -14,6 +14,7 @@ BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
     "synthetic_context": ("ctr_pe.data.synthetic_context", {}),
     "synthetic": ("ctr_pe.data.synthetic", {}),
     "synthetic_time": ("ctr_pe.data.synthetic", {"timed": True}),
+    "synthetic_shuffled": ("ctr_pe.data.synthetic", {"shuffled": True}),
 }
 """Name -> module, and arguments of its ``generate``."""
 

@@ -76,7 +76,7 @@ def generate(
     shuffled: bool = False,
     overwrite: bool = False,
 ) -> Dataset:
-    """Write the set "synthetic" to ``out``, or "synthetic_time"; the same arguments give the same ``data_hash``.
+    """Write the set "synthetic" to ``out``, or a variant; the same arguments give the same ``data_hash``.
 
     Args:
         users, valid_users, test_users: of the three splits, each user with ``requests`` rows.
@@ -84,9 +84,9 @@ def generate(
         favourites: categories in which a user clicks.
         switch: probability that an item starts a burst in another favourite category.
         from_favourites: probability that a target is of a favourite category.
-        timed: elapsed time has the effect, and pauses do not depend on bursts.
-        shuffled: a control: every history's items are permuted at random after the labels are drawn, so that order and
-            time carry no information. All else is the same.
+        timed: "synthetic_time": elapsed time has the effect, and pauses do not depend on bursts.
+        shuffled: "synthetic_shuffled", a control: every history's items are permuted at random after the labels are
+            drawn, so that order and time carry no information. All else is the same.
 
     Raises:
         UserError: sizes that do not fit together, or ``out`` exists.
@@ -128,7 +128,7 @@ def generate(
     seen = slice(clicks.starts[users])  # the train users' clicks; each is in all rows of its user
     return write(
         out,
-        "synthetic_time" if timed else "synthetic",
+        "synthetic" + "_time" * timed + "_shuffled" * shuffled,
         ((split, _rows(slice(end - size, end), clicks, asked)) for (split, size), end in ends),
         _counts(items, asked.item[:users], clicks.item[seen]),
         _counts(categories, asked.category[:users], clicks.category[seen]),

@@ -1,4 +1,4 @@
-"""Metrics of a click model and paired statistics over seeded runs. Needs numpy only."""
+"""Metrics of a click model and differences between trained runs. Needs NumPy and SciPy only."""
 
 from ctr_pe.evaluation.metrics import evaluate
 

@@ -1,48 +1,143 @@
-"""Is one encoding better than another? Paired statistics over seeded runs that were tested on the same rows.
+"""Is one encoding better than another? The difference between their trained runs, with its standard error.
 
-At one seed every encoding starts from the same backbone weights and sees the same batches, and all of them are tested
-on the same users, so differences are taken run by run and user by user: most of the noise of a single run is common to
-both and cancels. The bootstrap resamples users, not rows, because the rows of one user are not independent.
+The users of the test rows and the seeds of the runs are both drawn at random, so the squared standard error has a part
+of each:
+
+seeds  s²/n of both encodings, s² the variance of the metric over an encoding's n runs (Welch, Biometrika 1947). Runs of
+       one seed start from the same weights and see the same batches, but after training have hardly more in common than
+       others, so they are not paired.
+users  the variance over users of what each adds to the difference, averaged over the runs: users are paired, because
+       both encodings are tested on the same ones.
+
+That runs differ in the users they suit is in both parts, once too often, and is taken off the second: runs × users is a
+two-way layout (Cornfield and Tukey, Annals of Mathematical Statistics 1956). The t distribution has the degrees of
+freedom of Satterthwaite (Biometrics Bulletin 1946).
+
+U users, R runs.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.errors import UserError
-from ctr_pe.evaluation.metrics import METRICS, Bools, Floats, Ints, check_rows, count_pairs, group_codes, row_loss
+from ctr_pe.evaluation.metrics import METRICS, Floats, check_rows, group_codes
+from ctr_pe.evaluation.users import Users, user_values
 
-LOWER_IS_BETTER = frozenset({"logloss"})
-CELLS = 4_000_000  # resampled user counts held at once (float64)
+LEVEL = 0.05
+POWER = 0.8
+Name = TypeVar("Name")
 
 
 class Difference(NamedTuple):
-    """Encoding minus baseline, averaged over the seeds both have."""
+    """Encoding minus baseline in one metric: of the means over their runs. NaN: not known."""
 
     value: float
-    low: float  # 95 % interval
+    low: float  # 95 % interval for new users and newly trained runs
     high: float
-    p: float  # two-sided
-    p_holm: float  # corrected for the number of encodings compared
+    p: float  # two-sided, for the same
+    p_holm: float  # corrected for the number of comparisons
+    detectable: float  # smallest true difference that is found (p < 0.05) with 80 % power
+    users_low: float  # 95 % interval for new users and these very runs
+    users_high: float
 
 
-def mean_sd(values: Iterable[float]) -> tuple[float, float]:
-    """Mean and sample standard deviation (n - 1) over seeds; NaN for no value, and the latter for a single one."""
-    array = np.asarray(list(values), np.float64)
-    mean = float(array.mean()) if len(array) else math.nan
-    return mean, float(array.std(ddof=1)) if len(array) > 1 else math.nan
+class Arm(NamedTuple):
+    """The runs of one encoding in one metric."""
+
+    runs: int
+    mean: float
+    seeds: float  # variance of the mean over other seeds; NaN for a single run
+    influence: Floats  # (U,) what each user adds to the mean; 0 for users who have no share in the metric
+    interaction: float  # variance of the mean because runs differ in the users they suit; NaN for a single run
+    users: int  # who have a share
 
 
-def seeds_won(ours: Mapping[int, float], theirs: Mapping[int, float], metric: str) -> tuple[int, int]:
-    """At how many of the common seeds ``ours`` is strictly better, and how many common seeds there are."""
-    common = sorted(ours.keys() & theirs.keys())
-    sign = -1 if metric in LOWER_IS_BETTER else 1
-    return sum(sign * (ours[seed] - theirs[seed]) > 0 for seed in common), len(common)
+def arm(metrics: npt.ArrayLike, values: Floats, shares: Floats) -> Arm:
+    """From the metric of each run (R,), each user's value in it (R, U) and the users' shares (U,), of
+    :mod:`ctr_pe.evaluation.users`."""
+    found = np.asarray(metrics, np.float64)
+    runs = len(found)
+    with np.errstate(invalid="ignore"):  # nobody has a share
+        means = values @ shares / shares.sum()
+    influences = shares * (values - means[:, None])
+    influence = influences.mean(0)
+    rest = influences - influence
+    seeds, interaction = math.nan, math.nan
+    if runs > 1:
+        seeds = float(found.var(ddof=1)) / runs
+        interaction = float(np.vdot(rest, rest)) / (runs - 1) / runs
+    return Arm(runs, float(found.mean()), seeds, influence, interaction, int(np.count_nonzero(shares)))
+
+
+def difference(ours: Arm, theirs: Arm) -> Difference:
+    """Ours minus theirs, tested on the same users; ``p_holm`` is NaN, for :func:`compared` to fill in."""
+    value, users = ours.mean - theirs.mean, ours.users
+    factor = users / (users - 1) if users > 1 else math.nan
+    gap = ours.influence - theirs.influence
+    of_users = factor * float(gap @ gap)
+    both = factor * (ours.interaction + theirs.interaction)
+    parts = [(ours.seeds, ours.runs - 1), (theirs.seeds, theirs.runs - 1), (max(of_users - both, 0.0), users - 1)]
+    low, high, p, detectable = _t_test(value, parts)
+    users_low, users_high, *_ = _t_test(value, [(of_users, users - 1)])
+    return Difference(value, low, high, p, math.nan, detectable, users_low, users_high)
+
+
+def compared(pairs: Mapping[Name, tuple[Arm, Arm]]) -> dict[Name, Difference]:
+    """The difference of each pair, p corrected for their number."""
+    found = {name: difference(*pair) for name, pair in pairs.items()}
+    corrected = holm([one.p for one in found.values()])
+    return {name: one._replace(p_holm=p) for (name, one), p in zip(found.items(), corrected, strict=True)}
+
+
+def compare(
+    labels: npt.ArrayLike,
+    users: npt.ArrayLike,
+    scores: Mapping[str, Mapping[int, npt.ArrayLike]],
+    baseline: str = "none",
+) -> dict[str, dict[str, Difference]]:
+    """Compares every encoding with the baseline, for new users and newly trained runs.
+
+    The difference is that of the means over the runs, of which two encodings may have different numbers; with a single
+    run, how much depends on the seed is not known, and of the intervals only that of new users is there. p is corrected
+    by Holm over the encodings, separately for each metric. How: :mod:`ctr_pe.evaluation.paired`.
+
+    Args:
+        labels: (N,) 0 or 1.
+        users: (N,) integers or strings; also the groups of gAUC.
+        scores: encoding -> seed -> (N,) predicted probabilities, all for the same rows in the same order.
+        baseline: the encoding the others are compared with.
+
+    Returns:
+        encoding -> metric (gAUC, AUC, logloss) -> Difference, for every other encoding.
+
+    Raises:
+        UserError: baseline missing, or labels, users or scores that ``evaluate`` refuses.
+    """
+    scores = {name: runs for name, runs in scores.items() if runs}
+    if baseline not in scores:
+        raise UserError(f"no runs of '{baseline}' to compare with")
+    codes, count = group_codes(users, len(np.asarray(labels)))
+    arms: dict[str, dict[str, Arm]] = {}
+    for name, runs in scores.items():
+        rows = [check_rows(labels, of_run) for of_run in runs.values()]
+        values = [user_values(clicked, score, codes, count) for clicked, score in rows]
+        shares = Users.of(rows[0][0], codes, count).shares
+        arms[name] = {}
+        for metric in METRICS:
+            of_metric = np.stack([value[metric] for value in values])
+            metrics = of_metric @ shares[metric] / shares[metric].sum()
+            arms[name][metric] = arm(metrics, of_metric, shares[metric])
+    others = [name for name in scores if name != baseline]
+    by_metric = {
+        metric: compared({name: (arms[name][metric], arms[baseline][metric]) for name in others}) for metric in METRICS
+    }
+    return {name: {metric: by_metric[metric][name] for metric in METRICS} for name in others}
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -59,134 +154,24 @@ def holm(p_values: Sequence[float]) -> list[float]:
     return [float(value) for value in corrected]
 
 
-def compare(
-    labels: npt.ArrayLike,
-    users: npt.ArrayLike,
-    scores: Mapping[str, Mapping[int, npt.ArrayLike]],
-    baseline: str = "none",
-    resamples: int = 1000,
-    seed: int = 0,
-) -> dict[str, dict[str, Difference]]:
-    """Compares every encoding with the baseline by a user-level paired bootstrap within seeds.
-
-    Let N be the test rows and U their users. One resample draws U users with replacement, each with all of its rows;
-    the same draw serves both encodings, every seed and every metric. On it the metric of each run is recomputed (a user
-    drawn twice is two users), the difference to the baseline is taken within each seed both have, and these are
-    averaged. The interval holds the middle 95 % of the resampled differences d. The p value is twice the smaller share
-    of them on one side of zero, zero included and one added: 2 (1 + min(#{d ≤ 0}, #{d ≥ 0})) / (resamples + 1), at most
-    1; so its smallest value is 2 / (resamples + 1). It is corrected by Holm over the encodings compared, separately for
-    each metric.
-
-    What it covers: other users from the same population, for these trained runs. Seeds are not resampled, five are too
-    few; the standard deviation over seeds and the seeds won show how much depends on them.
-
-    Args:
-        labels: (N,) 0 or 1.
-        users: (N,) integers or strings; also the groups of gAUC.
-        scores: encoding -> seed -> (N,) predicted probabilities, all for the same rows in the same order.
-        baseline: the encoding the others are compared with.
-        resamples: number of resamples.
-        seed: of the resampling.
-
-    Returns:
-        encoding -> metric (gAUC, AUC, logloss) -> Difference, for every encoding that shares a seed with the baseline.
-        A resample on which a metric is undefined (all its labels equal) is left out; if all are, the numbers are NaN.
-
-    Raises:
-        UserError: baseline missing, or labels, users or scores that ``evaluate`` refuses.
-    """
-    if baseline not in scores:
-        raise UserError(f"no runs of '{baseline}' to compare with")
-    seeds = {name: sorted(runs.keys() & scores[baseline].keys()) for name, runs in scores.items() if name != baseline}
-    seeds = {name: common for name, common in seeds.items() if common}
-    if not seeds:
-        return {}
-    codes, count = group_codes(users, len(np.asarray(labels)))
-    needed = {(name, s) for name, common in seeds.items() for s in common}
-    needed |= {(baseline, s) for common in seeds.values() for s in common}
-    runs = {(name, s): _Run(*check_rows(labels, scores[name][s]), codes, count) for name, s in needed}
-
-    def contrast(name: str, values: Mapping[tuple[str, int], Floats]) -> Floats:
-        """Encoding minus baseline within each common seed, averaged over the seeds."""
-        differences = [values[name, s] - values[baseline, s] for s in seeds[name]]
-        return np.asarray(np.mean(differences, axis=0))
-
-    # gAUC and logloss are ratios of sums over users whose denominators do not depend on the run, so differences can be
-    # averaged per user before resampling. AUC pairs rows of different users and is recomputed on every resample.
-    any_run = next(iter(runs.values()))
-    rows, mixed_rows = any_run.rows, any_run.mixed_rows
-    gauc = np.stack([contrast(n, {k: r.weighted_auc for k, r in runs.items()}) for n in seeds], 1)
-    loss = np.stack([contrast(n, {k: r.loss for k, r in runs.items()}) for n in seeds], 1)
-    positives = any_run.positives
-
-    def differences(counts: Floats) -> dict[str, Floats]:
-        """metric -> (resamples, encodings) for (resamples, users) counts."""
-        with np.errstate(invalid="ignore", divide="ignore"):  # an undefined metric is NaN
-            drawn_positives = counts @ positives
-            pairs = drawn_positives * (counts @ rows - drawn_positives)
-            auc = {key: run.won_pairs(counts) / pairs for key, run in runs.items()}
-            return {
-                "gAUC": (counts @ gauc) / (counts @ mixed_rows)[:, None],
-                "AUC": np.stack([contrast(name, auc) for name in seeds], 1),
-                "logloss": (counts @ loss) / (counts @ rows)[:, None],
-            }
-
-    observed = differences(np.ones((1, count)))
-    chunks = [differences(counts) for counts in draw_users(count, resamples, seed)]
-    result: dict[str, dict[str, Difference]] = {name: {} for name in seeds}
-    for metric in METRICS:
-        resampled = np.concatenate([chunk[metric] for chunk in chunks])
-        single = [_difference(value, column) for value, column in zip(observed[metric][0], resampled.T, strict=True)]
-        corrected = holm([difference.p for difference in single])
-        for name, difference, p_holm in zip(seeds, single, corrected, strict=True):
-            result[name][metric] = difference._replace(p_holm=p_holm)
-    return result
+def mean_sd(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (n - 1) over seeds; NaN for no value, and the latter for a single one."""
+    array = np.asarray(list(values), np.float64)
+    mean = float(array.mean()) if len(array) else math.nan
+    return mean, float(array.std(ddof=1)) if len(array) > 1 else math.nan
 
 
-def draw_users(users: int, resamples: int, seed: int) -> Iterator[Floats]:
-    """Chunks (resamples, users) of how often each user was drawn; each resample draws ``users`` of them."""
-    generator = np.random.default_rng(seed)
-    size = max(1, CELLS // users)
-    for start in range(0, resamples, size):
-        draws = (generator.integers(0, users, users) for _ in range(min(size, resamples - start)))
-        yield np.stack([np.bincount(draw, minlength=users) for draw in draws]).astype(np.float64)
+def _t_test(value: float, parts: Sequence[tuple[float, int]]) -> tuple[float, float, float, float]:
+    """95 % interval, two-sided p, and the smallest true difference found with 80 % power. ``parts``: of the squared
+    standard error, each with its degrees of freedom."""
+    from scipy.special import stdtr, stdtrit
 
-
-class _Run:
-    """What the resampling needs of one run: sums per user, and its rows in the order of their scores."""
-
-    def __init__(self, clicked: Bools, scores: Floats, codes: Ints, count: int) -> None:
-        groups = count_pairs(clicked, scores, codes, count)
-        rows = groups.positives + groups.negatives
-        self.positives = groups.positives.astype(np.float64)
-        self.rows = rows.astype(np.float64)
-        self.mixed_rows = self.rows * groups.mixed
-        self.weighted_auc = self.mixed_rows * groups.auc
-        self.loss = np.bincount(codes, weights=row_loss(clicked, scores), minlength=count).astype(np.float64)
-        order = np.argsort(scores)
-        ordered, positive = scores[order], clicked[order]
-        self.positive_users, self.negative_users = codes[order][positive], codes[order][~positive]
-        negative_scores, positive_scores = ordered[~positive], ordered[positive]
-        self.below = np.searchsorted(negative_scores, positive_scores, "left")  # negatives with a lower score
-        self.not_above = np.searchsorted(negative_scores, positive_scores, "right")
-
-    def won_pairs(self, counts: Floats) -> Floats:
-        """Correctly ordered pairs of a clicked and another row, ties one half: (resamples,) for (resamples, users)."""
-        won = np.empty(len(counts))
-        negatives = np.zeros(len(self.negative_users) + 1, np.int64)
-        for i, count in enumerate(counts.astype(np.int64)):  # integers: exact, and a cumulative sum twice as fast
-            np.cumsum(count.take(self.negative_users), out=negatives[1:])
-            below = negatives.take(self.below) + negatives.take(self.not_above)
-            won[i] = (count.take(self.positive_users) @ below) / 2
-        return won
-
-
-def _difference(value: float, resampled: Floats) -> Difference:
-    """Interval and p value of one difference from its resampled values."""
-    finite = resampled[np.isfinite(resampled)]
-    if not len(finite) or not np.isfinite(value):
-        return Difference(float(value), *[math.nan] * 4)
-    low, high = np.quantile(finite, (0.025, 0.975))
-    side = min((finite <= 0).sum(), (finite >= 0).sum())
-    p = min(1.0, 2 * (1 + int(side)) / (len(finite) + 1))
-    return Difference(float(value), float(low), float(high), p, math.nan)
+    square = sum(part for part, _ in parts)
+    if not math.isfinite(square):
+        return math.nan, math.nan, math.nan, math.nan
+    if square == 0:  # runs that are all the same
+        return value, value, float(value == 0), 0.0
+    freedom = square**2 / sum(part**2 / degrees for part, degrees in parts if part)
+    error, edge = math.sqrt(square), float(stdtrit(freedom, 1 - LEVEL / 2))
+    p = 2 * float(stdtr(freedom, -abs(value) / error))
+    return value - edge * error, value + edge * error, p, (edge + float(stdtrit(freedom, POWER))) * error

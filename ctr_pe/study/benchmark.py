@@ -19,9 +19,9 @@ from ctr_pe.data.dataset import Dataset, data_root, open_dataset
 from ctr_pe.errors import UserError, counted, nearest, say
 from ctr_pe.model_zoo.keys import check_gpu
 from ctr_pe.study import estimate, runner, suite_tables
-from ctr_pe.study.forest import write_forest
-from ctr_pe.study.latex import as_latex
-from ctr_pe.study.rendering import as_csv, as_markdown, as_text
+from ctr_pe.study.differences import settings
+from ctr_pe.study.files import write_files
+from ctr_pe.study.rendering import as_text
 from ctr_pe.study.runner import Job, Train
 from ctr_pe.study.store import Key, Result, Store, device_of, hash_of
 from ctr_pe.study.suite import Cell, Grid, Suite, cells, load_suite
@@ -251,7 +251,7 @@ def _print_plan(title: str, planned: Sequence[estimate.Planned], workers: int) -
 
 
 def keep_rows(store: Store, dataset: Dataset) -> None:
-    """Store labels, users and history lengths of the test rows, for the bootstrap and the report, how many rows the
+    """Store labels, users and history lengths of the test rows, for the tables and the report, how many rows the
     splits have, and the click rate of the training rows. Without users every row is a user of its own."""
     if store.about(dataset.data_hash).keys() >= {"lengths", "splits", "click_rate"}:
         return
@@ -268,28 +268,14 @@ def keep_rows(store: Store, dataset: Dataset) -> None:
 
 
 def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]]) -> None:
-    """Write table.md, table.csv, table.tex and the forest plot of everything in the store, and the suite's tables;
-    print those of the request."""
+    """Write the tables of everything in the store, and the suite's; print those of the request."""
     keys = {cell: [job.key for job in jobs] for cell, jobs in by_cell.items()}
-    by_setting = make_tables(store)
-    tables = list(by_setting.values())
-    written = {"table": tables}
-    if suite is None:
-        asked = {key.setting for of_cell in keys.values() for key in of_cell}
-        printed = [table for setting, table in by_setting.items() if setting in asked]
-    else:
-        written["suite"] = printed = suite_tables.make(suite, store, keys)
-    for table in printed:
+    asked = {key.setting for of_cell in keys.values() for key in of_cell}
+    found = settings(store)
+    of_suite = [] if suite is None else suite_tables.make(suite, store, keys)
+    of_request = [table for setting in found if setting.key.setting in asked for table in make_tables(setting)]
+    for table in of_suite or of_request:
         print(f"\n{as_text(table)}")
-    files: dict[str, str] = {}
-    for name, some in written.items():
-        files |= {f"{name}.md": as_markdown(some), f"{name}.csv": as_csv(some)}
-    files["table.tex"] = as_latex(tables)
-    for name, text in files.items():
-        try:
-            (store.path / name).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{store.path / name}: {error.strerror}") from None
-    if tables:
-        files |= dict.fromkeys(write_forest(store, by_setting), "")
+    files = write_files(store, found, of_suite)
+    if found:
         print(f"\n{store.path}: {', '.join(files)}, results.jsonl (one line per run)", flush=True)

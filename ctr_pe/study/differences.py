@@ -1,28 +1,35 @@
-"""What each table of a store compares: its runs, and the differences to a baseline with their intervals."""
+"""What each table of a store compares: its runs, and their differences to a baseline with intervals."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
+from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.evaluation.paired import Difference, compare
-from ctr_pe.study.rendering import Table
+from ctr_pe.evaluation.paired import Difference, compared
+from ctr_pe.pe import available_pes
 from ctr_pe.study.store import Key, Result, Store
-from ctr_pe.study.tables import RESAMPLES, make_tables
+from ctr_pe.study.users import UserStatistics, user_statistics
+
+BASELINES = ("none", "naive")
+UNKNOWN = Difference(*[math.nan] * len(Difference._fields))
+Runs = Mapping[int, Result]
+"""Of one encoding under one setting, by seed."""
+Name = TypeVar("Name")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The runs of one table: they differ in encoding and seed only. ``lines``: its lines of table.csv by encoding,
-    numbers as floats, NaN for none; ``runs``: encoding → seed → result, in the order of the table."""
+    """The runs of one table: they differ in encoding and seed only. ``runs``: encoding -> seed -> result, in the order
+    of the table; ``statistics``: of the users they were tested on."""
 
     title: str
-    notes: tuple[str, ...]
-    lines: dict[str, dict[str, Any]]
     runs: dict[str, dict[int, Result]]
+    statistics: UserStatistics
 
     @property
     def results(self) -> list[Result]:
@@ -33,39 +40,61 @@ class Setting:
         """The key of the first run."""
         return self.results[0].key
 
-    def differences(self) -> dict[str, dict[str, Difference]]:
-        """Encoding → metric → difference to ``none``, as in the table."""
-        found = {
-            pe: {
-                metric: Difference(*(line[f"{metric}_{name}"] for name in ("difference", "low", "high", "p", "p_holm")))
-                for metric in METRICS
-            }
-            for pe, line in self.lines.items()
+    def differences(self, baseline: str) -> dict[str, dict[str, Difference]]:
+        """Encoding -> metric -> difference to ``baseline``; empty if that has not been run. What has been compared with
+        an earlier one of ``BASELINES`` as a baseline is left out."""
+        if baseline not in self.runs:
+            return {}
+        earlier = BASELINES[: BASELINES.index(baseline) + 1]
+        others = [pe for pe in self.runs if pe not in earlier]
+        return between(self.statistics, {pe: (self.runs[pe], self.runs[baseline]) for pe in others})
+
+
+def settings(store: Store) -> list[Setting]:
+    """One per model, data set, protocol, hyper-parameters and device; encodings in the order of ``ctr-pe list``."""
+    by_setting: dict[tuple[str, ...], dict[str, dict[int, Result]]] = {}
+    for key, result in sorted(store.read().items(), key=lambda item: _order(item[0])):
+        by_setting.setdefault(key.setting, {}).setdefault(key.pe, {})[key.seed] = result
+    alike = Counter(setting[:3] for setting in by_setting)
+    statistics = {data: user_statistics(store, data) for data in {setting[4] for setting in by_setting}}
+    found = []
+    for setting, runs in by_setting.items():
+        of_users = statistics[setting[4]]
+        found.append(Setting(_title(runs, of_users, alike[setting[:3]] > 1), runs, of_users))
+    return found
+
+
+def between(statistics: UserStatistics, pairs: Mapping[Name, tuple[Runs, Runs]]) -> dict[Name, dict[str, Difference]]:
+    """Each pair's difference, first minus second, by metric; p corrected for the number of pairs."""
+    found: dict[Name, dict[str, Difference]] = {name: dict.fromkeys(METRICS, UNKNOWN) for name in pairs}
+    for metric in METRICS:
+        known = {name: [having(runs, metric) for runs in pair] for name, pair in pairs.items()}
+        arms = {
+            name: (statistics.arm(ours, metric), statistics.arm(theirs, metric))
+            for name, (ours, theirs) in known.items()
+            if ours and theirs
         }
-        return {pe: of for pe, of in found.items() if not all(math.isnan(one.value) for one in of.values())}
+        for name, one in compared(arms).items():
+            found[name][metric] = one
+    return found
 
 
-def settings(store: Store, tables: Mapping[tuple[str, ...], Table] | None = None) -> list[Setting]:
-    """One per table of the store; ``tables``: they, if they have been made already."""
-    runs: dict[tuple[str, ...], dict[str, dict[int, Result]]] = {}
-    for key, result in store.read().items():
-        runs.setdefault(key.setting, {}).setdefault(key.pe, {})[key.seed] = result
-    return [_setting(table, runs[setting]) for setting, table in (tables or make_tables(store)).items()]
+def having(runs: Runs, metric: str) -> Runs:
+    """The runs that have the metric."""
+    return {seed: result for seed, result in runs.items() if metric in result.metrics}
 
 
-def differences_to(store: Store, setting: Setting, baseline: str) -> dict[str, dict[str, Difference]]:
-    """Encoding → metric → difference to ``baseline`` by the bootstrap of the tables; empty if the scores of a run or
-    the labels of the rows are not stored, or the baseline has not been run."""
-    test = store.rows(setting.key.data_hash)
-    scores = {pe: {s: store.scores(run.key) for s, run in runs.items()} for pe, runs in setting.runs.items()}
-    known = {pe: {s: one for s, one in runs.items() if one is not None} for pe, runs in scores.items()}
-    if test is None or baseline not in scores or len(scores) < 2:
-        return {}
-    if any(one is None or len(one) != len(test[0]) for runs in scores.values() for one in runs.values()):
-        return {}
-    return compare(*test, known, baseline, RESAMPLES)
+def _order(key: Key) -> tuple[object, ...]:
+    names = available_pes()
+    return (key.setting, names.index(key.pe) if key.pe in names else len(names), key.pe, key.seed)
 
 
-def _setting(table: Table, runs: Mapping[str, Mapping[int, Result]]) -> Setting:
-    lines = {line["pe"].removesuffix("†"): line for line in table.lines}
-    return Setting(table.title, tuple(table.notes), lines, {pe: dict(sorted(runs[pe].items())) for pe in lines})
+def _title(runs: Mapping[str, Runs], statistics: UserStatistics, ambiguous: bool) -> str:
+    key = next(iter(next(iter(runs.values())).values())).key
+    dagger = "†" * (key.protocol == "paper")
+    seeds = {seed for of_seed in runs.values() for seed in of_seed}
+    title = f"{key.model} on {key.dataset}, protocol {key.protocol}{dagger}, {counted(len(seeds), 'seed')}"
+    rows = statistics.users.rows
+    title += f", {rows.sum():,} test rows of {len(rows):,} users" * bool(len(rows))
+    title += f", on {key.device}" * (key.device != "cpu")
+    return title + f", hyper-parameters {key.config_hash}, data {key.data_hash[:8]}" * ambiguous

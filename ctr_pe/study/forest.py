@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ctr_pe.errors import UserError, say
 from ctr_pe.evaluation.paired import Difference
-from ctr_pe.study.differences import differences_to, settings
-from ctr_pe.study.rendering import Table
+from ctr_pe.study.differences import BASELINES, Setting
 from ctr_pe.study.store import Store
 
 FILES = ("forest.png", "forest.pdf")
-BASELINES = ("none", "naive")
-ROW, HEAD, WIDTH, LARGEST = 0.26, 0.95, 4.6, 300.0  # inches: a difference, what is around a panel, a panel, a picture
+ROW, HEAD, WIDTH, LARGEST = 0.26, 1.1, 4.6, 300.0  # inches: a difference, what is around a panel, a panel, a picture
 OURS, ZERO = "#1f4e79", "#9aa0a6"
 
 
@@ -28,8 +26,8 @@ class Panel:
     differences: Mapping[str, Difference]
 
 
-def write_forest(store: Store, tables: Mapping[tuple[str, ...], Table]) -> list[str]:
-    """Write forest.png and forest.pdf beside the tables, one row of panels per table that has differences.
+def write_forest(store: Store, settings: Sequence[Setting]) -> list[str]:
+    """Write forest.png and forest.pdf beside the tables, one row of panels per setting that has differences.
 
     Returns:
         The names of what was written: nothing without differences, or without Matplotlib, which a line on stderr says.
@@ -37,7 +35,7 @@ def write_forest(store: Store, tables: Mapping[tuple[str, ...], Table]) -> list[
     Raises:
         UserError: a file cannot be written.
     """
-    rows = panels(store, tables)
+    rows = panels(settings)
     if not rows:
         return []
     try:
@@ -63,16 +61,16 @@ def write_forest(store: Store, tables: Mapping[tuple[str, ...], Table]) -> list[
     return list(FILES)
 
 
-def panels(store: Store, tables: Mapping[tuple[str, ...], Table]) -> list[list[Panel]]:
-    """One row of panels per table that has differences."""
+def panels(settings: Sequence[Setting]) -> list[list[Panel]]:
+    """One row of panels per setting that has differences."""
     rows = []
-    for setting in settings(store, tables):
+    for setting in settings:
         row = []
         for baseline in BASELINES:
-            found = setting.differences() if baseline == "none" else differences_to(store, setting, baseline)
-            gauc = {pe: of["gAUC"] for pe, of in found.items() if not math.isnan(of["gAUC"].value)}
-            if gauc:
-                row.append(Panel(setting.title, baseline, gauc))
+            gauc = {pe: of["gAUC"] for pe, of in setting.differences(baseline).items()}
+            known = {pe: one for pe, one in gauc.items() if not math.isnan(one.value)}
+            if known:
+                row.append(Panel(setting.title, baseline, known))
         if row:
             rows.append(row)
     return rows
@@ -98,7 +96,7 @@ def _draw(axes: Any, panel: Panel) -> None:
     axes.tick_params(axis="x", labelsize=8)
     axes.locator_params(axis="x", nbins=4)
     axes.margins(x=0.06)
-    axes.set_xlabel(f"gAUC − {panel.baseline}, 95 % interval", fontsize=9)
+    axes.set_xlabel(f"gAUC − {panel.baseline}, 95 % interval\n(other users, newly trained runs)", fontsize=9)
     axes.set_title("\n".join(_wrapped(panel.title)), fontsize=9, loc="left")
 
 

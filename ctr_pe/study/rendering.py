@@ -37,7 +37,7 @@ def as_text(table: Table) -> str:
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
     lines = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in lines]
     rule = "─" * len("  ".join(lines[0]))
-    notes = [textwrap.fill(note, max(80, len(rule))) for note in table.notes]
+    notes = [textwrap.fill(note, max(80, len(rule)), break_on_hyphens=False) for note in table.notes]
     return "\n".join([table.title, rule, *["  ".join(line).rstrip() for line in lines], rule, *notes])
 
 
@@ -75,7 +75,7 @@ def mean_text(mean: float, sd: float, most: float = math.inf) -> str:
 def p_text(p: float) -> str:
     """A p value, or a dash for NaN and for 1.000, which says nothing."""
     text = number(p, ".3f")
-    return DASH if text == "1.000" else text
+    return {"1.000": DASH, "0.000": "<0.001"}.get(text, text)
 
 
 def base_rate_note(cells: Iterable[Mapping[str, str | None]], base: float) -> list[str]:

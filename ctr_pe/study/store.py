@@ -1,5 +1,5 @@
-"""The store of finished runs: ``results.jsonl``, one line each, ``scores/``, their predictions on the test rows, and
-optionally ``weights/`` and ``models/``.
+"""The store of finished runs: ``results.jsonl``, one line each, ``scores/``, their predictions on the test rows,
+``users/``, what these say of each user (:mod:`ctr_pe.study.users`), and optionally ``weights/`` and ``models/``.
 
 A line is appended with one write and flushed to disk at once, so a killed benchmark loses only the unfinished runs.
 Several processes may share a store.
@@ -22,7 +22,6 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.errors import UserError
-from ctr_pe.evaluation import evaluate
 
 FILE = "results.jsonl"
 FIRST_KEY = b'{"model"'  # how every line begins: distinguishes a truncated line from a foreign file
@@ -124,7 +123,7 @@ class Store:
 
     def append(self, result: Result, scores: npt.NDArray[np.float32]) -> None:
         """Save the scores, then the line. A run that another process has finished meanwhile is not written again."""
-        _write(self._scores(result.key), lambda stream: np.save(stream, np.asarray(scores, np.float32)))
+        write(self._scores(result.key), lambda stream: np.save(stream, np.asarray(scores, np.float32)))
         try:
             descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             try:
@@ -160,7 +159,7 @@ class Store:
         if not file.exists() or not more.keys() <= self.about(data_hash).keys():
             codes = np.unique(users, return_inverse=True)[1].astype(np.int32)
             kept = {"labels": labels.astype(np.uint8), "users": codes, **more}
-            _write(file, lambda stream: np.savez_compressed(stream, **kept))
+            write(file, lambda stream: np.savez_compressed(stream, **kept))
 
     def rows(self, data_hash: str) -> tuple[npt.NDArray[Any], npt.NDArray[Any]] | None:
         """Labels and users of the test rows, or None if the file is gone or unreadable."""
@@ -175,13 +174,12 @@ class Store:
         except (OSError, ValueError, KeyError, BadZipFile):
             return {}
 
-    def base_logloss(self, data_hash: str) -> float:
-        """Of a constant prediction for the test rows, the click rate of the training rows; NaN if that is not kept."""
-        kept = self.about(data_hash)
-        if not kept.keys() >= {"labels", "click_rate"} or not len(kept["labels"]):
-            return math.nan
-        constant = np.full(len(kept["labels"]), float(kept["click_rate"]))
-        return evaluate(kept["labels"], constant, metrics=["logloss"])["logloss"]
+    def scored(self, key: Key) -> int:
+        """When the scores of a run were written, in nanoseconds; -1 if they are gone."""
+        try:
+            return self._scores(key).stat().st_mtime_ns
+        except OSError:
+            return -1
 
     def weights(self, key: Key) -> Path:
         """The file for the weights of a run."""
@@ -211,7 +209,7 @@ class Store:
         return results, whole
 
 
-def _write(file: Path, save: Callable[[BinaryIO], None]) -> None:
+def write(file: Path, save: Callable[[BinaryIO], None]) -> None:
     """All or nothing, also when two processes write the same file."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)

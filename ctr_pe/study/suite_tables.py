@@ -8,17 +8,27 @@ from typing import Any
 
 from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.evaluation.paired import mean_sd
-from ctr_pe.study.rendering import GAUC, Table, base_rate_note, mean_text, number
+from ctr_pe.study.differences import UNKNOWN, Runs, between
+from ctr_pe.study.rendering import GAUC, Table, base_rate_note
 from ctr_pe.study.store import Key, Store
 from ctr_pe.study.suite import Cell, Suite
-from ctr_pe.study.tables import BASELINE, Runs, figures, gain, measured, published, reading_notes
+from ctr_pe.study.tables import (
+    difference_cells,
+    difference_columns,
+    difference_notes,
+    figures,
+    mean_cells,
+    mean_columns,
+    published,
+    reading_notes,
+)
+from ctr_pe.study.users import user_statistics
 
 
 def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]]) -> list[Table]:
     """One table per data set, with every cell, also those that have not been run; ``keys``: the runs of each, by seed.
 
-    The difference of a cell is to ``none`` under the same settings and at the same seeds.
+    The difference of a cell is to ``none`` under the same settings; p is corrected for all of them in the table.
     """
     results = store.read()
     runs = {cell: {key.seed: results[key] for key in of_cell if key in results} for cell, of_cell in keys.items()}
@@ -36,7 +46,10 @@ def _table(
     seeds = max(len(keys[cell]) for cell in runs)
     unfinished = sum(len(of_cell) < seeds for of_cell in runs.values())
     first = keys[next(iter(runs))][0]
-    dataset, base = first.dataset, {"logloss": store.base_logloss(first.data_hash)}
+    statistics = user_statistics(store, first.data_hash)
+    dataset, base = first.dataset, statistics.base_logloss
+    pairs = {cell: (runs[cell], runs[none]) for cell in runs if (none := _baseline(cell, runs)) is not None}
+    differences = {cell: of["gAUC"] for cell, of in between(statistics, pairs).items()}
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
     for cell, of_cell in runs.items():
@@ -47,36 +60,30 @@ def _table(
         line: dict[str, Any] = {"dataset": cell.dataset, "model": cell.model} | {key: values.get(key) for key in varied}
         line |= {"pe": cell.pe + dagger, "seeds": len(of_cell)}
         for metric in METRICS:
-            mean, sd = mean_sd(measured(of_cell, metric).values())
             figure = printed.get(metric, math.nan)
-            line |= {f"{metric}_mean": mean, f"{metric}_sd": sd}
-            line |= {f"{metric}_published": figure, f"{metric}_off": mean - figure}
-        lines.append(line | {"gAUC_minus_none": _gain(cell, runs)})
+            line |= mean_columns(of_cell, metric)
+            line |= {f"{metric}_published": figure, f"{metric}_off": line[f"{metric}_mean"] - figure}
+        difference = differences.get(cell, UNKNOWN)
+        lines.append(line | difference_columns("gAUC", "none", difference))
         cells.append(
             {
                 "model": cell.model,
                 **{key: str(values[key]) if key in values else None for key in varied},
                 "encoding": cell.pe + dagger,
-                **{
-                    metric: mean_text(line[f"{metric}_mean"], line[f"{metric}_sd"], base.get(metric, math.inf))
-                    for metric in METRICS
-                },
-                "gAUC − none": number(lines[-1]["gAUC_minus_none"], "+.4f"),
+                **mean_cells(line, base),
+                **difference_cells("none", difference),
                 "CAPE paper†": figures(line, "published") if printed else None,
                 "ours − paper": figures(line, "off", "+.4f") if printed else None,
                 "seeds": f"{len(of_cell)}/{seeds}" if unfinished else None,
             }
         )
-    notes = [
-        f"{GAUC} Mean ± standard deviation over the seeds; gAUC − none: at the same seeds. Intervals and p values are "
-        "in table.md, one table per setting.",
-        *base_rate_note(cells, base["logloss"]),
-    ]
+    notes = [f"{GAUC} Mean ± standard deviation over the seeds.", *base_rate_note(cells, base)]
+    notes += difference_notes("none", differences.values())
     if unfinished:
         notes.append(f"{unfinished} cells lack runs: the same command makes them.")
-    compared = any(row["CAPE paper†"] is not None for row in cells)
-    notes += reading_notes(dataset, suite.protocol, compared)
-    notes += ["ours − paper: gAUC / AUC / logloss."] * compared
+    beside = any(row["CAPE paper†"] is not None for row in cells)
+    notes += reading_notes(dataset, suite.protocol, beside)
+    notes += ["ours − paper: gAUC / AUC / logloss."] * beside
     title = f"{suite.title}: {dataset}, protocol {suite.protocol}{dagger}, {counted(seeds, 'seed')}"
     return Table(title, lines, cells, notes)
 
@@ -91,10 +98,9 @@ def _sorted(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(cells, key=lambda cell: [seen[cell.model], *[seen[key, dict(cell.varied)[key]] for key in common]])
 
 
-def _gain(cell: Cell, runs: Mapping[Cell, Runs]) -> float:
-    """gAUC minus that of ``none`` at the same seeds, under the settings of the cell that ``none`` knows."""
-    for other, theirs in runs.items():
-        same = other.model == cell.model and set(other.varied) <= set(cell.varied)
-        if same and other.pe == BASELINE != cell.pe:
-            return gain(measured(runs[cell], "gAUC"), measured(theirs, "gAUC"))
-    return math.nan
+def _baseline(cell: Cell, runs: Mapping[Cell, Runs]) -> Cell | None:
+    """``none`` under the settings of the cell that ``none`` knows."""
+    for other in runs:
+        if other.pe == "none" != cell.pe and other.model == cell.model and set(other.varied) <= set(cell.varied):
+            return other
+    return None

@@ -1,26 +1,18 @@
-"""Tables of a store: one per model, data set, protocol and hyper-parameters, one row per encoding."""
+"""Tables of a setting: a row per encoding with its means and its difference to ``none``, and one to ``naive``."""
 
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
-
-import numpy as np
 
 from ctr_pe.config import packaged_yaml, parse_yaml
 from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.evaluation.paired import Difference, compare, mean_sd, seeds_won
-from ctr_pe.pe import available_pes
+from ctr_pe.evaluation.paired import Difference, mean_sd
+from ctr_pe.study.differences import BASELINES, UNKNOWN, Runs, Setting
 from ctr_pe.study.rendering import DASH, GAUC, Table, base_rate_note, mean_text, number, p_text
-from ctr_pe.study.store import Key, Result, Store
 
-BASELINE = "none"
-RESAMPLES = 1000
-FIELDS = ["mean", "sd", "difference", "low", "high", "p", "p_holm", "seeds_won", "seeds_compared", "published"]
-"""Of each metric, in table.csv. Differences are to ``none`` at the same seeds."""
 PAPER = (
     "† trained on train + validation rows, and the epoch selected on the test rows: optimistic, and comparable only "
     "with results made the same way, such as the published ones."
@@ -34,17 +26,17 @@ DATASET_NOTES = {
     "long before the request, so their last item is not the most recent one: read differences between position "
     "encodings on this set with care.",
 }
-Runs = Mapping[int, Result]
-"""Of one encoding under one setting, by seed."""
 
 
-def make_tables(store: Store) -> dict[tuple[str, ...], Table]:
-    """Tables of all runs in the store, by their setting (:attr:`Key.setting`)."""
-    settings: dict[tuple[str, ...], dict[str, dict[int, Result]]] = {}
-    for key, result in sorted(store.read().items(), key=lambda item: _order(item[0])):
-        settings.setdefault(key.setting, {}).setdefault(key.pe, {})[key.seed] = result
-    alike = Counter(setting[:3] for setting in settings)
-    return {setting: _table(store, setting, runs, alike[setting[:3]] > 1) for setting, runs in settings.items()}
+def make_tables(setting: Setting) -> list[Table]:
+    """The table of a setting, and if ``naive`` was run, one with the differences to it."""
+    differences = {baseline: setting.differences(baseline) for baseline in BASELINES}
+    tables = [_table(setting, differences)]
+    if found := differences["naive"]:
+        cells = [{"encoding": pe, **difference_cells("naive", of["gAUC"])} for pe, of in found.items()]
+        notes = difference_notes("naive", [of["gAUC"] for of in found.values()])
+        tables.append(Table(f"{setting.title}: differences to naive", [], cells, notes))
+    return tables
 
 
 def published(dataset: str, model: str, source: str = "cape_table2") -> dict[str, dict[str, float]]:
@@ -60,15 +52,9 @@ def reading_notes(dataset: str, protocol: str, published: bool) -> list[str]:
     return [*notes, *([DATASET_NOTES[dataset]] if dataset in DATASET_NOTES else [])]
 
 
-def measured(runs: Runs, metric: str) -> dict[int, float]:
-    """The metric at each seed that has it."""
-    return {seed: result.metrics[metric] for seed, result in runs.items() if metric in result.metrics}
-
-
-def gain(ours: Mapping[int, float], theirs: Mapping[int, float]) -> float:
-    """Ours minus theirs at the same seeds, averaged; NaN without a common seed."""
-    common = sorted(ours.keys() & theirs.keys())
-    return float(np.mean([ours[seed] - theirs[seed] for seed in common])) if common else math.nan
+def measured(runs: Runs, metric: str) -> list[float]:
+    """The metric of each run that has it."""
+    return [result.metrics[metric] for result in runs.values() if metric in result.metrics]
 
 
 def figures(line: Mapping[str, Any], field: str, form: str = ".4f") -> str:
@@ -77,99 +63,91 @@ def figures(line: Mapping[str, Any], field: str, form: str = ".4f") -> str:
     return " / ".join(format(value, form) for value in values if not math.isnan(value)) or DASH
 
 
-def _order(key: Key) -> tuple[Any, ...]:
-    names = available_pes()
-    return (key.setting, names.index(key.pe) if key.pe in names else len(names), key.pe, key.seed)
+def mean_columns(runs: Runs, metric: str) -> dict[str, float]:
+    """For the CSV: mean and standard deviation over the seeds."""
+    mean, sd = mean_sd(measured(runs, metric))
+    return {f"{metric}_mean": mean, f"{metric}_sd": sd}
 
 
-def _table(store: Store, setting: tuple[str, ...], runs: Mapping[str, Runs], ambiguous: bool) -> Table:
-    identity = dict(zip(("model", "dataset", "protocol", "config_hash", "data_hash", "device"), setting, strict=True))
-    model, dataset, protocol, config_hash, data_hash, device = setting
-    dagger = "†" if protocol == "paper" else ""
-    printed = published(dataset, model)
-    reading = reading_notes(dataset, protocol, not printed.keys().isdisjoint(runs))
-    base = {"logloss": store.base_logloss(data_hash)}
-    bootstrap, missing = _bootstrap(store, data_hash, runs)
+def mean_cells(line: Mapping[str, Any], base_logloss: float) -> dict[str, str]:
+    """As text, from a line of the CSV: every metric, a logloss above that of a constant marked."""
+    most = {"gAUC": math.inf, "AUC": math.inf, "logloss": base_logloss}
+    return {name: mean_text(line[f"{name}_mean"], line[f"{name}_sd"], most[name]) for name in METRICS}
+
+
+def difference_columns(metric: str, baseline: str, found: Difference) -> dict[str, float]:
+    """For the CSV: ``gAUC_minus_none`` and, after that name, the other fields."""
+    value, *others = found
+    name = f"{metric}_minus_{baseline}"
+    return {name: value} | {f"{name}_{field}": one for field, one in zip(found._fields[1:], others, strict=True)}
+
+
+def difference_cells(baseline: str, found: Difference) -> dict[str, str | None]:
+    """As text: difference with interval, smallest detectable difference, p; nothing where there is no difference."""
+    columns = [f"gAUC − {baseline} [95 % interval]", "detectable", "p"]
+    if math.isnan(found.value):
+        return dict.fromkeys(columns)
+    interval = "" if math.isnan(found.low) else f" [{found.low:+.4f}, {found.high:+.4f}]"
+    texts = [f"{found.value:+.4f}{interval}", number(found.detectable), p_text(found.p_holm)]
+    return dict(zip(columns, texts, strict=True))
+
+
+def difference_notes(baseline: str, found: Collection[Difference]) -> list[str]:
+    """What the columns of :func:`difference_cells` mean, and why they may be empty."""
+    known = [one for one in found if not math.isnan(one.value)]
+    if not known:
+        return []
+    of_one = any(p_text(one.p_holm) == DASH for one in known if not math.isnan(one.p_holm))
+    notes = [
+        f"gAUC − {baseline}: difference of the means. Interval and p hold for other users and newly trained runs. p: "
+        f"two-sided, corrected (Holm) for {counted(len(known), 'comparison')}{f', {DASH} where it is 1' * of_one}. "
+        "detectable: the smallest true difference that as many runs and users would show (p < 0.05, uncorrected) four "
+        "times in five (80 % power)."
+    ]
+    if any(math.isnan(one.low) for one in known):
+        notes.append(
+            "No interval where an encoding has a single run, for nothing is known then of newly trained ones, or where "
+            "the test scores of a run are in neither users/ nor scores/."
+        )
+    return notes
+
+
+def _table(setting: Setting, differences: Mapping[str, Mapping[str, Mapping[str, Difference]]]) -> Table:
+    key, base = setting.key, setting.statistics.base_logloss
+    dagger = "†" * (key.protocol == "paper")
+    printed = published(key.dataset, key.model)
+    reading = reading_notes(key.dataset, key.protocol, not printed.keys().isdisjoint(setting.runs))
+    identity = dict(
+        zip(("model", "dataset", "protocol", "config_hash", "data_hash", "device"), key.setting, strict=True)
+    )
+    to_none = differences["none"]
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
-    for pe, of_seed in runs.items():
-        line: dict[str, Any] = {**identity, "pe": pe + dagger, "seeds": len(of_seed)}
-        compared = False
+    for pe, runs in setting.runs.items():
+        line: dict[str, Any] = {**identity, "pe": pe + dagger, "seeds": len(runs)}
         for metric in METRICS:
-            ours, theirs = measured(of_seed, metric), measured(runs.get(BASELINE, {}), metric)
-            found: dict[str, float] = dict.fromkeys(FIELDS, math.nan)
-            found["mean"], found["sd"] = mean_sd(ours.values())
-            if pe != BASELINE and ours.keys() & theirs.keys():
-                compared = True
-                if pe in bootstrap:
-                    found |= bootstrap[pe][metric]._asdict()
-                found["difference"] = gain(ours, theirs)
-                found["seeds_won"], found["seeds_compared"] = seeds_won(ours, theirs, metric)
-            found["published"] = printed.get(pe, {}).get(metric, math.nan)
-            line |= {f"{metric}_{name}": found[name] for name in FIELDS}
-        lines.append({**line, "logloss_base_rate": base["logloss"], "notes": " ".join(reading)})
-        won, of = line["gAUC_seeds_won"], line["gAUC_seeds_compared"]
-        difference = {
-            "gAUC − none [95 % interval]": _with_interval(*(line[f"gAUC_{name}"] for name in FIELDS[2:5])),
-            "won": DASH if math.isnan(of) else f"{won}/{of}",
-            "p": p_text(line["gAUC_p_holm"]),
-        }
+            line |= mean_columns(runs, metric)
+            for baseline, found in differences.items():
+                line |= difference_columns(metric, baseline, found[pe][metric] if pe in found else UNKNOWN)
+            line[f"{metric}_published"] = printed.get(pe, {}).get(metric, math.nan)
+        lines.append({**line, "logloss_base_rate": base, "notes": " ".join(reading)})
         cells.append(
             {
-                "encoding": line["pe"],
-                **{
-                    metric: mean_text(line[f"{metric}_mean"], line[f"{metric}_sd"], base.get(metric, math.inf))
-                    for metric in METRICS
-                },
-                **(difference if compared else dict.fromkeys(difference)),
+                "encoding": pe + dagger,
+                **mean_cells(line, base),
+                **difference_cells("none", to_none[pe]["gAUC"] if pe in to_none else UNKNOWN),
                 "CAPE paper†": figures(line, "published") if pe in printed else None,
             }
         )
-    others = sum(row["won"] is not None for row in cells)
     notes = [
         f"{GAUC} gAUC, AUC: higher is better; logloss: lower is better. Mean ± standard deviation over the seeds.",
-        *base_rate_note(cells, base["logloss"]),
+        *base_rate_note(cells, base),
+        *difference_notes("none", [of["gAUC"] for of in to_none.values()]),
     ]
-    if others:
-        of_one = any(p_text(p) == DASH for line in lines if not math.isnan(p := line["gAUC_p_holm"]))
-        notes.append(
-            f"gAUC − none: at the same seeds, averaged, with the interval and p of a user-level paired bootstrap "
-            f"({RESAMPLES:,} resamples). won: seeds at which gAUC is higher. p: two-sided, corrected (Holm) for "
-            f"{counted(others, 'comparison')}{f', {DASH} where it is 1' * of_one}. "
-            "Interval and p speak of other users, won of other seeds: look at both."
-        )
-    if BASELINE not in runs:
-        notes.append(f"No differences: they are taken to '{BASELINE}', which has not been run.")
-    if missing:
-        notes.append(f"No intervals: the test scores of {counted(missing, 'run')} are not in scores/.")
+    if "none" not in setting.runs:
+        notes.append("No differences: they are taken to 'none', which has not been run.")
     notes += reading
-    makers = sorted({str(result.revision)[:12] for of_seed in runs.values() for result in of_seed.values()})
+    makers = sorted({str(result.revision)[:12] for result in setting.results})
     if len(makers) > 1:
         notes.append(f"The runs were made by different revisions: {', '.join(makers)}.")
-    seeds = {seed for of_seed in runs.values() for seed in of_seed}
-    title = f"{model} on {dataset}, protocol {protocol}{dagger}, {counted(len(seeds), 'seed')}"
-    if (test := store.rows(data_hash)) is not None:
-        title += f", {len(test[0]):,} test rows of {len(np.unique(test[1])):,} users"
-    title += f", on {device}" * (device != "cpu")
-    title += f", hyper-parameters {config_hash}, data {data_hash[:8]}" * ambiguous
-    return Table(title, lines, cells, notes)
-
-
-def _bootstrap(store: Store, data_hash: str, runs: Mapping[str, Runs]) -> tuple[dict[str, dict[str, Difference]], int]:
-    """Every encoding against none, and how many runs have no stored scores, which rules it out."""
-    if len(runs) < 2 or BASELINE not in runs:
-        return {}, 0
-    test = store.rows(data_hash)
-    scores = {
-        pe: {seed: score for seed, run in of_seed.items() if (score := store.scores(run.key)) is not None}
-        for pe, of_seed in runs.items()
-    }
-    rows = -1 if test is None else len(test[0])
-    missing = sum(len(scores[pe].get(seed, ())) != rows for pe, of_seed in runs.items() for seed in of_seed)
-    if test is None or missing:
-        return {}, missing
-    return compare(*test, scores, BASELINE, RESAMPLES), 0
-
-
-def _with_interval(value: float, low: float, high: float) -> str:
-    return number(value, "+.4f") + ("" if math.isnan(value + low) else f" [{low:+.4f}, {high:+.4f}]")
+    return Table(setting.title, lines, cells, notes)

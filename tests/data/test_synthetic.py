@@ -130,6 +130,7 @@ def test_impossible_shapes_are_one_line(tmp_path: Path, wrong: dict[str, Any]) -
 def test_shuffled_histories_have_the_same_items_elsewhere(timed: bool, tmp_path: Path) -> None:
     sets = [generate(tmp_path / str(on), **SMALL, timed=timed, shuffled=on) for on in (False, True)]
     assert sets[0].data_hash != sets[1].data_hash
+    assert sets[1].dataset_id == f"{sets[0].dataset_id}_shuffled"
     for split in ("train", "valid", "test"):
         ordered, mixed = (read(data.split(split)) for data in sets)
         kept = ["label", "user_id", "item_id", "cate_id", "age_history"]

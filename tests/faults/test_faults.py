@@ -28,11 +28,15 @@ class Fault(NamedTuple):
 
 BUILD, CUTS, LOADER = "tests/data/test_log.py::", "tests/data/test_cuts.py::", "tests/data/test_loader.py::"
 METRICS, PAIRED = "tests/evaluation/test_metrics.py::", "tests/evaluation/test_paired.py::"
+TABLES = "tests/study/test_tables.py::"
 POSITIONS, BATTERY = "tests/test_positions.py::", "tests/contract/test_battery.py::test_contract"
 PROPERTIES, RELATIVE, GRU = "tests/pe/test_properties.py::", "tests/pe/test_relative.py::", "tests/units/test_gru.py::"
 DIN = f"{BUILD}test_din_equals_the_reference[500000-time-0]"
 DIN_IN_BLOCKS = f"{BUILD}test_din_equals_the_reference[60-order-0]"
-LOOP = f"{PAIRED}test_equal_to_a_loop_that_copies_the_rows"
+ADDED_UP = f"{PAIRED}test_seeds_and_users_add_up"
+CHANCE = (
+    f"{PAIRED}test_chance_is_called_significant_one_time_in_twenty_and_the_detectable_difference_four_times_in_five"
+)
 CONTEXTUAL = f"{PROPERTIES}TestContextual::"
 
 FAULTS = [
@@ -123,28 +127,76 @@ FAULTS = [
     ),
     # statistics
     Fault(
-        "the bootstrap draws rows",
+        "every row is a user of its own",
         "codes, count = group_codes(users, len(np.asarray(labels)))",
         "codes, count = np.arange(len(np.asarray(labels))), len(np.asarray(labels))",
-        LOOP,
+        f"{PAIRED}test_the_part_of_the_users_is_that_of_a_bootstrap",
+    ),
+    Fault(
+        "users are not paired",
+        "float(gap @ gap)",
+        "float(ours.influence @ ours.influence + theirs.influence @ theirs.influence)",
+        f"{PAIRED}test_the_part_of_the_users_is_that_of_a_bootstrap",
+    ),
+    Fault(
+        "seeds are taken as given",
+        "parts = [(ours.seeds, ours.runs - 1), (theirs.seeds, theirs.runs - 1), (",
+        "parts = [(",
+        CHANCE,
+    ),
+    Fault(
+        "the users that suit a run count twice",
+        "max(of_users - both, 0.0)",
+        "of_users",
+        ADDED_UP,
     ),
     Fault(
         "p values are one-sided",
-        "p = min(1.0, 2 * (1 + int(side)) / (len(finite) + 1))",
-        "p = min(1.0, (1 + int(side)) / (len(finite) + 1))",
-        LOOP,
+        "p = 2 * float(stdtr(freedom, -abs(value) / error))",
+        "p = float(stdtr(freedom, -abs(value) / error))",
+        ADDED_UP,
     ),
     Fault(
         "intervals hold nine tenths",
-        "np.quantile(finite, (0.025, 0.975))",
-        "np.quantile(finite, (0.05, 0.95))",
-        LOOP,
+        "float(stdtrit(freedom, 1 - LEVEL / 2))",
+        "float(stdtrit(freedom, 1 - LEVEL))",
+        ADDED_UP,
+    ),
+    Fault(
+        "an AUC's rows count for the users of the clicked ones only",
+        "placement[~clicked] = _lower(-scores[~clicked], -scores[clicked])",
+        "placement[~clicked] = 0 * _lower(-scores[~clicked], -scores[clicked])",
+        f"{PAIRED}test_a_users_influence_is_the_derivative_of_the_metric_by_its_weight",
     ),
     Fault(
         "p values are not corrected",
         "steps = p[order] * np.arange(len(order), 0, -1)",
         "steps = p[order]",
         f"{PAIRED}test_holm_by_hand",
+    ),
+    Fault(
+        "the table shows p uncorrected",
+        "number(found.detectable), p_text(found.p_holm)]",
+        "number(found.detectable), p_text(found.p)]",
+        f"{TABLES}test_the_p_that_is_shown_is_the_corrected_one",
+    ),
+    Fault(
+        "the gain of a suite is that of its smallest seed",
+        "pairs = {cell: (runs[cell], runs[none])",
+        "pairs = {cell: (dict([min(runs[cell].items())]), dict([min(runs[none].items())]))",
+        "tests/study/test_suite.py::test_runs_resumes_and_prints_every_cell",
+    ),
+    Fault(
+        "of two lines for one run the last counts",
+        "results.setdefault(result.key, result)",
+        "results[result.key] = result",
+        "tests/study/test_store.py::test_of_two_lines_for_one_run_the_first_counts",
+    ),
+    Fault(
+        "heldout selects the epoch on the test rows",
+        '"heldout": (("train",), "valid")',
+        '"heldout": (("train",), "test")',
+        "tests/training/test_run.py::test_the_epoch_is_selected_on_the_split_of_the_protocol",
     ),
     Fault(
         "corrected p values fall",

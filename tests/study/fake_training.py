@@ -93,7 +93,7 @@ def train_on_data_set(run: Any, progress: Callable[[Mapping[str, Any]], None]) -
     import polars as pl
 
     rows = pl.read_parquet(Path(run.dataset) / "test.parquet", columns=["label", "user_id"])
-    scores = np.random.default_rng([run.seed, len(run.pe)]).random(len(rows), dtype=np.float32)
+    scores = np.random.default_rng([run.seed, *run.pe.encode()]).random(len(rows), dtype=np.float32)
     return Outcome(evaluate(rows["label"].to_numpy(), scores, rows["user_id"].to_numpy()), 1, 0.1, scores, 10)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from fake_training import fill, jobs_of, rows_of_test, scores_of
 from ctr_pe.config import model_params
 from ctr_pe.evaluation.paired import compare
 from ctr_pe.study.command import benchmark_command
-from ctr_pe.study.differences import differences_to, settings
+from ctr_pe.study.differences import settings
 from ctr_pe.study.forest import FILES, panels, write_forest
 from ctr_pe.study.latex import as_latex, escaped
 from ctr_pe.study.store import Store
@@ -26,41 +27,42 @@ def store_of(folder: Path, pes: list[str], **changes: int) -> Store:
 
 def test_the_forest_has_the_differences_to_none_and_to_naive(tmp_path: Path) -> None:
     store = store_of(tmp_path, ["none", "naive", "cape"])
-    (row,) = panels(store, make_tables(store))
+    (row,) = panels(settings(store))
     labels, users = rows_of_test()
     scores = {pe: {seed: scores_of(pe, seed) for seed in (1, 2)} for pe in ("none", "naive", "cape")}
-    assert [panel.baseline for panel in row] == ["none", "naive"]
+    shown = {"none": ["naive", "cape"], "naive": ["cape"]}
+    assert {panel.baseline: list(panel.differences) for panel in row} == shown
     for panel in row:
         expected = compare(labels, users, scores, panel.baseline)
-        assert panel.differences.keys() == expected.keys()
         for pe, found in panel.differences.items():
-            assert found == pytest.approx(expected[pe]["gAUC"], abs=1e-12)
-    assert write_forest(store, make_tables(store)) == list(FILES)
+            assert found.value == pytest.approx(expected[pe]["gAUC"].value, abs=1e-12)
+            assert found[1:3] == pytest.approx(expected[pe]["gAUC"][1:3], abs=0.01)
+    assert write_forest(store, settings(store)) == list(FILES)
     assert (tmp_path / "forest.png").read_bytes().startswith(b"\x89PNG")
     written = (tmp_path / "forest.pdf").read_bytes()
     assert written.startswith(b"%PDF")
-    write_forest(store, make_tables(store))
+    write_forest(store, settings(store))
     assert (tmp_path / "forest.pdf").read_bytes() == written
 
 
 def test_without_naive_there_is_one_panel_and_without_none_no_picture(tmp_path: Path) -> None:
     store = store_of(tmp_path / "a", ["none", "cape"])
-    ((panel,),) = panels(store, make_tables(store))
+    ((panel,),) = panels(settings(store))
     assert list(panel.differences) == ["cape"]
     (setting,) = settings(store)
-    assert differences_to(store, setting, "naive") == {}
+    assert setting.differences("naive") == {}
     alone = store_of(tmp_path / "b", ["cape"])
-    assert write_forest(alone, make_tables(alone)) == []
+    assert write_forest(alone, settings(alone)) == []
     assert not (tmp_path / "b" / "forest.png").exists()
 
 
 def test_without_the_scores_there_are_points_without_intervals(tmp_path: Path) -> None:
     store = store_of(tmp_path, ["none", "naive", "cape"])
     next((tmp_path / "scores").glob("*cape*")).unlink()
-    ((panel,),) = panels(store, make_tables(store))
-    assert panel.baseline == "none"
-    assert panel.differences["cape"].low != panel.differences["cape"].low
-    assert write_forest(store, make_tables(store)) == list(FILES)
+    ((panel, _),) = panels(settings(store))
+    assert math.isnan(panel.differences["cape"].low)
+    assert not math.isnan(panel.differences["naive"].low)
+    assert write_forest(store, settings(store)) == list(FILES)
 
 
 def test_without_matplotlib_a_line_says_what_to_install(
@@ -68,12 +70,12 @@ def test_without_matplotlib_a_line_says_what_to_install(
 ) -> None:
     store = store_of(tmp_path, ["none", "cape"])
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert write_forest(store, make_tables(store)) == []
+    assert write_forest(store, settings(store)) == []
     assert "pip install 'ctr_pe[draw]'" in capsys.readouterr().err
 
 
 def test_latex_has_the_cells_of_the_table(tmp_path: Path) -> None:
-    (table,) = make_tables(store_of(tmp_path, ["none", "cape"])).values()
+    ((table,),) = map(make_tables, settings(store_of(tmp_path, ["none", "cape"])))
     text = as_latex([table])
     assert text.isascii()
     header, *rows = table.shown()

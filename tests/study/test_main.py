@@ -26,6 +26,7 @@ from ctr_pe.evaluation import evaluate
 from ctr_pe.study.benchmark import Request, run
 from ctr_pe.study.runner import Job, run_all
 from ctr_pe.study.store import Store
+from ctr_pe.study.users import user_statistics
 from ctr_pe.training import train
 
 
@@ -153,7 +154,7 @@ def test_training_side_by_side_gives_what_one_after_another_in_this_process_does
         assert again == pytest.approx(result.metrics, abs=1e-6)  # scores are in the order of the file
         rate = pl.read_parquet(root / "synthetic" / "train.parquet", columns=["label"])["label"].mean()
         base = evaluate(rows["label"].to_numpy(), np.full(len(rows), rate), metrics="logloss")["logloss"]
-        assert store.base_logloss(job.key.data_hash) == pytest.approx(base)
+        assert user_statistics(store, job.key.data_hash).base_logloss == pytest.approx(base)
 
 
 def test_ctrl_c_says_how_to_go_on(root: Path, tmp_path: Path) -> None:

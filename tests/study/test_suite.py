@@ -17,6 +17,7 @@ from ctr_pe.config import packaged_yaml, parse_overrides
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation.metrics import METRICS
+from ctr_pe.evaluation.paired import holm
 from ctr_pe.pe import available_pes
 from ctr_pe.study.benchmark import Request, run
 from ctr_pe.study.rendering import as_csv, as_markdown, as_text
@@ -119,11 +120,27 @@ def test_runs_resumes_and_prints_every_cell(root: Path, tmp_path: Path, capsys: 
         expected = [(length, "none", ""), (length, "rope", ""), (length, "cape", "2"), (length, "cape", "4")]
         assert [cell for cell in order if cell[0] == length] == expected
     assert all(row["seeds"] == "2" and row["gAUC_mean"] and row["logloss_sd"] for row in rows)
-    base = {row["max_len"]: float(row["gAUC_mean"]) for row in rows if row["pe"] == "none"}
+    stored = Store(out).read()
     for row in rows:
-        if row["pe"] != "none":
-            gain = float(row["gAUC_mean"]) - base[row["max_len"]]
-            assert float(row["gAUC_minus_none"]) == pytest.approx(gain)
+        if row["pe"] == "none":
+            continue
+        ours, theirs = (
+            [
+                result.metrics["gAUC"]
+                for key, result in stored.items()
+                if key.pe == pe and str(result.params["max_len"]) == row["max_len"]
+                if pe == "none" or not row["position_dim"] or str(result.params["position_dim"]) == row["position_dim"]
+            ]
+            for pe in (row["pe"], "none")
+        )
+        assert len(ours) == len(theirs) == 2
+        gain = float(row["gAUC_minus_none"])
+        assert gain == pytest.approx(np.mean(ours) - np.mean(theirs), abs=1e-12)
+        assert all(abs(gain - (mine - other)) > 1e-3 for mine, other in zip(ours, theirs, strict=True))
+        assert float(row["gAUC_minus_none_low"]) < gain < float(row["gAUC_minus_none_high"])
+    p_values = [float(row["gAUC_minus_none_p"]) for row in rows if row["pe"] != "none"]
+    corrected = [float(row["gAUC_minus_none_p_holm"]) for row in rows if row["pe"] != "none"]
+    assert corrected == pytest.approx(holm(p_values))
     records = [json.loads(line) for line in (out / "results.jsonl").read_text().splitlines()]
     assert len(records) == 16
     assert {record["params"].get("position_dim") for record in records if record["pe"] == "cape"} == {2, 4}

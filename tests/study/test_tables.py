@@ -13,10 +13,11 @@ from fake_training import fill, jobs_of, result_of, rows_of_test, scores_of
 
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.evaluation.paired import compare
+from ctr_pe.evaluation.paired import Difference, compare, holm
+from ctr_pe.study.differences import settings
 from ctr_pe.study.rendering import Table, as_csv, as_markdown, as_text
 from ctr_pe.study.store import Store
-from ctr_pe.study.tables import make_tables, published
+from ctr_pe.study.tables import difference_cells, make_tables, published
 
 
 def store_of(folder: Path, *jobs: list[object]) -> Store:
@@ -26,33 +27,46 @@ def store_of(folder: Path, *jobs: list[object]) -> Store:
     return store
 
 
+def tables_in(store: Store) -> list[Table]:
+    return [table for setting in settings(store) for table in make_tables(setting)]
+
+
 def tables_of(folder: Path, *jobs: list[object]) -> list[Table]:
-    return list(make_tables(store_of(folder, *jobs)).values())
+    return tables_in(store_of(folder, *jobs))
 
 
 def test_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
-    pes = ["cape", "none", "rope"]
-    (table,) = tables_of(tmp_path, jobs_of(pes, seeds=3))
+    """Intervals but for the rounding of what is kept of the users."""
+    pes = ["cape", "none", "naive", "rope"]
+    tables = tables_of(tmp_path, jobs_of(pes, seeds=3), jobs_of(["cape"], seeds=5))
     labels, users = rows_of_test()
-    scores = {pe: {seed: scores_of(pe, seed) for seed in (1, 2, 3)} for pe in ["none", "rope", "cape"]}
-    expected = compare(labels, users, scores)
-    lines = list(csv.DictReader(io.StringIO(as_csv([table]))))
-    assert [line["pe"] for line in lines] == ["none", "rope", "cape"]
+    scores = {pe: {seed: scores_of(pe, seed) for seed in (1, 2, 3)} for pe in ["none", "naive", "rope", "cape"]}
+    scores["cape"] |= {seed: scores_of("cape", seed) for seed in (4, 5)}
+    to_none = compare(labels, users, scores)
+    to_naive = compare(labels, users, {pe: of for pe, of in scores.items() if pe != "none"}, "naive")
+    lines = list(csv.DictReader(io.StringIO(as_csv(tables))))
+    assert [line["pe"] for line in lines] == ["none", "naive", "rope", "cape"]
     for line in lines:
         pe = line["pe"]
-        assert line["seeds"] == "3"
+        assert line["seeds"] == str(len(scores[pe]))
         for metric in METRICS:
-            values = [evaluate(labels, scores[pe][seed], users)[metric] for seed in (1, 2, 3)]
+            values = [evaluate(labels, of, users)[metric] for of in scores[pe].values()]
             assert float(line[f"{metric}_mean"]) == pytest.approx(np.mean(values), abs=1e-12)
             assert float(line[f"{metric}_sd"]) == pytest.approx(np.std(values, ddof=1), abs=1e-12)
-            if pe == "none":
-                assert line[f"{metric}_difference"] == line[f"{metric}_p_holm"] == ""
-                continue
-            found = [float(line[f"{metric}_{name}"]) for name in ("difference", "low", "high", "p", "p_holm")]
-            assert found == pytest.approx(expected[pe][metric], abs=1e-12)
-    assert (lines[2]["gAUC_seeds_won"], lines[2]["gAUC_seeds_compared"]) == ("3", "3")
-    assert float(lines[2]["logloss_difference"]) < 0
-    assert lines[2]["logloss_seeds_won"] == "3"  # lower is better
+            for baseline, expected in {"none": to_none, "naive": to_naive}.items():
+                name = f"{metric}_minus_{baseline}"
+                if pe not in expected:
+                    assert line[name] == line[f"{name}_p_holm"] == ""
+                    continue
+                one = expected[pe][metric]
+                assert float(line[name]) == pytest.approx(one.value, abs=1e-12)
+                spread = one.high - one.low
+                for field in ("low", "high", "detectable", "users_low", "users_high"):
+                    found = float(line[f"{name}_{field}"])
+                    assert found == pytest.approx(getattr(one, field), abs=0.01 * spread)
+                for field in ("p", "p_holm"):
+                    assert float(line[f"{name}_{field}"]) == pytest.approx(getattr(one, field), abs=0.002)
+    assert float(lines[3]["logloss_minus_none"]) < 0
 
 
 def test_terminal_table(tmp_path: Path) -> None:
@@ -60,18 +74,42 @@ def test_terminal_table(tmp_path: Path) -> None:
     text = as_text(table)
     lines = text.splitlines()
     assert lines[0] == "DIN on made_up, protocol heldout, 3 seeds, 300 test rows of 40 users"
-    assert lines[2].split() == "encoding gAUC AUC logloss gAUC − none [95 % interval] won p".split()
+    assert lines[2].split() == "encoding gAUC AUC logloss gAUC − none [95 % interval] detectable p".split()
     none, cape = table.lines
     assert lines[3].startswith(f"none      {none['gAUC_mean']:.4f} ± ")
     assert lines[4].startswith(f"cape      {cape['gAUC_mean']:.4f} ± {cape['gAUC_sd']:.4f}  ")
-    difference, low, high = (cape[f"gAUC_{name}"] for name in ("difference", "low", "high"))
+    difference, low, high = (cape[f"gAUC_minus_none{name}"] for name in ("", "_low", "_high"))
     assert f"  {difference:+.4f} [{low:+.4f}, {high:+.4f}]" in lines[4]
-    assert lines[4].endswith("  3/3  0.002")
+    assert lines[4].endswith(f"  {cape['gAUC_minus_none_detectable']:.4f}      <0.001")
     explained = " ".join(lines[6:])
-    for word in ("higher is better", "standard deviation", "user-level paired bootstrap", "1,000 resamples", "Holm"):
-        assert word in explained
+    for words in ("higher is better", "standard deviation", "other users and newly trained runs", "Holm", "80 % power"):
+        assert words in explained
     assert max(map(len, lines)) <= 110
     assert "†" not in text
+
+
+def test_the_p_that_is_shown_is_the_corrected_one(tmp_path: Path) -> None:
+    tables = tables_of(tmp_path, jobs_of(["none", "naive", "rope", "cope"], seeds=3))
+    line, others = tables[0].lines[2], [line["gAUC_minus_none_p"] for line in tables[0].lines[1:]]
+    assert f"{line['gAUC_minus_none_p']:.3f}" != f"{line['gAUC_minus_none_p_holm']:.3f}"
+    assert [line["gAUC_minus_none_p_holm"] for line in tables[0].lines[1:]] == holm(others)
+    for baseline, table in zip(("none", "naive"), tables, strict=True):
+        corrected = {line["pe"]: line[f"gAUC_minus_{baseline}_p_holm"] for line in tables[0].lines}
+        compared = [row for row in table.cells if row["p"] is not None]
+        assert len(compared) == {"none": 3, "naive": 2}[baseline]
+        for row in compared:
+            assert row["p"] == f"{corrected[str(row['encoding'])]:.3f}".replace("1.000", "–")
+            assert as_text(table).split(f"\n{row['encoding']} ")[1].split("\n")[0].endswith(f"  {row['p']}")
+
+
+def test_naive_has_a_table_of_its_own(tmp_path: Path) -> None:
+    of_none, of_naive = tables_of(tmp_path, jobs_of(["none", "naive", "cape"], seeds=3))
+    assert [row["encoding"] for row in of_naive.cells] == ["cape"]
+    assert of_naive.title == f"{of_none.title}: differences to naive"
+    one = of_none.lines[2]
+    assert as_text(of_naive).splitlines()[3].startswith(f"cape      {one['gAUC_minus_naive']:+.4f} [")
+    alone = tables_of(tmp_path / "alone", jobs_of(["none", "naive"], seeds=3))
+    assert len(alone) == 1
 
 
 def test_gauc_is_explained_once(tmp_path: Path) -> None:
@@ -81,23 +119,37 @@ def test_gauc_is_explained_once(tmp_path: Path) -> None:
 
 
 def test_a_p_of_one_is_no_number_and_the_legend_says_so(tmp_path: Path) -> None:
-    store = store_of(tmp_path, jobs_of(["none"]))
-    like = {key.seed: scores_of("none", key.seed) for key in store.read()}
-    for job in jobs_of(["naive", "cape"]):
-        scores = like[job.key.seed] if job.key.pe == "naive" else scores_of("cape", job.key.seed)
-        store.append(result_of(job.key), scores)
-    (table,) = make_tables(store).values()
-    assert [line["gAUC_p_holm"] for line in table.lines[1:]] == [1.0, pytest.approx(0.004, abs=1e-4)]
-    assert [row["p"] for row in table.cells] == [None, "–", "0.004"]
+    store = store_of(tmp_path, jobs_of(["none"], seeds=4))
+    like = {key.seed: (scores_of("none", key.seed), result) for key, result in store.read().items()}
+    for job in jobs_of(["rope", "cape"], seeds=4):
+        if job.key.pe == "rope":  # runs like those of none
+            scores, result = like[job.key.seed]
+            store.append(result_of(job.key, metrics=result.metrics), scores)
+        else:
+            store.append(result_of(job.key), scores_of("cape", job.key.seed))
+    (table,) = tables_in(store)
+    assert [line["gAUC_minus_none_p_holm"] for line in table.lines][1] == 1.0
+    assert [row["p"] for row in table.cells] == [None, "–", "<0.001"]
     assert "1.000" not in as_text(table).split("gAUC − none:")[0]
     assert "corrected (Holm) for 2 comparisons, – where it is 1." in " ".join(as_text(table).split())
     (others,) = tables_of(tmp_path / "others", jobs_of())
     assert "where it is 1" not in as_text(others)
 
 
+def test_a_difference_as_text() -> None:
+    one = Difference(0.0123, -0.001, 0.0256, 0.04, 0.08, 0.0187, 0.005, 0.02)
+    assert difference_cells("none", one) == {
+        "gAUC − none [95 % interval]": "+0.0123 [-0.0010, +0.0256]",
+        "detectable": "0.0187",
+        "p": "0.080",
+    }
+    assert difference_cells("naive", one._replace(p_holm=0.0004))["p"] == "<0.001"
+    assert set(difference_cells("none", one._replace(value=math.nan)).values()) == {None}
+
+
 def test_a_logloss_above_that_of_the_click_rate_is_marked(tmp_path: Path) -> None:
     store = store_of(tmp_path, jobs_of(seeds=2))
-    (plain,) = make_tables(store).values()
+    (plain,) = tables_in(store)
     assert math.isnan(plain.lines[0]["logloss_base_rate"])  # a store of an older version
     assert "‡" not in as_text(plain)
     labels, users = rows_of_test()
@@ -106,7 +158,7 @@ def test_a_logloss_above_that_of_the_click_rate_is_marked(tmp_path: Path) -> Non
     none, cape = (line["logloss_mean"] for line in plain.lines)
     assert cape < base < none  # none: of scores that are too sure of themselves
     store.save_rows("d" * 32, labels, users, click_rate=rate)
-    (table,) = make_tables(store).values()
+    (table,) = tables_in(store)
     assert [line["logloss_base_rate"] for line in table.lines] == pytest.approx([base] * 2)
     for text in (as_text(table), as_markdown([table])):
         assert text.count(f"{none:.4f} ± ") == 1
@@ -132,6 +184,16 @@ def test_single_seed_has_no_deviation(tmp_path: Path) -> None:
     assert "±" not in as_text(table).splitlines()[3]
     assert "1 seed," in table.title
     assert next(csv.DictReader(io.StringIO(as_csv([table]))))["gAUC_sd"] == ""
+
+
+def test_single_seed_has_no_interval_and_the_table_says_why(tmp_path: Path) -> None:
+    (table,) = tables_of(tmp_path, jobs_of(["none", "rope"], seeds=3), jobs_of(["cape"], seeds=1))
+    rope, cape = table.cells[1:]
+    assert "[" in str(rope["gAUC − none [95 % interval]"])
+    assert cape["gAUC − none [95 % interval]"] == f"{table.lines[2]['gAUC_minus_none']:+.4f}"
+    assert (cape["detectable"], cape["p"]) == ("–", "–")
+    assert "No interval where an encoding has a single run" in as_text(table)
+    assert "corrected (Holm) for 2 comparisons" in " ".join(as_text(table).split())
 
 
 def test_paper_protocol_is_marked_everywhere(tmp_path: Path) -> None:
@@ -187,30 +249,37 @@ def test_without_none_there_are_no_differences(tmp_path: Path) -> None:
     assert "taken to 'none', which has not been run" in text
 
 
-def test_seeds_that_none_lacks_are_not_compared(tmp_path: Path) -> None:
-    jobs = [job for job in jobs_of(["none", "rope", "cape"], seeds=3) if (job.key.pe, job.key.seed) != ("none", 3)]
-    jobs = [job for job in jobs if job.key.pe != "rope" or job.key.seed == 3]
+def test_runs_of_all_seeds_are_compared(tmp_path: Path) -> None:
+    """Runs of different encodings are not paired by their seeds."""
+    jobs = [job for job in jobs_of(["none", "cape"], seeds=5) if (job.key.pe == "none") == (job.key.seed < 3)]
     (table,) = tables_of(tmp_path, jobs)
-    _, rope, cape = table.lines
-    assert math.isnan(rope["gAUC_difference"])
-    assert (cape["gAUC_seeds_won"], cape["gAUC_seeds_compared"]) == (2, 2)
-    recorded = [evaluate(rows_of_test()[0], scores_of("cape", s), metrics="AUC")["AUC"] for s in (1, 2)]
-    base = [evaluate(rows_of_test()[0], scores_of("none", s), metrics="AUC")["AUC"] for s in (1, 2)]
-    assert cape["AUC_difference"] == pytest.approx(np.mean(recorded) - np.mean(base), abs=1e-12)
+    ours = [evaluate(rows_of_test()[0], scores_of("cape", s), metrics="AUC")["AUC"] for s in (3, 4, 5)]
+    theirs = [evaluate(rows_of_test()[0], scores_of("none", s), metrics="AUC")["AUC"] for s in (1, 2)]
+    assert table.lines[1]["AUC_minus_none"] == pytest.approx(np.mean(ours) - np.mean(theirs), abs=1e-12)
+    assert table.lines[1]["AUC_minus_none_p"] < 0.05
 
 
-def test_without_the_scores_there_are_no_intervals(tmp_path: Path) -> None:
+def test_intervals_need_the_scores_once(tmp_path: Path) -> None:
     store = store_of(tmp_path, jobs_of())
-    (full,) = make_tables(store).values()
-    next((tmp_path / "scores").glob("DIN-cape-1-*")).unlink()
-    (table,) = make_tables(store).values()
-    assert table.lines[1]["gAUC_difference"] == pytest.approx(full.lines[1]["gAUC_difference"], abs=1e-12)
-    assert math.isnan(table.lines[1]["gAUC_low"])
-    assert "No intervals: the test scores of 1 run are not in scores/." in as_text(table)
+    store.save_rows("d" * 32, *rows_of_test(), click_rate=0.4)
+    made = [as_csv(tables_in(store)), as_markdown(tables_in(store))]
     for file in (tmp_path / "scores").iterdir():
         file.unlink()
-    (table,) = make_tables(store).values()
-    assert "No intervals" in as_text(table)
+    assert [as_csv(tables_in(store)), as_markdown(tables_in(store))] == made
+
+    (file,) = (tmp_path / "users").iterdir()
+    file.unlink()
+    (table,) = tables_in(store)
+    assert table.lines[1]["gAUC_minus_none"] == pytest.approx(float(made[0].splitlines()[2].split(",")[10]), abs=1e-12)
+    assert math.isnan(table.lines[1]["gAUC_minus_none_low"])
+    assert "the test scores of a run are in neither users/ nor scores/." in " ".join(as_text(table).split())
+
+
+def test_one_run_without_scores_takes_the_interval_of_its_encoding(tmp_path: Path) -> None:
+    store = store_of(tmp_path, jobs_of(["none", "rope", "cape"]))
+    next((tmp_path / "scores").glob("DIN-cape-1-*")).unlink()
+    (table,) = tables_in(store)
+    assert [math.isnan(line["gAUC_minus_none_low"]) for line in table.lines[1:]] == [False, True]
 
 
 def test_runs_of_other_hyper_parameters_are_not_mixed(tmp_path: Path) -> None:
@@ -223,5 +292,5 @@ def test_runs_on_other_devices_are_not_mixed(tmp_path: Path) -> None:
     store = store_of(tmp_path, jobs_of(seeds=2))
     for job in jobs_of(seeds=1):
         store.append(result_of(job.key._replace(device="cuda")), scores_of(job.key.pe, job.key.seed))
-    tables = make_tables(store).values()
+    tables = tables_in(store)
     assert {"on cuda" in table.title: table.lines[0]["seeds"] for table in tables} == {False: 2, True: 1}

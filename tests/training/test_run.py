@@ -147,6 +147,22 @@ def test_protocols(
     assert selected_on == users["valid" if protocol == "heldout" else "test"]
 
 
+@pytest.mark.parametrize(("protocol", "split"), [("heldout", "valid"), ("paper", "test")])
+def test_the_epoch_is_selected_on_the_split_of_the_protocol(
+    protocol: str, split: str, run: Run, dataset: Dataset, tmp_path: Path
+) -> None:
+    """The metrics that select it are those of its weights on the rows of that split."""
+    file = tmp_path / "best.pt"
+    outcome = train(replace(run, protocol=protocol, weights=file))
+    model = build_model(run, dataset, "unused")
+    model.load_state_dict(torch.load(file, weights_only=True))
+    rows = pl.read_parquet(dataset.split(split))
+    scores = model.predict(BatchLoader(model.feature_map, dataset.split(split), split=split, batch_size=100))
+    expected = evaluate(rows["label"].to_numpy(), scores, rows["user_id"].to_numpy())
+    assert outcome.valid == pytest.approx(expected, abs=1e-6)
+    assert outcome.valid["AUC"] == max(epoch.metrics["AUC"] for epoch in outcome.history)
+
+
 def test_paper_protocol_trains_on_train_and_valid_rows(
     run: Run, dataset: Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,14 +11,15 @@ from typing import Any
 import ctr_pe
 from ctr_pe.errors import UserError, counted, say
 from ctr_pe.evaluation.metrics import METRICS
+from ctr_pe.evaluation.paired import mean_sd
 from ctr_pe.pipeline.report.explorer import explorer
 from ctr_pe.pipeline.report.figures import by_length, calibration, curves, speed
 from ctr_pe.pipeline.report.options import USERS, Options
 from ctr_pe.study.benchmark import find_dataset, keep_rows
 from ctr_pe.study.command import benchmark_command
-from ctr_pe.study.differences import Setting, differences_to, settings
-from ctr_pe.study.forest import BASELINES
+from ctr_pe.study.differences import BASELINES, Setting, settings
 from ctr_pe.study.store import Key, Store
+from ctr_pe.study.tables import make_tables, measured
 
 LEVEL = 0.05
 COLOURS = {"none": "#6b7280", "naive": "#0072b2", "rope": "#009e73", "cope": "#b5489a", "cape": "#d55e00"}
@@ -69,9 +70,8 @@ def colours(encodings: Sequence[str]) -> dict[str, str]:
 def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
     key = setting.key
     no_data = _keep_rows(options, store, key)
-    differences = {base: setting.differences() if base == "none" else {} for base in BASELINES}
-    for base in BASELINES[1:]:
-        differences[base] = differences_to(store, setting, base)
+    main, *_ = make_tables(setting)
+    differences = {base: setting.differences(base) for base in BASELINES}
     rows = store.about(key.data_hash)
     missing = {
         "differences": _missing_differences(setting, differences),
@@ -81,14 +81,14 @@ def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
     }
     return {
         "title": setting.title,
-        "notes": setting.notes,
+        "notes": main.notes,
         "summary": summary(setting),
         "model": key.model,
         "dataset": key.dataset,
         "encodings": list(setting.runs),
         "rows": [
-            {"pe": pe, **{name: value for name, value in line.items() if name.startswith(METRICS) or name == "seeds"}}
-            for pe, line in setting.lines.items()
+            {**{name: value for name, value in line.items() if name.startswith(METRICS) or name == "seeds"}, "pe": pe}
+            for pe, line in zip(setting.runs, main.lines, strict=True)
         ],
         "differences": {
             base: {pe: {metric: one._asdict() for metric, one in of.items()} for pe, of in found.items()}
@@ -123,25 +123,28 @@ def _keep_rows(options: Options, store: Store, key: Key) -> str:
 
 def summary(setting: Setting) -> list[str]:
     """The table in plain sentences."""
-    gauc = {pe: line["gAUC_mean"] for pe, line in setting.lines.items() if not math.isnan(line["gAUC_mean"])}
+    gauc = {pe: mean_sd(measured(runs, "gAUC"))[0] for pe, runs in setting.runs.items()}
+    gauc = {pe: mean for pe, mean in gauc.items() if not math.isnan(mean)}
     if not gauc:
         return []
     best = max(gauc, key=lambda pe: gauc[pe])
     seeds = counted(len(setting.runs[best]), "seed")
     lines = [f"The highest mean gAUC (AUC within users) is that of {best}: {gauc[best]:.4f} over {seeds}."]
-    found = {pe: of["gAUC"] for pe, of in setting.differences().items() if not math.isnan(of["gAUC"].low)}
+    found = {pe: of["gAUC"] for pe, of in setting.differences("none").items() if not math.isnan(of["gAUC"].low)}
     if not found:
         return lines
     better = [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if one.low > 0]
     worse = [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if one.high < 0]
-    open_ = [pe for pe, one in found.items() if one.low <= 0 <= one.high]
-    interval = "The 95 % interval of the difference to none"
+    open_ = {pe: one for pe, one in found.items() if one.low <= 0 <= one.high}
+    interval = "The 95 % interval of the difference to none, for other users and newly trained runs,"
     for names, what in ((better, "above"), (worse, "below")):
         if names:
             lines.append(f"{interval} lies {what} zero for {_listed(names)}.")
     if open_:
         them = "it" if len(open_) == 1 else "them"
-        lines.append(f"{interval} includes zero for {_listed(open_)}: these runs do not tell {them} from none.")
+        lines.append(f"{interval} includes zero for {_listed(list(open_))}: these runs do not tell {them} from none.")
+        most = max(one.detectable for one in open_.values())
+        lines.append(f"They would have shown a true difference of {most:.4f} in four of five cases (p < {LEVEL}).")
     if len(found) > 1:
         certain = [pe for pe, one in found.items() if one.p_holm < LEVEL]
         small = _listed(certain) if certain else "none of them"

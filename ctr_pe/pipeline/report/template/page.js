@@ -34,6 +34,7 @@
   const dot = (pe) => element("span", { class: "dot", own: colour(pe) }, pe);
   const number = (value, digits = 4) => (value === null || value === undefined ? DASH : value.toFixed(digits).replace("-", "−"));
   const signed = (value, digits = 4) => (value === null || value === undefined ? DASH : (value < 0 ? "" : "+") + number(value, digits));
+  const pValue = (value) => (value !== null && value < 0.0005 ? "<0.001" : number(value, 3));
   const whole = (value) => (value === null || value === undefined ? DASH : Math.round(value).toLocaleString("en-US"));
   const spread = (mean, sd) => number(mean) + (mean === null || sd === null || sd === undefined ? "" : ` ± ${number(sd)}`);
   const interval = (one) => signed(one.value) + (one.low === null ? "" : ` [${signed(one.low)}, ${signed(one.high)}]`);
@@ -100,13 +101,13 @@
   }
 
   function metrics() {
-    const compared = table.rows.some((row) => row.gAUC_seeds_compared !== null);
-    const header = ["encoding", "gAUC", ...(compared ? ["gAUC − none", "95 % interval", "seeds won", "p"] : ["seeds"]), "AUC", "logloss"];
+    const compared = table.rows.some((row) => row.gAUC_minus_none !== null);
+    const header = ["encoding", "gAUC", ...(compared ? ["gAUC − none", "95 % interval", "detectable", "p"] : []), "seeds", "AUC", "logloss"];
     const mean = (row, name) => spread(row[`${name}_mean`], row[`${name}_sd`]);
     const rows = table.rows.map((row) => [
       dot(row.pe), mean(row, "gAUC"),
-      ...(compared ? [signed(row.gAUC_difference), row.gAUC_low === null ? DASH : `${signed(row.gAUC_low)} to ${signed(row.gAUC_high)}`,
-        row.gAUC_seeds_compared === null ? DASH : `${whole(row.gAUC_seeds_won)} of ${whole(row.gAUC_seeds_compared)}`, number(row.gAUC_p_holm, 3)] : [row.seeds]),
+      ...(compared ? [signed(row.gAUC_minus_none), row.gAUC_minus_none_low === null ? DASH : `${signed(row.gAUC_minus_none_low)} to ${signed(row.gAUC_minus_none_high)}`,
+        number(row.gAUC_minus_none_detectable), pValue(row.gAUC_minus_none_p_holm)] : []), whole(row.seeds),
       mean(row, "AUC"), mean(row, "logloss"),
     ]);
     fill("metrics", ...rowsOf(header, rows));

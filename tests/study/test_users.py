@@ -1,0 +1,99 @@
+"""users/: enough for every interval without the scores, small, and never older than they are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_training import fill, jobs_of, result_of, rows_of_test, scores_of
+
+from ctr_pe.evaluation import evaluate
+from ctr_pe.evaluation.metrics import METRICS
+from ctr_pe.evaluation.users import Users, user_values
+from ctr_pe.study.store import Store
+from ctr_pe.study.users import STEPS, UserStatistics, user_statistics
+
+DATA = "d" * 32
+
+
+def test_values_are_those_of_the_scores_but_for_rounding(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    fill(store, jobs_of(seeds=3))
+    user_statistics(store, DATA)
+    found = user_statistics(store, DATA)  # read from the file
+    labels, users = rows_of_test()
+    clicked = labels == 1
+    codes = np.unique(users, return_inverse=True)[1]
+    np.testing.assert_array_equal(found.users, Users.of(clicked, codes, 40))
+    assert found.values.keys() == {key.name for key in store.read()}
+    for key in store.read():
+        scores = scores_of(key.pe, key.seed).astype(np.float64)
+        expected = user_values(clicked, scores, codes, 40)
+        for metric in METRICS:
+            step, _ = STEPS[metric]
+            values = found.values[key.name][metric] * step
+            np.testing.assert_allclose(values, expected[metric], atol=step / 2 + 1e-12)
+            shares = found.users.shares[metric]
+            assert values @ shares / shares.sum() == pytest.approx(evaluate(labels, scores, users)[metric], abs=0.001)
+
+
+def test_the_file_is_small(tmp_path: Path) -> None:
+    """About two bytes per user and run."""
+    store, draw = Store(tmp_path), np.random.default_rng(0)
+    users = np.repeat(np.arange(5000), 6)
+    labels = draw.integers(0, 2, len(users))
+    store.save_rows(DATA, labels, users)
+    for job in jobs_of(["none"], seeds=10):
+        scores = 1 / (1 + np.exp(-draw.normal(labels - 0.5)))
+        store.append(result_of(job.key), scores)
+    user_statistics(store, DATA)
+    (file,) = (tmp_path / "users").iterdir()
+    assert file.stat().st_size < 3 * 10 * 5000
+
+
+def test_runs_are_added_and_newer_scores_replace_what_is_kept(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    jobs = jobs_of(seeds=2)
+    fill(store, jobs[:3])
+    before = user_statistics(store, DATA)
+    assert len(before.values) == 3
+    for file in (tmp_path / "scores").glob("*-1-*"):  # those that are kept stay
+        file.unlink()
+    fill(store, jobs[3:])
+    after = user_statistics(store, DATA)
+    assert len(after.values) == 4
+    again = jobs[2].key
+    np.save(next((tmp_path / "scores").glob(f"{again.name}*")), scores_of("cape", 9))
+    file = tmp_path / "users" / f"{DATA}.npz"
+    os.utime(file, ns=(0, file.stat().st_mtime_ns - 10**9))
+    newer = user_statistics(store, DATA)
+    for key in (job.key for job in jobs):
+        same = all((newer.values[key.name][metric] == after.values[key.name][metric]).all() for metric in METRICS)
+        assert same == (key != again)
+
+
+def test_the_logloss_of_the_click_rate_needs_no_scores(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    labels, users = rows_of_test()
+    store.save_rows(DATA, labels, users, click_rate=0.4)
+    fill(store, jobs_of())
+    base = evaluate(labels, np.full(len(labels), 0.4), metrics="logloss")["logloss"]
+    assert user_statistics(store, DATA).base_logloss == pytest.approx(base)
+    for file in (tmp_path / "scores").iterdir():
+        file.unlink()
+    assert user_statistics(store, DATA).base_logloss == pytest.approx(base)
+    assert np.isnan(UserStatistics().base_logloss)
+
+
+def test_a_lost_or_broken_file_is_made_again(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    assert not user_statistics(store, DATA).values
+    assert not (tmp_path / "users").exists()
+    fill(store, jobs_of())
+    whole = user_statistics(store, DATA)
+    (file,) = (tmp_path / "users").iterdir()
+    file.write_bytes(file.read_bytes()[:100])
+    assert user_statistics(store, DATA).values.keys() == whole.values.keys()
+    assert user_statistics(Store(tmp_path), "e" * 32).values == {}
