@@ -159,6 +159,10 @@ CASES = [
         for count in (100, 1000)
     ),
     *(
+        Case(f"request.DIN.cape.onnx.{count}", "requests:onnx", "≤", 100, request("DIN", count))
+        for count in (100, 1000)
+    ),
+    *(
         Case(f"request.{model}.cape.memory", "requests:memory_", "≤", 300, request(model, 1000))
         for model in ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
     ),

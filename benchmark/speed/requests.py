@@ -11,6 +11,8 @@ from typing import Any
 
 import torch
 
+from ctr_pe.pipeline.export import export_model
+from ctr_pe.pipeline.graph import inputs_of
 from speed import data, models
 from speed.cases import Settings
 from speed.memory import Peak, status
@@ -33,6 +35,25 @@ def against_repeated_rows(settings: Settings, model: str, pe: str, candidates: i
     """Our own repeated rows over our shared history."""
     _, shared, repeated, _ = _request(settings, model, pe, candidates)
     return _alternate(settings, shared, repeated, "repeated rows", candidates)
+
+
+def onnx(settings: Settings, model: str, pe: str, candidates: int) -> Figure:
+    """Milliseconds (p50) of one request to the exported model in onnxruntime; ours in torch in the details."""
+    import onnxruntime
+
+    mine, shared, _, rows = _request(settings, model, pe, candidates)
+    file = settings.folder / "model.onnx"
+    export_model(mine.model, {}, "onnx", file)
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = torch.get_num_threads()
+    session = onnxruntime.InferenceSession(str(file), options)
+    kinds = inputs_of(mine.model)
+    one = {name: rows[name][:1] if kinds[name] in ("history", "age") else rows[name].unsqueeze(0) for name in kinds}
+    given = {name: values.numpy() for name, values in one.items()}
+    timed = alternate(lambda _: session.run(["scores"], given), shared, settings.size(100, 5), warm_up=5)
+    theirs, torchs = (1000 * statistics.median(seconds) for seconds in (timed.ours, timed.baseline))
+    say(f"{model} with {pe}, {candidates} candidates: onnxruntime {theirs:.3g} ms, torch {torchs:.3g} ms")
+    return Figure([theirs], unit="ms", against="torch in the details", details={"torch": torchs})
 
 
 def slowest(settings: Settings, model: str, pe: str, candidates: int) -> Figure:
