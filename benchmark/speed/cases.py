@@ -79,7 +79,7 @@ ENCODED = ("DIN", "BST", "SASRec")
 # A product per field or of items, an MLP per pair: 1.2 times the ratio of multiply-adds.
 BY_ARITHMETIC = ("dif", "dape", "fire", "cape_cosine")
 # xlnet, euler, and rope and time_rope with 1.15: in torch alone.
-OVERHEAD = {"kernel": 1.5, "pdm": 1.5, "xlnet": 1.25, "euler": 1.4} | dict.fromkeys(BY_ARITHMETIC)
+OVERHEAD = {"kernel": 1.5, "pdm": 1.5, "xlnet": 1.25, "euler": 1.5} | dict.fromkeys(BY_ARITHMETIC)
 
 
 def overhead(pe: str, full: bool) -> float | None:
