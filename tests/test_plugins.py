@@ -306,6 +306,7 @@ def test_models_of_fuxictrs_form_are_trained_too(
 def test_draw_and_tune_take_dotted_names(
     package: Path, root: Path, pe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["draw", f"none,{pe}", "--out", "bias.png", "--data-root", str(root), "--set", "embedding_dim=4"]) == 0
-    argv = ["tune", "--pe", pe, "--data-root", str(root), "--trials", "1", "--out", "tuned", *SMALL]
+    where = ["--dataset", "synthetic", "--data-root", str(root)]
+    assert main(["draw", f"none,{pe}", "--out", "bias.png", *where, "--set", "embedding_dim=4"]) == 0
+    argv = ["tune", "--pe", pe, *where, "--trials", "1", "--out", "tuned", *SMALL]
     assert main([*argv, "--space", "recency_start=[0.1, 0.2]"]) == 0, capsys.readouterr().err

@@ -70,7 +70,7 @@ def test_tune(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
         "--space",
         "net_dropout=null",
     ]
-    asked = ["tune", "--out", "out", "--trials", "4", "--data-root", "data", *space, *QUICK]
+    asked = ["tune", "--dataset", "synthetic", "--out", "out", "--trials", "4", "--data-root", "data", *space, *QUICK]
     assert main(asked) == 0
     trials = pl.read_csv("out/trials.csv")
     complete = trials.filter(pl.col("state") == "complete")

@@ -95,7 +95,7 @@ def benchmark(pairs: Sequence[str], data: Path, out: Path, checkout: Path) -> in
 
 def tune(pairs: Sequence[str], data: Path, out: Path, checkout: Path) -> int:
     space = ["net_dropout=[0]", "attention_dropout=null", "position_dim=null"]
-    given = ["--pe", "cape", "--trials", "1", "--out", str(out), "--data-root", str(data)]
+    given = ["--dataset", "synthetic", "--pe", "cape", "--trials", "1", "--out", str(out), "--data-root", str(data)]
     return cli.main(["tune", *given, *(part for one in space for part in ("--space", one)), *pairs])
 
 
