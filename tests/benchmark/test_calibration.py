@@ -24,14 +24,8 @@ from ctr_pe.study.users import STEPS
 STORE = Store(calibration.OUT)
 
 
-def skip_untrained(dataset: str) -> None:
-    if dataset not in {key.dataset for key in STORE.read()}:
-        pytest.skip(f"not trained yet on {dataset}: python benchmark/calibration.py LOGS")
-
-
 @pytest.mark.parametrize("split", calibration.CHANCE, ids=lambda split: "-".join(split))
 def test_runs_of_one_encoding_seldom_seem_to_differ(split: Split) -> None:
-    skip_untrained(split.dataset)
     rates = rejected(calibration.OUT, split)
     assert max(rates.values()) <= 0.07, rates
 
@@ -43,7 +37,6 @@ def test_the_planted_effect_is_found() -> None:
 
 @pytest.mark.parametrize("dataset", calibration.TRAINED)
 def test_the_published_runs_are_those_of_the_command(dataset: str) -> None:
-    skip_untrained(dataset)
     (setting,) = (one for one in settings(STORE) if one.key.dataset == dataset)
     assert sorted(setting.runs) == sorted(calibration.TRAINED[dataset][0])
     assert all(sorted(runs) == list(range(calibration.SEEDS)) for runs in setting.runs.values())
