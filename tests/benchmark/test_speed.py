@@ -48,6 +48,7 @@ PROMISED |= {  # of one user with many candidates
     "request.DIN.cape.fuxictr": ("≥", 10),
     **{f"request.{model}.cape.repeated": ("≥", 4 if model == "DIN" else 1) for model in MODELS},
     **{f"request.{model}.cape.p99.{count}": ("≤", 100) for model in ("DIN", "SASRec") for count in (100, 1000)},
+    **{f"request.DIN.cape.onnx.{count}": ("≤", 100) for count in (100, 1000)},
     **{f"request.{model}.cape.memory": ("≤", 300) for model in MODELS},
 }
 PROMISED |= {  # of the service
