@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -50,3 +51,16 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real logs: {folder} is not there; $CTR_PE_SHARED_DATA can name another directory")
     return folder
+
+
+@pytest.fixture
+def my_pkg_forgotten() -> Iterator[None]:
+    """Before and after the test no ``my_pkg`` is imported: several tests write a package of this name."""
+
+    def forget() -> None:
+        for module in [module for module in sys.modules if module.partition(".")[0] == "my_pkg"]:
+            del sys.modules[module]
+
+    forget()
+    yield
+    forget()

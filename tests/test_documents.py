@@ -161,7 +161,7 @@ def trained(folder: Path) -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, my_pkg_forgotten: None) -> Path:
     """A place with what the commands read: a log, a config, and a package with an encoding and a model."""
     write_log(tmp_path)
     (tmp_path / "my_pkg").mkdir()

@@ -86,7 +86,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, my_pkg_forgotten: None) -> Iterator[Path]:
     """The folder of ``my_pkg``, which lies in the working directory and is not installed."""
     folder = tmp_path / "my_pkg"
     folder.mkdir()
@@ -100,8 +100,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     plugins.registered.cache_clear()
     yield folder
     plugins.registered.cache_clear()
-    for module in [module for module in sys.modules if module.partition(".")[0] == "my_pkg"]:
-        del sys.modules[module]
 
 
 @pytest.fixture

@@ -206,6 +206,7 @@ def command(*options: str) -> list[str]:
     return [sys.executable, str(Path(run.__file__)), "--quick", *options]
 
 
+@pytest.mark.slow
 def test_a_quick_run(tmp_path: Path) -> None:
     """Cases in processes of their own, those of encodings in one together, with every promised key."""
     file = tmp_path / "speed.json"

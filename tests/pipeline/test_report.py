@@ -469,14 +469,15 @@ def test_the_page_opens_from_disk_without_errors_and_without_a_network(
 ) -> None:
     file = made[0].path / "report.html"
     opened(browser, file, width)
+    figures = 'return document.querySelectorAll(".js-plotly-plot .main-svg").length'
+    wait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait(browser, timeout=30)
+    wait.until(lambda _: browser.execute_script(figures) >= 5)
     shown = browser.execute_script("""return {
-        figures: [...document.querySelectorAll(".js-plotly-plot .main-svg")].length,
         empty: [...document.querySelectorAll(".figure")].filter((one) => !one.children.length).map((one) => one.id),
         overflow: document.documentElement.scrollWidth - window.innerWidth,
         users: document.querySelectorAll("#user option").length,
         rows: document.querySelectorAll("#metrics tbody tr").length,
     }""")
-    assert shown["figures"] >= 5
     assert shown["empty"] == []
     assert shown["overflow"] <= 0
     assert shown["users"] == 7
