@@ -54,13 +54,18 @@ def shared_data() -> Path:
 
 
 @pytest.fixture
-def my_pkg_forgotten() -> Iterator[None]:
-    """Before and after the test no ``my_pkg`` is imported: several tests write a package of this name."""
+def my_pkg_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Several tests write a package ``my_pkg`` and have it imported: none is known before and after the test."""
+    from ctr_pe import pe, plugins
 
     def forget() -> None:
         for module in [module for module in sys.modules if module.partition(".")[0] == "my_pkg"]:
             del sys.modules[module]
 
     forget()
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.setattr(plugins, "_allowed", set())
+    monkeypatch.setattr(plugins, "_used", {kind: {} for kind in plugins.GROUPS})
+    monkeypatch.setattr(pe, "_broken", set())
     yield
     forget()

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import yaml
 
-import ctr_pe.pe
 from ctr_pe import available_pes, build_pe, plugins
 from ctr_pe.checks import model_class
 from ctr_pe.cli import main
@@ -93,10 +92,6 @@ def package(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, my_pkg_forgotten: N
     for name, text in {"__init__": "", "recency": RECENCY, "models": MODELS}.items():
         (folder / f"{name}.py").write_text(text)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.setattr(plugins, "_allowed", set())
-    monkeypatch.setattr(plugins, "_used", {kind: {} for kind in plugins.GROUPS})
-    monkeypatch.setattr(ctr_pe.pe, "_broken", set())
     plugins.registered.cache_clear()
     yield folder
     plugins.registered.cache_clear()
