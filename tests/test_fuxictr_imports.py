@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 
+import pytest
+
 
 def run(code: str) -> str:
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip()
@@ -17,6 +19,7 @@ def test_models_and_training_need_neither() -> None:
     assert run(f"import sys, ctr_pe.model_zoo.dien, ctr_pe.training; {HEAVY}") == "[]"
 
 
+@pytest.mark.slow
 def test_what_was_put_off_is_there_when_it_is_used() -> None:
     code = """
 import ctr_pe.model_zoo.din, numpy as np
@@ -43,6 +46,7 @@ except AttributeError as error:
     ]
 
 
+@pytest.mark.slow
 def test_what_was_imported_before_stays() -> None:
     code = """
 import fuxictr.preprocess, fuxictr.metrics
