@@ -127,8 +127,7 @@ class BST(RankModel):
         return (unit.encode if self._apart(index) else unit.project)(history, positions)
 
     def extends(self, index: int) -> bool:
-        unit = self.transformers[index]
-        return self._apart(index) and unit.causal and unit.encodings[0].stays
+        return self._apart(index) and self.transformers[index].encodings[0].stays
 
     def extend_history(self, index: int, states: Any, item: Tensor, history: Tensor, positions: Positions) -> Any:
         return self.transformers[index].extend(states, item, history, positions)

@@ -193,8 +193,7 @@ class Transformer(nn.Module):
     def extend(
         self, encoded: list[tuple[Tensor, Tensor]], item: Tensor, history: Tensor, positions: Positions
     ) -> list[tuple[Tensor, Tensor]]:
-        """:meth:`encode` of each history and one more item (B, D) after it, if blocks are causal and encodings
-        ``stay``. ``positions``: of the history, with this item for the one target of each, (B, 1, D)."""
+        """:meth:`encode` of each history and one more item (B, D) after it, if :attr:`apart` and the encodings ``stay``."""
         states, _ = self.encodings[0].embed(item.unsqueeze(1), history, positions)
         assert states is not None
         pairs, found = positions.candidate_pairs(1, causal=True), []

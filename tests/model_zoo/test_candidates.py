@@ -118,7 +118,7 @@ def test_a_history_is_encoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         *(
             (variant, encoding)
             for variant in ("BST causal, last block", "BST last block")
-            for encoding in ("cape", "fox")
+            for encoding in ("cape", "naive")
         ),
     ],
 )
