@@ -193,7 +193,8 @@ class Transformer(nn.Module):
     def extend(
         self, encoded: list[tuple[Tensor, Tensor]], item: Tensor, history: Tensor, positions: Positions
     ) -> list[tuple[Tensor, Tensor]]:
-        """:meth:`encode` of each history and one more item (B, D) after it, if :attr:`apart` and the encodings ``stay``."""
+        """:meth:`encode` of each history and one more item (B, D) after it, if :attr:`apart` and the
+        encodings ``stay``. ``positions``: of the history, with this item for the one target of each, (B, 1, D)."""
         states, _ = self.encodings[0].embed(item.unsqueeze(1), history, positions)
         assert states is not None
         pairs, found = positions.candidate_pairs(1, causal=True), []
