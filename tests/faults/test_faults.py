@@ -312,7 +312,7 @@ def copy(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-p", "no:xdist"]
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-n", "0"]
     environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
     return subprocess.run([*command, *tests], cwd=copy, env=environment, capture_output=True, text=True)
 
