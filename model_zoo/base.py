@@ -31,6 +31,7 @@ from ctr_pe.pe import build_pe, check_encodings, pe_options
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Items, Positions
 from ctr_pe.units.activations import Dice
+from ctr_pe.units.batch_norm import BatchNorm1d
 from ctr_pe.units.dropout import Dropout
 
 if TYPE_CHECKING:
@@ -207,6 +208,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         for index, layer in enumerate(self.dnn.mlp):
             if type(layer) is nn.Dropout:
                 self.dnn.mlp[index] = Dropout(layer.p)
+            if type(layer) is nn.BatchNorm1d:
+                self.dnn.mlp[index] = BatchNorm1d(layer.num_features)
         self.compile(*self._compile)
         self.reset_parameters()
         self.model_to_device()

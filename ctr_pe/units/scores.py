@@ -143,7 +143,8 @@ class DINScore(nn.Module):
         extended = torch.cat([target, torch.ones_like(target[..., :1])], -1)
         logits = target.new_empty(*target.shape[:2], items.shape[1])
         for row, some in product(range(len(items)), _slices(items.shape[1], max(1, COLUMNS // len(of_product)))):
-            of_targets = of_product.T.unsqueeze(1) * items[row, some].T.unsqueeze(2) + of_target.T.unsqueeze(1)
+            of_product_, own = of_product.T.unsqueeze(1), items[row, some].T.unsqueeze(2)
+            of_targets = torch.addcmul(of_target.T.unsqueeze(1), of_product_, own)
             weight = torch.cat([of_targets, per_item[row, some].unsqueeze(0)]).flatten(1)  # (D + 1, items · U)
             for chosen in _slices(target.shape[1], TARGETS):
                 hidden = (extended[row, chosen] @ weight).view(-1, len(of_product))
