@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from ctr_pe import plugins
-from ctr_pe.errors import UserError
+from ctr_pe.errors import UserError, nearest
 
 
 class _Loader(yaml.SafeLoader):
@@ -84,6 +84,15 @@ def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
         except UserError as error:
             raise UserError(f"--set {pair}: {re.sub('^[^ ]*: ', '', str(error))}") from None
     return overrides
+
+
+def training_recipe(name: str) -> dict[str, Any]:
+    """Hyper-parameters of a packaged ``training/<name>.yaml``. Raises UserError if there is none."""
+    shipped = packaged_yaml("training")
+    if name not in shipped:
+        raise UserError(f"--recipe {name}: no such recipe: {nearest(name, shipped)}")
+    found: dict[str, Any] = parse_yaml(shipped[name], name)
+    return found
 
 
 def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:

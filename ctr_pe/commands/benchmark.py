@@ -19,7 +19,7 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-from ctr_pe.commands.options import Parser, class_names, count, number, training_options
+from ctr_pe.commands.options import Parser, class_names, count, number, overrides, training_options
 from ctr_pe.data.built_in import DEFAULT
 
 
@@ -61,9 +61,8 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.config import parse_overrides
     from ctr_pe.pipeline.folder import keep_model
     from ctr_pe.study import benchmark
 
-    given = {**vars(args), "params": parse_overrides(args.set), "keep": keep_model if args.keep_models else None}
+    given = {**vars(args), "params": overrides(args), "keep": keep_model if args.keep_models else None}
     return benchmark.run(benchmark.Request(**{field.name: given[field.name] for field in fields(benchmark.Request)}))

@@ -98,6 +98,12 @@ def training_options(parser: Parser) -> None:
         help="mixed precision: attention in bfloat16",
     )
     add(
+        "--recipe",
+        metavar="NAME",
+        help="how to train, in place of the packaged configuration: fuxictr has a constant learning rate and stops "
+        "early; --set changes it",
+    )
+    add(
         "--set",
         action="append",
         default=[],
@@ -105,6 +111,13 @@ def training_options(parser: Parser) -> None:
         help="a hyper-parameter under FuxiCTR's name, such as learning_rate=1e-3; may be given several times",
     )
     data_root_option(parser)
+
+
+def overrides(args: argparse.Namespace) -> dict[str, Any]:
+    """Hyper-parameters that ``--recipe`` and ``--set`` give."""
+    from ctr_pe.config import parse_overrides, training_recipe
+
+    return {**(training_recipe(args.recipe) if args.recipe else {}), **parse_overrides(args.set)}
 
 
 def track_option(parser: argparse.ArgumentParser) -> None:

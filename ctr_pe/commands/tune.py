@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ctr_pe.commands.options import Parser, class_name, count, number, training_options
+from ctr_pe.commands.options import Parser, class_name, count, number, overrides, training_options
 from ctr_pe.data.built_in import DEFAULT
 
 
@@ -44,14 +44,13 @@ def run(args: argparse.Namespace) -> int:
     from ctr_pe.pipeline.folder import keep_model
     from ctr_pe.study.tune import plan, tune
 
-    overrides, space = parse_overrides(args.set), parse_overrides(args.space)
     search = plan(
         args.model,
         args.pe,
         args.dataset,
         args.data_root,
-        overrides,
-        space,
+        overrides(args),
+        parse_overrides(args.space),
         args.seed,
         args.threads,
         args.gpu,

@@ -28,6 +28,9 @@ class CosineCAPE(CAPE):
     free to say which items count as distance. And it is informed from the start: items that share embeddings, as those
     of one category do, have a large cosine before anything is learned, however small embeddings start.
 
+    The cosine is a weighted mean of one per field. Where one field says what is alike, its weight grows; one cosine of
+    whole items would have to learn it in all directions of the others.
+
     x and h_j are the items as they were looked up (``positions.items``), because states of layers have other items
     mixed in. So all heads and all layers share one likeness.
 
@@ -36,12 +39,13 @@ class CosineCAPE(CAPE):
     Args:
         field_dims: width of each field of an item, side by side; None for one field.
         likeness_dim: V.
-        likeness_of: ``item``, one cosine of whole items; ``fields``, a weighted mean of a cosine per field.
+        likeness_of: ``fields``, a weighted mean of a cosine per field; ``item``, one cosine of whole items.
         position_dim, position_span: CAPE's.
 
     Parameters: CAPE's; ``projection (V, D)``, U or those of the fields side by side, Xavier; ``steepness ()``, a, 10;
-    ``middle ()``, c, the cosine of a gate that is half open, .5; for ``fields`` also ``field_weights (F,)``, zeros,
-    before their softmax. Stacked layers share these four.
+    ``middle ()``, c, the cosine of a gate that is half open, .5 for whole items, .5 / F for fields: half of what items
+    have that share one field alone; for several fields ``field_weights (F,)``, zeros, before their softmax. Stacked
+    layers share these four.
 
     Raises:
         ValueError: likeness_dim is not a positive integer, an unknown likeness_of, field_dims that do not add up to
@@ -50,7 +54,7 @@ class CosineCAPE(CAPE):
 
     about = About(
         paper="ours, no paper",
-        equation="s_j + SiLU(W t + b) · e[p_j], p_j = Σ_{k=j..n} (1 - σ(a (cos(U t, U h_k) - c)))",
+        equation="s_j + SiLU(W t + b) · e[p_j], p_j = Σ_{k=j..n} (1 - σ(a (mean over fields cos(U t, U h_k) - c)))",
         cost="d P + T P + L; V L for all heads and V D per item, once for all layers, V = likeness_dim = 32",
         extrapolates="last row, after that many unlike items",
     )
@@ -64,7 +68,7 @@ class CosineCAPE(CAPE):
         *,
         field_dims: Sequence[int] | None = None,
         likeness_dim: int = 32,
-        likeness_of: str = "item",
+        likeness_of: str = "fields",
         **options: Any,
     ) -> None:
         super().__init__(dim, max_len, num_heads, **options)
@@ -74,9 +78,9 @@ class CosineCAPE(CAPE):
         self.widths = check_fields(field_dims if apart else None, dim)
         self.projection = nn.Parameter(nn.init.xavier_normal_(torch.empty(likeness_dim, dim)))
         self.steepness = nn.Parameter(torch.tensor(10.0))
-        self.middle = nn.Parameter(torch.tensor(0.5))
+        self.middle = nn.Parameter(torch.tensor(0.5 / len(self.widths)))
         self.field_weights: nn.Parameter | None = None
-        if apart:
+        if len(self.widths) > 1:
             self.field_weights = nn.Parameter(torch.zeros(len(self.widths)))
             self.shared += ("field_weights",)
 

@@ -46,7 +46,7 @@ class CosineCAPE(ConstantCAPE):
 
     def cosine(self, i: int, j: int) -> Tensor:
         """Of whole items, or the weighted mean over their fields."""
-        apart = self.options.get("likeness_of") == "fields"
+        apart = self.options.get("likeness_of") != "item" and "field_dims" in self.options
         widths = self.options["field_dims"] if apart else [len(self.items[0])]
         share = torch.softmax(self.weights["field_weights"], 0) if apart else torch.ones(1).double()
         mean, start = torch.zeros(()).double(), 0

@@ -157,20 +157,22 @@ class TestCosine:
         target = torch.cat([torch.ones(4), torch.ones(4)]).double()
         item = torch.cat([10 * torch.ones(4), -torch.ones(4)]).double().unsqueeze(0)
         whole = encoding("cape_cosine", likeness_dim=D)
-        fields = encoding("cape_cosine", likeness_dim=D, likeness_of="fields", field_dims=[4, 4])
+        fields = encoding("cape_cosine", likeness_dim=D, field_dims=[4, 4])
+        assert isinstance(whole, CosineCAPE)
         assert isinstance(fields, CosineCAPE)
         for pe in (whole, fields):
-            nn.init.eye_(pe.projection)  # type: ignore[arg-type]
+            nn.init.eye_(pe.projection)
+        assert (whole.middle.item(), fields.middle.item()) == (0.5, 0.25)
         cosine = 36 / (8**0.5 * 404**0.5)
         assert places(whole, of_target(item, target)).item() == pytest.approx(gate(cosine), rel=1e-4)
-        assert places(fields, of_target(item, target)).item() == pytest.approx(gate(0), rel=1e-4)
+        assert places(fields, of_target(item, target)).item() == pytest.approx(gate(0, 0.25), rel=1e-4)
         assert fields.field_weights is not None
         with torch.no_grad():
             fields.field_weights.copy_(torch.tensor([3.0, 0.0]))
         share = torch.tensor(3.0).sigmoid().item()
-        assert places(fields, of_target(item, target)).item() == pytest.approx(gate(2 * share - 1), rel=1e-4)
+        assert places(fields, of_target(item, target)).item() == pytest.approx(gate(2 * share - 1, 0.25), rel=1e-4)
 
-    @pytest.mark.parametrize("options", [{}, {"likeness_of": "fields", "field_dims": [5, 3]}])
+    @pytest.mark.parametrize("options", [{}, {"field_dims": [5, 3]}])
     def test_layers_share_one_likeness_and_nothing_else(self, options: dict[str, object]) -> None:
         first = encoding("cape_cosine", 2, **options)
         above = first.next_layer(lambda: encoding("cape_cosine", 2, **options))
@@ -200,5 +202,5 @@ class TestCosine:
         assert found.shape == (2, 1, L, L)  # one for all heads
 
 
-def gate(cosine: float) -> float:
-    return torch.sigmoid(torch.tensor(-10 * (cosine - 0.5)).double()).item()
+def gate(cosine: float, middle: float = 0.5) -> float:
+    return torch.sigmoid(torch.tensor(-10 * (cosine - middle)).double()).item()
