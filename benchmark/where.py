@@ -1,0 +1,195 @@
+"""Where does position help? The difference to none by what the histories of the test users are like.
+
+From the runs of a benchmark and the data set that they were tested on: by length of the history, age of its last event,
+unlike items between the last like item and the target, and whether events share a time. Of a user with several clicked
+rows their mean counts.
+
+example:
+  python benchmark/where.py benchmark/results/DIN-amazon_sports --pe naive,cape
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import polars as pl
+
+from ctr_pe.data.dataset import Dataset, data_root, open_dataset
+from ctr_pe.errors import UserError, exit_code
+from ctr_pe.evaluation.paired import Difference, arm, difference
+from ctr_pe.study.differences import Runs, Setting, settings
+from ctr_pe.study.rendering import Table, as_markdown, as_text
+from ctr_pe.study.store import Store
+from ctr_pe.study.users import STEPS
+
+DAY, BINS = 86_400, 4
+TITLES = {
+    "all": "",
+    "length": "history",
+    "age": "age of the last event",
+    "unlike": "since the last like item",
+    "tied": "times",
+}
+Floats = np.ndarray[Any, np.dtype[np.float64]]
+
+
+class Bin(NamedTuple):
+    """Users (U,) bool who are alike in something."""
+
+    fact: str
+    name: str
+    users: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+def main(argv: list[str] | None = None) -> int:
+    args = _parser().parse_args(argv)
+    return exit_code("where.py", lambda: _run(args))
+
+
+def _run(args: argparse.Namespace) -> int:
+    store = Store(args.results)
+    tables = []
+    for setting in settings(store):
+        if "none" not in setting.runs:
+            continue
+        dataset = open_dataset(setting.key.dataset, data_root(args.data_root))
+        if dataset.data_hash != setting.key.data_hash:
+            raise UserError(f"{dataset.path} is not the data that the runs were tested on")
+        mixed = np.nan_to_num(setting.statistics.shares["gAUC"]) > 0
+        found = [some for some in bins(of_users(dataset)) if (some.users & mixed).any()]
+        encodings = [pe for pe in setting.runs if pe != "none" and (not args.pe or pe in args.pe)]
+        table = make_table(setting, found, encodings)
+        print(as_text(table), end="\n\n")
+        tables.append(table)
+        draw(setting, found, encodings, args.results / f"where-{setting.key.model}-{setting.key.dataset}.png")
+    (args.results / "where.md").write_text(as_markdown(tables), encoding="utf-8")
+    return 0
+
+
+def of_users(dataset: Dataset) -> pl.DataFrame:
+    """A row per test user, in the order of the store's statistics: means over the clicked rows."""
+    (group, *_), user = dataset.groups, dataset.group_id
+    if user is None:
+        raise UserError(f"{dataset.path}: has no users")
+    category, like = group.target[-1], group.history[-1]
+    columns = [user, dataset.label, category, like, *filter(None, [group.age])]
+    frame = pl.read_parquet(dataset.split("test"), columns=columns)
+    real = [np.asarray(of_row)[np.asarray(of_row) != 0] for of_row in frame[like].to_list()]
+    facts = {"length": [float(len(items)) for items in real]}
+    facts["unlike"] = [_unlike(items, own) for items, own in zip(real, frame[category].to_list(), strict=True)]
+    if group.age is not None:
+        ages = [
+            of_row[len(of_row) - len(items) :] for of_row, items in zip(frame[group.age].to_list(), real, strict=True)
+        ]
+        facts["age"] = [ages_[-1] / DAY if ages_ else np.nan for ages_ in ages]
+        facts["tied"] = [float(len(set(ages_)) < len(ages_)) for ages_ in ages]
+    rows = frame.select(user, dataset.label).with_columns(**{name: pl.Series(found) for name, found in facts.items()})
+    clicked = rows.filter(pl.col(dataset.label) > 0).group_by(user).agg(pl.col(list(facts)).mean())
+    return rows.select(pl.col(user).unique().sort()).join(clicked, on=user, how="left", maintain_order="left")
+
+
+def _unlike(items: Any, category: int) -> float:
+    """Items after the last one of the category; infinite if there is none."""
+    alike = np.flatnonzero(items == category)
+    return float(len(items) - 1 - alike[-1]) if len(alike) else np.inf
+
+
+def bins(facts: pl.DataFrame) -> Iterator[Bin]:
+    """About as many users in each of ``BINS`` bins of a fact; who has none of it is in none."""
+    yield Bin("all", "all users", np.ones(len(facts), np.bool_))
+    for fact, text in {"length": "items", "age": "days", "unlike": "unlike items"}.items():
+        if fact not in facts.columns:
+            continue
+        values = facts[fact].fill_null(np.nan).to_numpy().astype(np.float64)
+        finite = values[np.isfinite(values)]
+        edges = np.unique(np.quantile(finite, np.linspace(0, 1, BINS + 1)[1:-1])) if len(finite) else []
+        low = -np.inf
+        for high in [*edges, np.inf]:
+            inside = (values > low) & (values <= high) & np.isfinite(values)
+            name = f"over {low:,.3g}" * math.isfinite(low) + f" to {high:,.3g}" * math.isfinite(high)
+            yield Bin(fact, f"{name} {text}".strip(), inside)
+            low = high
+        if fact == "unlike":
+            yield Bin(fact, "no like item", np.isposinf(values))
+    if "tied" in facts.columns:
+        tied = facts["tied"].fill_null(np.nan).to_numpy()
+        yield Bin("tied", "all times differ", tied == 0)
+        yield Bin("tied", "some times are equal", tied > 0)
+
+
+def gauc(setting: Setting, runs: Runs, users: Any) -> Any:
+    """The arm of an encoding for some users alone."""
+    statistics, (step, _) = setting.statistics, STEPS["gAUC"]
+    shares = np.where(users, np.nan_to_num(statistics.shares["gAUC"]), 0.0)
+    values = np.stack([statistics.values[result.key.name]["gAUC"] * step for result in runs.values()])
+    return arm(values @ shares / shares.sum(), values, shares / shares.sum())
+
+
+def compared(setting: Setting, pe: str, some: Bin) -> Difference:
+    """The encoding minus none among these users."""
+    ours, theirs = (gauc(setting, setting.runs[name], some.users) for name in (pe, "none"))
+    return difference(ours, theirs)
+
+
+def make_table(setting: Setting, found: list[Bin], encodings: list[str]) -> Table:
+    lines: list[dict[str, Any]] = []
+    cells: list[dict[str, str | None]] = []
+    for some in found:
+        none = gauc(setting, setting.runs["none"], some.users)
+        line: dict[str, Any] = {"users": some.name, "with both classes": none.users, "gAUC of none": none.mean}
+        cell: dict[str, str | None] = {"users": some.name, "with both classes": f"{none.users:,}"}
+        cell["gAUC of none"] = f"{none.mean:.4f}"
+        for pe in encodings:
+            one = compared(setting, pe, some)
+            line |= {pe: one.value, f"{pe} low": one.low, f"{pe} high": one.high}
+            cell[f"{pe} − none [95 %]"] = f"{one.value:+.4f} [{one.low:+.4f}, {one.high:+.4f}]"
+        lines.append(line)
+        cells.append(cell)
+    notes = ["gAUC: AUC within users. Intervals hold for other users and newly trained runs, and are not corrected for "
+             "their number."]  # fmt: skip
+    return Table(f"{setting.title}: where position helps", lines, cells, notes)
+
+
+def draw(setting: Setting, found: list[Bin], encodings: list[str], file: Path) -> None:
+    """A panel per fact: differences to none with their intervals."""
+    import matplotlib.pyplot as plt
+
+    facts = dict.fromkeys(some.fact for some in found)
+    widths = [0.5 + sum(some.fact == fact for some in found) for fact in facts]
+    size = (3.2 * len(facts), 3.6)
+    figure, axes = plt.subplots(
+        1, len(facts), figsize=size, sharey=True, squeeze=False, layout="tight", width_ratios=widths
+    )
+    for panel, fact in zip(axes[0], facts, strict=True):
+        those = [some for some in found if some.fact == fact]
+        for number, pe in enumerate(encodings):
+            ones = [compared(setting, pe, some) for some in those]
+            at = np.arange(len(those)) + 0.6 * (number + 0.5) / len(encodings) - 0.3
+            value, low, high = (np.array([getattr(one, name) for one in ones]) for name in ("value", "low", "high"))
+            panel.errorbar(at, value, [value - low, high - value], fmt="o", markersize=3, linewidth=1, label=pe)
+        panel.axhline(0, color="grey", linewidth=0.8)
+        panel.set_xticks(range(len(those)), [some.name for some in those], rotation=35, ha="right", fontsize=7)
+        panel.set_title(TITLES[fact], fontsize=9)
+    axes[0][0].set_ylabel("gAUC − none")
+    axes[0][-1].legend(fontsize=7, frameon=False)
+    figure.savefig(file, dpi=150)
+    plt.close(figure)
+
+
+def _parser() -> argparse.ArgumentParser:
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("where.py", description=__doc__, formatter_class=form)
+    parser.add_argument("results", type=Path, metavar="RESULTS", help="folder of a benchmark; where.md goes there")
+    parser.add_argument("--pe", type=lambda text: text.split(","), metavar="NAME,…", help="encodings (default: all)")
+    parser.add_argument("--data-root", type=Path, metavar="DIR", help="data sets (default: data, or $CTR_PE_DATA)")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

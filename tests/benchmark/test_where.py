@@ -1,0 +1,95 @@
+"""benchmark/where.py: users by what their histories are like, and the same differences as in the tables."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import pytest
+import where
+
+from ctr_pe.data.dataset import Dataset, open_dataset
+from ctr_pe.data.synthetic import generate
+from ctr_pe.study.benchmark import keep_rows
+from ctr_pe.study.differences import settings
+from ctr_pe.study.store import Result, Store
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    out = tmp_path_factory.mktemp("data") / "synthetic"
+    generate(out, users=150, valid_users=20, test_users=60)
+    return open_dataset(str(out))
+
+
+@pytest.fixture
+def store(dataset: Dataset, tmp_path: Path) -> Store:
+    """Two runs each of none, and of naive, which knows the labels of users with long histories."""
+    store = Store(tmp_path)
+    keep_rows(store, dataset)
+    about, draw = store.about(dataset.data_hash), np.random.default_rng(0)
+    for pe in ("none", "naive"):
+        for seed in range(2):
+            known = (about["lengths"] > np.median(about["lengths"])) & (pe == "naive")
+            scores = draw.uniform(0.1, 0.9, len(known)) + 5 * known * (about["labels"] - 0.5)
+            store.append(_result(dataset, pe, seed), (1 / (1 + np.exp(-scores))).astype(np.float32))
+    return store
+
+
+def _result(dataset: Dataset, pe: str, seed: int) -> Result:
+    metrics = {"gAUC": 0.5, "AUC": 0.5, "logloss": 0.7}
+    run = ("DIN", dataset.dataset_id, pe, seed, "heldout", metrics, 1, "c" * 16, dataset.data_hash)
+    return Result(*run, revision=None, versions={}, seconds=1.0, threads=1, parameters=1, finished="2026-01-01")
+
+
+def test_facts_are_those_of_the_rows(dataset: Dataset) -> None:
+    rows = pl.read_parquet(dataset.split("test")).to_dicts()
+    (group,) = dataset.groups
+    facts = where.of_users(dataset)
+    assert facts["user_id"].to_list() == sorted({row["user_id"] for row in rows})
+    for fact in facts.to_dicts():
+        clicked = [row for row in rows if row["user_id"] == fact["user_id"] and row["label"]]
+        histories = [[item for item in row[group.history[-1]] if item] for row in clicked]
+        unlike = [
+            next((n for n, item in enumerate(reversed(items)) if item == row[group.target[-1]]), np.inf)
+            for row, items in zip(clicked, histories, strict=True)
+        ]
+        expected = (np.mean([len(items) for items in histories]), np.mean(unlike)) if clicked else (None, None)
+        assert (fact["length"], fact["unlike"]) == pytest.approx(expected)
+
+
+def test_bins_of_a_fact_have_every_user_once(dataset: Dataset) -> None:
+    facts = where.of_users(dataset)
+    found = list(where.bins(facts))
+    for fact in ("length", "unlike", "age"):
+        members = sum(some.users.astype(int) for some in found if some.fact == fact)
+        assert (members == facts[fact].is_not_null().to_numpy()).all()
+    (tied, differ) = (some.users for some in found if some.fact == "tied")
+    assert not (tied & differ).any()
+
+
+def test_a_difference_is_found_where_it_is(store: Store, dataset: Dataset) -> None:
+    (setting,) = settings(store)
+    found = {some.name: some for some in where.bins(where.of_users(dataset))}
+    lengths = [some for some in found.values() if some.fact == "length"]
+    short, long = (where.compared(setting, "naive", lengths[at]) for at in (0, -1))
+    assert short.low < 0 < short.high < long.value
+    assert long.users_low > 0
+    whole, table = where.compared(setting, "naive", found["all users"]), setting.differences("none")["naive"]["gAUC"]
+    assert whole.users_high - whole.users_low == pytest.approx(table.users_high - table.users_low, rel=1e-6)
+
+
+def test_the_command_writes_tables_and_figures(
+    store: Store, dataset: Dataset, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert where.main([str(store.path), "--data-root", str(dataset.path.parent)]) == 0
+    assert "over" in capsys.readouterr().out
+    assert "all users" in (store.path / "where.md").read_text(encoding="utf-8")
+    assert (store.path / "where-DIN-synthetic.png").stat().st_size > 10_000
+
+
+def test_other_data_are_refused(store: Store, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    generate(tmp_path / "data" / "synthetic", users=150, valid_users=20, test_users=50)
+    assert where.main([str(store.path), "--data-root", str(tmp_path / "data")]) == 2
+    assert "is not the data that the runs were tested on" in capsys.readouterr().err
