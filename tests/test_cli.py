@@ -157,6 +157,17 @@ def test_benchmark_options(called: list[tuple[Any, ...]]) -> None:
     assert (request.jobs, request.out, request.gpu) == (2, Path("r"), -1)
 
 
+def test_a_recipe_is_several_hyper_parameters_which_set_may_change(
+    called: list[tuple[Any, ...]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    main("benchmark --recipe fuxictr --set early_stop_patience=5".split())
+    ((request,),) = called
+    expected = {"learning_rate_schedule": "constant", "weight_average": None, "early_stop_patience": 5}
+    assert request.params.items() >= expected.items()
+    assert main("benchmark --recipe fuxi".split()) == 2
+    assert capsys.readouterr().err == "ctr-pe: error: --recipe fuxi: no such recipe: did you mean 'fuxictr'? (fuxictr)\n"
+
+
 def test_build_passes_on_only_what_was_given(called: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Any] = []
     monkeypatch.setattr("ctr_pe.data.sources.log.build", lambda recipe, out, **named: built.append((out, named)))

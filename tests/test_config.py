@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ctr_pe.config import load_yaml, model_params, packaged_yaml, parse_overrides, parse_yaml
+from ctr_pe.config import load_yaml, model_params, packaged_yaml, parse_overrides, parse_yaml, training_recipe
 from ctr_pe.errors import UserError
 
 
@@ -145,6 +145,16 @@ def test_fuxictrs_own_reader_gets_the_same_parameters(model: str, dataset: str, 
     theirs = load_model_config(str(checkout / "config"), f"{model}_{dataset}")
     assert theirs == {**model_params(model, dataset), "model_id": f"{model}_{dataset}"}
     assert {"debug_mode", "seed"} <= theirs.keys()  # its tuner reads the first, and varies only keys that are there
+
+
+@pytest.mark.parametrize("model", sorted(packaged_yaml("model_config")))
+def test_the_published_configurations_are_trained_as_their_authors_do(model: str) -> None:
+    """Base has a recipe of our own."""
+    theirs = training_recipe("fuxictr")
+    assert all(model_params(model, "amazon_sports")[key] != theirs[key] for key in ("weight_average", "epochs"))
+    for dataset in ("amazonelectronics_x1", "kuaivideo_x1"):
+        params = model_params(model, dataset)
+        assert {key: params.get(key, 1e-4) for key in theirs} == theirs
 
 
 def test_unknown_model_names_the_nearest() -> None:
