@@ -1,8 +1,8 @@
-"""Files of the form and size of a published set with drawn content: to run everything at full size without the download.
+"""Files of the form and size of a published set with drawn content: to run everything at full size without download.
 
 Rows, splits, users, items, categories, columns and lists are as published; what people chose is not: nothing can be
-learned of position or taste. In both sets a history is the beginning of one list of its user, so a block of rows is made
-by cutting text. In memory: the log that the rows come from, and one block.
+learned of position or taste. In both sets a history is the beginning of one list of its user, so a block of rows is
+made by cutting text. In memory: the log that the rows come from, and one block.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ Splits = dict[str, tuple[int, Iterator[pl.DataFrame]]]
 
 @dataclass(frozen=True)
 class Lists:
-    """A list of numbers per user as text joined by ``^``; ``ends[starts[u] + n]`` characters are its first n numbers."""
+    """A list of numbers per user, as text joined by ``^``: its first n are ``ends[starts[u] + n]`` characters."""
 
     text: pl.Series
     starts: Integers
@@ -46,7 +46,9 @@ class Lists:
         of_user = np.repeat(np.arange(len(counts)), counts)
         frame = pl.DataFrame({"user": of_user, "value": values}).with_columns(pl.col("value").cast(pl.String))
         joined = frame.group_by("user").agg(pl.col("value").str.join("^"))
-        every = pl.DataFrame({"user": np.arange(len(counts))}).join(joined, on="user", how="left", maintain_order="left")
+        every = pl.DataFrame({"user": np.arange(len(counts))}).join(
+            joined, on="user", how="left", maintain_order="left"
+        )
         total = np.concatenate([[0], np.cumsum(frame["value"].str.len_bytes().to_numpy().astype(np.int64) + 1)])
         first = np.cumsum(counts) - counts
         slot = np.arange(len(values) + len(counts)) - np.repeat(first + np.arange(len(counts)), counts + 1)

@@ -1,7 +1,7 @@
 """The two public benchmark sets in their published form: names, md5 sums, and the columns in use.
 
-``ctr-pe data generate`` makes files of the same form (:mod:`ctr_pe.data.like_published`). A file ``generated.json`` beside
-them says so, with their md5 sums, and a data set made of them has a name of its own.
+``ctr-pe data generate`` makes files of the same form (:mod:`ctr_pe.data.like_published`). A file ``generated.json``
+beside them says so, with their md5 sums, and a data set made of them has a name of its own.
 """
 
 from __future__ import annotations
