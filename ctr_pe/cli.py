@@ -18,6 +18,7 @@ from ctr_pe.commands import (
     export,
     info,
     predict,
+    recommend,
     report,
     serve,
     tune,
@@ -60,7 +61,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"ctr-pe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for command in (benchmark, report, tune, draw, export, list_, validate):
+    for command in (benchmark, recommend, report, tune, draw, export, list_, validate):
         add_command(commands, command)
     data = commands.add_parser("data", help="build or fetch data sets", description="Build or fetch data sets.")
     of_data = data.add_subparsers(metavar="COMMAND", required=True, title="commands")

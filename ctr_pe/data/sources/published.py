@@ -213,7 +213,7 @@ def _parse(csv: Path, published: Published, into: Path, progress: bool) -> None:
         columns.append(items.list.len().alias(_length(name)))
     into.mkdir()
     try:
-        header = pl.read_csv(csv, n_rows=0).columns
+        header = pl.scan_csv(csv, infer_schema=False).collect_schema().names()  # reads one line
         if missing := [name for name in types if name not in header]:
             raise UserError(f"{csv}: no column '{missing[0]}'; {nearest(missing[0], header)}")
         blocks = pl.scan_csv(csv, schema_overrides=types).select(columns)
