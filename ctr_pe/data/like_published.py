@@ -200,10 +200,10 @@ def _kuai(rng: np.random.Generator, share: float) -> Splits:
 def _earlier(user: Integers, listed: npt.NDArray[np.bool_], users: int) -> Integers:
     """(rows,) How many earlier rows of the same user are listed."""
     order = np.argsort(user, kind="stable")
-    so_far = np.cumsum(listed[order]) - listed[order]
-    first = np.cumsum(np.bincount(user, minlength=users)) - np.bincount(user, minlength=users)
+    so_far: Integers = np.concatenate([[0], np.cumsum(listed[order])])
+    first = np.searchsorted(user[order], np.arange(users))
     found = np.empty(len(user), np.int64)
-    found[order] = so_far - so_far[np.minimum(first, len(user) - 1)][user[order]]
+    found[order] = so_far[:-1] - so_far[first][user[order]]
     return found
 
 

@@ -31,7 +31,7 @@ def rows_of(rng: np.random.Generator, count: int, unit: int = 60) -> list[Row]:
         length = int(rng.integers(0, MAX_LEN + 1))
         items = rng.integers(1, 12, length).tolist()
         item = int(rng.integers(1, 12))
-        row = {"label": int(rng.random() < 0.3), "user_id": int(rng.integers(0, count // 4)), "item_id": item}
+        row: Row = {"label": int(rng.random() < 0.3), "user_id": int(rng.integers(0, count // 4)), "item_id": item}
         row |= {"cate_id": 1 + item % 4, "item_history": items, "cate_history": [1 + i % 4 for i in items]}
         found.append(row | {"age_history": (unit * np.sort(rng.integers(0, 5, length))[::-1]).tolist()})
     return found
