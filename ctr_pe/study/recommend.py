@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -19,6 +19,7 @@ import polars as pl
 from ctr_pe.data.built_in import open_or_generate
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import counted
+from ctr_pe.fields import Group
 
 ROWS = 1_000_000
 """Histories of about so many rows are read; of a larger data set every second row, every third, and so on."""
@@ -165,15 +166,15 @@ class _Counts:
 
 def measure(dataset: Dataset) -> Facts:
     """Count in a data set; a million rows take seconds. Histories are those of the first field group."""
-    group = dataset.groups[0]
-    like = min(1, len(group.target) - 1)  # the first attribute of an item, or the item itself
+    first = dataset.groups[0]
+    group = Group(first.target[:2], first.history[:2], first.age)  # the item and its first attribute, if it has one
     every = math.ceil(sum(dataset.rows.values()) / ROWS)
-    names = dict.fromkeys([group.target[0], group.target[like], group.history[0], group.history[like]])
-    columns = [*names, *filter(None, [group.age])]
     splits = [pl.scan_parquet(dataset.split(name)) for name in dataset.rows]
     counts = _Counts()
-    for frame in _blocks(splits, columns, every):
-        _count(counts, frame, group.target[like], group.history[like], group.target[0], group.history[0], group.age)
+    for rows in splits:
+        read = rows.select(*group.target, *group.history, *filter(None, [group.age])).gather_every(every)
+        for frame in read.collect_batches(chunk_size=CHUNK_ROWS, maintain_order=True):
+            _count(counts, frame, group)
     users, one_class_users, one_class_rows = _users(dataset, splits)
     found = int(counts.unlike.sum())
     gaps = counts.gaps
@@ -192,7 +193,7 @@ def measure(dataset: Dataset) -> Facts:
         times=None if group.age is None else Times(tied, unit),
         one_class_users=one_class_users,
         one_class_rows=one_class_rows,
-        like=group.target[like],
+        like=group.target[-1],
         no_like=1 - found / max(1, counts.rows),
         several=counts.several / max(1, counts.rows),
         unlike=_quartiles(counts.unlike),
@@ -201,16 +202,12 @@ def measure(dataset: Dataset) -> Facts:
     )
 
 
-def _blocks(splits: list[pl.LazyFrame], columns: list[str], every: int) -> Iterator[pl.DataFrame]:
-    for rows in splits:
-        yield from rows.select(columns).gather_every(every).collect_batches(chunk_size=CHUNK_ROWS, maintain_order=True)
-
-
-def _count(counts: _Counts, frame: pl.DataFrame, kind: str, kinds: str, item: str, items: str, age: str | None) -> None:
-    """Add the rows of a block. ``kind``, ``kinds``: what makes items like, of the target and of the history."""
+def _count(counts: _Counts, frame: pl.DataFrame, group: Group) -> None:
+    """Add the rows of a block. Items are like the target where the last field of the group is the same."""
+    (item, items), (kind, kinds) = ((group.target[place], group.history[place]) for place in (0, -1))
     flat = {
         name: frame[name].list.explode(keep_nulls=False, empty_as_null=False).to_numpy().astype(np.int64)
-        for name in dict.fromkeys([items, kinds, *filter(None, [age])])
+        for name in (*group.history, *filter(None, [group.age]))
     }
     row = np.repeat(np.arange(len(frame)), frame[items].list.len().to_numpy())
     real = flat[items] != 0  # in FuxiCTR's padded form the others are padding
@@ -232,9 +229,9 @@ def _count(counts: _Counts, frame: pl.DataFrame, kind: str, kinds: str, item: st
     each = np.sort(row * (1 + int(flat[items].max(initial=0))) + flat[items])
     counts.repeats += int(np.count_nonzero(each[1:] == each[:-1]))
 
-    if age is not None:
+    if group.age is not None:
         neighbours = row[1:] == row[:-1]
-        gaps = np.abs(np.diff(flat[age]))[neighbours]
+        gaps = np.abs(np.diff(flat[group.age]))[neighbours]
         gaps, pairs = gaps[gaps != 0], len(gaps)
         counts.neighbours += pairs
         counts.gaps += [len(gaps), *(int(np.count_nonzero(gaps % unit == 0)) for unit in UNITS.values())]
@@ -284,8 +281,9 @@ def encodings(facts: Facts) -> list[str]:
     return [name for name in dict.fromkeys([*COMPARED, *tried]) if name not in left_out]
 
 
-def report(facts: Facts, *more: str) -> str:
-    """What ``ctr-pe recommend`` prints: facts, advice, and the command to try it, with ``more`` options at its end."""
+def report(facts: Facts, name: str, *more: str) -> str:
+    """What ``ctr-pe recommend`` prints: facts, advice, and the command to try it on the data set ``name``; ``more``:
+    its other options."""
     rows = " · ".join(f"{split} {count:,}" for split, count in facts.rows.items())
     users = "no users" if facts.users is None else counted(facts.users, "user")
     lengths, unlike = ("{} / {} / {}".format(*quartiles) for quartiles in (facts.lengths, facts.unlike))
@@ -304,7 +302,7 @@ def report(facts: Facts, *more: str) -> str:
     }
     text = [f"{facts.dataset}", *(f"  {name + ':':<25} {value}" for name, value in lines.items()), "advice"]
     text += [f"  {rule.line(facts)}" for rule in advice(facts)] or ["  none: nothing follows from these facts alone"]
-    command = ["ctr-pe", "benchmark", "--dataset", facts.dataset, "--pe", ",".join(encodings(facts)), *more]
+    command = ["ctr-pe", "benchmark", "--dataset", name, "--pe", ",".join(encodings(facts)), *more]
     return "\n".join([*text, "try it", f"  {shlex.join([*command, '--dry-run'])}", f"  {shlex.join(command)}"])
 
 
@@ -314,4 +312,4 @@ def recommend(name: str, root: Path | None = None) -> str:
     Raises:
         UserError: no such data set.
     """
-    return report(measure(open_or_generate(name, root)), *(["--data-root", str(root)] if root else []))
+    return report(measure(open_or_generate(name, root)), name, *(["--data-root", str(root)] if root else []))

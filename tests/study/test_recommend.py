@@ -123,7 +123,14 @@ def test_the_resolution_of_times(splits: dict[str, list[Row]], unit: int, name: 
 def test_without_times_and_users(splits: dict[str, list[Row]], tmp_path: Path) -> None:
     facts = measure(write(tmp_path / "log", splits, ages=False, users=False))
     assert (facts.times, facts.users, facts.one_class_users) == (None, None, 0)
-    assert "no users" in report(facts)
+    assert "no users" in report(facts, "mine")
+
+
+def test_items_without_attributes_are_like_themselves(splits: dict[str, list[Row]], tmp_path: Path) -> None:
+    dataset = write(tmp_path / "log", splits)
+    facts = measure(replace(dataset, groups=(Group(("item_id",), ("item_history",)),)))
+    assert facts.like == "item_id"
+    assert facts.no_like == pytest.approx(1 - facts.seen_before) != 0
 
 
 def test_histories_of_a_large_set_are_read_of_some_rows(
@@ -133,7 +140,7 @@ def test_histories_of_a_large_set_are_read_of_some_rows(
     monkeypatch.setattr(recommend, "ROWS", 200)
     facts = measure(dataset)
     assert facts.every == 3
-    assert "histories of one row in 3" in report(facts)
+    assert "histories of one row in 3" in report(facts, "mine")
     wanted = in_loops({name: rows[::3] for name, rows in splits.items()})
     assert facts.several == pytest.approx(wanted["several"])
     assert facts.one_class_users == in_loops(splits)["one_class_users"]  # of all test rows
@@ -183,7 +190,7 @@ def test_each_rule_holds_where_its_facts_do(change: dict[str, Any], words: str |
     lines = [rule.line(facts) for rule in advice(facts)]
     assert len(lines) == (words is not None)
     assert not lines or lines[0].startswith(words)
-    text = report(facts)
+    text = report(facts, "mine")
     assert ",".join(encodings(facts)) == compared
     *_, dry, command = text.splitlines()
     assert command == f"  ctr-pe benchmark --dataset mine --pe {compared}"
