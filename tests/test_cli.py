@@ -167,7 +167,9 @@ def test_a_recipe_is_several_hyper_parameters_which_set_may_change(
     expected = {"learning_rate_schedule": "constant", "weight_average": None, "early_stop_patience": 5}
     assert request.params.items() >= expected.items()
     assert main("benchmark --recipe fuxi".split()) == 2
-    assert capsys.readouterr().err == "ctr-pe: error: --recipe fuxi: no such recipe: did you mean 'fuxictr'? (fuxictr)\n"
+    assert (
+        capsys.readouterr().err == "ctr-pe: error: --recipe fuxi: no such recipe: did you mean 'fuxictr'? (fuxictr)\n"
+    )
 
 
 def test_build_passes_on_only_what_was_given(called: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
