@@ -19,8 +19,8 @@ PAD = 64 * 2**20
 def keep_memory() -> bool:
     """Let this process keep the memory that it frees, for the next step to use; programs call it when they start.
 
-    The process shrinks only by :func:`give_back`. Returns whether the allocator accepted the settings: not if the C library is not glibc,
-    or with ``CTR_PE_KEEP_MEMORY=0`` in the environment.
+    The process shrinks only by :func:`give_back`. Returns whether the allocator accepted the settings: not if the C
+    library is not glibc, or with ``CTR_PE_KEEP_MEMORY=0`` in the environment.
     """
     if os.environ.get(SWITCH) == "0":
         return False
