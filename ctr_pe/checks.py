@@ -238,7 +238,7 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
     Raises:
         UserError: invalid ``feature_cols``.
     """
-    from ctr_pe.data.published import SETS
+    from ctr_pe.data.published import SETS, original
     from ctr_pe.data.sources.fuxictr_csv import feature_specs
     from ctr_pe.data.specs import history_spec, target_spec
 
@@ -252,8 +252,7 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
             specs = {field: dict(spec) for feature in features for field, spec in feature.items()}
             report = json.loads((folder / REPORT).read_text()) if (folder / REPORT).is_file() else {}
             return specs, stored_groups(report.get("groups", [])), report.get("group_id")
-    if name in SETS:
-        published = SETS[name]
+    if published := SETS.get(original(name)):
         specs = {published.group_id: {"type": "meta"}}
         for field in published.fields:
             vectors = {"embedding_dim": 64, "feature_encoder": "nn.Linear(64, 64, bias=False)"} if field.vectors else {}

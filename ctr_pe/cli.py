@@ -13,10 +13,12 @@ from ctr_pe.commands import (
     data_build,
     data_convert,
     data_fetch,
+    data_generate,
     draw,
     export,
     info,
     predict,
+    recommend,
     report,
     serve,
     tune,
@@ -59,11 +61,11 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"ctr-pe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for command in (benchmark, report, tune, draw, export, list_, validate):
+    for command in (benchmark, recommend, report, tune, draw, export, list_, validate):
         add_command(commands, command)
     data = commands.add_parser("data", help="build or fetch data sets", description="Build or fetch data sets.")
     of_data = data.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for command in (data_build, data_fetch, data_convert):
+    for command in (data_build, data_fetch, data_generate, data_convert):
         add_command(of_data, command)
     for command in (predict, serve, info):
         add_command(commands, command)

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from ctr_pe import plugins
+from ctr_pe.data.published import original
 from ctr_pe.errors import UserError, nearest
 
 
@@ -99,9 +100,10 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
     """Hyper-parameters of ``model`` on a data set, as FuxiCTR names them.
 
     ``Base``, ``<model>_default`` and ``<model>_<dataset_id>`` of the packaged ``model_config/<model>.yaml``, then
-    ``overrides``; a later one wins key by key. ``model`` and ``dataset_id`` are the arguments. A model of another
-    package has the configuration of the nearest class that it is derived from, or else Base alone. Raises UserError if
-    there is no such model, or its configuration does not hold mappings.
+    ``overrides``; a later one wins key by key. A generated set has the section of the published one that it is like.
+    ``model`` and ``dataset_id`` are the arguments. A model of another package has the configuration of the nearest
+    class that it is derived from, or else Base alone. Raises UserError if there is no such model, or its configuration
+    does not hold mappings.
     """
     configs = packaged_yaml("model_config")
     family = model if model in configs else _family(model, configs)
@@ -109,7 +111,7 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
     source = f"config/model_config/{file}.yaml"
     sections = parse_yaml(configs[file], source)
     params: dict[str, Any] = {}
-    for name in ["Base", *([f"{family}_default", f"{family}_{dataset_id}"] if family else [])]:
+    for name in ["Base", *([f"{family}_default", f"{family}_{original(dataset_id)}"] if family else [])]:
         section = sections.get(name, {})
         if not isinstance(section, dict):
             raise UserError(f"{source}: '{name}' is not a mapping")

@@ -39,3 +39,28 @@ def test_freed_memory_is_used_again() -> None:
         pytest.skip("the C library is not glibc")
     assert said == ["True", "False"]
     assert faults[0] < 100 < 100_000 < faults[1]
+
+
+GIVEN_BACK = """
+import re
+from pathlib import Path
+from ctr_pe.allocator import give_back, keep_memory
+print(keep_memory())
+def resident():
+    return int(re.search(r"VmRSS:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) // 1024
+blocks = [bytearray(b"x" * 2**20) for _ in range(256)]
+end = bytearray(2**20)
+del blocks
+print(resident())
+give_back()
+print(resident())
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="glibc's")
+def test_kept_memory_can_be_given_back() -> None:
+    output = subprocess.run([sys.executable, "-c", GIVEN_BACK], capture_output=True, text=True, check=True, env={})
+    kept, before, after = output.stdout.split()
+    if kept == "False":
+        pytest.skip("the C library is not glibc")
+    assert int(after) < 100 < 256 < int(before)

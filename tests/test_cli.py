@@ -65,7 +65,9 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         ["predict", "--help"],
         ["serve", "--help"],
         ["export", "--help"],
+        ["recommend", "--help"],
         ["data", "build", "--help"],
+        ["data", "generate", "--help"],
         ["--version"],
     ],
 )

@@ -4,14 +4,14 @@
   ``test_readme.py``, one by one, and the one that serves a file without torch in ``tests/pipeline/test_export.py``.
   FuxiCTR's ``grid_search`` (docs/fuxictr.md) is not started: it would train 24 models.
 - ``yaml``: checked as ``ctr-pe validate`` does.
-- ``bash``, line by line. Run: ``ctr-pe data build`` on a small log, ``ctr-pe validate``, ``ctr-pe draw`` of new models,
-  ``ctr-pe benchmark`` on small data as a dry run, which builds each model and trains a few steps, and ``run_expid.py``
-  up to its training, and ``ctr-pe predict`` of a small model. Only read by their parser: ``ctr-pe tune``, ``report``,
-  ``draw --run``, ``data fetch`` (network), ``serve`` and ``export`` (tests/pipeline runs them), and recipes of the real
-  logs. Of ``run_expid.py --plugins`` only the options are compared. What ``curl`` sends is read as the service
-  does. Compared with the files they name: ``pip`` (extras, constraints), ``make`` (targets),
-  ``python`` and ``bash`` with a script of the repository. ``.ci/run`` runs the README's installation and tests as they
-  stand.
+- ``bash``, line by line. Run: ``ctr-pe data build`` on a small log, ``data generate`` of a small share,
+  ``recommend``, ``ctr-pe validate``, ``ctr-pe draw`` of new models, ``ctr-pe benchmark`` on small data as a dry run,
+  which builds each model and trains a few steps, and ``run_expid.py`` up to its training, and ``ctr-pe predict`` of a
+  small model. Only read by their parser: ``ctr-pe tune``, ``report``, ``draw --run``, ``data fetch`` (network),
+  ``serve`` and ``export`` (tests/pipeline runs them), and recipes of the real logs. Of ``run_expid.py --plugins``
+  only the options are compared. What ``curl`` sends is read as the service does. Compared with the files they name:
+  ``pip`` (extras, constraints), ``make`` (targets), ``python`` and ``bash`` with a script of the repository.
+  ``.ci/run`` runs the README's installation and tests as they stand.
 - ``text`` is output, ``toml`` is parsed.
 """
 
@@ -204,6 +204,11 @@ def ctr_pe(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
         assert cli.main(arguments) == 0
     elif (name == "data build" and args.recipe is None) or name in ("validate", "list", "info"):
         assert cli.main(arguments) == 0
+    elif name == "recommend":
+        small_set(folder / "data" / args.dataset)
+        assert cli.main(arguments) == 0
+    elif name == "data generate":
+        assert cli.main([*arguments, "--rows-share", "0.001"]) == 0
     elif name == "draw" and args.store is None:
         small_set(folder / "data" / (args.dataset or DEFAULT))
         assert cli.main([*arguments, "--seed", "0"]) == 0

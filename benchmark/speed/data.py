@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe.data.dataset import Dataset
+from ctr_pe.data.generated import category_of, popular
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.specs import age_spec, history_spec, target_spec
 from ctr_pe.data.writer import Content, DatasetWriter
@@ -67,12 +68,12 @@ def draw(count: int, full: bool = False, seed: int = 0) -> Rows:
 
 def _items(random: np.random.Generator, count: int) -> Ints:
     """Ids from 1 on, the smaller the more popular."""
-    return 1 + (ITEMS * random.random(count) ** 2).astype(np.int64)
+    return 1 + popular(random, count, ITEMS)
 
 
 def category(items: Ints) -> Ints:
     """The category of each item, from 1 on."""
-    return 1 + items * 7919 % CATEGORIES
+    return 1 + category_of(items, CATEGORIES)
 
 
 def write(folder: Path, rows: Rows, ages: bool = False, times: int = 1, items: int = ITEMS) -> Dataset:

@@ -26,13 +26,10 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.data.built_in import BUILT_IN, generate_built_in
+    from ctr_pe.data.built_in import open_or_generate
     from ctr_pe.data.convert import convert
-    from ctr_pe.data.dataset import data_root, open_dataset
 
-    path = data_root(args.data_root) / args.name
-    missing = args.name in BUILT_IN and not path.exists()
-    dataset = generate_built_in(path) if missing else open_dataset(args.name, args.data_root)
+    dataset = open_or_generate(args.name, args.data_root)
     ages = convert(dataset, args.out, args.format)
     print(" · ".join(f"{split} {rows:,}" for split, rows in dataset.rows.items()) + f" rows in {args.out}")
     if ages:

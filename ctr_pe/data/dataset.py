@@ -139,11 +139,14 @@ def _check_file(file: Path, facts: Mapping[str, Any], again: str) -> None:
 
 def _how_to_build(name: str, root: Path | None) -> str:
     from ctr_pe.config import packaged_yaml
-    from ctr_pe.data.published import SETS
+    from ctr_pe.data.published import SETS, original
 
     out = data_root(root) / name
-    if name in SETS:
-        return f"fetch it with `ctr-pe data fetch {name} --data-root {data_root(root)}`"
+    if (like := original(name)) in SETS:
+        fetch = f"`ctr-pe data fetch {like} --data-root {data_root(root)}"
+        if like == name:
+            return f"fetch it with {fetch}`"
+        return f"make it with `ctr-pe data generate --like {like} --out FILES` and {fetch} --from FILES`"
     recipe = "--interactions FILE --items FILE --protocol din"
     if name in packaged_yaml("recipe"):
         recipe = f"--recipe {name} --interactions interactions.parquet --items items.parquet"

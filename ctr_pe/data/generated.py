@@ -63,6 +63,17 @@ def item_of(rng: np.random.Generator, category: Integers, categories: int, items
     return category + categories * rng.integers((items - 1 - category) // categories + 1)
 
 
+def popular(rng: np.random.Generator, count: int, items: int) -> Integers:
+    """``count`` random items, the smaller their number the more popular."""
+    drawn: Integers = (items * rng.random(count) ** 2).astype(np.int64)
+    return drawn
+
+
+def category_of(items: Integers, categories: int) -> Integers:
+    """A category for each item, such that popular ones are spread over all."""
+    return items * 7919 % categories
+
+
 def shuffled_within(rng: np.random.Generator, starts: Integers) -> Integers:
     """A random order of flat clicks in which every history keeps its own."""
     owner = np.repeat(np.arange(len(starts) - 1), np.diff(starts))

@@ -1,13 +1,23 @@
-"""The two public benchmark sets in their published form: names, md5 sums, and the columns in use."""
+"""The two public benchmark sets in their published form: names, md5 sums, and the columns in use.
+
+``ctr-pe data generate`` makes files of the same form (:mod:`ctr_pe.data.like_published`). A file ``generated.json``
+beside them says so, with their md5 sums, and a data set made of them has a name of its own.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 
+from ctr_pe.errors import UserError
 from ctr_pe.fields import Group
 
 MAX_LEN = 100
+MANIFEST = "generated.json"
+GENERATED = "_generated"
+"""Ends the name of a data set that was generated like a published one."""
 
 
 @dataclass(frozen=True)
@@ -103,3 +113,34 @@ KUAI = Published(
 )
 
 SETS = {published.name: published for published in (AMAZON, KUAI)}
+
+
+def original(dataset_id: str) -> str:
+    """The published set that a generated one is like; any other name as it is."""
+    like = dataset_id.removesuffix(GENERATED)
+    return like if like in SETS else dataset_id
+
+
+def found_in(directory: Path, published: Published) -> Published:
+    """The set as the directory has it: with another name, repository and md5 sums if it was generated.
+
+    Raises:
+        UserError: files that were generated like another set, or an unreadable ``generated.json``.
+    """
+    file = directory / MANIFEST
+    if not file.is_file():
+        return published
+    try:
+        made = json.loads(file.read_text(encoding="utf-8"))
+        like, files, how = made["like"], made["files"], f"rows share {made['rows_share']:g}, seed {made['seed']}"
+    except (ValueError, KeyError, TypeError) as error:
+        raise UserError(f"{file}: not what `ctr-pe data generate` writes ({type(error).__name__}: {error})") from None
+    if like != published.name:
+        raise UserError(f"{directory}: generated like {like}, not like {published.name}: `ctr-pe data fetch {like}`")
+    return replace(
+        published,
+        name=published.name + GENERATED,
+        repository=f"generated like {published.repository}: {how}",
+        files=files,
+        notes=(f"generated data, not {published.repository}: {how}", *published.notes),
+    )

@@ -29,7 +29,7 @@ import torch
 
 from ctr_pe.checks import model_class
 from ctr_pe.data.dataset import REPORT, hash_of_file
-from ctr_pe.data.published import SETS
+from ctr_pe.data.published import SETS, original
 from ctr_pe.errors import UserError, say
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.keys import DATA_KEYS, prefixes
@@ -216,7 +216,7 @@ def rebuild(folder: Path, config: Mapping[str, Any], gpu: int, given: type | Non
 
 def _columns(dataset_id: str, recipe: Mapping[str, Any], group_id: str | None) -> Columns:
     """What raw columns are called: as the recipe of a log says, as a published set does, or as the features."""
-    if published := SETS.get(dataset_id):
+    if published := SETS.get(original(dataset_id)):
         names = {field.name: field.column for field in published.fields}
         names |= {name: column for field in published.fields for name, column in field.histories}
         raw = {name: column for name, column in names.items() if name != column}

@@ -14,8 +14,8 @@ import polars as pl
 
 from ctr_pe import checks, tracking
 from ctr_pe.config import model_params
-from ctr_pe.data.built_in import BUILT_IN, DEFAULT, generate_built_in
-from ctr_pe.data.dataset import Dataset, data_root, open_dataset
+from ctr_pe.data.built_in import DEFAULT, open_or_generate
+from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, counted, nearest, say
 from ctr_pe.model_zoo.keys import check_gpu
 from ctr_pe.study import estimate, runner, suite_tables
@@ -190,12 +190,7 @@ def run_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | None 
 
 def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
     """The data set, with the splits that the protocol needs; a built-in one is generated on first use."""
-    path = data_root(root) / name
-    if name in BUILT_IN and not path.exists():
-        say(f"generating the built-in data set in {path}")
-        dataset = generate_built_in(path)
-    else:
-        dataset = open_dataset(name, root)
+    dataset = open_or_generate(name, root)
     train_on, select_on = PROTOCOLS[protocol]
     for split in (*train_on, select_on, "test"):
         dataset.split(split)

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ctr_pe.allocator import give_back
 from ctr_pe.errors import UserError, counted, say
 from ctr_pe.study.rendering import Table
 from ctr_pe.study.runner import Job
@@ -98,6 +99,7 @@ def measure_all(by_cell: Mapping[Cell, Sequence[Job]], done: Container[Key]) -> 
         except Exception as error:  # as in a worker: it ends this cell's runs and no others
             name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
             found.append(Planned(cell, len(jobs), problem=" ".join(f"{name}{error}".split())))
+    give_back()  # a worker needs as much again
     return found
 
 

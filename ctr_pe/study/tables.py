@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from ctr_pe.config import packaged_yaml, parse_yaml
+from ctr_pe.data.published import original
 from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, mean_sd
@@ -20,6 +21,10 @@ PAPER = (
 PUBLISHED = (
     "CAPE paper: the figures printed in its Table 2 (gAUC / AUC / logloss), made by its authors' code, trained on all "
     "other rows and the epoch selected on the test rows (†)."
+)
+GENERATED = (
+    "generated data: drawn from a seed in the form and size of {like}, to run the whole path. Only times mean "
+    "anything: no figure here is a result on {like}, and none is to be compared with the published ones."
 )
 DATASET_NOTES = {
     "kuaivideo_x1": "kuaivideo_x1 keeps the first 100 of the items that precede a row. For active users the lists end "
@@ -40,16 +45,19 @@ def make_tables(setting: Setting) -> list[Table]:
 
 
 def published(dataset: str, model: str, source: str = "cape_table2") -> dict[str, dict[str, float]]:
-    """Encoding -> metric -> figure in a file of ``config/published``; empty for other data sets and models."""
+    """Encoding -> metric -> figure in a file of ``config/published``; empty for other data sets and models. A generated
+    set has those of the set that it is like."""
     figures: Mapping[str, Any] = parse_yaml(packaged_yaml("published")[source], f"config/published/{source}.yaml")
-    runs = figures.get(dataset, {}).get(model, {})
+    runs = figures.get(original(dataset), {}).get(model, {})
     return {pe: dict(zip(METRICS, values, strict=True)) for pe, values in runs.items()}
 
 
 def reading_notes(dataset: str, protocol: str, published: bool) -> list[str]:
     """What a reader must know of the protocol, the published figures and the data set."""
-    notes = [PAPER] * (protocol == "paper") + [PUBLISHED] * published
-    return [*notes, *([DATASET_NOTES[dataset]] if dataset in DATASET_NOTES else [])]
+    like = original(dataset)
+    notes = [GENERATED.format(like=like)] * (like != dataset)
+    notes += [PAPER] * (protocol == "paper") + [PUBLISHED] * published
+    return [*notes, *([DATASET_NOTES[like]] if like in DATASET_NOTES else [])]
 
 
 def measured(runs: Runs, metric: str) -> list[float]:

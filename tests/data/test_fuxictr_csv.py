@@ -101,6 +101,15 @@ def test_numbers_groups_and_labels(params: dict[str, Any]) -> None:
     assert batch["item_history"].shape == (4, 2)
 
 
+def test_the_first_rows_do_not_decide_what_a_column_holds(params: dict[str, Any]) -> None:
+    """Hundreds of rows with one number in each list, then lists."""
+    file = Path(params["train_data"])
+    header, *rows = TRAIN.splitlines()
+    file.write_text("\n".join([header, *["1,u1,5,a,7,a,1.5"] * 300, *rows, ""]))
+    source = build_csv(params, GROUPS)
+    assert pl.read_parquet(source.split("train"))["item_history"].list.len().to_list()[-4:] == [0, 1, 2, 2]
+
+
 def test_what_is_cut_empty_and_unseen_is_counted(params: dict[str, Any]) -> None:
     report = json.loads((build_csv(params).path / "report.json").read_text())["splits"]
     train, test = report["train"], report["test"]

@@ -306,6 +306,19 @@ def test_missing_or_wrong_vectors_are_one_line(tmp_path: Path) -> None:
         read_published(files, KUAI, tmp_path / "out")
 
 
+def test_the_first_rows_do_not_decide_what_a_column_holds(tmp_path: Path) -> None:
+    """In order of time the first rows of all users have lists of one number or none."""
+    files = tmp_path / "published"
+    kuai_files(files)
+    rows = list(csv.DictReader((files / "train.csv").open()))
+    first = [row | {"timestamp": 0, "pos_items": "3", "neg_items": "6"} for row in rows[:300]]
+    write_csv(files / "train.csv", [*first, *rows])
+    data = read_published(files, KUAI, tmp_path / "out")
+    lengths = pl.read_parquet(data.split("train"))["neg_items"].list.len()
+    assert set(lengths[:300]) == {1}
+    assert lengths.max() > 90
+
+
 @pytest.mark.parametrize("text", ["", "label,user_id,item_id,cate_id,item_history,cate_history\n"])
 def test_an_empty_file_is_one_line(tmp_path: Path, text: str) -> None:
     files = tmp_path / "published"

@@ -62,6 +62,19 @@ def test_measuring_leaves_nothing_behind(root: Path) -> None:
     assert torch.equal(torch.rand(1), expected)
 
 
+def test_what_measuring_kept_is_given_back_before_workers_start(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(
+        "ctr_pe.study.estimate.measure", lambda run: order.append("measure") or Estimate(1, 1, *[(1, 1)] * 2)
+    )
+    monkeypatch.setattr("ctr_pe.study.estimate.give_back", lambda: order.append("give back"))
+    monkeypatch.setattr("ctr_pe.study.runner.run_all", lambda *_: order.append("run") or 0)
+    run(Request(models=["DIN"], encodings=["none"], repeats=1, out=tmp_path, dataset="synthetic", data_root=root))
+    assert order == ["measure", "give back", "run"]
+
+
 def test_a_dry_run_says_what_is_missing_and_trains_nothing(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -233,7 +233,7 @@ class _Build:
             frame = pl.scan_parquet(file)
             types: Mapping[str, Any] = frame.collect_schema()
         else:
-            types = pl.read_csv(file, n_rows=0, separator=separator).schema
+            types = pl.scan_csv(file, separator=separator, infer_schema=False).collect_schema()  # reads one line
         for name in (self.label, *(column.read_from for column in self.columns)):
             if name not in types:
                 raise UserError(f"{file}: no column '{name}': {nearest(name, types)}")

@@ -22,7 +22,7 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from ctr_pe.data.dataset import Dataset, check_out, data_root
-from ctr_pe.data.published import MAX_LEN, SETS, Field, Published
+from ctr_pe.data.published import MAX_LEN, SETS, Field, Published, found_in
 from ctr_pe.data.specs import history_spec, target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
@@ -77,7 +77,8 @@ class Table:
 def fetch(
     name: str, root: Path | None = None, source: Path | None = None, overwrite: bool = False, progress: bool = False
 ) -> str:
-    """Make a published set below the data root, from the files in ``source`` or from the hub.
+    """Make a published set below the data root, from the files in ``source`` or from the hub. Generated files make a
+    set with a name of its own.
 
     Returns:
         The report in a few lines.
@@ -87,7 +88,8 @@ def fetch(
     """
     if name not in SETS:
         raise UserError(f"no published data set '{name}'; {nearest(name, SETS)}")
-    published, out = SETS[name], data_root(root) / name
+    published = SETS[name] if source is None else found_in(source, SETS[name])
+    out = data_root(root) / published.name
     check_out(out, overwrite)  # before anything is downloaded
     directory = source or download(published, out.parent / "downloads" / name)
     check_files(published, directory)
@@ -126,14 +128,14 @@ def check_files(published: Published, directory: Path) -> None:
             raise UserError(
                 f"{directory}: no file '{name}'; {published.name} needs {', '.join(published.files)} {hint}"
             )
-        if expected is not None and (found := _md5(file)) != expected:
+        if expected is not None and (found := md5(file)) != expected:
             raise UserError(
                 f"{file}: md5 {found}, published {expected}: damaged or another version, not used; "
                 "remove the file and run the command again"
             )
 
 
-def _md5(file: Path) -> str:
+def md5(file: Path) -> str:
     with file.open("rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.md5(usedforsecurity=False)).hexdigest()
 
@@ -211,7 +213,7 @@ def _parse(csv: Path, published: Published, into: Path, progress: bool) -> None:
         columns.append(items.list.len().alias(_length(name)))
     into.mkdir()
     try:
-        header = pl.read_csv(csv, n_rows=0).columns
+        header = pl.scan_csv(csv, infer_schema=False).collect_schema().names()  # reads one line
         if missing := [name for name in types if name not in header]:
             raise UserError(f"{csv}: no column '{missing[0]}'; {nearest(missing[0], header)}")
         blocks = pl.scan_csv(csv, schema_overrides=types).select(columns)

@@ -1,0 +1,34 @@
+"""``ctr-pe recommend``: what a data set says about position, without training.
+
+Count in a data set what decides whether position can help, and which encoding to try: lengths of histories, ties in
+time, users whose labels are all the same, items between the latest like one and the target. Then the advice that
+follows, each with its reason and evidence, and the command to try it. Trains nothing.
+
+examples:
+  ctr-pe recommend --dataset synthetic
+  ctr-pe recommend --dataset data/mine
+"""
+
+from __future__ import annotations
+
+import argparse
+
+from ctr_pe.commands.options import Parser, data_root_option
+from ctr_pe.data.built_in import DEFAULT
+
+
+def add_options(parser: Parser) -> None:
+    parser.add_argument(
+        "--dataset",
+        default=DEFAULT,
+        metavar="NAME",
+        help=f"a data set below the data root, or the path of one (default: {DEFAULT}, generated at first use)",
+    )
+    data_root_option(parser)
+
+
+def run(args: argparse.Namespace) -> int:
+    from ctr_pe.study.recommend import recommend
+
+    print(recommend(args.dataset, args.data_root))
+    return 0

@@ -1,0 +1,315 @@
+"""``ctr-pe recommend``: what a data set says about position without training, and what follows from it.
+
+The facts are counted. The rules are a table, and hold only what follows by construction or from committed results: each
+names its evidence. R rows, N items of their histories.
+"""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ctr_pe.data.built_in import open_or_generate
+from ctr_pe.data.dataset import Dataset
+from ctr_pe.errors import counted
+from ctr_pe.fields import Group
+
+ROWS = 1_000_000
+"""Histories of about so many rows are read; of a larger data set every second row, every third, and so on."""
+CHUNK_ROWS = 65_536
+UNITS = {"day": 86_400, "hour": 3600, "minute": 60, "second": 1}
+EXACT = 0.99  # of the gaps are whole days, say, where times are days
+COMPARED = ("none", "naive", "rope", "cape")
+Integers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Times:
+    """``tied``: share of neighbours in a history that happened at one time; ``unit``: resolution of the other gaps."""
+
+    tied: float
+    unit: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """Counted in a data set. Shares are of rows, from 0 to 1; three numbers are quartiles.
+
+    ``every``: histories were read of every n-th row; ``like``: the field that makes items like the target; ``unlike``:
+    items after the latest like item; ``several``: rows with two like items or more, where the number of unlike items
+    after one is not its plain distance; ``one_class_users``: share of test users all of whose labels are the same.
+    """
+
+    dataset: str
+    rows: dict[str, int]
+    users: int | None
+    every: int
+    max_len: int
+    lengths: tuple[int, int, int]
+    empty: float
+    single: float
+    full: float
+    times: Times | None
+    one_class_users: float
+    one_class_rows: float
+    like: str
+    no_like: float
+    several: float
+    unlike: tuple[int, int, int]
+    seen_before: float
+    repeats: float
+
+    @property
+    def short(self) -> float:
+        """Share of rows with one item or none."""
+        return self.empty + self.single
+
+
+@dataclass(frozen=True)
+class Rule:
+    """``advice``: ``try`` or ``leave out`` the encodings, or ``mind`` what concerns all. ``reason``: a format of
+    ``facts``; ``evidence``: where it is shown."""
+
+    holds: Callable[[Facts], bool]
+    advice: str
+    encodings: tuple[str, ...]
+    reason: str
+    evidence: str
+
+    def line(self, facts: Facts) -> str:
+        """As it is printed."""
+        what = f"{self.advice} {', '.join(self.encodings)}".strip()
+        return f"{what}: {self.reason.format(facts=facts)} [{self.evidence}]"
+
+
+BY_CONSTRUCTION = "by construction"
+RULES = (
+    Rule(
+        lambda facts: facts.times is None,
+        "leave out",
+        ("time_bias", "time_rope", "cape_time"),
+        "the data set has no times, and these encodings read the age of an event.",
+        "docs/encodings.md, needs",
+    ),
+    Rule(
+        lambda facts: facts.times is not None and facts.times.tied > 0,
+        "try",
+        ("time_bias",),
+        "{facts.times.tied:.0%} of neighbours in a history happened at one time. Their order is that of the file, and "
+        "so is how many items they are from the target; their ages are equal.",
+        BY_CONSTRUCTION,
+    ),
+    Rule(
+        lambda facts: facts.short == 1,
+        "leave out",
+        ("rope", "cape"),
+        "no history has two items. The softmax of target attention over one item is 1, whatever is added to its logit.",
+        BY_CONSTRUCTION,
+    ),
+    Rule(
+        lambda facts: 0.25 <= facts.short < 1,
+        "mind",
+        (),
+        "{facts.short:.0%} of the rows have at most one item. In target attention with a softmax its weight is 1: "
+        "encodings that change logits change nothing there, those that change what is pooled (naive, sinusoidal) can.",
+        BY_CONSTRUCTION,
+    ),
+    Rule(
+        lambda facts: facts.short < 1 and facts.several <= 0.1,
+        "try",
+        ("cape_constant",),
+        "only {facts.several:.1%} of the rows have two items of the target's {facts.like} or more. In all others what "
+        "follows the like item is unlike: counting unlike items is counting items, as cape_constant does.",
+        BY_CONSTRUCTION,
+    ),
+    Rule(
+        lambda facts: facts.full >= 0.1,
+        "mind",
+        (),
+        "{facts.full:.0%} of the histories have {facts.max_len} items, the most that were kept: no encoding sees older "
+        "ones (`ctr-pe data build --max-len`).",
+        BY_CONSTRUCTION,
+    ),
+    Rule(
+        lambda facts: facts.one_class_users > 0,
+        "mind",
+        (),
+        "{facts.one_class_users:.0%} of the test users, with {facts.one_class_rows:.0%} of the test rows, have labels "
+        "of one class: they do not count in gAUC.",
+        "docs/results.md, Statistics",
+    ),
+)
+
+
+@dataclass
+class _Counts:
+    """Sums over the rows that were read; ``lengths[n]``, ``unlike[n]``: rows with n items."""
+
+    rows: int = 0
+    items: int = 0
+    lengths: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    unlike: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
+    several: int = 0
+    seen_before: int = 0
+    repeats: int = 0
+    neighbours: int = 0
+    gaps: Integers = field(default_factory=lambda: np.zeros(1 + len(UNITS), np.int64))
+    """Neighbours at different times, and of these the whole multiples of each unit."""
+
+
+def measure(dataset: Dataset) -> Facts:
+    """Count in a data set; a million rows take seconds. Histories are those of the first field group."""
+    first = dataset.groups[0]
+    group = Group(first.target[:2], first.history[:2], first.age)  # the item and its first attribute, if it has one
+    every = math.ceil(sum(dataset.rows.values()) / ROWS)
+    splits = [pl.scan_parquet(dataset.split(name)) for name in dataset.rows]
+    counts = _Counts()
+    for rows in splits:
+        read = rows.select(*group.target, *group.history, *filter(None, [group.age])).gather_every(every)
+        for frame in read.collect_batches(chunk_size=CHUNK_ROWS, maintain_order=True):
+            _count(counts, frame, group)
+    users, one_class_users, one_class_rows = _users(dataset, splits)
+    found = int(counts.unlike.sum())
+    gaps = counts.gaps
+    unit = next(name for name, whole in zip(UNITS, gaps[1:], strict=True) if whole >= EXACT * gaps[0])
+    tied = 1 - int(gaps[0]) / max(1, counts.neighbours)
+    return Facts(
+        dataset=dataset.dataset_id,
+        rows=dataset.rows,
+        users=users,
+        every=every,
+        max_len=dataset.max_len,
+        lengths=_quartiles(counts.lengths),
+        empty=_share(counts.lengths[:1], counts.rows),
+        single=_share(counts.lengths[1:2], counts.rows),
+        full=_share(counts.lengths[dataset.max_len :], counts.rows),
+        times=None if group.age is None else Times(tied, unit),
+        one_class_users=one_class_users,
+        one_class_rows=one_class_rows,
+        like=group.target[-1],
+        no_like=1 - found / max(1, counts.rows),
+        several=counts.several / max(1, counts.rows),
+        unlike=_quartiles(counts.unlike),
+        seen_before=counts.seen_before / max(1, counts.rows),
+        repeats=counts.repeats / max(1, counts.items),
+    )
+
+
+def _count(counts: _Counts, frame: pl.DataFrame, group: Group) -> None:
+    """Add the rows of a block. Items are like the target where the last field of the group is the same."""
+    (item, items), (kind, kinds) = ((group.target[place], group.history[place]) for place in (0, -1))
+    flat = {
+        name: frame[name].list.explode(keep_nulls=False, empty_as_null=False).to_numpy().astype(np.int64)
+        for name in (*group.history, *filter(None, [group.age]))
+    }
+    row = np.repeat(np.arange(len(frame)), frame[items].list.len().to_numpy())
+    real = flat[items] != 0  # in FuxiCTR's padded form the others are padding
+    row, flat = row[real], {name: values[real] for name, values in flat.items()}
+    length = np.bincount(row, minlength=len(frame))
+    counts.rows += len(frame)
+    counts.items += len(row)
+    counts.lengths = _added(counts.lengths, length)
+
+    is_like = flat[kinds] == frame[kind].to_numpy()[row]
+    likes = np.bincount(row[is_like], minlength=len(frame))
+    last = np.zeros(len(frame), np.int64)
+    last[row[is_like]] = np.flatnonzero(is_like)  # the latest of a row is written last
+    counts.unlike = _added(counts.unlike, (np.cumsum(length) - 1 - last)[likes > 0])
+    counts.several += int(np.count_nonzero(likes > 1))
+
+    same = flat[items] == frame[item].to_numpy()[row]
+    counts.seen_before += len(np.unique(row[same]))
+    each = np.sort(row * (1 + int(flat[items].max(initial=0))) + flat[items])
+    counts.repeats += int(np.count_nonzero(each[1:] == each[:-1]))
+
+    if group.age is not None:
+        neighbours = row[1:] == row[:-1]
+        gaps = np.abs(np.diff(flat[group.age]))[neighbours]
+        gaps, pairs = gaps[gaps != 0], len(gaps)
+        counts.neighbours += pairs
+        counts.gaps += [len(gaps), *(int(np.count_nonzero(gaps % unit == 0)) for unit in UNITS.values())]
+
+
+def _added(histogram: Integers, values: Integers) -> Integers:
+    """The histogram with more values in it."""
+    more: Integers = np.bincount(values, minlength=len(histogram))
+    more[: len(histogram)] += histogram
+    return more
+
+
+def _quartiles(histogram: Integers) -> tuple[int, int, int]:
+    """Of the values that a histogram counts; zeros if there are none."""
+    below = np.cumsum(histogram)
+    total = int(below[-1]) if len(below) else 0
+    low, middle, high = (int(np.searchsorted(below, share * total)) if total else 0 for share in (0.25, 0.5, 0.75))
+    return low, middle, high
+
+
+def _share(counts: Integers, total: int) -> float:
+    return int(counts.sum()) / max(1, total)
+
+
+def _users(dataset: Dataset, splits: list[pl.LazyFrame]) -> tuple[int | None, float, float]:
+    """Users of all rows, and of test the shares of users and of rows with labels of one class; none without users."""
+    if dataset.group_id is None:
+        return None, 0.0, 0.0
+    users = pl.concat([rows.select(dataset.group_id) for rows in splits], how="vertical_relaxed")
+    labels = pl.col(dataset.label)
+    of_user = pl.scan_parquet(dataset.split("test")).group_by(dataset.group_id)
+    test = of_user.agg(pl.len().alias("rows"), (labels.min() == labels.max()).alias("one")).collect()
+    one = test.filter("one")
+    total = users.select(pl.col(dataset.group_id).n_unique()).collect().item()
+    return int(total), len(one) / max(1, len(test)), int(one["rows"].sum()) / max(1, int(test["rows"].sum()))
+
+
+def advice(facts: Facts) -> list[Rule]:
+    """The rules that hold."""
+    return [rule for rule in RULES if rule.holds(facts)]
+
+
+def encodings(facts: Facts) -> list[str]:
+    """Those to compare: the usual ones and those to try, without those to leave out."""
+    tried = [name for rule in advice(facts) if rule.advice == "try" for name in rule.encodings]
+    left_out = [name for rule in advice(facts) if rule.advice == "leave out" for name in rule.encodings]
+    return [name for name in dict.fromkeys([*COMPARED, *tried]) if name not in left_out]
+
+
+def report(facts: Facts, name: str, *more: str) -> str:
+    """What ``ctr-pe recommend`` prints: facts, advice, and the command to try it on the data set ``name``; ``more``:
+    its other options."""
+    rows = " · ".join(f"{split} {count:,}" for split, count in facts.rows.items())
+    users = "no users" if facts.users is None else counted(facts.users, "user")
+    lengths, unlike = ("{} / {} / {}".format(*quartiles) for quartiles in (facts.lengths, facts.unlike))
+    times = "none"
+    if facts.times is not None:
+        times = f"{facts.times.tied:.1%} of neighbours tied, others differ by whole {facts.times.unit}s"
+    lines = {
+        "rows": f"{rows}; {users}" + f"; histories of one row in {facts.every}" * (facts.every > 1),
+        "items in a history": f"{lengths} (quartiles); none {facts.empty:.1%}, one {facts.single:.1%}, "
+        f"{facts.max_len} or more {facts.full:.1%}",
+        "times": times,
+        "labels of one class": f"{facts.one_class_users:.1%} of test users, {facts.one_class_rows:.1%} of test rows",
+        f"like items ({facts.like})": f"none {facts.no_like:.1%}, two or more {facts.several:.1%}; unlike items after "
+        f"the latest {unlike} (quartiles)",
+        "repeats": f"{facts.seen_before:.1%} of targets and {facts.repeats:.1%} of items were in the history before",
+    }
+    text = [f"{facts.dataset}", *(f"  {name + ':':<25} {value}" for name, value in lines.items()), "advice"]
+    text += [f"  {rule.line(facts)}" for rule in advice(facts)] or ["  none: nothing follows from these facts alone"]
+    command = ["ctr-pe", "benchmark", "--dataset", name, "--pe", ",".join(encodings(facts)), *more]
+    return "\n".join([*text, "try it", f"  {shlex.join([*command, '--dry-run'])}", f"  {shlex.join(command)}"])
+
+
+def recommend(name: str, root: Path | None = None) -> str:
+    """The report on a data set below the data root, or on the path of one; a built-in one is generated at first use.
+
+    Raises:
+        UserError: no such data set.
+    """
+    return report(measure(open_or_generate(name, root)), name, *(["--data-root", str(root)] if root else []))
