@@ -15,6 +15,7 @@ FOLDERS = sorted(file.parent for file in published.RESULTS.glob("*/results.jsonl
 def test_there_are_published_results() -> None:
     assert {folder.name for folder in FOLDERS} >= {
         "DIN-amazon_sports",
+        "DIN-synthetic_context",
         "DIN-kuairand_pure",
         "all_encodings",
         "calibration",
