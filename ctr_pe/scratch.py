@@ -1,4 +1,4 @@
-"""Temporary folders of which none stays: what a killed process has left is removed by the next that finds it."""
+"""Temporary files and folders of which none stays: what a killed process has left is removed by the next beside it."""
 
 from __future__ import annotations
 
@@ -10,40 +10,30 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ctr_pe.errors import UserError
-
 PREFIX, LOCK = "ctr-pe-", "ctr-pe.lock"  # the lock is held as long as the process that made the folder lives
+
+
+@contextmanager
+def replacing(file: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of ``file`` at the end: all or nothing, also when two processes write
+    the same file. Raises OSError."""
+    with scratch_folder(file.parent) as folder:
+        yield folder / file.name
+        (folder / file.name).replace(file)
 
 
 @contextmanager
 def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
     """A folder in ``parent``, or where the system has temporary files, until the end; those that killed processes have
-    left there are removed. Raises UserError if it cannot be made."""
+    left there are removed. Raises OSError."""
     home = Path(tempfile.gettempdir()) if parent is None else parent
-    try:
-        remove_abandoned(home)
-        folder, lock = _locked_folder(home)
-    except OSError as error:
-        raise UserError(f"{home}: {error.strerror}") from None
+    remove_abandoned(home)
+    folder, lock = _locked_folder(home)
     try:
         yield folder
     finally:
         shutil.rmtree(folder, ignore_errors=True)
         os.close(lock)
-
-
-def _locked_folder(home: Path) -> tuple[Path, int]:
-    while True:
-        home.mkdir(parents=True, exist_ok=True)
-        try:
-            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
-        except FileNotFoundError:  # another process has just removed home, which was empty
-            continue
-        lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        if (folder / LOCK).exists():
-            return folder, lock
-        os.close(lock)  # another process has taken it for abandoned, before the lock
 
 
 def remove_abandoned(home: Path) -> None:
@@ -62,3 +52,17 @@ def remove_abandoned(home: Path) -> None:
             pass
         finally:
             os.close(lock)
+
+
+def _locked_folder(home: Path) -> tuple[Path, int]:
+    while True:
+        home.mkdir(parents=True, exist_ok=True)
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:  # another process has just removed what was empty
+            continue
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / LOCK).exists():
+            return folder, lock
+        os.close(lock)  # another process has taken it for abandoned, before the lock

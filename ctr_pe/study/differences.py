@@ -25,7 +25,7 @@ Name = TypeVar("Name")
 @dataclass(frozen=True)
 class Setting:
     """The runs of one table: they differ in encoding and seed only. ``runs``: encoding -> seed -> result, in the order
-    of the table; ``statistics``: of the users they were tested on; ``failed``: as ``runs``, of trainings that diverged."""
+    of the table; ``statistics``: of the users they were tested on; ``failed``: as ``runs``, of what diverged."""
 
     title: str
     runs: dict[str, dict[int, Result]]

@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.errors import UserError
-from ctr_pe.scratch import remove_abandoned
+from ctr_pe.scratch import remove_abandoned, replacing
 
 FILE = "results.jsonl"
 UNFINISHED = "unfinished"  # the folder of states
@@ -209,7 +209,8 @@ class Store:
 
     def tidy(self, stored: Collection[Key]) -> None:
         """Remove the states of runs that are stored, and what killed processes have left."""
-        remove_abandoned(self.path / UNFINISHED)
+        for folder in filter(Path.is_dir, self.path.iterdir()) if self.path.exists() else ():
+            remove_abandoned(folder)
         names = {key.name for key in stored}
         for file in (self.path / UNFINISHED).glob("*.safetensors"):
             if file.name.rpartition("-")[0] in names:
@@ -241,11 +242,8 @@ class Store:
 def write(file: Path, save: Callable[[BinaryIO], None]) -> None:
     """All or nothing, also when two processes write the same file."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}.partial")
-        with open(partial, "wb") as stream:
+        with replacing(file) as partial, open(partial, "wb") as stream:
             save(stream)
-        partial.replace(file)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
 

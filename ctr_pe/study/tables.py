@@ -171,7 +171,7 @@ def _table(setting: Setting, differences: Mapping[str, Mapping[str, Mapping[str,
         *difference_notes("none", [of["gAUC"] for of in to_none.values()]),
     ]
     if "none" not in setting.runs:
-        notes.append("No differences: they are taken to 'none', of which there is no run.")
+        notes.append("No differences: they are taken to 'none', which has not been run.")
     notes += incomplete
     notes += reading
     makers = sorted({str(result.revision)[:12] for result in setting.results})

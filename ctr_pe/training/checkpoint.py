@@ -14,18 +14,17 @@ import torch
 from torch import Tensor
 
 from ctr_pe.errors import UserError
+from ctr_pe.scratch import replacing
 
 TENSOR, PAIRS = "tensor", "pairs"  # the keys of JSON objects that stand for a tensor and for a mapping
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``file`` holds the state; ``run`` says of what, and a file of another run is as none. ``scratch``: a folder on
-    the same file system, where the file is until it is complete."""
+    """``file`` holds the state; ``run`` says of what, and a file of another run is as none."""
 
     file: Path
     run: str
-    scratch: Path
 
     def write(self, state: Mapping[str, Any]) -> None:
         """Replace the file: all or nothing. ``state``: values of JSON and tensors in mappings and lists.
@@ -37,10 +36,9 @@ class Checkpoint:
 
         tensors: dict[str, Tensor] = {}
         header = {"run": self.run, "state": json.dumps(_packed(state, tensors))}
-        partial = self.scratch / self.file.name
         try:
-            save_file(tensors, partial, header)
-            partial.replace(self.file)
+            with replacing(self.file) as partial:
+                save_file(tensors, partial, header)
         except (OSError, SafetensorError) as error:
             raise UserError(f"{self.file}: {getattr(error, 'strerror', None) or error}") from None
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.scratch import replacing
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.divergence import Guard
 from ctr_pe.training.steady import Average, schedule
@@ -273,12 +273,8 @@ def save(model: torch.nn.Module, file: Path) -> None:
 
 def write_weights(weights: Mapping[str, Tensor], file: Path) -> None:
     """As :func:`save`, of weights by name."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(weights, partial)
-        partial.replace(file)
+        with replacing(file) as partial:
+            torch.save(weights, partial)
     except (OSError, RuntimeError) as error:  # torch's writer has its own word for a full disk
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise UserError(f"{file}: {getattr(error, 'strerror', None) or error}") from None

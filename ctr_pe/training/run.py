@@ -117,7 +117,7 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
     if run.threads > 0:
         torch.set_num_threads(run.threads)
     source, params = Source.of(run.dataset), {**run.params, "seed": run.seed}
-    with scratch_folder(run.resume and run.resume.parent) as scratch:
+    with scratch_folder() as scratch:
         model = build_model(run, source, params.get("model_root") or str(scratch))
         if run.start is not None:
             run.start(model, source)
@@ -126,7 +126,7 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
         rows = source.batches(model.feature_map, train_on, params, train=True)
         validation = source.batches(model.feature_map, [select_on], params)
         torch.manual_seed(run.seed + 1)  # dropout has a stream of its own, the same for every encoding
-        checkpoint = run.resume and Checkpoint(run.resume, _identity(run, source), scratch)
+        checkpoint = run.resume and Checkpoint(run.resume, _identity(run, source))
         epochs = int(params.get("epochs", 10))
         fitted = fit(model, rows, validation, epochs, progress=progress, watch=watch, checkpoint=checkpoint)
         metrics, scores = {}, np.zeros(0)

@@ -119,7 +119,7 @@ def test_no_epoch_is_trained_twice(run: Run, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"seed": 4}, {"pe": "none"}, {"params": PARAMS | {"learning_rate": 0.02}}, {"threads": 2}]
+    "change", [{"seed": 4}, {"pe": "none"}, {"params": PARAMS | {"learning_rate": 0.02}}, {"protocol": "paper"}]
 )
 def test_the_state_of_another_run_is_as_none(change: dict[str, Any], run: Run, tmp_path: Path) -> None:
     file = tmp_path / "state"
@@ -152,7 +152,7 @@ def test_tensors_and_values_come_back(tmp_path: Path) -> None:
         "kinds": [torch.tensor(True), torch.tensor(3), torch.rand(2).double(), torch.rand(0, 4), torch.rand(2).half()],
         "values": [None, True, 3, 0.1, float("inf"), "text", {}, []],
     }
-    checkpoint = Checkpoint(tmp_path / "state", "one", tmp_path)
+    checkpoint = Checkpoint(tmp_path / "state", "one")
     assert checkpoint.read() is None
     checkpoint.write(state)
     assert replace(checkpoint, run="another").read() is None
@@ -186,4 +186,5 @@ def test_random_streams_go_on() -> None:
 def test_a_state_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "state").mkdir()
     with pytest.raises(UserError, match=r"state: [^\n]+$"):
-        Checkpoint(tmp_path / "state", "one", tmp_path / "nowhere").write({})
+        Checkpoint(tmp_path / "state", "one").write({})
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
