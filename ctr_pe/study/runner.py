@@ -31,6 +31,7 @@ import ctr_pe
 from ctr_pe import plugins
 from ctr_pe.allocator import keep_memory
 from ctr_pe.errors import Diverged, UserError
+from ctr_pe.scratch import remove_abandoned
 from ctr_pe.study.store import Key, Result, Store
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, strea
     """
     stream = stream or sys.stderr
     already = store.read().keys()
+    remove_abandoned()
     store.tidy(already)
     missing = [job for job in jobs if job.key not in already]
     if not missing:

@@ -209,8 +209,8 @@ class Store:
 
     def tidy(self, stored: Collection[Key]) -> None:
         """Remove the states of runs that are stored, and what killed processes have left."""
-        for folder in filter(Path.is_dir, self.path.iterdir()) if self.path.exists() else ():
-            remove_abandoned(folder)
+        for name in (UNFINISHED, "scores", "users", "weights"):
+            remove_abandoned(self.path / name)
         names = {key.name for key in stored}
         for file in (self.path / UNFINISHED).glob("*.safetensors"):
             if file.name.rpartition("-")[0] in names:

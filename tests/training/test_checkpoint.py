@@ -70,19 +70,23 @@ def facts(outcome: Outcome) -> Any:
     return outcome.metrics, outcome.epoch, outcome.scores.tolist(), outcome.valid, outcome.auxiliary, epochs
 
 
+QUICK = [
+    {"eval_steps": 3},
+    {"table_optimizer": "lazy_adam", "learning_rate_schedule": "cosine", "weight_average": 0.3},
+    {"table_optimizer": "rowwise_adagrad", "optimizer": "adagrad", "num_workers": 2},
+    {"early_stop_patience": 1, "save_best_only": False, "learning_rate": 0.1, "optimizer": "sgd"},
+]
+SLOW = [
+    *({"optimizer": name} for name in OPTIMIZERS),
+    {"eval_steps": 14},
+    {"shuffle": False, "embedding_regularizer": 0.01, "weight_average": 0.3},
+    {"learning_rate_schedule": "linear", "eval_steps": 5},
+]
+
+
 @pytest.mark.parametrize(
     "changes",
-    [
-        *({"optimizer": name} for name in OPTIMIZERS),
-        {"table_optimizer": "lazy_adam"},
-        {"table_optimizer": "rowwise_adagrad", "optimizer": "adagrad"},
-        {"learning_rate_schedule": "cosine", "weight_average": 0.3, "table_optimizer": "lazy_adam"},
-        {"eval_steps": 3},
-        {"eval_steps": 14},
-        {"early_stop_patience": 1, "save_best_only": False, "learning_rate": 0.1},
-        {"num_workers": 2},
-        {"shuffle": False, "embedding_regularizer": 0.01},
-    ],
+    [*QUICK, *(pytest.param(changes, marks=pytest.mark.slow) for changes in SLOW)],
     ids=lambda changes: " ".join(f"{key}={value}" for key, value in changes.items()),
 )
 def test_an_interrupted_training_ends_as_another(changes: dict[str, Any], run: Run, tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(Guard, "look", lambda guard: looks.append(len(guard.unseen)) or guard.unseen.clear())
     model = Stub()
     model.device = torch.device("cuda")
-    monkeypatch.setattr(torch, "zeros", lambda *shape, device: torch.ones(shape) * 0)
+    monkeypatch.setattr(torch, "zeros", lambda shape, device: torch.tensor(0.0))
     guard = Guard(model)
     for step in range(1, 251):
         guard.step(1, step, torch.tensor(0.7), {"label": torch.ones(2)})
