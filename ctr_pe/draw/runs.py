@@ -61,7 +61,7 @@ class Drawn:
     def before(self) -> Any:
         """The model before training."""
         with scratch_folder() as folder:
-            return build_model(self.run, self.dataset, str(folder))
+            return build_model(self.run, self.dataset, folder)
 
     @cached_property
     def after(self) -> Any:

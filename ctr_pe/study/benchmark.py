@@ -219,8 +219,8 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
         weights = store.weights(key) if request.keep_weights else None
         keep = partial(request.keep, store.model(key)) if request.keep else None
         how = (suite.protocol, params, request.gpu, request.threads, weights, keep)
-        more = {"track": tracking.below(store.path, request.track), "resume": store.state(key, code)}
-        jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how, **more), key, varied))
+        track, state = tracking.below(store.path, request.track), store.state(key, code)
+        jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how, track=track, resume=state), key, varied))
     return jobs
 
 

@@ -68,7 +68,7 @@ def measure(run: Run) -> Estimate:
     try:
         torch.set_num_threads(run.threads or threads)
         with torch.random.fork_rng(), scratch_folder() as folder:
-            model = build_model(run, source, str(folder))
+            model = build_model(run, source, folder)
             rows = source.batches(model.feature_map, train_on, params, train=True)
             valid, test = (source.batches(model.feature_map, [split], params) for split in (select_on, "test"))
             model.train()

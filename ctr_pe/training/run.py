@@ -118,7 +118,7 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
         torch.set_num_threads(run.threads)
     source, params = Source.of(run.dataset), {**run.params, "seed": run.seed}
     with scratch_folder() as scratch:
-        model = build_model(run, source, params.get("model_root") or str(scratch))
+        model = build_model(run, source, params.get("model_root") or scratch)
         if run.start is not None:
             run.start(model, source)
         model.count_parameters()  # into the log
@@ -126,7 +126,7 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
         rows = source.batches(model.feature_map, train_on, params, train=True)
         validation = source.batches(model.feature_map, [select_on], params)
         torch.manual_seed(run.seed + 1)  # dropout has a stream of its own, the same for every encoding
-        checkpoint = run.resume and Checkpoint(run.resume, _identity(run, source))
+        checkpoint = None if run.resume is None else Checkpoint(run.resume, _identity(run, source))
         epochs = int(params.get("epochs", 10))
         fitted = fit(model, rows, validation, epochs, progress=progress, watch=watch, checkpoint=checkpoint)
         metrics, scores = {}, np.zeros(0)
@@ -153,7 +153,7 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
     return outcome
 
 
-def build_model(run: Run, data: Dataset | Source, folder: str) -> Any:
+def build_model(run: Run, data: Dataset | Source, folder: str | Path) -> Any:
     """The run's model with its initial weights, which depend on the seed; those of the backbone on nothing else.
 
     Field groups are the data set's where the parameters name none. Checkpoints go below ``folder``.

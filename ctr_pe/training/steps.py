@@ -48,9 +48,9 @@ def train_step(model: Any, batch: Mapping[str, Tensor], max_gradient_norm: float
 def clip(parameters: Mapping[str, Tensor], most: float) -> Gradients:
     """torch's ``clip_grad_norm_``, which multiplies by 1 where there is nothing to clip. To know that is free on a CPU;
     a GPU would have to be waited for."""
-    names = [name for name, parameter in parameters.items() if parameter.grad is not None]
-    norms = torch._foreach_norm([parameters[name].grad for name in names])
+    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    norms = torch._foreach_norm(list(gradients.values()))
     norm = torch.linalg.vector_norm(torch.stack(norms))
     if norm.device.type != "cpu" or not norm + 1e-6 <= most:
         nn.utils.clip_grads_with_norm_(parameters.values(), most, norm)
-    return Gradients(norm, dict(zip(names, norms, strict=True)))
+    return Gradients(norm, dict(zip(gradients, norms, strict=True)))

@@ -17,7 +17,10 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from processes import wait_for
+
 import ctr_pe.model_zoo.din  # noqa: F401  imported once, not in each life
+import torch._dynamo  # noqa: F401  so is what an optimiser needs
 from ctr_pe import training
 from ctr_pe.study import benchmark
 from ctr_pe.study.store import Store
@@ -29,7 +32,7 @@ PARAMS: dict[str, Any] = {
     "dnn_hidden_units": [8],
     "net_dropout": 0.2,
     "batch_size": 32,
-    "epochs": 4,
+    "epochs": 3,
     "learning_rate": 0.01,
     "table_optimizer": "lazy_adam",
     "learning_rate_schedule": "linear",
@@ -59,9 +62,8 @@ def live(root: Path, out: Path, jobs: int) -> int:
     return benchmark.run(request, train)
 
 
-def lived(root: Path, out: Path, jobs: int, seconds: float | None = None) -> float:
-    """One life, which ends after so many seconds at the latest; how long it was."""
-    began = time.monotonic()
+def born(root: Path, out: Path, jobs: int) -> int:
+    """A life of its own session begins: its process."""
     child = os.fork()
     if child == 0:
         os.setsid()
@@ -70,30 +72,31 @@ def lived(root: Path, out: Path, jobs: int, seconds: float | None = None) -> flo
         except BaseException:
             traceback.print_exc()
         os._exit(1)
-    if seconds is not None:
-        time.sleep(seconds)
-        os.killpg(child, signal.SIGKILL)
-    _, status = os.waitpid(child, 0)
-    assert seconds is not None or status == 0, status
-    return time.monotonic() - began
+    return child
 
 
 def main(root: Path, out: Path, kills: int) -> None:
     context = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda method=None: context  # type: ignore[assignment]
-    draw, whole = random.Random(0), out.with_name("whole")
-    os.environ[LOG] = os.devnull
-    in_all = lived(root, whole, 1)
-    to_start = lived(root, whole, 1)
-    os.environ[LOG] = str(out.with_name(f"{out.name}.log"))
-    instants = []
+    log, whole, draw = out.with_name(f"{out.name}.log"), out.with_name("whole"), random.Random(0)
+    os.environ[LOG] = str(whole.with_name("whole.log"))
+    began = time.monotonic()
+    child = born(root, whole, 1)
+    wait_for(Path(os.environ[LOG]).exists, 600)
+    to_start = time.monotonic() - began
+    wait_for(lambda: len(Store(whole).read()) == 15, 600)
+    work = time.monotonic() - began - to_start
+    assert os.waitpid(child, 0)[1] == 0
+    os.environ[LOG] = str(log)
+    stored = []
     for kill in range(kills):
-        share = 2 * (in_all - to_start) / kills  # of the work: about so much is done between two kills
-        instants.append(draw.uniform(0.3 * to_start, to_start + share))
-        lived(root, out, 1 + kill % 2, instants[-1])
-        instants[-1] = len(Store(out).read())
-    print(f"runs stored after each kill: {instants}")
-    lived(root, out, 2)
+        child = born(root, out, 1 + kill % 2)
+        time.sleep(draw.uniform(0.5 * to_start, to_start + 2 * work / kills))  # so all are done after about as many
+        os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+        stored.append(len(Store(out).read()))
+    print(f"{to_start:.1f} s to start, {work:.1f} s of work; runs stored after each kill: {stored}")
+    assert os.waitpid(born(root, out, 2), 0)[1] == 0
 
 
 if __name__ == "__main__":

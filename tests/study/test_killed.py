@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
+from stored_rows import rows
 
 from ctr_pe.data.synthetic import generate
 from ctr_pe.study.store import Store
 
 KILLS = 50
-
-
-def rows(out: Path) -> list[str]:
-    """The lines of a store without durations and dates, sorted."""
-
-    def timeless(value: Any) -> Any:
-        if isinstance(value, dict):
-            return {key: timeless(one) for key, one in value.items() if key not in ("seconds", "finished")}
-        return [timeless(one) for one in value] if isinstance(value, list) else value
-
-    return sorted(json.dumps(timeless(json.loads(line))) for line in (out / "results.jsonl").read_text().splitlines())
 
 
 @pytest.mark.slow
