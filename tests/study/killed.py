@@ -17,12 +17,12 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch._dynamo  # noqa: F401  so is what an optimiser needs
 from processes import wait_for
 
 import ctr_pe.model_zoo.din  # noqa: F401  imported once, not in each life
-import torch._dynamo  # noqa: F401  so is what an optimiser needs
 from ctr_pe import training
-from ctr_pe.study import benchmark
+from ctr_pe.study import benchmark, runner
 from ctr_pe.study.store import Store
 from ctr_pe.training import Outcome, Run
 
@@ -78,6 +78,7 @@ def born(root: Path, out: Path, jobs: int) -> int:
 def main(root: Path, out: Path, kills: int) -> None:
     context = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda method=None: context  # type: ignore[assignment]
+    runner._Worker.stop = runner._Worker.terminate  # type: ignore[method-assign]  # a fork holds its pipe open itself
     log, whole, draw = out.with_name(f"{out.name}.log"), out.with_name("whole"), random.Random(0)
     os.environ[LOG] = str(whole.with_name("whole.log"))
     began = time.monotonic()
