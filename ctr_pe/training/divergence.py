@@ -12,7 +12,8 @@ from torch import Tensor
 from ctr_pe.errors import Diverged, counted
 
 EVERY = 100  # steps between looks at what a GPU has computed: to look makes it wait
-MARGIN = 1.1  # a loss of less than this many times a constant's may be noise
+MARGIN = 1.1  # a loss of less than this many times a constant's may be noise,
+LEAST = 20  # and so may fewer losses than this
 NAMED = 3  # tensors that an error names
 
 
@@ -37,19 +38,19 @@ class Guard:
 
     A loss stays above that of a constant if in an epoch, twice in a row or in the only one, each batch's is above both
     what predicting the click rate for every row gives, and the very first batch's, which regularisation and auxiliary
-    losses are part of, too.
+    losses are part of, too; and if there are enough of them.
     """
 
     def __init__(self, model: Any) -> None:
         self.model, self.every = model, EVERY if model.device.type == "cuda" else 1
         self.first: float | None = None  # batch's loss
         self.constant: float | None = None  # known after an epoch
-        self.above = False  # in the epoch before
+        self.above = 0  # losses in a row, of whole epochs before this one
         self.unseen: list[Step] = []
         self._begin()
 
     def _begin(self) -> None:
-        self.least, self.rows = math.inf, 0
+        self.least, self.count, self.rows = math.inf, 0, 0
         self.clicks = torch.zeros((), device=self.model.device)
 
     def step(self, epoch: int, batch: int, loss: Tensor, rows: Mapping[str, Tensor]) -> None:
@@ -75,6 +76,7 @@ class Guard:
         if self.first is None:
             self.first = losses.pop(0)
         self.least = min([self.least, *losses])
+        self.count += len(losses)
 
     def look_at_all(self, epoch: int, batch: int) -> None:
         """Before an evaluation. Raises Diverged if a loss, gradient, weight or running statistic is not finite."""
@@ -90,13 +92,14 @@ class Guard:
         if self.constant is None:
             self.constant = _entropy(float(self.clicks) / self.rows)
         assert self.first is not None
-        above = MARGIN * max(self.first, self.constant) < self.least < math.inf
-        if above and (self.above or (last and epoch == 1)):
+        again, lasting = self.above > 0 or (last and epoch == 1), self.above + self.count >= LEAST
+        above = self.least > MARGIN * max(self.first, self.constant)
+        if above and again and lasting:
             gradients = getattr(self.model, "gradients", None)
             steepest = f", largest gradient: {max(gradients.norms, key=gradients.norms.get)}" if gradients else ""
             all_above = f"each loss of the epoch is {self.least:.4g} or more, that of a constant {self.constant:.4g}"
             raise _diverged(epoch, batch, all_above + steepest)
-        self.above = above
+        self.above = self.above + self.count if above else 0
         self._begin()
 
     def state_dict(self) -> dict[str, Any]:
