@@ -75,7 +75,7 @@ def fit(
     ``batches``: an epoch at each iteration; of known length. ``max_gradient_norm``: None for the model's own.
     ``progress`` is called with ``{"epoch", "batch", "batches"}`` about every 1 % of an epoch, and with ``{"epoch",
     "valid"}`` after each evaluation, valid being its metrics. ``watch``: tells a tracker (:mod:`ctr_pe.tracking`).
-    ``checkpoint``: keeps the state after each epoch; a training that was killed goes on from there, to the same weights.
+    ``checkpoint``: keeps the state after each epoch; a training that was killed goes on from there to the same weights.
 
     Raises:
         Diverged: a loss, gradient or weight that is not finite, or a loss that stays above that of a constant.

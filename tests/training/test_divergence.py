@@ -112,7 +112,7 @@ def guarded(losses: list[list[float]], rate: float = 0.5, every: int = 1) -> str
     ],
 )
 def test_what_stays_above(losses: list[list[float]], rate: float, diverged: bool) -> None:
-    many = [[*epoch, *epoch[1:] * 10] for epoch in losses]
+    many = [[*epoch, *epoch[1:] * 20] for epoch in losses]
     assert bool(guarded(many, rate)) == diverged
     assert not guarded(losses, rate)  # so few may be noise
 
