@@ -89,14 +89,22 @@ def main(root: Path, out: Path, kills: int) -> None:
     work = time.monotonic() - began - to_start
     assert os.waitpid(child, 0)[1] == 0
     os.environ[LOG] = str(log)
-    stored = []
-    for kill in range(kills):
-        child = born(root, out, 1 + kill % 2)
-        time.sleep(draw.uniform(0.5 * to_start, to_start + 2 * work / kills))  # so all are done after about as many
+    log.touch()
+    stored = [0]
+    while len(stored) <= kills and stored[-1] < 15:
+        begun = log.stat().st_size
+        child = born(root, out, 1 + len(stored) % 2)
+        if len(stored) % 4:  # in an epoch, in an evaluation, while a state, a row or scores are written
+            wait_for(lambda: log.stat().st_size > begun, 600)  # noqa: B023
+            time.sleep(draw.uniform(0, 1.5 * work / kills))
+        else:  # before there is anything to lose
+            time.sleep(draw.uniform(0, to_start))
         os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
         stored.append(len(Store(out).read()))
-    print(f"{to_start:.1f} s to start, {work:.1f} s of work; runs stored after each kill: {stored}")
+    print(
+        f"{to_start:.1f} s to start, {work:.1f} s of work; runs stored after each kill: {stored[1:]}", file=sys.stderr
+    )
     assert os.waitpid(born(root, out, 2), 0)[1] == 0
 
 
