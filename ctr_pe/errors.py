@@ -13,6 +13,10 @@ class UserError(ValueError):
     """A mistake in a command, a config or a data file. The command line prints its one line and exits with code 2."""
 
 
+class Diverged(UserError):
+    """A training that cannot succeed: where it was, and what went wrong there."""
+
+
 def nearest(name: object, choices: Iterable[object]) -> str:
     """The end of an error line: the closest of ``choices`` to ``name``, and all of them when they are few."""
     names = sorted(str(choice) for choice in choices)

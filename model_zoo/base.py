@@ -35,7 +35,7 @@ from ctr_pe.units.batch_norm import BatchNorm1d
 from ctr_pe.units.dropout import Dropout
 
 if TYPE_CHECKING:
-    from ctr_pe.training import Fitted
+    from ctr_pe.training import Fitted, Gradients
 
 
 class RankModel(BaseModel):  # type: ignore[misc]
@@ -127,6 +127,7 @@ class RankModel(BaseModel):  # type: ignore[misc]
         self._encodings = 0  # built so far
         self._max_gradient_norm = number("max_gradient_norm", kwargs.get("max_gradient_norm", 10.0))
         self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
+        self.gradients: Gradients | None = None  # of the last training step
         self.native_options: dict[str, Any] = {}  # keyword arguments of ``native``, where it is a class
         self.embedding_dim, self.encoding_options, self.amp = embedding_dim, options, amp
         self.max_len, self.max_position = count("max_len", max_len), count("max_position", max_position)

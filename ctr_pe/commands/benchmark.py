@@ -3,7 +3,8 @@
 Train every model with every encoding over several seeds, and print one table: mean and standard
 deviation, and the difference to none with an interval for other users and newly trained runs. At one
 seed all encodings start from the same backbone weights and see the same batches. Finished runs are
-kept in OUT/results.jsonl; calling again with the same OUT runs only what is missing.
+kept in OUT/results.jsonl; calling again with the same OUT runs only what is missing, from the last
+epoch of a run that was stopped or killed. Exit code 1 says that runs have failed.
 
 examples:
   ctr-pe benchmark

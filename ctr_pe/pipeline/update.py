@@ -22,6 +22,7 @@ from ctr_pe.pipeline.encoder import ID, Columns, Encoded, Encoder
 from ctr_pe.pipeline.frames import Index, column, keys, labels, newest, times
 from ctr_pe.pipeline.growth import with_new_items
 from ctr_pe.pipeline.scorer import Scorer
+from ctr_pe.training.divergence import Guard
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -134,13 +135,17 @@ def _sampled(both: pl.DataFrame, clock: list[str], encoder: Encoder, draw: np.ra
 def _train(
     model: Any, encoded: Encoded, label: npt.NDArray[np.float32], epochs: int, size: int, draw: np.random.Generator
 ) -> float | None:
-    """Train on encoded rows; the mean loss of the last epoch, None without rows."""
-    loss = None
+    """Train on encoded rows; the mean loss of the last epoch, None without rows. Raises Diverged."""
+    loss, guard = None, Guard(model)
     model.train()
-    for epoch in range(epochs if encoded.rows else 0):
-        losses = [model.train_step(batch).detach() for batch in _batches(model, encoded, label, size, draw)]
+    for epoch in range(1, 1 + epochs if encoded.rows else 1):
+        losses: list[Tensor] = []
+        for batch in _batches(model, encoded, label, size, draw):
+            losses.append(model.train_step(batch).detach())
+            guard.step(epoch, len(losses), losses[-1], batch)
+        guard.look_at_all(epoch, len(losses))
         loss = float(torch.stack(losses).mean())
-        log.info("update, epoch %d: train loss %.6f", epoch + 1, loss)
+        log.info("update, epoch %d: train loss %.6f", epoch, loss)
     model.eval()
     return loss
 

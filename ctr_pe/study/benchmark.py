@@ -206,7 +206,7 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
         given = {**params, **own, "train_data": str(dataset.split("train"))}
         for problem in checks.param_problems(given, dataset.path.parent):
             raise UserError(f"{suite.title}: {cell}: {problem}")
-    jobs = []
+    jobs, code = [], hash_of(runner.made_by())
     varied = " ".join(f"{key}={value}" for key, value in cell.varied)
     setting = (cell.model, dataset.dataset_id, suite.protocol, hash_of(params), dataset.data_hash)
     for seed in range(request.seed, request.seed + suite.seeds):
@@ -214,8 +214,8 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
         weights = store.weights(key) if request.keep_weights else None
         keep = partial(request.keep, store.model(key)) if request.keep else None
         how = (suite.protocol, params, request.gpu, request.threads, weights, keep)
-        track = tracking.below(store.path, request.track)
-        jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how, track=track), key, varied))
+        track, state = tracking.below(store.path, request.track), store.state(key, code)
+        jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how, track=track, resume=state), key, varied))
     return jobs
 
 

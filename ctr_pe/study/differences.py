@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ctr_pe.errors import counted
@@ -25,11 +25,12 @@ Name = TypeVar("Name")
 @dataclass(frozen=True)
 class Setting:
     """The runs of one table: they differ in encoding and seed only. ``runs``: encoding -> seed -> result, in the order
-    of the table; ``statistics``: of the users they were tested on."""
+    of the table; ``statistics``: of the users they were tested on; ``failed``: as ``runs``, of what diverged."""
 
     title: str
     runs: dict[str, dict[int, Result]]
     statistics: UserStatistics
+    failed: dict[str, dict[int, Result]] = field(default_factory=dict)
 
     @property
     def results(self) -> list[Result]:
@@ -38,7 +39,13 @@ class Setting:
     @property
     def key(self) -> Key:
         """The key of the first run."""
-        return self.results[0].key
+        of_seed = next(iter({**self.failed, **self.runs}.values()))
+        return next(iter(of_seed.values())).key
+
+    @property
+    def seeds(self) -> set[int]:
+        """Of all encodings."""
+        return {seed for of_seed in [*self.runs.values(), *self.failed.values()] for seed in of_seed}
 
     def differences(self, baseline: str) -> dict[str, dict[str, Difference]]:
         """Encoding -> metric -> difference to ``baseline``; empty if that has not been run. What has been compared with
@@ -52,15 +59,20 @@ class Setting:
 
 def settings(store: Store) -> list[Setting]:
     """One per model, data set, protocol, hyper-parameters and device; encodings in the order of ``ctr-pe list``."""
-    by_setting: dict[tuple[str, ...], dict[str, dict[int, Result]]] = {}
-    for key, result in sorted(store.read().items(), key=lambda item: _order(item[0])):
-        by_setting.setdefault(key.setting, {}).setdefault(key.pe, {})[key.seed] = result
-    alike = Counter(setting[:3] for setting in by_setting)
-    statistics = {data: user_statistics(store, data) for data in {setting[4] for setting in by_setting}}
+    runs, failed = _by_setting(store.read()), _by_setting(store.failures())
+    alike = Counter(setting[:3] for setting in {**runs, **failed})
+    statistics = {data: user_statistics(store, data) for data in {setting[4] for setting in {**runs, **failed}}}
     found = []
-    for setting, runs in by_setting.items():
-        of_users = statistics[setting[4]]
-        found.append(Setting(_title(runs, of_users, alike[setting[:3]] > 1), runs, of_users))
+    for name in sorted({**runs, **failed}):
+        setting = Setting("", runs.get(name, {}), statistics[name[4]], failed.get(name, {}))
+        found.append(replace(setting, title=_title(setting, alike[name[:3]] > 1)))
+    return found
+
+
+def _by_setting(results: Mapping[Key, Result]) -> dict[tuple[str, ...], dict[str, dict[int, Result]]]:
+    found: dict[tuple[str, ...], dict[str, dict[int, Result]]] = {}
+    for key, result in sorted(results.items(), key=lambda item: _order(item[0])):
+        found.setdefault(key.setting, {}).setdefault(key.pe, {})[key.seed] = result
     return found
 
 
@@ -89,12 +101,10 @@ def _order(key: Key) -> tuple[object, ...]:
     return (key.setting, names.index(key.pe) if key.pe in names else len(names), key.pe, key.seed)
 
 
-def _title(runs: Mapping[str, Runs], statistics: UserStatistics, ambiguous: bool) -> str:
-    key = next(iter(next(iter(runs.values())).values())).key
+def _title(setting: Setting, ambiguous: bool) -> str:
+    key, rows = setting.key, setting.statistics.users.rows
     dagger = "†" * (key.protocol == "paper")
-    seeds = {seed for of_seed in runs.values() for seed in of_seed}
-    title = f"{key.model} on {key.dataset}, protocol {key.protocol}{dagger}, {counted(len(seeds), 'seed')}"
-    rows = statistics.users.rows
+    title = f"{key.model} on {key.dataset}, protocol {key.protocol}{dagger}, {counted(len(setting.seeds), 'seed')}"
     title += f", {rows.sum():,} test rows of {len(rows):,} users" * bool(len(rows))
     title += f", on {key.device}" * (key.device != "cpu")
     return title + f", hyper-parameters {key.config_hash}, data {key.data_hash[:8]}" * ambiguous

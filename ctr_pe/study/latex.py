@@ -19,6 +19,7 @@ SIGNS = {
     "†": r"$^\dagger$",
     "‡": r"$^\ddagger$",
     "–": "--",
+    "✗": r"$\times$",
     "→": r"$\rightarrow$",
 }
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 DASH = "–"  # no number
+FAILED = "✗"  # before the number of runs that failed
 WORSE = "‡"  # after a logloss above that of a constant prediction
 GAUC = "gAUC: AUC within users."
 

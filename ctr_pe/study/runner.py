@@ -19,7 +19,7 @@ import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from functools import partial
+from functools import cache, partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -30,7 +30,8 @@ from tqdm import tqdm
 import ctr_pe
 from ctr_pe import plugins
 from ctr_pe.allocator import keep_memory
-from ctr_pe.errors import UserError
+from ctr_pe.errors import Diverged, UserError
+from ctr_pe.scratch import remove_abandoned
 from ctr_pe.study.store import Key, Result, Store
 
 if TYPE_CHECKING:
@@ -69,12 +70,13 @@ def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, strea
     """
     stream = stream or sys.stderr
     already = store.read().keys()
+    remove_abandoned()
+    store.tidy(already)
     missing = [job for job in jobs if job.key not in already]
     if not missing:
         print(f"all {len(jobs)} runs are there already", file=stream)
         return 0
     waiting = iter(missing)
-    facts = {"revision": revision(), "versions": versions()}
     failed = 0
     pool: dict[Connection, _Worker] = {}
 
@@ -99,12 +101,16 @@ def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, strea
                     progress.update(worker.job, content)
                     continue
                 if kind == "done":
-                    result = _result(worker.job, content, facts)
+                    result = _result(worker.job, content)
                     store.append(result, content.scores)
                     progress.finish(worker.job, result)
                 else:
                     failed += 1
                     progress.fail(worker.job, _explain(worker.job, store.path, *content))
+                if kind == "diverged":
+                    store.append(_failure(worker.job, content[0]), None)
+                if kind in ("done", "diverged"):
+                    store.tidy([worker.job.key])
                 if kind != "died" and (job := next_job()):
                     worker.start(job)
                 else:
@@ -140,23 +146,40 @@ def versions() -> dict[str, str]:
     return {"ctr_pe": ctr_pe.__version__, "python": platform.python_version(), **packages}
 
 
-def _result(job: Job, outcome: Outcome, facts: Mapping[str, Any]) -> Result:
+@cache
+def made_by() -> dict[str, Any]:
+    """Code that results depend on: the package's revision, and versions, as they are when the process first asks."""
+    return {"revision": revision(), "versions": versions()}
+
+
+def _result(job: Job, outcome: Outcome) -> Result:
+    return _record(
+        job,
+        metrics=outcome.metrics,
+        epoch=outcome.epoch,
+        seconds=round(outcome.seconds, 3),
+        parameters=outcome.parameters,
+        auxiliary=dict(outcome.auxiliary),
+        history=[asdict(epoch) for epoch in outcome.history],
+    )
+
+
+def _failure(job: Job, why: str) -> Result:
+    return _record(job, metrics={}, epoch=0, seconds=0.0, parameters=0, failed=why)
+
+
+def _record(job: Job, **found: Any) -> Result:
     from ctr_pe.checks import origins
 
     return Result(
         **job.key._asdict(),
-        metrics=outcome.metrics,
-        epoch=outcome.epoch,
-        seconds=round(outcome.seconds, 3),
         threads=job.run.threads,
         gpu=job.run.gpu,
-        parameters=outcome.parameters,
         params=dict(job.run.params),
-        auxiliary=dict(outcome.auxiliary),
-        history=[asdict(epoch) for epoch in outcome.history],
         origins=origins(job.key.model, job.key.pe),
         finished=datetime.now(UTC).isoformat(timespec="seconds"),
-        **facts,
+        **made_by(),
+        **found,
     )
 
 
@@ -192,7 +215,8 @@ class _Worker:
             self.connection.send(job.run)
 
     def receive(self) -> tuple[str, Any]:
-        """("progress", state), ("done", outcome), or ("failed" | "died", (line, traceback, "" if it needs none))."""
+        """("progress", state), ("done", outcome), or ("diverged" | "failed" | "died", (line, traceback, "" if it needs
+        none))."""
         try:
             message: tuple[str, Any] = self.connection.recv()
         except (EOFError, ConnectionResetError):
@@ -237,6 +261,8 @@ def _work(connection: Connection, train: Train, known: Mapping[str, list[str]]) 
                 connection.send(("done", train(run, progress)))
             except (BrokenPipeError, ConnectionResetError):
                 return
+            except Diverged as error:
+                connection.send(("diverged", (str(error), "")))
             except UserError as error:
                 connection.send(("failed", (str(error), "")))
             except Exception as error:

@@ -1,5 +1,6 @@
 """The store of finished runs: ``results.jsonl``, one line each, ``scores/``, their predictions on the test rows,
-``users/``, what these say of each user (:mod:`ctr_pe.study.users`), and optionally ``weights/`` and ``models/``.
+``users/``, what these say of each user (:mod:`ctr_pe.study.users`), and optionally ``weights/`` and ``models/``. While
+runs are under way, ``unfinished/`` has the states from which they go on if they are killed.
 
 A line is appended with one write and flushed to disk at once, so a killed benchmark loses only the unfinished runs.
 Several processes may share a store.
@@ -7,12 +8,13 @@ Several processes may share a store.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -22,8 +24,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.errors import UserError
+from ctr_pe.scratch import remove_abandoned, replacing
 
 FILE = "results.jsonl"
+UNFINISHED = "unfinished"  # the folder of states
 FIRST_KEY = b'{"model"'  # how every line begins: distinguishes a truncated line from a foreign file
 
 
@@ -77,6 +81,7 @@ class Result:
     auxiliary: dict[str, float] = field(default_factory=dict)  # losses by name, means over the last epoch
     history: list[dict[str, Any]] = field(default_factory=list)  # of the epochs, as ctr_pe.training.loop.Epoch
     origins: dict[str, str] = field(default_factory=dict)  # class and package of each name that is not built in
+    failed: str = ""  # where the training diverged, of a run that has no metrics
 
     @property
     def key(self) -> Key:
@@ -109,6 +114,13 @@ class Store:
 
     def read(self) -> dict[Key, Result]:
         """All finished runs, those of other processes too. A cut last line is reported in ``notices`` and ignored."""
+        return {key: result for key, result in self._all().items() if not result.failed}
+
+    def failures(self) -> dict[Key, Result]:
+        """The runs whose training diverged."""
+        return {key: result for key, result in self._all().items() if result.failed}
+
+    def _all(self) -> dict[Key, Result]:
         try:
             content = self.file.read_bytes()
         except FileNotFoundError:
@@ -121,16 +133,18 @@ class Store:
             self.notices.append(notice)
         return results
 
-    def append(self, result: Result, scores: npt.NDArray[np.float32]) -> None:
-        """Save the scores, then the line. A run that another process has finished meanwhile is not written again."""
-        write(self._scores(result.key), lambda stream: np.save(stream, np.asarray(scores, np.float32)))
+    def append(self, result: Result, scores: npt.NDArray[np.float32] | None) -> None:
+        """Save the scores, if any, then the line. What is there already, perhaps by another process, is not written
+        again; after a failure a success may come."""
+        if scores is not None:
+            write(self._scores(result.key), lambda stream: np.save(stream, np.asarray(scores, np.float32)))
         try:
             descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
             try:
                 fcntl.flock(descriptor, fcntl.LOCK_EX)  # released on close, and by the system when we are killed
                 content = self.file.read_bytes()
                 results, whole = self._parse(content)
-                if result.key in results:
+                if result.key in results and (not results[result.key].failed or result.failed):
                     return
                 os.ftruncate(descriptor, whole)
                 line = _line(result)
@@ -189,6 +203,21 @@ class Store:
         """The folder for the model of a run."""
         return self.path / "models" / key.name
 
+    def state(self, key: Key, made_by: str) -> Path:
+        """The file for the state of a run that is under way; code of another version or revision has another."""
+        return self.path / UNFINISHED / f"{key.name}-{made_by}.safetensors"
+
+    def tidy(self, stored: Collection[Key]) -> None:
+        """Remove the states of runs that are stored, and what killed processes have left."""
+        for name in (UNFINISHED, "scores", "users", "weights"):
+            remove_abandoned(self.path / name)
+        names = {key.name for key in stored}
+        for file in (self.path / UNFINISHED).glob("*.safetensors"):
+            if file.name.rpartition("-")[0] in names:
+                file.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # others are under way, or there were none
+            (self.path / UNFINISHED).rmdir()
+
     def _scores(self, key: Key) -> Path:
         return self.path / "scores" / f"{key.name}.npy"
 
@@ -204,7 +233,8 @@ class Store:
                 if ours and not line.endswith(b"\n"):  # only the last line can end so
                     return results, whole
                 raise UserError(f"{self.file}: line {number} is not a benchmark result: choose another --out") from None
-            results.setdefault(result.key, result)
+            if result.key not in results or results[result.key].failed:
+                results[result.key] = result
             whole += len(line)
         return results, whole
 
@@ -212,11 +242,8 @@ class Store:
 def write(file: Path, save: Callable[[BinaryIO], None]) -> None:
     """All or nothing, also when two processes write the same file."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}.partial")
-        with open(partial, "wb") as stream:
+        with replacing(file) as partial, open(partial, "wb") as stream:
             save(stream)
-        partial.replace(file)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
 

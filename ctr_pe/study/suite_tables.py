@@ -16,11 +16,13 @@ from ctr_pe.study.tables import (
     difference_cells,
     difference_columns,
     difference_notes,
+    failure_notes,
     figures,
     mean_cells,
     mean_columns,
     published,
     reading_notes,
+    seeds_cell,
 )
 from ctr_pe.study.users import user_statistics
 
@@ -30,16 +32,23 @@ def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]]) -> list
 
     The difference of a cell is to ``none`` under the same settings; p is corrected for all of them in the table.
     """
-    results = store.read()
-    runs = {cell: {key.seed: results[key] for key in of_cell if key in results} for cell, of_cell in keys.items()}
+    runs, failed = (
+        {cell: {key.seed: results[key] for key in of_cell if key in results} for cell, of_cell in keys.items()}
+        for results in (store.read(), store.failures())
+    )
     datasets = dict.fromkeys(cell.dataset for cell in keys)
     groups = [_sorted([cell for cell in keys if cell.dataset == dataset]) for dataset in datasets]
     varied = list(dict.fromkeys(key for cells in groups for cell in cells for key, _ in cell.varied))
-    return [_table(suite, {cell: runs[cell] for cell in cells}, keys, varied, store) for cells in groups]
+    return [_table(suite, {cell: runs[cell] for cell in cells}, failed, keys, varied, store) for cells in groups]
 
 
 def _table(
-    suite: Suite, runs: Mapping[Cell, Runs], keys: Mapping[Cell, Sequence[Key]], varied: Sequence[str], store: Store
+    suite: Suite,
+    runs: Mapping[Cell, Runs],
+    failed: Mapping[Cell, Runs],
+    keys: Mapping[Cell, Sequence[Key]],
+    varied: Sequence[str],
+    store: Store,
 ) -> Table:
     """``runs``: of the cells of one data set."""
     dagger = "†" if suite.protocol == "paper" else ""
@@ -74,13 +83,14 @@ def _table(
                 **difference_cells("none", difference),
                 "CAPE paper†": figures(line, "published") if printed else None,
                 "ours − paper": figures(line, "off", "+.4f") if printed else None,
-                "seeds": f"{len(of_cell)}/{seeds}" if unfinished else None,
+                "seeds": seeds_cell(of_cell, failed[cell], seeds),
             }
         )
     notes = [f"{GAUC} Mean ± standard deviation over the seeds.", *base_rate_note(cells, base)]
     notes += difference_notes("none", differences.values())
     if unfinished:
-        notes.append(f"{unfinished} cells lack runs: the same command makes them.")
+        notes.append(f"{counted(unfinished, 'cell')} of {len(runs)} lack runs: the same command makes them.")
+    notes += failure_notes({str(cell): failed[cell] for cell in runs if failed[cell]})
     beside = any(row["CAPE paper†"] is not None for row in cells)
     notes += reading_notes(dataset, suite.protocol, beside)
     notes += ["ours − paper: gAUC / AUC / logloss."] * beside

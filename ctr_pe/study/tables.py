@@ -12,7 +12,7 @@ from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, mean_sd
 from ctr_pe.study.differences import BASELINES, UNKNOWN, Runs, Setting
-from ctr_pe.study.rendering import DASH, GAUC, Table, base_rate_note, mean_text, number, p_text
+from ctr_pe.study.rendering import DASH, FAILED, GAUC, Table, base_rate_note, mean_text, number, p_text
 
 PAPER = (
     "† trained on train + validation rows, and the epoch selected on the test rows: optimistic, and comparable only "
@@ -40,6 +40,7 @@ def make_tables(setting: Setting) -> list[Table]:
     if found := differences["naive"]:
         cells = [{"encoding": pe, **difference_cells("naive", of["gAUC"])} for pe, of in found.items()]
         notes = difference_notes("naive", [of["gAUC"] for of in found.values()])
+        notes += incomplete_notes(setting.runs, setting.failed, setting.seeds)
         tables.append(Table(f"{setting.title}: differences to naive", [], cells, notes))
     return tables
 
@@ -58,6 +59,28 @@ def reading_notes(dataset: str, protocol: str, published: bool) -> list[str]:
     notes = [GENERATED.format(like=like)] * (like != dataset)
     notes += [PAPER] * (protocol == "paper") + [PUBLISHED] * published
     return [*notes, *([DATASET_NOTES[like]] if like in DATASET_NOTES else [])]
+
+
+def seeds_cell(runs: Runs, failed: Runs, seeds: int) -> str | None:
+    """How many of the seeds a mean is of, where it is not of all."""
+    marked = f", {FAILED} {len(failed)} failed" if failed else ""
+    return None if len(runs) == seeds else f"{len(runs)}/{seeds}{marked}"
+
+
+def incomplete_notes(runs: Mapping[str, Runs], failed: Mapping[str, Runs], seeds: Collection[int]) -> list[str]:
+    """Which means are not of all seeds, and why."""
+    fewer = [f"{name} {len(runs.get(name, {}))}" for name in {**runs, **failed} if len(runs.get(name, {})) < len(seeds)]
+    notes = [f"Not of all {counted(len(seeds), 'seed')} are the means of {', '.join(fewer)}."] if fewer else []
+    return notes + failure_notes(failed)
+
+
+def failure_notes(failed: Mapping[str, Runs]) -> list[str]:
+    """Which trainings failed, and why the first of each row did."""
+    notes = []
+    for name, of_seed in failed.items():
+        seeds, why = ", ".join(map(str, of_seed)), next(iter(of_seed.values())).failed
+        notes.append(f"{FAILED} {name}: the training of seed{'s' * (len(of_seed) > 1)} {seeds} failed: {why}.")
+    return notes
 
 
 def measured(runs: Runs, metric: str) -> list[float]:
@@ -129,22 +152,25 @@ def _table(setting: Setting, differences: Mapping[str, Mapping[str, Mapping[str,
         zip(("model", "dataset", "protocol", "config_hash", "data_hash", "device"), key.setting, strict=True)
     )
     to_none = differences["none"]
+    incomplete = incomplete_notes(setting.runs, setting.failed, setting.seeds)
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
-    for pe, runs in setting.runs.items():
+    for pe in {**setting.runs, **setting.failed}:
+        runs: Runs = setting.runs.get(pe, {})
         line: dict[str, Any] = {**identity, "pe": pe + dagger, "seeds": len(runs)}
         for metric in METRICS:
             line |= mean_columns(runs, metric)
             for baseline, found in differences.items():
                 line |= difference_columns(metric, baseline, found[pe][metric] if pe in found else UNKNOWN)
             line[f"{metric}_published"] = printed.get(pe, {}).get(metric, math.nan)
-        lines.append({**line, "logloss_base_rate": base, "notes": " ".join(reading)})
+        lines.append({**line, "logloss_base_rate": base, "notes": " ".join([*reading, *incomplete])})
         cells.append(
             {
                 "encoding": pe + dagger,
                 **mean_cells(line, base),
                 **difference_cells("none", to_none[pe]["gAUC"] if pe in to_none else UNKNOWN),
                 "CAPE paper†": figures(line, "published") if pe in printed else None,
+                "seeds": seeds_cell(runs, setting.failed.get(pe, {}), len(setting.seeds)),
             }
         )
     notes = [
@@ -154,6 +180,7 @@ def _table(setting: Setting, differences: Mapping[str, Mapping[str, Mapping[str,
     ]
     if "none" not in setting.runs:
         notes.append("No differences: they are taken to 'none', which has not been run.")
+    notes += incomplete
     notes += reading
     makers = sorted({str(result.revision)[:12] for result in setting.results})
     if len(makers) > 1:

@@ -21,7 +21,7 @@ import yaml
 from ctr_pe import tracking, training
 from ctr_pe.checks import check_encoding, check_params, model_class, param_problems
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.errors import UserError, say
+from ctr_pe.errors import Diverged, UserError, say
 from ctr_pe.model_zoo.keys import check_gpu
 from ctr_pe.pe import encoding_class, options_of
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
@@ -87,6 +87,8 @@ def tune(
     except KeyboardInterrupt:
         say(f"stopped: {len(_finished(study))} of {trials} trials are stored; repeat the same command to go on")
         return 130
+    if all(trial.state.name == "PRUNED" for trial in _finished(study)):
+        raise UserError(f"{out}: the training of every trial diverged: another --space")
     _report(search, study, out)
     return 0
 
@@ -221,7 +223,11 @@ def _objective(
         how = (search.seed, "heldout", params, search.gpu, search.threads)
         kept = None if keep is None else keep(trial.number)
         run = Run(search.model, search.dataset.path, search.pe, *how, keep=kept, track=search.track)
-        outcome = train(run, progress)
+        try:
+            outcome = train(run, progress)
+        except Diverged as error:
+            say(f"trial {trial.number} {error}")
+            raise optuna.TrialPruned from None
         trial.set_user_attr("test", outcome.metrics)
         trial.set_user_attr("epoch", outcome.epoch)
         best = min if params.get("monitor_mode") == "min" else max

@@ -1,5 +1,6 @@
 """The one way to train: ``train`` takes a model's name and a data set, ``fit`` a model that is there."""
 
+from ctr_pe.training.divergence import Gradients
 from ctr_pe.training.loop import Epoch, Fitted, fit, save
 from ctr_pe.training.run import PROTOCOLS, Outcome, Run, build_model, train
 from ctr_pe.training.scoring import score
@@ -10,6 +11,7 @@ __all__ = [
     "PROTOCOLS",
     "Epoch",
     "Fitted",
+    "Gradients",
     "Outcome",
     "Run",
     "Source",

@@ -8,7 +8,7 @@ V rows of a table, D their width, U rows in a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
 from ctr_pe.choices import choose
+from ctr_pe.training.divergence import Gradients
 
 
 class RowwiseAdagrad(Optimizer):
@@ -83,7 +84,7 @@ class LazyTables(Optimizer):
             optimizer.load_state_dict(state_dict[name])
 
     @torch.no_grad()
-    def clip(self, parameters: Iterable[Tensor], most: float) -> None:
+    def clip(self, parameters: Mapping[str, Tensor], most: float) -> Gradients:
         """Add the rows' regularisation to their gradients, then clip all gradients by their common norm, which
         ``torch.nn.utils.clip_grad_norm_`` cannot do with sparse ones."""
         for table in self.tables:
@@ -96,9 +97,11 @@ class LazyTables(Optimizer):
                 table.grad = torch.sparse_coo_tensor(
                     rows, values, table.shape, is_coalesced=True, check_invariants=False
                 )
-        found = [parameter.grad for parameter in parameters if parameter.grad is not None]
-        parts = [gradient.values() if gradient.is_sparse else gradient for gradient in found]
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(part) for part in parts]))
+        found = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+        parts = [gradient.values() if gradient.is_sparse else gradient for gradient in found.values()]
+        norms = [torch.linalg.vector_norm(part) for part in parts]
+        norm = torch.linalg.vector_norm(torch.stack(norms))
         share = (most / (norm + 1e-6)).clamp(max=1.0)
         for part in parts:
             part.mul_(share)
+        return Gradients(norm, dict(zip(found, norms, strict=True)))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,16 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.scratch import replacing
+from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
+from ctr_pe.training.divergence import Guard
 from ctr_pe.training.steady import Average, schedule
 
 if TYPE_CHECKING:
     from ctr_pe.tracking import Watch
 
 MIN_DELTA = 1e-6  # what an improvement of the monitor is at least
+STATE = ("epoch", "steps", "best", "stale", "kept")  # plain values of a training's state
 Progress = Callable[[Mapping[str, Any]], None]
 
 
@@ -45,10 +48,12 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Fitted:
-    """All evaluations of a training, and the one (``best``) whose weights the model has."""
+    """All evaluations of a training, and the one (``best``) whose weights the model has; ``before``: seconds of a
+    process that was killed, which this one went on from."""
 
     history: tuple[Epoch, ...]
     best: Epoch
+    before: float = 0.0
 
 
 def fit(
@@ -59,6 +64,7 @@ def fit(
     max_gradient_norm: float | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
+    checkpoint: Checkpoint | None = None,
 ) -> Fitted:
     """Train a FuxiCTR model, and end with the weights of the epoch that has the best monitor on ``validation``.
 
@@ -69,8 +75,10 @@ def fit(
     ``batches``: an epoch at each iteration; of known length. ``max_gradient_norm``: None for the model's own.
     ``progress`` is called with ``{"epoch", "batch", "batches"}`` about every 1 % of an epoch, and with ``{"epoch",
     "valid"}`` after each evaluation, valid being its metrics. ``watch``: tells a tracker (:mod:`ctr_pe.tracking`).
+    ``checkpoint``: keeps the state after each epoch; a training that was killed goes on from there to the same weights.
 
     Raises:
+        Diverged: a loss, gradient or weight that is not finite, or a loss that stays above that of a constant.
         UserError: no validation data, evaluation that would never happen, a monitor that is no metric or NaN at first.
     """
     if validation is None:
@@ -81,86 +89,166 @@ def fit(
         raise UserError(f"{every}training has {steps} steps: none would be evaluated")
     if max_gradient_norm is not None or not hasattr(model, "_max_gradient_norm"):  # FuxiCTR's own fit sets it
         model._max_gradient_norm = 10.0 if max_gradient_norm is None else max_gradient_norm
-    checkpoint = Path(model.checkpoint)
-    checkpoint.parent.mkdir(parents=True, exist_ok=True)
-    checkpoint.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
-    history: list[Epoch] = []
-    best: float | None = None
-    stale = 0  # evaluations since the best
-    for epoch in _evaluated(model, batches, validation, epochs, progress or (lambda state: None), watch):
-        history.append(epoch)
-        value = _monitored(model, epoch.metrics, first=best is None)
-        low = model._monitor_mode == "min"
-        better = best is None or (value <= best - MIN_DELTA if low else value >= best + MIN_DELTA)
-        best, stale = (value, 0) if better else (best, stale + 1)
-        if better or not model._save_best_only:
-            save(model, checkpoint)
-            kept = epoch
-        if not better and model._reduce_lr_on_plateau and not _scheduled(model):
-            logging.info("No improvement: learning rate %g", model.lr_decay())
-        if stale >= model._early_stop_patience:
-            logging.info("Early stop in epoch %d", epoch.number)
-            break
+    best = Path(model.checkpoint)
+    best.parent.mkdir(parents=True, exist_ok=True)
+    best.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
+    training = _Training(model, batches, validation, epochs, progress or (lambda state: None), watch)
+    state = None if checkpoint is None else checkpoint.read()
+    if state is not None:
+        training.restore(state)
+        logging.info("Going on after epoch %d", training.epoch)
+    before = sum(epoch.seconds for epoch in training.history)
+    while not training.over:
+        training.train_epoch()
+        if checkpoint is not None:
+            checkpoint.write(training.state())
     model.load_weights(model.checkpoint)
-    return Fitted(tuple(history), kept)
+    return Fitted(tuple(training.history), training.history[training.kept], before)
 
 
-def _evaluated(
-    model: Any, batches: Any, validation: Any, epochs: int, progress: Progress, watch: Watch | None
-) -> Iterator[Epoch]:
-    """Train, and evaluate after each epoch, or each ``eval_steps`` steps."""
-    names = [name for name in model.validation_metrics if name != "gAUC" or model.feature_map.group_id]
-    names = list(dict.fromkeys([*names, *model._monitor.kv_pairs]))
-    every, often, steps = model._eval_steps or len(batches), max(1, len(batches) // 100), 0
-    total, parts, began = _nothing(model)
-    share, planned = getattr(model, "_weight_average", None), epochs * len(batches)
-    falling = schedule(model.optimizer, model._learning_rate_schedule, planned) if _scheduled(model) else None
-    average = None if share is None else Average(model, share, planned)
-    if watch is not None:
-        watch.every = often
-    for number in range(1, epochs + 1):
-        model.train()
-        for index, batch in enumerate(tqdm(batches, file=sys.stdout) if model._verbose else batches):
-            if index % often == 0:
-                progress({"epoch": number, "batch": index, "batches": len(batches)})
-            loss = model.train_step(batch).detach()
-            total += loss
-            if falling is not None:
-                falling.step()
-            if average is not None:
-                average.update()
-            if watch is not None:
-                watch.step(model, loss, batch)
-            for name, part in getattr(model, "auxiliary_parts", {}).items():
-                parts.setdefault(name, []).append(part)
-            steps += 1
-            if steps % every:
-                continue
-            mean = float(total) / every
-            auxiliary = {name: float(torch.stack(found).mean()) for name, found in parts.items()}
-            written = "".join(f", of which {name} {value:.6f}" for name, value in auxiliary.items())
-            logging.info("Epoch %d, step %d: train loss %.6f%s", number, steps, mean, written)
-            if watch is not None:
-                watch.report(model)
-            with contextlib.nullcontext() if average is None else average.in_place():
-                metrics = dict(model.evaluate(validation, metrics=names))
-                model.train()
-                epoch = Epoch(number, steps, mean, metrics, time.perf_counter() - began, auxiliary)
-                progress({"epoch": number, "valid": metrics})
-                if watch is not None:
-                    watch.evaluated("valid", metrics, epoch=number)
-                yield epoch
-            total, parts, began = _nothing(model)
+class _Training:
+    """A training under way. ``epoch`` and ``steps``: done so far; ``kept``: the place in ``history`` of the evaluation
+    whose weights are in the model's checkpoint; ``stale``: evaluations since the ``best``."""
+
+    def __init__(
+        self, model: Any, batches: Any, validation: Any, epochs: int, progress: Progress, watch: Watch | None
+    ) -> None:
+        self.model, self.batches, self.validation, self.epochs = model, batches, validation, epochs
+        self.progress, self.watch, self.guard = progress, watch, Guard(model)
+        names = [name for name in model.validation_metrics if name != "gAUC" or model.feature_map.group_id]
+        self.names = list(dict.fromkeys([*names, *model._monitor.kv_pairs]))
+        self.every, self.often = model._eval_steps or len(batches), max(1, len(batches) // 100)
+        share, planned = getattr(model, "_weight_average", None), epochs * len(batches)
+        self.average = None if share is None else Average(model, share, planned)
+        self.falling = schedule(model.optimizer, model._learning_rate_schedule, planned) if _scheduled(model) else None
+        if watch is not None:
+            watch.every = self.often
+        self.epoch = self.steps = self.stale = self.kept = 0
+        self.history: list[Epoch] = []
+        self.best: float | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        """Before the first step after an evaluation."""
+        # The sum stays on its device: to ask for it after every step makes a GPU wait.
+        self.loss = torch.zeros((), dtype=torch.float64, device=self.model.device)
+        self.parts: dict[str, list[Tensor]] = {}
+        self.began = time.perf_counter()
+
+    @property
+    def over(self) -> bool:
+        """Whether all epochs are done, or training stops early."""
+        return self.epoch == self.epochs or self.stopped
+
+    @property
+    def stopped(self) -> bool:
+        return bool(self.history) and self.stale >= self.model._early_stop_patience
+
+    def train_epoch(self) -> None:
+        """Train, and evaluate after the epoch, or each ``eval_steps`` steps."""
+        self.epoch += 1
+        self.model.train()
+        for index, batch in enumerate(tqdm(self.batches, file=sys.stdout) if self.model._verbose else self.batches):
+            if index % self.often == 0:
+                self.progress({"epoch": self.epoch, "batch": index, "batches": len(self.batches)})
+            self._step(index, batch)
+            if self.steps % self.every == 0:
+                self.guard.look_at_all(self.epoch, index + 1)
+                self._evaluate()
+                if self.stopped:
+                    logging.info("Early stop in epoch %d", self.epoch)
+                    break
+        self.guard.end_epoch(self.epoch, index + 1, last=self.over)
+
+    def _step(self, index: int, batch: Mapping[str, Tensor]) -> None:
+        loss = self.model.train_step(batch).detach()
+        self.loss += loss
+        self.guard.step(self.epoch, index + 1, loss, batch)
+        if self.falling is not None:
+            self.falling.step()
+        if self.average is not None:
+            self.average.update()
+        if self.watch is not None:
+            self.watch.step(self.model, loss, batch)
+        for name, part in getattr(self.model, "auxiliary_parts", {}).items():
+            self.parts.setdefault(name, []).append(part)
+        self.steps += 1
+
+    def _evaluate(self) -> None:
+        model = self.model
+        mean = float(self.loss) / self.every
+        auxiliary = {name: float(torch.stack(found).mean()) for name, found in self.parts.items()}
+        written = "".join(f", of which {name} {value:.6f}" for name, value in auxiliary.items())
+        logging.info("Epoch %d, step %d: train loss %.6f%s", self.epoch, self.steps, mean, written)
+        if self.watch is not None:
+            self.watch.report(model)
+        with contextlib.nullcontext() if self.average is None else self.average.in_place():
+            metrics = dict(model.evaluate(self.validation, metrics=self.names))
+            model.train()
+            seconds = time.perf_counter() - self.began
+            self.history.append(Epoch(self.epoch, self.steps, mean, metrics, seconds, auxiliary))
+            self.progress({"epoch": self.epoch, "valid": metrics})
+            if self.watch is not None:
+                self.watch.evaluated("valid", metrics, epoch=self.epoch)
+            self._choose(metrics)
+        self._begin()
+
+    def _choose(self, metrics: Mapping[str, float]) -> None:
+        """Keep the weights if they are the best so far; else stop sooner and more slowly."""
+        model, value = self.model, _monitored(self.model, metrics, first=self.best is None)
+        low = model._monitor_mode == "min"
+        better = self.best is None or (value <= self.best - MIN_DELTA if low else value >= self.best + MIN_DELTA)
+        self.best, self.stale = (value, 0) if better else (self.best, self.stale + 1)
+        if better or not model._save_best_only:
+            save(model, Path(model.checkpoint))
+            self.kept = len(self.history) - 1
+        if not better and model._reduce_lr_on_plateau and self.falling is None:
+            logging.info("No improvement: learning rate %g", model.lr_decay())
+
+    def state(self) -> dict[str, Any]:
+        """All that the rest of the training depends on, at the end of an epoch."""
+        kept = Path(self.model.checkpoint)
+        return {
+            **{name: getattr(self, name) for name in STATE},
+            "loss": self.loss,
+            "parts": {name: torch.stack(found) for name, found in self.parts.items()},
+            "history": [asdict(epoch) for epoch in self.history],
+            "kept_weights": torch.load(kept, "cpu", weights_only=True) if self.history else None,
+            "batches": getattr(self.batches, "epoch", None),
+            "random": random_state(self.model.device),
+            **{name: one.state_dict() for name, one in self._stateful()},
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` gave."""
+        for name in STATE:
+            setattr(self, name, state[name])
+        self.loss = state["loss"].to(self.model.device)
+        self.parts = {name: list(found.to(self.model.device)) for name, found in state["parts"].items()}
+        self.history = [Epoch(**epoch) for epoch in state["history"]]
+        for name, one in self._stateful():
+            one.load_state_dict(state[name])
+        if self.history:
+            write_weights(state["kept_weights"], Path(self.model.checkpoint))
+        if state["batches"] is not None:
+            self.batches.epoch = state["batches"]
+        if self.watch is not None:
+            self.watch.steps = self.steps
+        set_random_state(state["random"], self.model.device)
+
+    def _stateful(self) -> Iterator[tuple[str, Any]]:
+        """What keeps a state of its own."""
+        yield "model", self.model
+        yield "optimizer", self.model.optimizer
+        yield "guard", self.guard
+        if self.falling is not None:
+            yield "schedule", self.falling
+        if self.average is not None:
+            yield "average", self.average
 
 
 def _scheduled(model: Any) -> bool:
     return getattr(model, "_learning_rate_schedule", "constant") != "constant"
-
-
-def _nothing(model: Any) -> tuple[Tensor, dict[str, list[Tensor]], float]:
-    """Before a first step: the sum of the losses, their auxiliary parts, and the time."""
-    # The sum stays on its device: to ask for it after every step makes a GPU wait.
-    return torch.zeros((), dtype=torch.float64, device=model.device), {}, time.perf_counter()
 
 
 def _monitored(model: Any, metrics: Mapping[str, float], first: bool) -> float:
@@ -182,12 +270,13 @@ def _monitored(model: Any, metrics: Mapping[str, float], first: bool) -> float:
 
 def save(model: torch.nn.Module, file: Path) -> None:
     """Write a model's weights: all or nothing, also when two processes write the same file, or raise UserError."""
-    partial = file.with_name(f"{file.name}.{os.getpid()}.partial")
+    write_weights(model.state_dict(), file)
+
+
+def write_weights(weights: Mapping[str, Tensor], file: Path) -> None:
+    """As :func:`save`, of weights by name."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), partial)
-        partial.replace(file)
+        with replacing(file) as partial:
+            torch.save(weights, partial)
     except (OSError, RuntimeError) as error:  # torch's writer has its own word for a full disk
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise UserError(f"{file}: {getattr(error, 'strerror', None) or error}") from None

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,6 +23,8 @@ from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
 from ctr_pe.fields import group_params
+from ctr_pe.scratch import scratch_folder
+from ctr_pe.training.checkpoint import Checkpoint
 from ctr_pe.training.loop import Epoch, Progress, fit, save
 from ctr_pe.training.scoring import score
 from ctr_pe.training.source import Source
@@ -44,6 +45,8 @@ class Run:
     end with the model, this run, its source and the outcome; ``start``: called before the first step with the model and
     its source, to give it other weights than random ones; functions that can be pickled, if the run is to train in
     another process. ``track``: as the option ``--track``, see :mod:`ctr_pe.tracking`; also a key of the parameters.
+    ``resume``: a file for the state after each epoch, from which an equal run goes on if this process is killed; who
+    has stored the outcome removes it.
     """
 
     model: str | type
@@ -58,6 +61,7 @@ class Run:
     keep: Callable[[Any, Run, Source, Outcome], None] | None = None
     track: str | None = None
     start: Callable[[Any, Source], None] | None = None
+    resume: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -103,13 +107,18 @@ def _described(run: Run) -> dict[str, Any]:
     return {**run.params, **own, "protocol": run.protocol, "threads": run.threads, "gpu": run.gpu}
 
 
+def _identity(run: Run, source: Source) -> str:
+    """All that the state of a training depends on, but the code."""
+    return json.dumps([_described(run), source.dataset and source.dataset.data_hash], sort_keys=True, default=str)
+
+
 def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) -> Outcome:
     start = time.perf_counter()
     if run.threads > 0:
         torch.set_num_threads(run.threads)
     source, params = Source.of(run.dataset), {**run.params, "seed": run.seed}
-    with tempfile.TemporaryDirectory(prefix="ctr-pe-") as temporary:
-        model = build_model(run, source, params.get("model_root") or temporary)
+    with scratch_folder() as scratch:
+        model = build_model(run, source, params.get("model_root") or scratch)
         if run.start is not None:
             run.start(model, source)
         model.count_parameters()  # into the log
@@ -117,7 +126,9 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
         rows = source.batches(model.feature_map, train_on, params, train=True)
         validation = source.batches(model.feature_map, [select_on], params)
         torch.manual_seed(run.seed + 1)  # dropout has a stream of its own, the same for every encoding
-        fitted = fit(model, rows, validation, int(params.get("epochs", 10)), progress=progress, watch=watch)
+        checkpoint = None if run.resume is None else Checkpoint(run.resume, _identity(run, source))
+        epochs = int(params.get("epochs", 10))
+        fitted = fit(model, rows, validation, epochs, progress=progress, watch=watch, checkpoint=checkpoint)
         metrics, scores = {}, np.zeros(0)
         if "test" in source.files:
             labels, scores, groups = score(model, source.batches(model.feature_map, ["test"], params))
@@ -130,7 +141,7 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
     outcome = Outcome(
         metrics=metrics,
         epoch=fitted.best.number,
-        seconds=time.perf_counter() - start,
+        seconds=fitted.before + time.perf_counter() - start,
         scores=scores.astype(np.float32),
         parameters=sum(p.numel() for p in model.parameters()),
         auxiliary=fitted.history[-1].auxiliary,
@@ -142,7 +153,7 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
     return outcome
 
 
-def build_model(run: Run, data: Dataset | Source, folder: str) -> Any:
+def build_model(run: Run, data: Dataset | Source, folder: str | Path) -> Any:
     """The run's model with its initial weights, which depend on the seed; those of the backbone on nothing else.
 
     Field groups are the data set's where the parameters name none. Checkpoints go below ``folder``.

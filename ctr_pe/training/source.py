@@ -87,6 +87,15 @@ class MadeAhead:
     def __len__(self) -> int:
         return len(self.batches)
 
+    @property
+    def epoch(self) -> int:
+        """Epochs that have begun, on which the order of the next one depends."""
+        return int(self.batches.epoch)
+
+    @epoch.setter
+    def epoch(self, epoch: int) -> None:
+        self.batches.epoch = epoch
+
     def __iter__(self) -> Iterator[dict[str, Tensor]]:
         iterator: Iterator[dict[str, Tensor]] = iter(self.batches)
         with ThreadPoolExecutor(1) as thread:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,6 +43,16 @@ class Average:
         """After each training step."""
         self.steps += 1
         torch._foreach_lerp_(self.average, self.weights, 1 / min(self.reach, self.steps))
+
+    def state_dict(self) -> dict[str, Any]:
+        """The average so far."""
+        return {"average": self.average, "steps": self.steps}
+
+    @torch.no_grad()
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from another's state."""
+        torch._foreach_copy_(self.average, state["average"])
+        self.steps = state["steps"]
 
     @contextmanager
     def in_place(self) -> Iterator[None]:

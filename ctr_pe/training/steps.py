@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from ctr_pe.choices import FUSED, choose
+from ctr_pe.training.divergence import Gradients
 from ctr_pe.training.lazy import LazyTables
 
 
@@ -39,15 +40,17 @@ def train_step(model: Any, batch: Mapping[str, Tensor], max_gradient_norm: float
     loss: Tensor = model.compute_loss(model.forward(batch), model.get_labels(batch))
     loss.backward()  # type: ignore[no-untyped-call]
     clips = model.optimizer.clip if isinstance(model.optimizer, LazyTables) else clip
-    clips(model.parameters(), max_gradient_norm)
+    model.gradients = clips(dict(model.named_parameters()), max_gradient_norm)
     model.optimizer.step()
     return loss
 
 
-def clip(parameters: Iterable[Tensor], most: float) -> None:
+def clip(parameters: Mapping[str, Tensor], most: float) -> Gradients:
     """torch's ``clip_grad_norm_``, which multiplies by 1 where there is nothing to clip. To know that is free on a CPU;
     a GPU would have to be waited for."""
-    parameters = list(parameters)
-    norm = nn.utils.get_total_norm([parameter.grad for parameter in parameters if parameter.grad is not None])
+    gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
+    norms = torch._foreach_norm(list(gradients.values()))
+    norm = torch.linalg.vector_norm(torch.stack(norms))
     if norm.device.type != "cpu" or not norm + 1e-6 <= most:
-        nn.utils.clip_grads_with_norm_(parameters, most, norm)
+        nn.utils.clip_grads_with_norm_(parameters.values(), most, norm)
+    return Gradients(norm, dict(zip(gradients, norms, strict=True)))

@@ -93,7 +93,7 @@ def test_clipping_is_torch_s(most: float, value: float) -> None:
     for parameters in (ours, theirs):
         parameters[0].grad = torch.arange(12.0).view(3, 4)
         parameters[0].grad[1, 1] *= value
-    clip(iter(ours), most)
+    clip({"first": ours[0], "second": ours[1]}, most)
     nn.utils.clip_grad_norm_(theirs, most)
     assert torch.equal(ours[0].grad.nan_to_num(7.0), theirs[0].grad.nan_to_num(7.0))
     assert ours[1].grad is None

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import numpy.typing as npt
 
-from ctr_pe.errors import UserError
+from ctr_pe.errors import Diverged, UserError
 from ctr_pe.evaluation import evaluate
 from ctr_pe.study.runner import Job, run_all
 from ctr_pe.study.store import Key, Result, Store, hash_of
@@ -77,6 +77,8 @@ def train(run: Run, progress: Callable[[Mapping[str, Any]], None]) -> Outcome:
     match run.params.get("fail", {}).get(run.pe):
         case "user":
             raise UserError("no such column")
+        case "diverge":
+            raise Diverged("diverged in epoch 1, batch 2: the loss is nan")
         case "error":
             raise RuntimeError("first line\nsecond line")
         case "die":

@@ -19,6 +19,7 @@ from processes import alive, wait_for, workers_of
 
 import ctr_pe
 from ctr_pe.errors import UserError
+from ctr_pe.scratch import LOCK
 from ctr_pe.study.runner import Job, revision, run_all, versions
 from ctr_pe.study.store import Store
 
@@ -99,6 +100,43 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, workers: int) ->
     trace = Path(of_rope.split("(traceback in ")[1].rstrip(")"))
     assert "fake_training.py" in trace.read_text()
     assert len(list((tmp_path / "failed").iterdir())) == 2  # of the unexpected errors only
+
+
+def test_a_training_that_diverges_is_stored_as_failed_and_tried_again(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    jobs = jobs_of(["none", "cape"], seeds=1, fail={"cape": "diverge"})
+    for _ in range(2):
+        failed, store = run(jobs, tmp_path, stream=stream)
+        assert failed == 1
+    assert {key.pe for key in store.read()} == {"none"}
+    ((key, result),) = store.failures().items()
+    assert (key.pe, result.metrics, result.failed) == (
+        "cape",
+        {},
+        "diverged in epoch 1, batch 2: the loss is nan",
+    )
+    assert len((tmp_path / "results.jsonl").read_text().splitlines()) == 2
+    assert stream.getvalue().count("DIN cape seed 1 failed: diverged in epoch 1, batch 2: the loss is nan") == 2
+    assert not (tmp_path / "failed").exists()
+
+
+def test_states_of_stored_runs_and_what_killed_runs_left_are_removed(tmp_path: Path) -> None:
+    jobs = jobs_of(["none", "cape"], seeds=2)
+    store = run(jobs[:1], tmp_path)[1]
+    other = jobs_of(["rope"], seeds=1)[0]
+    files = [store.state(job.key, made_by) for job in [*jobs, other] for made_by in ("this", "that")]
+    abandoned = tmp_path / "unfinished" / "ctr-pe-abc"
+    abandoned.mkdir(parents=True)
+    (abandoned / LOCK).touch()
+    for file in files:
+        file.touch()
+    run(jobs[:1], tmp_path)
+    assert {file.name for file in files if file.exists()} == {file.name for file in files[2:]}
+    assert not abandoned.exists()
+    run(jobs, tmp_path)
+    assert [file.exists() for file in files] == [False] * 8 + [True] * 2
+    run([*jobs, other], tmp_path)
+    assert not (tmp_path / "unfinished").exists()
 
 
 def test_a_worker_that_cannot_start_is_a_failed_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

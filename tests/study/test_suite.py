@@ -158,7 +158,7 @@ def test_runs_that_fail_leave_their_cell_in_the_table(
     monkeypatch.setattr("ctr_pe.checks.param_problems", lambda *_: [])
     assert run(arguments(root, tmp_path / "out", set=["fail={cape: user}"]), fast) == 1
     shown = capsys.readouterr().out
-    assert "4 cells lack runs" in shown
+    assert "4 cells of 8 lack runs" in shown
     assert len(table(tmp_path / "out")) == 8
     assert [row["seeds"] for row in table(tmp_path / "out")].count("0") == 4
 

@@ -249,6 +249,41 @@ def test_without_none_there_are_no_differences(tmp_path: Path) -> None:
     assert "taken to 'none', which has not been run" in text
 
 
+def test_a_table_says_which_seeds_failed_and_how_many_a_mean_is_of(tmp_path: Path) -> None:
+    store = store_of(tmp_path, jobs_of(["none", "cape"], seeds=3))
+    why = "diverged in epoch 1, batch 2: the loss is nan"
+    for job in [*jobs_of(["cape"], seeds=5)[3:], *jobs_of(["rope"], seeds=2)]:
+        store.append(result_of(job.key, metrics={}, failed=why), None)
+    (table,) = tables_in(store)
+    assert "5 seeds" in table.title
+    assert [cells["encoding"] for cells in table.cells] == ["none", "cape", "rope"]
+    assert [cells["seeds"] for cells in table.cells] == ["3/5", "3/5, ✗ 2 failed", "0/5, ✗ 2 failed"]
+    said = [
+        "Not of all 5 seeds are the means of none 3, cape 3, rope 0.",
+        f"✗ rope: the training of seeds 1, 2 failed: {why}.",
+        f"✗ cape: the training of seeds 4, 5 failed: {why}.",
+    ]
+    assert [note for note in table.notes if note in said] == said
+    lines = list(csv.DictReader(io.StringIO(as_csv([table]))))
+    assert [line["seeds"] for line in lines] == ["3", "3", "0"]
+    assert all(" ".join(said) in line["notes"] for line in lines)
+    assert lines[2]["gAUC_mean"] == ""
+
+    (job,) = jobs_of(["rope"], seeds=1)
+    fill(store, [job])  # the next attempt was a success
+    assert len(store.failures()) == 3
+    assert tables_in(store)[0].cells[1]["seeds"] == "1/5, ✗ 1 failed"
+
+
+def test_a_table_of_failures_alone(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for job in jobs_of(["none", "cape"], seeds=1):
+        store.append(result_of(job.key, metrics={}, failed="diverged"), None)
+    (table,) = tables_in(store)
+    assert [cells["gAUC"] for cells in table.cells] == ["–", "–"]
+    assert [cells["seeds"] for cells in table.cells] == ["0/1, ✗ 1 failed"] * 2
+
+
 def test_runs_of_all_seeds_are_compared(tmp_path: Path) -> None:
     """Runs of different encodings are not paired by their seeds."""
     jobs = [job for job in jobs_of(["none", "cape"], seeds=5) if (job.key.pe == "none") == (job.key.seed < 3)]

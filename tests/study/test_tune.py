@@ -16,7 +16,7 @@ import yaml
 from ctr_pe.commands import run_expid
 from ctr_pe.config import parse_overrides
 from ctr_pe.data.synthetic import generate
-from ctr_pe.errors import UserError
+from ctr_pe.errors import Diverged, UserError
 from ctr_pe.study.tune import plan, tune
 from ctr_pe.training import Outcome, Run
 from ctr_pe.validate import check
@@ -51,6 +51,27 @@ class Trainer:
             progress({"epoch": epoch, "batch": 0, "batches": 1})
             progress({"epoch": epoch, "valid": {"gAUC": good + epoch / 1000}})
         return Outcome({"gAUC": 1 - good}, 4, 0.1, np.zeros(1, np.float32), 1)
+
+
+class Diverging(Trainer):
+    """The first trainings diverge."""
+
+    def __init__(self, first: int) -> None:
+        super().__init__()
+        self.first = first
+
+    def __call__(self, run: Run, progress: Callable[[Mapping[str, Any]], None]) -> Outcome:
+        if len(self.runs) < self.first:
+            self.runs.append(run)
+            raise Diverged("diverged in epoch 1, batch 3: the loss is nan")
+        return super().__call__(run, progress)
+
+
+def test_a_trial_that_diverges_is_pruned(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(UserError, match="the training of every trial diverged"):
+        main(root, tmp_path, Diverging(2), trials=2)
+    assert "trial 0 diverged in epoch 1, batch 3: the loss is nan" in capsys.readouterr().err
+    assert main(root, tmp_path, Diverging(0), trials=3) == 0
 
 
 def space(root: Path, model: str = "DIN", pe: str = "cape", **overrides: Any) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def content(options: Options) -> dict[str, Any]:
         command = shlex.join(["ctr-pe", "benchmark", "--keep-weights", "--out", str(options.results)])
         raise UserError(f"{options.results}: no results of a benchmark: `{command}` makes them")
     tables = []
-    for setting in settings(store):
+    for setting in filter(lambda setting: setting.runs, settings(store)):
         say(setting.title)
         tables.append(_table(options, store, setting))
     encodings = dict.fromkeys(pe for table in tables for pe in table["encodings"])
@@ -88,7 +88,7 @@ def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
         "encodings": list(setting.runs),
         "rows": [
             {**{name: value for name, value in line.items() if name.startswith(METRICS) or name == "seeds"}, "pe": pe}
-            for pe, line in zip(setting.runs, main.lines, strict=True)
+            for pe, line in zip(setting.runs, main.lines, strict=False)  # then those whose runs have all failed
         ],
         "differences": {
             base: {pe: {metric: one._asdict() for metric, one in of.items()} for pe, of in found.items()}

@@ -1,0 +1,102 @@
+"""The state of a training in one file, from which it goes on after it was killed: safetensors, its header JSON."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ctr_pe.errors import UserError
+from ctr_pe.scratch import replacing
+
+TENSOR, PAIRS = "tensor", "pairs"  # the keys of JSON objects that stand for a tensor and for a mapping
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """``file`` holds the state; ``run`` says of what, and a file of another run is as none."""
+
+    file: Path
+    run: str
+
+    def write(self, state: Mapping[str, Any]) -> None:
+        """Replace the file: all or nothing. ``state``: values of JSON and tensors in mappings and lists.
+
+        Raises UserError if it cannot be written.
+        """
+        from safetensors import SafetensorError
+        from safetensors.torch import save_file
+
+        tensors: dict[str, Tensor] = {}
+        header = {"run": self.run, "state": json.dumps(_packed(state, tensors))}
+        try:
+            with replacing(self.file) as partial:
+                save_file(tensors, partial, header)
+        except (OSError, SafetensorError) as error:
+            raise UserError(f"{self.file}: {getattr(error, 'strerror', None) or error}") from None
+
+    def read(self) -> Any:
+        """The state, tuples as lists; None without a readable file of this run."""
+        from safetensors import SafetensorError, safe_open
+
+        try:
+            with safe_open(self.file, "pt") as content:
+                header = content.metadata() or {}
+                if header.get("run") != self.run:
+                    return None
+                return _unpacked(json.loads(header["state"]), content.get_tensor)
+        except (OSError, SafetensorError, ValueError, KeyError):
+            return None
+
+
+def random_state(device: torch.device) -> dict[str, Any]:
+    """Of all random streams that a training may draw from."""
+    return {
+        "python": random.getstate(),
+        "numpy": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],  # noqa: NPY002
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if device.type == "cuda" else None,
+    }
+
+
+def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
+    """Go on with the streams of :func:`random_state`."""
+    version, numbers, gauss = state["python"]
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002
+    torch.set_rng_state(state["torch"])
+    if state["cuda"] is not None:
+        torch.cuda.set_rng_state(state["cuda"], device)
+
+
+def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
+    """The value as JSON; its tensors go into ``tensors``, one that is there under two names once."""
+    if isinstance(value, Tensor):
+        same = f"{value.data_ptr()} {value.dtype} {list(value.shape)} {value.stride()}"
+        own = value.detach().cpu()
+        if own.untyped_storage().nbytes() != own.nbytes or not own.is_contiguous():
+            own = own.clone(memory_format=torch.contiguous_format)  # a part of a larger one
+        tensors.setdefault(same, own)
+        return {TENSOR: same}
+    if isinstance(value, Mapping):
+        return {PAIRS: [[key, _packed(one, tensors)] for key, one in value.items()]}
+    if isinstance(value, (list, tuple)):
+        return [_packed(one, tensors) for one in value]
+    return value
+
+
+def _unpacked(value: Any, tensor: Any) -> Any:
+    if isinstance(value, list):
+        return [_unpacked(one, tensor) for one in value]
+    if isinstance(value, dict):
+        if TENSOR in value:
+            return tensor(value[TENSOR])
+        return {key: _unpacked(one, tensor) for key, one in value[PAIRS]}
+    return value

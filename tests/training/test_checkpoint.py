@@ -1,0 +1,194 @@
+"""A training that was interrupted goes on from its last epoch and ends as if nothing had happened, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.choices import OPTIMIZERS
+from ctr_pe.data.dataset import Dataset
+from ctr_pe.data.synthetic import generate
+from ctr_pe.errors import UserError
+from ctr_pe.training import Outcome, Run, train
+from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
+
+PARAMS: dict[str, Any] = {
+    "embedding_dim": 4,
+    "attention_hidden_units": [4],
+    "attention_dropout": 0.2,
+    "dnn_hidden_units": [4],
+    "net_dropout": 0.2,
+    "batch_norm": True,
+    "batch_size": 60,
+    "epochs": 4,
+    "early_stop_patience": 9,
+    "learning_rate": 0.01,
+    "monitor": "AUC",
+}
+
+
+class Interruption(Exception):
+    """As a kill: nothing is caught and nothing is tidied up."""
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return generate(tmp_path_factory.mktemp("data") / "small", users=40, valid_users=15, test_users=15)
+
+
+@pytest.fixture
+def run(dataset: Dataset) -> Run:
+    return Run("DIN", dataset.path, "cape", seed=3, params=PARAMS)
+
+
+def interrupting(epoch: int, batch: int = 1) -> Callable[[Mapping[str, Any]], None]:
+    def progress(state: Mapping[str, Any]) -> None:
+        if state["epoch"] == epoch and state.get("batch") == batch:
+            raise Interruption
+
+    return progress
+
+
+def disturb() -> None:
+    """Another process has other random numbers."""
+    random.seed(7)
+    np.random.seed(7)  # noqa: NPY002
+    torch.manual_seed(7)
+
+
+def facts(outcome: Outcome) -> Any:
+    epochs = [replace(epoch, seconds=0.0) for epoch in outcome.history]
+    return outcome.metrics, outcome.epoch, outcome.scores.tolist(), outcome.valid, outcome.auxiliary, epochs
+
+
+QUICK = [
+    {"eval_steps": 3},
+    {"table_optimizer": "lazy_adam", "learning_rate_schedule": "cosine", "weight_average": 0.3},
+    {"table_optimizer": "rowwise_adagrad", "optimizer": "adagrad", "num_workers": 2},
+    {"early_stop_patience": 1, "save_best_only": False, "learning_rate": 0.1, "optimizer": "sgd"},
+]
+SLOW = [
+    *({"optimizer": name} for name in OPTIMIZERS),
+    {"eval_steps": 14},
+    {"shuffle": False, "embedding_regularizer": 0.01, "weight_average": 0.3},
+    {"learning_rate_schedule": "linear", "eval_steps": 5},
+]
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [*QUICK, *(pytest.param(changes, marks=pytest.mark.slow) for changes in SLOW)],
+    ids=lambda changes: " ".join(f"{key}={value}" for key, value in changes.items()),
+)
+def test_an_interrupted_training_ends_as_another(changes: dict[str, Any], run: Run, tmp_path: Path) -> None:
+    run = replace(run, params=PARAMS | changes)
+    whole = train(run)
+    kept = replace(run, resume=tmp_path / "state.safetensors")
+    trained: list[tuple[int, int]] = []
+
+    def progress(state: Mapping[str, Any]) -> None:
+        trained.append((state["epoch"], state.get("batch", -1)))
+        interrupting(len(interrupted) + 2)(state)
+
+    interrupted: list[int] = []
+    for _ in range(whole.history[-1].number - 1):
+        disturb()
+        with pytest.raises(Interruption):
+            train(kept, progress)
+        interrupted.append(1)
+    disturb()
+    outcome = train(kept, lambda state: trained.append((state["epoch"], state.get("batch", -1))))
+    assert facts(outcome) == facts(whole)
+    assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
+
+
+def test_no_epoch_is_trained_twice(run: Run, tmp_path: Path) -> None:
+    kept, steps = replace(run, resume=tmp_path / "state"), list[tuple[int, int]]()
+    with pytest.raises(Interruption):
+        train(kept, interrupting(3))
+    train(kept, lambda state: steps.append((state["epoch"], state.get("batch", -1))))
+    assert steps[0] == (3, 0)
+    steps.clear()
+    train(kept, lambda state: steps.append((state["epoch"], 0)))  # killed before its result was stored
+    assert steps == []
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": 4}, {"pe": "none"}, {"params": PARAMS | {"learning_rate": 0.02}}, {"protocol": "paper"}]
+)
+def test_the_state_of_another_run_is_as_none(change: dict[str, Any], run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    train(replace(run, resume=file))
+    other = replace(run, **change)
+    assert facts(train(replace(other, resume=file))) == facts(train(other))
+
+
+@pytest.mark.parametrize("keep", [0, 7, 100, -1])
+def test_a_damaged_state_is_as_none(keep: int, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    whole = train(replace(run, resume=file))
+    file.write_bytes(file.read_bytes()[:keep])
+    assert facts(train(replace(run, resume=file))) == facts(whole)
+
+
+def test_a_state_is_values_and_no_code(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "state"
+    train(replace(run, resume=file))
+    content = file.read_bytes()
+    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    assert header["__metadata__"].keys() == {"run", "state"}
+    json.loads(header["__metadata__"]["state"])
+
+
+def test_tensors_and_values_come_back(tmp_path: Path) -> None:
+    table = nn.Parameter(torch.arange(6.0).view(2, 3))
+    state = {
+        "shared": [table, table.detach(), {1: table[1], "column": table[:, 1]}],
+        "kinds": [torch.tensor(True), torch.tensor(3), torch.rand(2).double(), torch.rand(0, 4), torch.rand(2).half()],
+        "values": [None, True, 3, 0.1, float("inf"), "text", {}, []],
+    }
+    checkpoint = Checkpoint(tmp_path / "state", "one")
+    assert checkpoint.read() is None
+    checkpoint.write(state)
+    assert replace(checkpoint, run="another").read() is None
+    found = checkpoint.read()
+    assert found["values"] == state["values"]
+    assert found["shared"][2].keys() == {1, "column"}
+
+    def tensors(value: Any) -> list[Tensor]:
+        parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else []
+        return [value] if isinstance(value, Tensor) else [one for part in parts for one in tensors(part)]
+
+    for ours, theirs in zip(tensors(found), tensors(state), strict=True):
+        assert ours.dtype == theirs.dtype
+        assert torch.equal(ours, theirs)
+    assert (tmp_path / "state").stat().st_size < 4096
+
+
+def test_random_streams_go_on() -> None:
+    def drawn() -> list[float]:
+        return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(1).item()]  # noqa: NPY002
+
+    random.gauss(0, 1), np.random.randn()  # noqa: NPY002  each leaves a second number for the next call
+    state = json.loads(json.dumps({**random_state(torch.device("cpu")), "torch": None}))
+    state["torch"] = torch.get_rng_state()
+    wanted = drawn()
+    disturb()
+    set_random_state(state, torch.device("cpu"))
+    assert drawn() == wanted
+
+
+def test_a_state_that_cannot_be_written_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    with pytest.raises(UserError, match=r"state: [^\n]+$"):
+        Checkpoint(tmp_path / "state", "one").write({})
+    assert [path.name for path in tmp_path.iterdir()] == ["state"]
