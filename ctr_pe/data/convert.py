@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,7 +21,9 @@ import yaml
 
 from ctr_pe.data.dataset import CONFIG, Dataset
 from ctr_pe.data.loader import BatchLoader
+from ctr_pe.data.writer import written
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.scratch import scratch_folder
 
 FORMATS = ("parquet", "npz")
 BLOCK_ROWS = 65_536
@@ -47,9 +48,8 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
     specs = {name: spec for feature in described["features"] for name, spec in feature.items()}
     ages = [name for name, spec in specs.items() if spec["type"] == "meta" and "max_len" in spec]
     kept = {name: spec for name, spec in specs.items() if name not in ages}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{out.name}.", suffix=".partial", dir=out.parent) as temporary:
-        folder = Path(temporary) / out.name
+    with written(out), scratch_folder(out) as temporary:
+        folder = temporary / out.name
         folder.mkdir()
         for split in dataset.rows:
             blocks = _blocks(dataset, split, kept)
@@ -72,6 +72,7 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
             **{f"{split}_data": str(out / f"{split}.{data_format}") for split in dataset.rows},
         }
         (folder / CONFIG).write_text(yaml.safe_dump({out.resolve().name: config}, sort_keys=False), encoding="utf-8")
+        out.parent.mkdir(parents=True, exist_ok=True)
         try:
             folder.rename(out)
         except OSError as error:  # it has appeared meanwhile

@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,6 +21,7 @@ from torch import Tensor
 
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.pipeline.graph import inputs_of, requests, trace
+from ctr_pe.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from ctr_pe.pipeline.encoder import Encoder
@@ -199,9 +199,9 @@ def _new_file(output: Path) -> Iterator[Path]:
     does."""
     if not output.parent.is_dir() or output.is_dir():
         raise UserError(f"{output}: " + ("is a folder" if output.is_dir() else f"there is no folder {output.parent}"))
-    with tempfile.TemporaryDirectory(prefix=f"{output.name}.", dir=output.parent) as scratch:
-        yield Path(scratch) / output.name
-        for made in sorted(Path(scratch).iterdir(), key=lambda file: file.name == output.name):
+    with scratch_folder(output) as scratch:
+        yield scratch / output.name
+        for made in sorted(scratch.iterdir(), key=lambda file: file.name == output.name):
             made.replace(output.parent / made.name)
 
 

@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -35,6 +34,7 @@ from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.keys import DATA_KEYS, prefixes
 from ctr_pe.pipeline.encoder import Columns, Encoder
 from ctr_pe.pipeline.scorer import Scorer
+from ctr_pe.scratch import scratch_folder
 from ctr_pe.training.source import Source
 
 if TYPE_CHECKING:
@@ -248,16 +248,13 @@ def write_stand_ins(folder: Path, encoder: Encoder) -> None:
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder beside ``folder`` that takes its name in the end, or nothing is left of it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=folder.parent))
-    try:
+    with scratch_folder(folder) as scratch:
         (scratch / "new").mkdir()
         yield scratch / "new"
+        folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
             folder.rename(scratch / "old")
         (scratch / "new").rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def read_json(file: Path) -> Any:

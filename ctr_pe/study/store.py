@@ -22,6 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.errors import UserError
+from ctr_pe.scratch import whole_file
 
 FILE = "results.jsonl"
 FIRST_KEY = b'{"model"'  # how every line begins: distinguishes a truncated line from a foreign file
@@ -212,11 +213,8 @@ class Store:
 def write(file: Path, save: Callable[[BinaryIO], None]) -> None:
     """All or nothing, also when two processes write the same file."""
     try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        partial = file.with_suffix(f".{os.getpid()}.partial")
-        with open(partial, "wb") as stream:
+        with whole_file(file) as partial, open(partial, "wb") as stream:
             save(stream)
-        partial.replace(file)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
 
