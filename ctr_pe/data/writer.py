@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pyarrow.parquet as pq
 
 from ctr_pe.data.dataset import (
@@ -23,12 +24,12 @@ from ctr_pe.data.dataset import (
     hash_of_file,
     open_dataset,
 )
+from ctr_pe.data.sources.tables import reason
 from ctr_pe.errors import UserError
 from ctr_pe.fields import Group
 from ctr_pe.scratch import scratch_folder
 
 if TYPE_CHECKING:
-    import polars as pl
     import pyarrow as pa
 
 
@@ -171,9 +172,8 @@ def written(out: Path) -> Iterator[None]:
     """What the system says about a place that cannot be written to, in one line."""
     try:
         yield
-    except OSError as error:
-        reason = error.strerror or str(error).splitlines()[0]
-        raise UserError(f"{out}: cannot be written: {reason[:100]}") from None
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UserError(f"{out}: cannot be written: {reason(error)}") from None
 
 
 def _feature_map(dataset_id: str, content: Content) -> dict[str, Any]:

@@ -23,8 +23,8 @@ def implausible(low: int, high: int, unit: str) -> tuple[int, str] | None:
         return None
     value, reading, other = (low, by_low, by_high) if by_low != unit else (high, by_high, by_low)
     if reading is None:
-        years = 1970 + value / UNITS[unit] / timedelta(days=365.2425).total_seconds()
-        return value, f"{value} is the year {years:.0f} in {WORDS[unit]}: times are from 1990 to 2099, or count from 0"
+        year = 1970 + int(value // (UNITS[unit] * timedelta(days=365.2425).total_seconds()))
+        return value, f"{value} is the year {year} in {WORDS[unit]}: times are from 1990 to 2099, or count from 0"
     is_other = f"{value} is {_date(value, reading)} in {WORDS[reading]}"
     if other not in (None, reading):
         return value, f"{is_other}, but others are in {WORDS[other]}: a column has one unit"

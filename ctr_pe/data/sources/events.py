@@ -87,13 +87,13 @@ class Log:
             return events.join(codes, on="item", how="left").drop("item")
 
         count = -(-self.kept // size)
-        with readable(self.file):
-            if count == 1:
+        if count == 1:
+            with readable(self.file):
                 return [coded(self._events).collect(engine="streaming").lazy()]
-            block = pl.col("user").hash(seed=0) % count
-            for start in range(0, self.kept, PART):
-                into = pl.PartitionBy(folder / str(start), key={"block": block}, include_key=False)
-                coded(self._events.slice(start, PART)).sink_parquet(into, mkdir=True)
+        block = pl.col("user").hash(seed=0) % count
+        for start in range(0, self.kept, PART):
+            into = pl.PartitionBy(folder / str(start), key={"block": block}, include_key=False)
+            coded(self._events.slice(start, PART)).sink_parquet(into, mkdir=True)
         names = sorted({path.name for path in folder.glob("*/*")})
         return [pl.scan_parquet(sorted(folder.glob(f"*/{name}"))) for name in names]
 
@@ -308,10 +308,13 @@ def _typed(file: Path, role: str, name: str, table: pl.LazyFrame, unit: Literal[
         return pl.when(~text.is_in(list(NOTHING))).then(text)
     wanted = {"time": "integers or dates", "order": "integers", "label": "0 and 1"}
     wanted["attribute"] = "one integer or string per item"
-    found = f"{dtype}"
-    no_number = column.is_not_null() & column.cast(pl.Int64, strict=False).is_null()
-    if dtype == pl.String and (row := _row(table, no_number)):
-        found += f" ('{table.select(name).slice(row - 1, 1).collect().item()}' in row {row})"
+    found, wrong = f"{dtype}", pl.lit(False)
+    if dtype == pl.String:
+        wrong = column.is_not_null() & column.cast(pl.Int64, strict=False).is_null()
+    elif dtype.is_float():
+        wrong = (column % 1).ne(0)  # NaN too
+    if row := _row(table, wrong):
+        found += f" ({table.select(name).slice(row - 1, 1).collect().item()!r} in row {row})"
     raise UserError(f"{file}: {role} column '{name}' holds {found}, not {wanted.get(role, 'integers or strings')}")
 
 
