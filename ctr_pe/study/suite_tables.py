@@ -21,6 +21,7 @@ from ctr_pe.study.tables import (
     mean_columns,
     published,
     reading_notes,
+    unmeasured_notes,
 )
 from ctr_pe.study.users import user_statistics
 
@@ -78,6 +79,7 @@ def _table(
             }
         )
     notes = [f"{GAUC} Mean ± standard deviation over the seeds.", *base_rate_note(cells, base)]
+    notes += unmeasured_notes({str(cell): of_cell for cell, of_cell in runs.items()})
     notes += difference_notes("none", differences.values())
     if unfinished:
         notes.append(f"{unfinished} cells lack runs: the same command makes them.")
