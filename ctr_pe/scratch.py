@@ -1,62 +1,68 @@
-"""Temporary folders: their names are random, they are ours alone, and they are removed in the end.
-
-A killed run leaves its folder; the next one that works in the same place removes it. A folder is ours if it has a name
-of ours and holds our lock file, and it is left over if no process holds the lock.
-"""
+"""Temporary files and folders of which none stays: what a killed process has left is removed by the next beside it."""
 
 from __future__ import annotations
 
 import fcntl
-import glob
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-LOCK = "ctr-pe.lock"
+PREFIX, LOCK = "ctr-pe-", "ctr-pe.lock"  # the lock is held as long as the process that made the folder lives
 
 
 @contextmanager
-def scratch_folder(beside: Path | None = None) -> Iterator[Path]:
-    """An empty folder on the file system of ``beside``, a path that may not exist yet, else in the system's place.
-
-    Raises OSError if it cannot be made.
-    """
-    home = Path(tempfile.gettempdir()) if beside is None else _existing(Path(beside).absolute().parent)
-    stem = f".{'' if beside is None else Path(beside).name[:100]}.ctr-pe-"
-    _remove_left_over(home, stem)
-    with tempfile.TemporaryDirectory(prefix=stem, dir=home, ignore_cleanup_errors=True) as made:
-        folder = Path(made)
-        with (folder / "new.lock").open("x") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)  # released by the system when we are killed
-            (folder / "new.lock").rename(folder / LOCK)  # from now on the folder can be recognised
-            (folder / "content").mkdir()
-            yield folder / "content"
-
-
-@contextmanager
-def whole_file(file: Path) -> Iterator[Path]:
-    """A path that takes the name of ``file`` in the end: all or nothing, also when two processes write the same file.
-
-    Raises OSError if it cannot be written.
-    """
-    with scratch_folder(file) as folder:
+def replacing(file: Path) -> Iterator[Path]:
+    """A path to write to, which takes the place of ``file`` at the end: all or nothing, also when two processes write
+    the same file. Raises OSError."""
+    with scratch_folder(file.parent) as folder:
         yield folder / file.name
-        file.parent.mkdir(parents=True, exist_ok=True)
         (folder / file.name).replace(file)
 
 
-def _existing(folder: Path) -> Path:
-    """The folder, or the nearest above it that is there."""
-    return next((path for path in (folder, *folder.parents) if path.exists()), folder)
+@contextmanager
+def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
+    """A folder in ``parent``, or where the system has temporary files, until the end; those that killed processes have
+    left there are removed. Raises OSError."""
+    home = Path(tempfile.gettempdir()) if parent is None else parent
+    remove_abandoned(home)
+    folder, lock = _locked_folder(home)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(lock)
 
 
-def _remove_left_over(home: Path, stem: str) -> None:
-    for folder in home.glob(f"{glob.escape(stem)}????????"):
+def remove_abandoned(home: Path) -> None:
+    """Remove the folders of processes that have been killed: their locks are free. A folder without our lock file is
+    not ours and is not touched."""
+    for file in home.glob(f"{PREFIX}*/{LOCK}"):
         try:
-            with (folder / LOCK).open("r+") as lock:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                shutil.rmtree(folder, ignore_errors=True)
-        except OSError:  # another's folder, or its run is alive
+            lock = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
+        except OSError:  # another user's, or gone
             continue
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not file.parent.is_symlink():
+                shutil.rmtree(file.parent, ignore_errors=True)
+        except OSError:  # in use
+            pass
+        finally:
+            os.close(lock)
+
+
+def _locked_folder(home: Path) -> tuple[Path, int]:
+    while True:
+        home.mkdir(parents=True, exist_ok=True)
+        try:
+            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
+            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
+        except FileNotFoundError:  # another process has just removed what was empty
+            continue
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if (folder / LOCK).exists():
+            return folder, lock
+        os.close(lock)  # another process has taken it for abandoned, before the lock

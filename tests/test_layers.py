@@ -14,8 +14,8 @@ import pytest
 
 LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest counts; old names until all have moved
     "utilities": (
-        *("errors", "choices", "config", "fields", "evaluation", "allocator", "modules", "lazily", "legacy", "scratch"),
-        *("fuxictr_imports", "plugins", "tracking", "model_zoo.fields", "data.specs"),
+        *("errors", "choices", "config", "fields", "evaluation", "allocator", "modules", "lazily", "legacy"),
+        *("fuxictr_imports", "plugins", "scratch", "tracking", "model_zoo.fields", "data.specs"),
     ),
     "positions": ("positions", "ragged", "padded"),
     "ops": ("ops", "compiled"),

@@ -1,98 +1,91 @@
-"""Temporary folders are ours alone; what a killed run has left is removed by the next, and nothing else is."""
+"""Temporary folders: none stays, none that is in use or not ours is touched."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from ctr_pe.data.writer import written
-from ctr_pe.errors import UserError
-from ctr_pe.scratch import LOCK, scratch_folder, whole_file
+from ctr_pe.scratch import LOCK, replacing, scratch_folder
 
-KILLED = """
-import os, signal, sys
+HOLDING = """
+import sys, time
 from pathlib import Path
 from ctr_pe.scratch import scratch_folder
 with scratch_folder(Path(sys.argv[1])) as folder:
-    (folder / "half").write_text("written")
-    print(flush=True)
-    if sys.argv[2:]:
-        sys.stdin.read()
-    os.kill(os.getpid(), signal.SIGKILL)
+    (folder / "file").touch()
+    print(folder, flush=True)
+    time.sleep(60)
 """
 
 
-def kill(out: Path) -> None:
-    subprocess.run([sys.executable, "-c", KILLED, str(out)], stdout=subprocess.DEVNULL)
+def test_a_folder_is_there_until_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    home = tmp_path / "new" / "home"
 
+    def use() -> None:
+        with scratch_folder(home) as folder:
+            (folder / "some").mkdir()
+            assert folder.parent == home
+            raise ZeroDivisionError
 
-def test_a_folder_is_empty_and_goes_in_the_end(tmp_path: Path) -> None:
-    with scratch_folder(tmp_path / "no" / "such" / "set") as folder:
-        assert list(folder.iterdir()) == []
-        (folder / "file").touch()
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_the_next_run_removes_what_a_killed_one_has_left(tmp_path: Path) -> None:
-    for _ in range(2):
-        kill(tmp_path / "set")
-    assert len(list(tmp_path.iterdir())) == 1
-    kill(tmp_path / "other [a-z]*")
-    assert len(list(tmp_path.iterdir())) == 2
-    for name in ("set", "other [a-z]*"):
-        with scratch_folder(tmp_path / name):
-            pass
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_a_run_that_lives_keeps_its_folder(tmp_path: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", KILLED, str(tmp_path / "set"), "wait"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-    ) as other:
-        assert other.stdout is not None
-        other.stdout.readline()
-        with scratch_folder(tmp_path / "set"), scratch_folder(tmp_path / "set"):
-            assert len(list(tmp_path.glob("*/content/half"))) == 1
-            assert len(list(tmp_path.iterdir())) == 3
-        other.communicate(b"")
-    with scratch_folder(tmp_path / "set"):
-        assert len(list(tmp_path.iterdir())) == 1
-
-
-def test_folders_of_others_stay_whatever_their_names(tmp_path: Path) -> None:
-    kill(tmp_path / "set")
-    (left,) = tmp_path.iterdir()
-    without = tmp_path / f"{left.name[:-8]}abcdefgh"
-    longer = tmp_path / f"{left.name}.mine"
-    for folder in (without, longer, tmp_path / "set.partial"):
-        folder.mkdir()
-        (folder / "thesis.txt").write_text("mine")
-    (longer / LOCK).touch()
-    link = tmp_path / f"{left.name[:-8]}ijklmnop"
-    link.symlink_to(tmp_path / "set.partial")
-    with scratch_folder(tmp_path / "set"):
-        pass
-    assert {path.name for path in tmp_path.iterdir()} == {without.name, longer.name, "set.partial", link.name}
-    assert len(list(tmp_path.rglob("thesis.txt"))) == 3
-
-
-def test_a_file_is_written_whole_or_not(tmp_path: Path) -> None:
-    file = tmp_path / "new" / "file.txt"
-    with whole_file(file) as path:
-        path.write_text("one")
-        assert not file.exists()
-    with pytest.raises(FileNotFoundError), whole_file(file):
-        pass  # nothing is written
-    assert file.read_text() == "one"
-    assert [path.name for path in file.parent.iterdir()] == ["file.txt"]
-
-
-@pytest.mark.parametrize("out", ["file/set", "x" * 300])
-def test_a_place_that_cannot_be_written_to_is_one_line(tmp_path: Path, out: str) -> None:
+    with pytest.raises(ZeroDivisionError):
+        use()
+    assert not list(home.iterdir())
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with scratch_folder() as folder:
+        assert folder.parent == tmp_path
     (tmp_path / "file").touch()
-    reason = r"cannot be written: (Not a directory|File name too long)$"
-    with pytest.raises(UserError, match=reason), written(tmp_path / out), scratch_folder(tmp_path / out) as folder:
-        folder.rename(tmp_path / out)
+    with pytest.raises(OSError), scratch_folder(tmp_path / "file"):
+        pass
+
+
+def test_what_a_killed_process_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", HOLDING, str(tmp_path)], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    theirs = Path(process.stdout.readline().strip())
+    with scratch_folder(tmp_path) as ours:
+        with scratch_folder(tmp_path):
+            assert (theirs / "file").exists()
+            assert ours.exists()
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+        assert theirs.exists()
+        with scratch_folder(tmp_path):
+            assert not theirs.exists()
+            assert ours.exists()
+
+
+def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
+    users, linked = tmp_path / "ctr-pe-results", tmp_path / "elsewhere"
+    users.mkdir()
+    linked.mkdir()
+    (users / "results.jsonl").touch()
+    (linked / LOCK).touch()
+    os.symlink(linked, tmp_path / "ctr-pe-link")
+    with scratch_folder(tmp_path):
+        pass
+    assert (users / "results.jsonl").exists()
+    assert (linked / LOCK).exists()
+
+
+def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
+    file = tmp_path / "new" / "file"
+
+    def write(text: str, error: type[BaseException] | None = None) -> None:
+        with replacing(file) as partial:
+            partial.write_text(text)
+            if error is not None:
+                raise error
+
+    write("first")
+    with pytest.raises(KeyboardInterrupt):
+        write("second", KeyboardInterrupt)
+    assert file.read_text() == "first"
+    write("third")
+    assert file.read_text() == "third"
+    assert list(file.parent.iterdir()) == [file]

@@ -28,7 +28,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # this folder is the package ``speed``
 
 from ctr_pe.errors import nearest
-from ctr_pe.scratch import whole_file
+from ctr_pe.scratch import replacing
 from speed.cases import CASES, ON_GPU, TUNED, Case, Settings, measure
 
 ALLOCATOR = "MALLOC_"  # prefix of glibc's variables
@@ -223,7 +223,7 @@ def _cpu() -> str:
 
 def _write(file: Path | None, results: Sequence[Mapping[str, Any]]) -> None:
     if file is not None:
-        with whole_file(file) as partial:
+        with replacing(file) as partial:
             partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 

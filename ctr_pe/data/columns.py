@@ -134,7 +134,7 @@ def _open_or_make(parquet: Path, wants: Mapping[str, Want]) -> Path:
         return folder
     try:
         home.mkdir(parents=True, exist_ok=True)
-        with scratch_folder(folder) as scratch:
+        with scratch_folder(home) as scratch:
             made = scratch / "columns"
             made.mkdir()
             _make(parquet, wants, made)

@@ -7,6 +7,7 @@ has no lists of seconds, so columns of ages are left out.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,9 +22,8 @@ import yaml
 
 from ctr_pe.data.dataset import CONFIG, Dataset
 from ctr_pe.data.loader import BatchLoader
-from ctr_pe.data.writer import written
+from ctr_pe.data.writer import scratch_beside, written
 from ctr_pe.errors import UserError, nearest
-from ctr_pe.scratch import scratch_folder
 
 FORMATS = ("parquet", "npz")
 BLOCK_ROWS = 65_536
@@ -42,13 +42,13 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
     """
     if data_format not in FORMATS:
         raise UserError(f"format '{data_format}' is unknown: {nearest(data_format, FORMATS)}")
-    if out.exists():
+    if os.path.exists(out):
         raise UserError(f"{out} exists already: choose another --out")
     described = json.loads((dataset.path / "feature_map.json").read_text(encoding="utf-8"))
     specs = {name: spec for feature in described["features"] for name, spec in feature.items()}
     ages = [name for name, spec in specs.items() if spec["type"] == "meta" and "max_len" in spec]
     kept = {name: spec for name, spec in specs.items() if name not in ages}
-    with written(out), scratch_folder(out) as temporary:
+    with written(out), scratch_beside(out) as temporary:
         folder = temporary / out.name
         folder.mkdir()
         for split in dataset.rows:

@@ -70,7 +70,7 @@ class DatasetWriter:
 
     def __enter__(self) -> DatasetWriter:
         self._context = ExitStack()
-        self._folder = self._context.enter_context(scratch_folder(self.out))
+        self._folder = self._context.enter_context(scratch_beside(self.out))
         self.path, self.scratch = self._folder / "new", self._folder / "scratch"
         self.path.mkdir()
         self.scratch.mkdir()
@@ -165,6 +165,15 @@ def make_dataset(source: Source, out: Path, dataset_id: str | None = None, overw
     """
     with written(out), DatasetWriter(out, dataset_id, overwrite) as writer:
         return writer.finish(source(writer))
+
+
+@contextmanager
+def scratch_beside(out: Path) -> Iterator[Path]:
+    """An empty folder on the file system of ``out``, whose parents are not made for it; see :mod:`ctr_pe.scratch`."""
+    parents = out.absolute().parents
+    with scratch_folder(next((folder for folder in parents if folder.exists()), parents[0])) as scratch:
+        (scratch / "content").mkdir()
+        yield scratch / "content"
 
 
 @contextmanager

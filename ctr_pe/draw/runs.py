@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import tempfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -17,7 +18,6 @@ from ctr_pe.config import model_params
 from ctr_pe.data.built_in import DEFAULT
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.errors import UserError, nearest
-from ctr_pe.scratch import scratch_folder
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
 from ctr_pe.study.store import Result, Store
 from ctr_pe.training import Run, build_model
@@ -60,8 +60,8 @@ class Drawn:
     @cached_property
     def before(self) -> Any:
         """The model before training."""
-        with scratch_folder() as folder:
-            return build_model(self.run, self.dataset, str(folder))
+        with tempfile.TemporaryDirectory(prefix="ctr-pe-") as folder:
+            return build_model(self.run, self.dataset, folder)
 
     @cached_property
     def after(self) -> Any:

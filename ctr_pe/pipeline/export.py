@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ctr_pe.data.writer import scratch_beside
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.pipeline.graph import inputs_of, requests, trace
-from ctr_pe.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from ctr_pe.pipeline.encoder import Encoder
@@ -199,7 +199,7 @@ def _new_file(output: Path) -> Iterator[Path]:
     does."""
     if not output.parent.is_dir() or output.is_dir():
         raise UserError(f"{output}: " + ("is a folder" if output.is_dir() else f"there is no folder {output.parent}"))
-    with scratch_folder(output) as scratch:
+    with scratch_beside(output) as scratch:
         yield scratch / output.name
         for made in sorted(scratch.iterdir(), key=lambda file: file.name == output.name):
             made.replace(output.parent / made.name)

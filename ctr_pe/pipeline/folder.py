@@ -29,12 +29,12 @@ import torch
 from ctr_pe.checks import model_class
 from ctr_pe.data.dataset import REPORT, hash_of_file
 from ctr_pe.data.published import SETS
+from ctr_pe.data.writer import scratch_beside
 from ctr_pe.errors import UserError, say
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.keys import DATA_KEYS, prefixes
 from ctr_pe.pipeline.encoder import Columns, Encoder
 from ctr_pe.pipeline.scorer import Scorer
-from ctr_pe.scratch import scratch_folder
 from ctr_pe.training.source import Source
 
 if TYPE_CHECKING:
@@ -248,7 +248,7 @@ def write_stand_ins(folder: Path, encoder: Encoder) -> None:
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder beside ``folder`` that takes its name in the end, or nothing is left of it."""
-    with scratch_folder(folder) as scratch:
+    with scratch_beside(folder) as scratch:
         (scratch / "new").mkdir()
         yield scratch / "new"
         folder.parent.mkdir(parents=True, exist_ok=True)

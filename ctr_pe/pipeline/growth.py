@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import tempfile
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -23,7 +24,6 @@ from ctr_pe.pipeline.encoder import ID, Encoder
 from ctr_pe.pipeline.folder import FEATURES, VOCABULARY, read_json, read_model, rebuild, vocabulary_hash, write_json
 from ctr_pe.pipeline.frames import column, keys
 from ctr_pe.pipeline.scorer import Scorer
-from ctr_pe.scratch import scratch_folder
 from ctr_pe.training.source import Source
 
 if TYPE_CHECKING:
@@ -119,14 +119,14 @@ def with_new_items(
         vocabularies[name] = grown(vocabularies[name], often[name].cast(pl.String))
         catalogue = catalogue.with_columns(pl.Series(name + ID, ids_of(catalogue[name], vocabularies[name])))
     feature_map = _sized(encoder.feature_map, vocabularies)
-    with scratch_folder() as scratch:
-        write_json(scratch / FEATURES, feature_map)
+    with tempfile.TemporaryDirectory(prefix="ctr-pe-") as scratch:
+        write_json(Path(scratch) / FEATURES, feature_map)
         device: torch.device = scorer.model.device
         gpu = -1 if device.type == "cpu" else device.index or 0
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(int(scorer.config["seed"]))
             given = {**scorer.config, "params": {**scorer.config["params"], **training}}
-            model = rebuild(scratch, given, gpu, type(scorer.model))
+            model = rebuild(Path(scratch), given, gpu, type(scorer.model))
     if trained:
         carry_over(scorer.model, model)
     config = {**scorer.config, "vocabulary": vocabulary_hash(vocabularies)}

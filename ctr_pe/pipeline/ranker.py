@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
@@ -19,7 +20,6 @@ from ctr_pe.pipeline import frames
 from ctr_pe.pipeline.folder import NOT_OF_MODEL, read_model, scorer_of, write_model
 from ctr_pe.pipeline.frames import Table
 from ctr_pe.pipeline.scorer import Scorer
-from ctr_pe.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
@@ -119,7 +119,8 @@ class CTRRanker:
 
         params, seed = self._params(), self._seed()
         made: list[Scorer] = []
-        with scratch_folder() as folder:
+        with tempfile.TemporaryDirectory(prefix="ctr-pe-") as scratch:
+            folder = Path(scratch)
             files = self._files(events, items, folder)
             try:
                 recipe = self._recipe(files["events"], files.get("items"))
@@ -325,12 +326,12 @@ class CTRRanker:
         from ctr_pe.training import Outcome, Run, build_model
         from ctr_pe.training.source import Source
 
-        with scratch_folder() as scratch:
-            recipe = self._recipe(*self._files(events, items, scratch).values())
-            source = Source.of(empty_dataset(recipe, scratch / "log"))
+        with tempfile.TemporaryDirectory(prefix="ctr-pe-") as scratch:
+            recipe = self._recipe(*self._files(events, items, Path(scratch)).values())
+            source = Source.of(empty_dataset(recipe, Path(scratch) / "log"))
             how = ("heldout", self._params(), self.gpu, self.threads)
             run = Run(self.model, source, self.position_encoding, self._seed(), *how)
-            model = build_model(run, source, str(scratch))
+            model = build_model(run, source, scratch)
             nothing = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=0)
             scorer = scorer_of(model, run, source, nothing)
             nobody = frames.lazy(recipe.interactions, "new_events").head(0).collect()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -12,7 +13,6 @@ from typing import Any
 import torch
 
 from ctr_pe.errors import UserError, counted, say
-from ctr_pe.scratch import scratch_folder
 from ctr_pe.study.rendering import Table
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Key
@@ -67,8 +67,8 @@ def measure(run: Run) -> Estimate:
     train_on, select_on = PROTOCOLS[run.protocol]
     try:
         torch.set_num_threads(run.threads or threads)
-        with torch.random.fork_rng(), scratch_folder() as folder:
-            model = build_model(run, source, str(folder))
+        with torch.random.fork_rng(), tempfile.TemporaryDirectory(prefix="ctr-pe-") as folder:
+            model = build_model(run, source, folder)
             rows = source.batches(model.feature_map, train_on, params, train=True)
             valid, test = (source.batches(model.feature_map, [split], params) for split in (select_on, "test"))
             model.train()

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from ctr_pe.errors import UserError, counted, explain
-from ctr_pe.scratch import whole_file
+from ctr_pe.scratch import replacing
 
 FILE = "results.jsonl"
 FIRST_KEY = b'{"model"'  # how every line begins: distinguishes a truncated line from a foreign file
@@ -245,7 +245,8 @@ def repair(path: Path) -> str:
                 aside.flush()
                 os.fsync(aside.fileno())
             good = b"".join(line.content.removesuffix(b"\n") + b"\n" for line in lines if line.result is not None)
-            write(file, lambda stream: stream.write(good))
+            with replacing(file) as partial:
+                partial.write_bytes(good)
     except OSError as error:
         raise UserError(f"{error.filename or file}: {error.strerror}") from None
     numbers = ", ".join(str(line.number) for line in bad[:5]) + ", …" * (len(bad) > 5)
@@ -281,7 +282,7 @@ def _locked(file: Path) -> Iterator[int]:
 def write(file: Path, save: Callable[[BinaryIO], None]) -> None:
     """All or nothing, also when two processes write the same file."""
     try:
-        with whole_file(file) as partial, open(partial, "wb") as stream:
+        with replacing(file) as partial, open(partial, "wb") as stream:
             save(stream)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None

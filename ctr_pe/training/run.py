@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +24,6 @@ from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
 from ctr_pe.fields import group_params
-from ctr_pe.scratch import scratch_folder
 from ctr_pe.training.loop import Epoch, Progress, fit, save
 from ctr_pe.training.scoring import score
 from ctr_pe.training.source import Source
@@ -108,8 +108,8 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
     if run.threads > 0:
         torch.set_num_threads(run.threads)
     source, params = Source.of(run.dataset), {**run.params, "seed": run.seed}
-    with scratch_folder() as temporary:
-        model = build_model(run, source, params.get("model_root") or str(temporary))
+    with tempfile.TemporaryDirectory(prefix="ctr-pe-") as temporary:
+        model = build_model(run, source, params.get("model_root") or temporary)
         if run.start is not None:
             run.start(model, source)
         model.count_parameters()  # into the log

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shlex
+import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -24,7 +25,6 @@ from ctr_pe.draw.measure import Attention, measure
 from ctr_pe.draw.runs import Wanted, drawn
 from ctr_pe.errors import UserError
 from ctr_pe.pipeline.report.options import Options
-from ctr_pe.scratch import scratch_folder
 from ctr_pe.study.command import benchmark_command
 from ctr_pe.study.differences import Setting
 from ctr_pe.study.store import Result, Store
@@ -131,8 +131,8 @@ def load(dataset: Dataset, model: Any, rows: Sequence[int]) -> dict[str, Tensor]
     order = pl.DataFrame({"row": rows}, schema={"row": pl.UInt32}).lazy()
     frame = pl.scan_parquet(dataset.split("test")).with_row_index("row")
     frame = order.join(frame, on="row", how="left", maintain_order="left").drop("row")
-    with scratch_folder() as folder:
-        file = folder / "rows.parquet"
+    with tempfile.TemporaryDirectory(prefix="ctr-pe-") as folder:
+        file = Path(folder) / "rows.parquet"
         frame.collect().write_parquet(file)
         loader = BatchLoader(model.feature_map, file, split="valid", batch_size=len(rows))
         batch: dict[str, Tensor] = {name: values.clone() for name, values in next(iter(loader)).items()}
