@@ -26,9 +26,8 @@ def replacing(file: Path) -> Iterator[Path]:
 def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
     """A folder in ``parent``, or where the system has temporary files, until the end; those that killed processes have
     left there are removed. Raises OSError."""
-    home = Path(tempfile.gettempdir()) if parent is None else parent
-    remove_abandoned(home)
-    folder, lock = _locked_folder(home)
+    remove_abandoned(parent)
+    folder, lock = _locked_folder(Path(tempfile.gettempdir()) if parent is None else parent)
     try:
         yield folder
     finally:
@@ -36,9 +35,10 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
         os.close(lock)
 
 
-def remove_abandoned(home: Path) -> None:
+def remove_abandoned(parent: Path | None = None) -> None:
     """Remove the folders of processes that have been killed: their locks are free. A folder without our lock file is
     not ours and is not touched."""
+    home = Path(tempfile.gettempdir()) if parent is None else parent
     for file in home.glob(f"{PREFIX}*/{LOCK}"):
         try:
             lock = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
