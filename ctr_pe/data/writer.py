@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
@@ -170,8 +172,10 @@ def make_dataset(source: Source, out: Path, dataset_id: str | None = None, overw
 @contextmanager
 def scratch_beside(out: Path) -> Iterator[Path]:
     """An empty folder on the file system of ``out``, whose parents are not made for it; see :mod:`ctr_pe.scratch`."""
-    parents = out.absolute().parents
-    with scratch_folder(next((folder for folder in parents if folder.exists()), parents[0])) as scratch:
+    home = next(folder for folder in out.absolute().parents if folder.exists())
+    if not home.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(home))
+    with scratch_folder(home) as scratch:
         (scratch / "content").mkdir()
         yield scratch / "content"
 
