@@ -51,8 +51,8 @@ class Recipe(BaseModel):
     label: str | None = "label"
     attributes: tuple[str, ...] | None = ("cate_id",)
     time_unit: Literal["s", "ms"] = "s"
-    max_len: int = Field(100, ge=1, le=1_000_000)  # most recent items kept of a history
-    seed: int = Field(0, ge=0)  # of the sampled negatives
+    max_len: int = Field(100, ge=1, le=10**6)  # most recent items kept of a history
+    seed: int = Field(0, ge=0, lt=2**32)  # of the sampled negatives
     drop: dict[str, Value | list[Value]] = {}  # rows whose column has this value (or one of these)
     negatives: bool = False  # impressions: a second history of the user's earlier negatives
     split: SplitColumn | None = None  # impressions; without it by time:
