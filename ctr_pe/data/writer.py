@@ -81,7 +81,10 @@ class DatasetWriter:
     def __exit__(self, *error: object) -> None:
         with self._context:
             for parquet in self._parquets.values():
-                parquet.close()
+                try:
+                    parquet.close()
+                except OSError:  # a full disk, which has been said
+                    parquet.is_open = False  # else it tries again when it is collected, and prints a traceback
 
     def add(self, split: str, rows: pa.Table, **options: Any) -> None:
         """Append rows, maybe none, to a split; the first call begins it, with ``options`` of its ParquetWriter."""

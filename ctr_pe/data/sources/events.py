@@ -308,14 +308,16 @@ def _typed(file: Path, role: str, name: str, table: pl.LazyFrame, unit: Literal[
         return pl.when(~text.is_in(list(NOTHING))).then(text)
     wanted = {"time": "integers or dates", "order": "integers", "label": "0 and 1"}
     wanted["attribute"] = "one integer or string per item"
-    found, wrong = f"{dtype}", pl.lit(False)
+    found, wrong = "", pl.lit(False)
     if dtype == pl.String:
         wrong = column.is_not_null() & column.cast(pl.Int64, strict=False).is_null()
     elif dtype.is_float():
         wrong = (column % 1).ne(0)  # NaN too
     if row := _row(table, wrong):
-        found += f" ({table.select(name).slice(row - 1, 1).collect().item()!r} in row {row})"
-    raise UserError(f"{file}: {role} column '{name}' holds {found}, not {wanted.get(role, 'integers or strings')}")
+        found = f" ({table.select(name).slice(row - 1, 1).collect().item()!r} in row {row})"
+    raise UserError(
+        f"{file}: {role} column '{name}' holds {dtype}, not {wanted.get(role, 'integers or strings')}{found}"
+    )
 
 
 def _row(table: pl.LazyFrame, condition: pl.Expr) -> int | None:
