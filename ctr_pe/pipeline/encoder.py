@@ -405,8 +405,9 @@ class Encoder:
             return None
         found, unit = times(column(table, name, what), self.columns.time_unit, what), self.columns.time_unit
         if len(found) and name == self.columns.time:
-            ends = [int(found.min()), int(found.max())] + ([] if beside is None else [beside])
-            if problem := implausible(min(ends), max(ends), unit):
+            low, high = int(found.min()), int(found.max())
+            clock = (low, high) if beside is None else (min(low, beside), max(high, beside))
+            if problem := implausible(low, high, unit) or implausible(*clock, unit):
                 raise UserError(f"{what}: time column '{name}': {problem[1]}")
         return found
 
