@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
@@ -11,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 PREFIX, LOCK = "ctr-pe-", "ctr-pe.lock"  # the lock is held as long as the process that made the folder lives
+TRIES = 100  # to make a folder, while others remove it
 
 
 @contextmanager
@@ -55,14 +57,17 @@ def remove_abandoned(parent: Path | None = None) -> None:
 
 
 def _locked_folder(home: Path) -> tuple[Path, int]:
-    while True:
+    for more in range(TRIES, -1, -1):
         home.mkdir(parents=True, exist_ok=True)
         try:
             folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
             lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        except FileNotFoundError:  # another process has just removed what was empty
+        except FileNotFoundError:  # another process has just removed what was empty, or nothing can be made here
+            if not more:
+                raise
             continue
         fcntl.flock(lock, fcntl.LOCK_EX)
         if (folder / LOCK).exists():
             return folder, lock
         os.close(lock)  # another process has taken it for abandoned, before the lock
+    raise FileExistsError(errno.EEXIST, "always taken by another process", str(home))

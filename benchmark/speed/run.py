@@ -28,6 +28,7 @@ if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # this folder is the package ``speed``
 
 from ctr_pe.errors import nearest
+from ctr_pe.scratch import replacing
 from speed.cases import CASES, ON_GPU, TUNED, Case, Settings, measure
 
 ALLOCATOR = "MALLOC_"  # prefix of glibc's variables
@@ -222,9 +223,8 @@ def _cpu() -> str:
 
 def _write(file: Path | None, results: Sequence[Mapping[str, Any]]) -> None:
     if file is not None:
-        partial = file.with_name(file.name + ".partial")
-        partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-        partial.replace(file)
+        with replacing(file) as partial:
+            partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 HEAD = ("name", "ours", "baseline", "ratio", "spread", "goal", "ok", "against")

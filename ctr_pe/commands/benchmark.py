@@ -58,6 +58,11 @@ def add_options(parser: Parser) -> None:
     add("--keep-weights", action="store_true", help="keep each run's best weights in OUT/weights, for `ctr-pe draw`")
     add("--keep-models", action="store_true", help="keep each run's model in OUT/models, a folder for `ctr_pe.load`")
     add("--dry-run", action="store_true", help="print the runs and their estimated time, train nothing")
+    add(
+        "--repair",
+        action="store_true",
+        help="first move lines of OUT/results.jsonl that are no results to OUT/results.rejected.jsonl",
+    )
     training_options(parser)
 
 

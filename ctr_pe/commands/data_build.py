@@ -7,6 +7,9 @@ sampled item that the user never clicked; the last target is test, the one befor
 protocol impressions: the log has shown items with a 0/1 label. A row's history is the user's earlier
 positives; rows are split by time, or by a column that the recipe names.
 
+Ids are whole numbers or text; in CSV they are text unless every row has a whole number (007 is none). Times are
+dates, or numbers in the unit of --time-unit, from 1990 to 2099 or counted from 0.
+
 examples:
   ctr-pe data build --recipe amazon_sports --interactions interactions.parquet --items items.parquet \\
       --out data/amazon_sports

@@ -16,7 +16,6 @@ import re
 import shutil
 import struct
 import sys
-import tempfile
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ import pyarrow.parquet as pq
 
 from ctr_pe.data.dataset import hash_of_file
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.scratch import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -134,16 +134,17 @@ def _open_or_make(parquet: Path, wants: Mapping[str, Want]) -> Path:
         return folder
     try:
         home.mkdir(parents=True, exist_ok=True)
-        partial = tempfile.TemporaryDirectory(prefix=".partial-", dir=home, ignore_cleanup_errors=True)
+        with scratch_folder(home) as scratch:
+            made = scratch / "columns"
+            made.mkdir()
+            _make(parquet, wants, made)
+            try:
+                made.rename(folder)
+            except OSError:  # another process was faster
+                if not folder.exists():
+                    raise
     except OSError as error:
-        raise UserError(f"{home}: cannot make the columns of {parquet.name}: {error.strerror}") from None
-    with partial as made:
-        _make(parquet, wants, Path(made))
-        try:
-            Path(made).rename(folder)
-        except OSError:  # another process was faster
-            if not folder.exists():
-                raise
+        raise UserError(f"{home}: cannot make the columns of {parquet.name}: {error.strerror or error}") from None
     for other in home.iterdir():
         if re.fullmatch("[0-9a-f]{16}-[0-9a-f]{16}", other.name) and not other.name.startswith(fingerprint):
             shutil.rmtree(other, ignore_errors=True)

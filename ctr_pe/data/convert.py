@@ -7,8 +7,8 @@ has no lists of seconds, so columns of ages are left out.
 from __future__ import annotations
 
 import json
+import os
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +22,7 @@ import yaml
 
 from ctr_pe.data.dataset import CONFIG, Dataset
 from ctr_pe.data.loader import BatchLoader
+from ctr_pe.data.writer import scratch_beside, written
 from ctr_pe.errors import UserError, nearest
 
 FORMATS = ("parquet", "npz")
@@ -41,15 +42,14 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
     """
     if data_format not in FORMATS:
         raise UserError(f"format '{data_format}' is unknown: {nearest(data_format, FORMATS)}")
-    if out.exists():
+    if os.path.exists(out):
         raise UserError(f"{out} exists already: choose another --out")
     described = json.loads((dataset.path / "feature_map.json").read_text(encoding="utf-8"))
     specs = {name: spec for feature in described["features"] for name, spec in feature.items()}
     ages = [name for name, spec in specs.items() if spec["type"] == "meta" and "max_len" in spec]
     kept = {name: spec for name, spec in specs.items() if name not in ages}
-    out.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f"{out.name}.", suffix=".partial", dir=out.parent) as temporary:
-        folder = Path(temporary) / out.name
+    with written(out), scratch_beside(out) as temporary:
+        folder = temporary / out.name
         folder.mkdir()
         for split in dataset.rows:
             blocks = _blocks(dataset, split, kept)
@@ -72,6 +72,7 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
             **{f"{split}_data": str(out / f"{split}.{data_format}") for split in dataset.rows},
         }
         (folder / CONFIG).write_text(yaml.safe_dump({out.resolve().name: config}, sort_keys=False), encoding="utf-8")
+        out.parent.mkdir(parents=True, exist_ok=True)
         try:
             folder.rename(out)
         except OSError as error:  # it has appeared meanwhile

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
@@ -50,8 +51,8 @@ class Recipe(BaseModel):
     label: str | None = "label"
     attributes: tuple[str, ...] | None = ("cate_id",)
     time_unit: Literal["s", "ms"] = "s"
-    max_len: int = Field(100, ge=1)  # most recent items kept of a history
-    seed: int = Field(0, ge=0)  # of the sampled negatives
+    max_len: int = Field(100, ge=1, le=10**6)  # most recent items kept of a history
+    seed: int = Field(0, ge=0, lt=2**32)  # of the sampled negatives
     drop: dict[str, Value | list[Value]] = {}  # rows whose column has this value (or one of these)
     negatives: bool = False  # impressions: a second history of the user's earlier negatives
     split: SplitColumn | None = None  # impressions; without it by time:
@@ -63,6 +64,12 @@ class Recipe(BaseModel):
         of_impressions = {"negatives", "split", "valid_fraction", "test_fraction"} & self.model_fields_set
         if self.protocol == "din" and of_impressions:
             raise ValueError(f"'{min(of_impressions)}' belongs to protocol impressions, not to din")
+        roles = {role: getattr(self, role) for role in ("user", "item", "time", "order", "label")}
+        if self.item in (self.attributes or ()):
+            roles["attributes"] = self.item
+        for (role, name), (other, same) in combinations(roles.items(), 2):
+            if name == same is not None:
+                raise ValueError(f"column '{name}' is both '{role}' and '{other}': a column has one role")
         if self.valid_fraction + self.test_fraction >= 1:
             raise ValueError("valid_fraction + test_fraction leave no training rows")
         return self

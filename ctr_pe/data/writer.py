@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import json
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import polars as pl
 import pyarrow.parquet as pq
 
 from ctr_pe.data.dataset import (
@@ -23,11 +26,12 @@ from ctr_pe.data.dataset import (
     hash_of_file,
     open_dataset,
 )
+from ctr_pe.data.sources.tables import reason
 from ctr_pe.errors import UserError
 from ctr_pe.fields import Group
+from ctr_pe.scratch import scratch_folder
 
 if TYPE_CHECKING:
-    import polars as pl
     import pyarrow as pa
 
 
@@ -60,27 +64,27 @@ class DatasetWriter:
     """
 
     def __init__(self, out: Path, dataset_id: str | None = None, overwrite: bool = False) -> None:
-        self.out = Path(out)
+        self.out = Path(out) if Path(out).name else Path(out).resolve()
         self.dataset_id = dataset_id or self.out.resolve().name
         self.overwrite = overwrite
         self._parquets: dict[str, pq.ParquetWriter] = {}
         check_out(self.out, overwrite)
 
     def __enter__(self) -> DatasetWriter:
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        self._temporary = tempfile.TemporaryDirectory(
-            prefix=f"{self.out.name}.", suffix=".partial", dir=self.out.parent, ignore_cleanup_errors=True
-        )
-        self._folder = Path(self._temporary.name)
+        self._context = ExitStack()
+        self._folder = self._context.enter_context(scratch_beside(self.out))
         self.path, self.scratch = self._folder / "new", self._folder / "scratch"
         self.path.mkdir()
         self.scratch.mkdir()
         return self
 
     def __exit__(self, *error: object) -> None:
-        for parquet in self._parquets.values():
-            parquet.close()
-        self._temporary.cleanup()
+        with self._context:
+            for parquet in self._parquets.values():
+                try:
+                    parquet.close()
+                except OSError:  # a full disk, which has been said
+                    parquet.is_open = False  # else it tries again when it is collected, and prints a traceback
 
     def add(self, split: str, rows: pa.Table, **options: Any) -> None:
         """Append rows, maybe none, to a split; the first call begins it, with ``options`` of its ParquetWriter."""
@@ -123,6 +127,7 @@ class DatasetWriter:
             content.items.write_parquet(self.path / ITEMS)
         _write_json(self.path / REPORT, {**own, **content.report, **own})
         check_out(self.out, self.overwrite)  # it may have appeared meanwhile
+        self.out.parent.mkdir(parents=True, exist_ok=True)
         if self.out.exists():
             self.out.rename(self._folder / "old")
         try:
@@ -163,8 +168,28 @@ def make_dataset(source: Source, out: Path, dataset_id: str | None = None, overw
     Raises:
         UserError: ``out`` exists, or what the source raises.
     """
-    with DatasetWriter(out, dataset_id, overwrite) as writer:
+    with written(out), DatasetWriter(out, dataset_id, overwrite) as writer:
         return writer.finish(source(writer))
+
+
+@contextmanager
+def scratch_beside(out: Path) -> Iterator[Path]:
+    """An empty folder on the file system of ``out``, whose parents are not made for it; see :mod:`ctr_pe.scratch`."""
+    home = next(folder for folder in out.absolute().parents if folder.exists())
+    if not home.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(home))
+    with scratch_folder(home) as scratch:
+        (scratch / "content").mkdir()
+        yield scratch / "content"
+
+
+@contextmanager
+def written(out: Path) -> Iterator[None]:
+    """What the system says about a place that cannot be written to, in one line."""
+    try:
+        yield
+    except (OSError, pl.exceptions.PolarsError) as error:
+        raise UserError(f"{out}: cannot be written: {reason(error)}") from None
 
 
 def _feature_map(dataset_id: str, content: Content) -> dict[str, Any]:

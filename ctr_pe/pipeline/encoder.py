@@ -21,6 +21,7 @@ import polars as pl
 import torch
 from torch import Tensor
 
+from ctr_pe.data.sources.clock import implausible
 from ctr_pe.data.sources.events import ITEM
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.pe.base import PositionEncoding
@@ -266,7 +267,7 @@ class Encoder:
             raise UserError(f"{what}: no history: give one, or save the model with the histories of its users")
         counts: Counter[str] = Counter({"requests": requests.height})
         ids = self._items(requests, what)
-        now = self._times(requests, self.columns.time, what)
+        now = self._times(requests, self.columns.time, what, None if events is None else events.newest)
         lists: list[Lists] = []
         if given:
             lists += [self._given(requests, group.history, group.age, group.max_len, what) for group in self.groups]
@@ -398,10 +399,17 @@ class Encoder:
     def _raw(self, name: str) -> str:
         return self.columns.raw.get(name, name)
 
-    def _times(self, table: pl.DataFrame, name: str | None, what: str) -> Ints | None:
+    def _times(self, table: pl.DataFrame, name: str | None, what: str, beside: int | None = None) -> Ints | None:
+        """(n,) of the column of times or of the order; times are those of one clock, with ``beside``."""
         if name is None or name not in table.columns:
             return None
-        return times(column(table, name, what), self.columns.time_unit, what)
+        found, unit = times(column(table, name, what), self.columns.time_unit, what), self.columns.time_unit
+        if len(found) and name == self.columns.time:
+            low, high = int(found.min()), int(found.max())
+            clock = (low, high) if beside is None else (min(low, beside), max(high, beside))
+            if problem := implausible(low, high, unit) or implausible(*clock, unit):
+                raise UserError(f"{what}: time column '{name}': {problem[1]}")
+        return found
 
 
 def _small(values: Array, size: int) -> Codes:

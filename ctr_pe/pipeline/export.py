@@ -10,7 +10,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
-import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -20,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ctr_pe.data.writer import scratch_beside
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.pipeline.graph import inputs_of, requests, trace
 
@@ -199,9 +199,9 @@ def _new_file(output: Path) -> Iterator[Path]:
     does."""
     if not output.parent.is_dir() or output.is_dir():
         raise UserError(f"{output}: " + ("is a folder" if output.is_dir() else f"there is no folder {output.parent}"))
-    with tempfile.TemporaryDirectory(prefix=f"{output.name}.", dir=output.parent) as scratch:
-        yield Path(scratch) / output.name
-        for made in sorted(Path(scratch).iterdir(), key=lambda file: file.name == output.name):
+    with scratch_beside(output) as scratch:
+        yield scratch / output.name
+        for made in sorted(scratch.iterdir(), key=lambda file: file.name == output.name):
             made.replace(output.parent / made.name)
 
 

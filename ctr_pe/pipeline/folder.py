@@ -16,7 +16,6 @@ import hashlib
 import json
 import math
 import shutil
-import tempfile
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -30,6 +29,7 @@ import torch
 from ctr_pe.checks import model_class
 from ctr_pe.data.dataset import REPORT, hash_of_file
 from ctr_pe.data.published import SETS, original
+from ctr_pe.data.writer import scratch_beside
 from ctr_pe.errors import UserError, say
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.keys import DATA_KEYS, prefixes
@@ -248,16 +248,13 @@ def write_stand_ins(folder: Path, encoder: Encoder) -> None:
 @contextmanager
 def _new_folder(folder: Path) -> Iterator[Path]:
     """A temporary folder beside ``folder`` that takes its name in the end, or nothing is left of it."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    scratch = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", suffix=".partial", dir=folder.parent))
-    try:
+    with scratch_beside(folder) as scratch:
         (scratch / "new").mkdir()
         yield scratch / "new"
+        folder.parent.mkdir(parents=True, exist_ok=True)
         if folder.exists():
             folder.rename(scratch / "old")
         (scratch / "new").rename(folder)
-    finally:
-        shutil.rmtree(scratch, ignore_errors=True)
 
 
 def read_json(file: Path) -> Any:

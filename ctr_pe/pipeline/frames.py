@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ctr_pe.data.sources.events import scan
-from ctr_pe.data.sources.log import SECONDS
+from ctr_pe.data.sources.clock import SECONDS
+from ctr_pe.data.sources.tables import readable, scan
 from ctr_pe.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -51,11 +51,8 @@ def lazy(table: Table, what: str) -> pl.LazyFrame:
 
 def frame(table: Table, what: str) -> pl.DataFrame:
     """The same in memory."""
-    try:
+    with readable(Path(table if isinstance(table, (str, Path)) else what)):
         return lazy(table, what).collect()
-    except (pl.exceptions.PolarsError, OSError) as error:
-        source = table if isinstance(table, (str, Path)) else what
-        raise UserError(f"{source}: cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
 
 
 def as_file(table: Table, folder: Path, name: str) -> Path:

@@ -11,6 +11,7 @@ import fcntl
 import hashlib
 import json
 import os
+import re
 import shutil
 import time
 from collections import Counter
@@ -26,7 +27,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from ctr_pe import __version__
-from ctr_pe.data.sources.events import scan
+from ctr_pe.data.sources.tables import readable, scan
 from ctr_pe.errors import UserError, counted, no_such_file, say
 from ctr_pe.pipeline.folder import MANIFEST, read_model
 from ctr_pe.pipeline.histories import Events
@@ -37,6 +38,7 @@ PART_ROWS, PART_BYTES = 2**16, 2**26  # at most, of the rows that are in memory 
 BATCH_ROWS, BUFFER = 2**14, 2**18  # rows and, of a column, bytes read at once, however large the row groups are
 TAIL = 2**16  # bytes at the end of a file: parquet has sizes, places and statistics of all its columns there
 COUNTS = b"ctr_pe.counts"
+OURS = re.compile(r"lock|key\.json|output|\d{6,}\.(parquet|tmp)")
 
 
 @dataclass(frozen=True)
@@ -193,10 +195,8 @@ class Source:
 
 
 def _read_events(scorer: Scorer, file: Path) -> Events:
-    try:
+    with readable(file):
         return scorer.encoder.events(scan(file), str(file))
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise UserError(f"{file}: cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
 
 
 def _score(
@@ -272,18 +272,22 @@ def _fingerprint(file: Path) -> list[Any]:
 
 @contextmanager
 def _folder(output: Path, key: Mapping[str, Any]) -> Iterator[Path]:
-    """The folder of the parts, for this process alone; it is removed when all is done, and stays otherwise."""
+    """The folder of the parts, for this process alone; it is removed when all is done, and stays otherwise.
+
+    A folder of this name that has anything of others is not touched.
+    """
     folder = output.with_name(f"{output.name}.partial")
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / "lock").open("w") as lock:
+    written, wanted = folder / "key.json", json.dumps(key)
+    names = {path.name for path in folder.iterdir()}
+    if not all(map(OURS.fullmatch, names)) or (names - {"lock"} and written.name not in names):
+        raise UserError(f"{folder}: holds files that are not parts of an earlier call: remove or rename it")
+    with (folder / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise UserError(f"{output}: another process is writing it") from None
-        written, wanted = folder / "key.json", json.dumps(key)
         found = sorted(folder.glob("*.parquet"))
-        if found and not written.exists():
-            raise UserError(f"{folder}: holds files that are not parts of an earlier call: remove or rename it")
         if found and written.read_text(encoding="utf-8") != wanted:
             say(f"{folder}: parts of another model, log or input are dropped")
             for part in found:

@@ -23,7 +23,7 @@ from ctr_pe.study.differences import settings
 from ctr_pe.study.files import write_files
 from ctr_pe.study.rendering import as_text
 from ctr_pe.study.runner import Job, Train
-from ctr_pe.study.store import Key, Result, Store, device_of, hash_of
+from ctr_pe.study.store import Key, Result, Store, device_of, hash_of, repair
 from ctr_pe.study.suite import Cell, Grid, Suite, cells, load_suite
 from ctr_pe.study.tables import make_tables
 from ctr_pe.training import PROTOCOLS, Run, train
@@ -57,7 +57,7 @@ class Request:
     once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``: directory of data sets.
     ``keep``: called with a folder below ``out`` and what ``Run.keep`` gets, to write the model there. ``track``: a
     tracker (:mod:`ctr_pe.tracking`), TensorBoard's in ``out`` unless it names a directory. ``dry_run``: only the plan
-    and an estimate of its time.
+    and an estimate of its time. ``repair``: first set aside lines of results.jsonl that are no results.
     """
 
     suite: str | None = None
@@ -77,6 +77,7 @@ class Request:
     keep: Callable[..., None] | None = None
     track: str | None = None
     dry_run: bool = False
+    repair: bool = False
 
 
 def run(request: Request, stand_in: Train | None = None) -> int:
@@ -101,7 +102,10 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         datasets = {name: find_dataset(name, request.data_root, suite.protocol) for name in names}
         first = next(iter(datasets.values())).dataset_id
         folder = Path(request.suite).stem if request.suite else f"{first}-{suite.protocol}"
-        store = Store(request.out or Path("results") / folder)
+        out = request.out or Path("results") / folder
+        if request.repair:
+            say(repair(out))
+        store = Store(out)
         by_cell = {cell: _jobs(request, suite, cell, datasets[cell.dataset], store) for cell in found}
         # Seed by seed, so that a benchmark that is stopped has complete comparisons.
         jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]

@@ -92,8 +92,8 @@ def between(statistics: UserStatistics, pairs: Mapping[Name, tuple[Runs, Runs]])
 
 
 def having(runs: Runs, metric: str) -> Runs:
-    """The runs that have the metric."""
-    return {seed: result for seed, result in runs.items() if metric in result.metrics}
+    """The runs that have the metric, as a number."""
+    return {seed: run for seed, run in runs.items() if math.isfinite(run.metrics.get(metric, math.nan))}
 
 
 def _order(key: Key) -> tuple[object, ...]:

@@ -14,16 +14,18 @@ import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import asdict, dataclass, field, fields
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, get_type_hints
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ctr_pe.errors import UserError
+from ctr_pe.errors import UserError, counted, explain
 from ctr_pe.scratch import remove_abandoned, replacing
 
 FILE = "results.jsonl"
@@ -89,6 +91,9 @@ class Result:
         return Key(*(getattr(self, part) for part in Key._fields))
 
 
+_TYPES = {name: TypeAdapter(kind, config=ConfigDict(strict=True)) for name, kind in get_type_hints(Result).items()}
+
+
 def device_of(gpu: int) -> str:
     """The kind of device of a run."""
     return "cuda" if gpu >= 0 else "cpu"
@@ -139,9 +144,7 @@ class Store:
         if scores is not None:
             write(self._scores(result.key), lambda stream: np.save(stream, np.asarray(scores, np.float32)))
         try:
-            descriptor = os.open(self.file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX)  # released on close, and by the system when we are killed
+            with _locked(self.file) as descriptor:
                 content = self.file.read_bytes()
                 results, whole = self._parse(content)
                 if result.key in results and (not results[result.key].failed or result.failed):
@@ -153,8 +156,6 @@ class Store:
                 if os.write(descriptor, line) < len(line):
                     raise UserError(f"{self.file}: the disk is full; free some space and repeat the command")
                 os.fsync(descriptor)
-            finally:
-                os.close(descriptor)
         except OSError as error:
             raise UserError(f"{error.filename or self.file}: {error.strerror}") from None
 
@@ -224,19 +225,87 @@ class Store:
     def _parse(self, content: bytes) -> tuple[dict[Key, Result], int]:
         """The results and the length of the complete lines."""
         results: dict[Key, Result] = {}
-        whole = 0
-        for number, line in enumerate(content.splitlines(keepends=True), 1):
-            try:
-                result = _result(json.loads(line))
-            except (ValueError, TypeError):  # UnicodeDecodeError and JSONDecodeError are ValueErrors
-                ours = line.startswith(FIRST_KEY) or FIRST_KEY.startswith(line)
-                if ours and not line.endswith(b"\n"):  # only the last line can end so
-                    return results, whole
-                raise UserError(f"{self.file}: line {number} is not a benchmark result: choose another --out") from None
-            if result.key not in results or results[result.key].failed:
-                results[result.key] = result
-            whole += len(line)
-        return results, whole
+        lines = _lines(content)
+        for line in lines:
+            if line.result is not None:
+                if line.result.key not in results or results[line.result.key].failed:
+                    results[line.result.key] = line.result
+            elif not line.cut:
+                known = any(line.result is not None for line in lines)
+                what = f"line {line.number} is not a benchmark result"
+                if known:
+                    raise UserError(f"{self.file}: {what} ({line.problem}): --repair sets it aside")
+                raise UserError(f"{self.file}: {what}: choose another --out")
+        return results, sum(len(line.content) for line in lines if not line.cut)
+
+
+class Line(NamedTuple):
+    """One line of the file: a result, or what is wrong with it."""
+
+    number: int
+    content: bytes
+    result: Result | None
+    problem: str = ""
+    cut: bool = False  # the last one, of a writer that was killed
+
+
+def repair(path: Path) -> str:
+    """Move the lines of ``results.jsonl`` in the folder ``path`` that are no results to ``results.rejected.jsonl``.
+
+    Returns what was done, in one line. Other processes may go on using the store.
+
+    Raises:
+        UserError: no line is a result, or a file cannot be written.
+    """
+    file = path / FILE
+    rejected = file.with_suffix(f".rejected{file.suffix}")
+    if not file.exists():
+        return f"{file}: no such file, nothing to repair"
+    try:
+        with _locked(file):
+            lines = _lines(file.read_bytes())
+            bad = [line for line in lines if line.result is None]
+            if not bad:
+                return f"{file}: all {counted(len(lines), 'line')} are results, nothing to repair"
+            if len(bad) == len(lines):
+                raise UserError(f"{file}: no line is a benchmark result: not repaired, choose another --out")
+            with open(rejected, "ab") as aside:
+                aside.writelines(line.content.removesuffix(b"\n") + b"\n" for line in bad)
+                aside.flush()
+                os.fsync(aside.fileno())
+            good = b"".join(line.content.removesuffix(b"\n") + b"\n" for line in lines if line.result is not None)
+            with replacing(file) as partial:
+                partial.write_bytes(good)
+    except OSError as error:
+        raise UserError(f"{error.filename or file}: {error.strerror}") from None
+    numbers = ", ".join(str(line.number) for line in bad[:5]) + ", …" * (len(bad) > 5)
+    return f"{file}: {counted(len(bad), 'line')} (line {numbers}) moved to {rejected}"
+
+
+def _lines(content: bytes) -> list[Line]:
+    found = []
+    for number, line in enumerate(content.splitlines(keepends=True), 1):
+        try:
+            found.append(Line(number, line, _result(json.loads(line))))
+        except (ValueError, TypeError, RecursionError) as error:  # no UTF-8, no JSON and no result, no sane one
+            ours = line.startswith(FIRST_KEY) or FIRST_KEY.startswith(line)
+            problem = "empty" if not line.strip() else str(error) if isinstance(error, TypeError) else "no JSON"
+            found.append(Line(number, line, None, problem, cut=ours and not line.endswith(b"\n")))
+    return found
+
+
+@contextmanager
+def _locked(file: Path) -> Iterator[int]:
+    """The file, open to append, for this process alone; one that a repair has replaced meanwhile is opened again."""
+    while True:
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)  # released on close, and by the system when we are killed
+            if os.path.samestat(os.fstat(descriptor), os.stat(file)):
+                yield descriptor
+                return
+        finally:
+            os.close(descriptor)
 
 
 def write(file: Path, save: Callable[[BinaryIO], None]) -> None:
@@ -264,10 +333,21 @@ def _null_for_nan(value: Any) -> Any:
 
 
 def _result(record: Any) -> Result:
-    """A Result from a line. Raises TypeError if keys are missing; unknown keys, of later versions, are ignored."""
+    """A Result from a line; unknown keys, of later versions, are ignored.
+
+    Raises TypeError for something else than a result, a key that is missing and a value of another type.
+    """
     if not isinstance(record, dict) or not isinstance(record.get("metrics"), dict):
-        raise TypeError("not a result")
+        raise TypeError("no result")
+    needed = [f.name for f in fields(Result) if f.default is f.default_factory is MISSING]
+    if missing := [name for name in needed if name not in record]:
+        raise TypeError(f"'{missing[0]}' is missing")
     known = {f.name: record[f.name] for f in fields(Result) if f.name in record}
     known.setdefault("device", device_of(record.get("gpu", -1)))
-    known["metrics"] = {name: float("nan" if value is None else value) for name, value in record["metrics"].items()}
+    known["metrics"] = {name: math.nan if value is None else value for name, value in record["metrics"].items()}
+    for name, value in known.items():
+        try:
+            _TYPES[name].validate_python(value)
+        except ValidationError as error:
+            raise TypeError(explain({**error.errors()[0], "loc": (name, *error.errors()[0]["loc"])})) from None
     return Result(**known)

@@ -23,6 +23,7 @@ from ctr_pe.study.tables import (
     published,
     reading_notes,
     seeds_cell,
+    unmeasured_notes,
 )
 from ctr_pe.study.users import user_statistics
 
@@ -87,6 +88,7 @@ def _table(
             }
         )
     notes = [f"{GAUC} Mean ± standard deviation over the seeds.", *base_rate_note(cells, base)]
+    notes += unmeasured_notes({str(cell): of_cell for cell, of_cell in runs.items()})
     notes += difference_notes("none", differences.values())
     if unfinished:
         notes.append(f"{counted(unfinished, 'cell')} of {len(runs)} lack runs: the same command makes them.")

@@ -11,7 +11,7 @@ from ctr_pe.data.published import original
 from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, mean_sd
-from ctr_pe.study.differences import BASELINES, UNKNOWN, Runs, Setting
+from ctr_pe.study.differences import BASELINES, UNKNOWN, Runs, Setting, having
 from ctr_pe.study.rendering import DASH, FAILED, GAUC, Table, base_rate_note, mean_text, number, p_text
 
 PAPER = (
@@ -85,7 +85,23 @@ def failure_notes(failed: Mapping[str, Runs]) -> list[str]:
 
 def measured(runs: Runs, metric: str) -> list[float]:
     """The metric of each run that has it."""
-    return [result.metrics[metric] for result in runs.values() if metric in result.metrics]
+    return [result.metrics[metric] for result in having(runs, metric).values()]
+
+
+def unmeasured_notes(named: Mapping[str, Runs]) -> list[str]:
+    """Of how many runs a mean is, where others have no number: they are in no mean and in no difference."""
+    notes = []
+    for name, runs in named.items():
+        having_it = {metric: having(runs, metric) for metric in METRICS}
+        without = {
+            metric: [seed for seed, run in runs.items() if metric in run.metrics and seed not in having_it[metric]]
+            for metric in METRICS
+        }
+        for seeds in dict.fromkeys(tuple(of) for of in without.values() if of):
+            metrics = " and ".join(metric for metric in METRICS if tuple(without[metric]) == seeds)
+            gone = f"no number for {counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
+            notes.append(f"{name}: {metrics} of {len(runs) - len(seeds)} of {len(runs)} seeds; {gone}.")
+    return notes
 
 
 def figures(line: Mapping[str, Any], field: str, form: str = ".4f") -> str:
@@ -175,6 +191,7 @@ def _table(setting: Setting, differences: Mapping[str, Mapping[str, Mapping[str,
         )
     notes = [
         f"{GAUC} gAUC, AUC: higher is better; logloss: lower is better. Mean ± standard deviation over the seeds.",
+        *unmeasured_notes(setting.runs),
         *base_rate_note(cells, base),
         *difference_notes("none", [of["gAUC"] for of in to_none.values()]),
     ]

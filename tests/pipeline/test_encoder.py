@@ -131,6 +131,14 @@ def test_tables_without_rows(ranker: CTRRanker) -> None:
         ({"user_id": pl.Series(["a", "b"])}, "requests: column 'user_id' holds String, in the history it holds Int64"),
         ({"user_id": pl.Series([0.5, 1.5])}, "requests: column 'user_id' holds Float64, not integers or strings"),
         ({"timestamp": pl.Series(["a", "b"])}, "requests: time column 'timestamp' holds String"),
+        (
+            {"timestamp": pl.Series([1_700_000_000, 1_700_000_000_000])},
+            "'timestamp': 1700000000000 is 2023-11-14 .* one unit",
+        ),
+        (
+            {"timestamp": pl.Series([1_700_000_000] * 2)},
+            "'timestamp': .* is the year 1970 in seconds",
+        ),  # events: from 0
     ],
 )
 def test_errors_name_the_column(ranker: CTRRanker, change: dict[str, pl.Series | None], message: str) -> None:

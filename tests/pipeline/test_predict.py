@@ -216,7 +216,13 @@ def test_two_processes_do_not_write_one_file(model: Path, events: Path, asked: P
     (folder / "mine.parquet").write_bytes(b"")
     with pytest.raises(UserError, match="files that are not parts of an earlier call"):
         predict(model, asked, tmp_path / "out.parquet", events)
-    (folder / "mine.parquet").unlink()
+    (folder / "mine.parquet").rename(folder / "000000.parquet")
+    with pytest.raises(UserError, match="files that are not parts of an earlier call"):
+        predict(model, asked, tmp_path / "out.parquet", events)
+    (folder / "000000.parquet").rename(folder / "thesis.txt")
+    with pytest.raises(UserError, match="files that are not parts of an earlier call"):
+        predict(model, asked, tmp_path / "out.parquet", events)
+    (folder / "thesis.txt").unlink()
     predict(model, asked, tmp_path / "out.parquet", events)
 
 

@@ -9,6 +9,7 @@ import math
 import multiprocessing
 import os
 import threading
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ import pytest
 from fake_training import append_many, fill, jobs_of, result_of, rows_of_test, scores_of
 
 from ctr_pe.errors import UserError
-from ctr_pe.study.store import Store, hash_of
+from ctr_pe.study.store import Store, hash_of, repair
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:
@@ -113,6 +114,83 @@ def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path) -> None:
     store.file.write_bytes(lines[0] + lines[1][:50] + b"\n" + lines[2])
     with pytest.raises(UserError, match="line 2 is not"):
         Store(tmp_path)
+
+
+def spoilt(path: Path, change: Any, seeds: int = 2) -> list[bytes]:
+    """A store whose third line is another, as its lines."""
+    store = Store(path)
+    fill(store, jobs_of(seeds=seeds))
+    lines = store.file.read_bytes().splitlines(keepends=True)
+    lines[2:3] = [change(lines[2])] if isinstance(change(lines[2]), bytes) else change(lines[2])
+    store.file.write_bytes(b"".join(lines))
+    return lines
+
+
+def of_type(**wrong: Any) -> Any:
+    return lambda line: json.dumps({**json.loads(line), **wrong}).encode() + b"\n"
+
+
+DAMAGE = [
+    (lambda line: b"\n", "empty"),
+    (lambda line: b"hello\n", "no JSON"),
+    (lambda line: b"[" * 100_000 + b"\n", "no JSON"),
+    (lambda line: b'{"a": 1}\n', "no result"),
+    (lambda line: line.replace(b'"seed"', b'"sead"'), "'seed' is missing"),
+    (of_type(seed="x"), r"'seed': input should be a valid integer \(given: 'x'\)"),
+    (of_type(seed=[1]), "'seed': input should be a valid integer"),
+    (of_type(pe=None), "'pe': input should be a valid string"),
+    (of_type(metrics={"gAUC": "high"}), r"'metrics.gAUC': input should be a valid number"),
+    (of_type(metrics=[]), "no result"),
+    (of_type(history=[5]), "'history.0': input should be"),
+    (of_type(params=7), "'params': input should be"),
+    (of_type(epoch=1.5), "'epoch': input should be a valid integer"),
+]
+
+
+@pytest.mark.parametrize(("change", "problem"), DAMAGE, ids=[problem[:24] for _, problem in DAMAGE])
+def test_a_bad_line_is_named_and_repair_sets_it_aside(tmp_path: Path, change: Any, problem: str) -> None:
+    lines = spoilt(tmp_path, change)
+    with pytest.raises(
+        UserError, match=rf"line 3 is not a benchmark result \({problem}.*--repair sets it aside$"
+    ) as error:
+        Store(tmp_path)
+    assert len(str(error.value).removeprefix(str(tmp_path))) < 200
+    assert (tmp_path / "results.jsonl").read_bytes() == b"".join(lines)
+    assert "1 line (line 3) moved to" in repair(tmp_path)
+    assert (tmp_path / "results.jsonl").read_bytes() == b"".join(lines[:2] + lines[3:])
+    assert (tmp_path / "results.rejected.jsonl").read_bytes() == lines[2]
+    assert len(Store(tmp_path).read()) == 3
+    assert "nothing to repair" in repair(tmp_path)
+    fill(Store(tmp_path), jobs_of(seeds=2))
+    assert len(Store(tmp_path).read()) == 4
+    assert {path.name for path in tmp_path.iterdir()} == {"results.jsonl", "results.rejected.jsonl", "scores"}
+
+
+def test_a_foreign_file_is_not_repaired(tmp_path: Path) -> None:
+    assert "nothing to repair" in repair(tmp_path)
+    (tmp_path / "results.jsonl").write_text("my notes\n")
+    with pytest.raises(UserError, match="no line is a benchmark result"):
+        repair(tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl"]
+    assert (tmp_path / "results.jsonl").read_text() == "my notes\n"
+
+
+def test_who_waits_for_a_repair_writes_to_the_new_file(tmp_path: Path) -> None:
+    spoilt(tmp_path, lambda line: b"\n")
+    store, other = object.__new__(Store), jobs_of(seeds=5)[-1]
+    store.path, store.file = tmp_path, tmp_path / "results.jsonl"
+    with open(store.file, "ab") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        mending = threading.Thread(target=repair, args=(tmp_path,))
+        writing = threading.Thread(target=store.append, args=(result_of(other.key), scores_of("none", 4)))
+        mending.start()
+        time.sleep(0.2)
+        writing.start()
+        time.sleep(0.2)
+    mending.join(10)
+    writing.join(10)
+    assert other.key in Store(tmp_path).read()
+    assert len(Store(tmp_path).read()) == 4
 
 
 def test_a_run_is_stored_once(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from pathlib import Path
 
@@ -315,6 +316,24 @@ def test_one_run_without_scores_takes_the_interval_of_its_encoding(tmp_path: Pat
     next((tmp_path / "scores").glob("DIN-cape-1-*")).unlink()
     (table,) = tables_in(store)
     assert [math.isnan(line["gAUC_minus_none_low"]) for line in table.lines[1:]] == [False, True]
+
+
+def test_a_seed_without_a_number_is_said_and_in_no_mean(tmp_path: Path) -> None:
+    """As of a run that has diverged, whose line has null in place of a number."""
+    jobs = jobs_of(seeds=3)
+    store = store_of(tmp_path, jobs)
+    (whole,) = tables_in(store)
+    lines = [json.loads(line) for line in store.file.read_text().splitlines()]
+    gone = next(line for line in lines if (line["pe"], line["seed"]) == ("cape", 1))
+    gone["metrics"] |= {"gAUC": None, "logloss": None}
+    store.file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    (table,) = tables_in(store)
+    kept = [line["metrics"]["gAUC"] for line in lines if line["pe"] == "cape" and line is not gone]
+    assert table.lines[1]["gAUC_mean"] == pytest.approx(np.mean(kept), abs=1e-12)
+    assert math.isfinite(table.lines[1]["gAUC_minus_none_p"])
+    assert table.lines[1]["AUC_mean"] == whole.lines[1]["AUC_mean"]
+    assert "cape: gAUC and logloss of 2 of 3 seeds; no number for 1 seed (1)." in table.notes
+    assert not any("no number" in note for note in whole.notes)
 
 
 def test_runs_of_other_hyper_parameters_are_not_mixed(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -12,16 +11,22 @@ import polars as pl
 
 from ctr_pe.data.dataset import ITEMS, SPLITS
 from ctr_pe.data.growth import Before
+from ctr_pe.data.sources.clock import WORDS, implausible, in_words
+from ctr_pe.data.sources.tables import broken_line, readable, scan
 from ctr_pe.errors import UserError, nearest
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
     from pathlib import Path
 
     from ctr_pe.data.recipe import Recipe
 
 ITEM = "item_id"  # the item's column in every data set
 BLOCK = 500_000  # events read at once
+NOTHING = frozenset(
+    ["", "NULL", "Null", "null", "NaN", "NAN", "nan", "NA", "N/A", "n/a", "#N/A", "None", "<NA>", "\\N", "undefined"]
+)
+"""Texts that programs write where there is no id."""
+TEXTS = (pl.String, pl.Categorical, pl.Enum)
 PART = 4_000_000  # events partitioned into blocks at once; polars may hold all of them
 BINS = 1 << 20  # resolution of a split by time, of the log's time span
 
@@ -50,23 +55,25 @@ class Log:
 
     Attributes: ``catalogue`` one row per item of the log, sorted by ``item_id``, with its attributes; ``items`` the
     same for every item that is known, nulls where an attribute is missing; ``before`` the data set whose ids stay, or
-    None; ``rows`` read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column.
+    None; ``rows`` read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column;
+    ``read_as`` what was found in each column that is used, in words.
     """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.file = recipe, recipe.interactions
         self.before = Before(recipe.append_to) if recipe.append_to else None
-        with _readable(self.file):
+        with readable(self.file):
             raw = scan(self.file)
             schema = raw.collect_schema()
             if raw.head(1).collect().is_empty():
                 raise UserError(f"{self.file}: an empty log: no rows, columns {', '.join(schema)}")
-            columns = self._columns(schema)
+            columns = self._columns(raw)
             self.timed, self.ordered = "time" in columns, "order" in columns
             if not (self.timed or self.ordered):
                 raise UserError(
                     f"{self.file}: neither a time nor an order column: --time or --order: {nearest('time', schema)}"
                 )
+            self.read_as: dict[str, str] = {}
             self._events = self._checked(raw, columns)
             self.catalogue, self.items = self._catalogue()
             if recipe.protocol == "impressions":
@@ -80,13 +87,13 @@ class Log:
             return events.join(codes, on="item", how="left").drop("item")
 
         count = -(-self.kept // size)
-        with _readable(self.file):
-            if count == 1:
+        if count == 1:
+            with readable(self.file):
                 return [coded(self._events).collect(engine="streaming").lazy()]
-            block = pl.col("user").hash(seed=0) % count
-            for start in range(0, self.kept, PART):
-                into = pl.PartitionBy(folder / str(start), key={"block": block}, include_key=False)
-                coded(self._events.slice(start, PART)).sink_parquet(into, mkdir=True)
+        block = pl.col("user").hash(seed=0) % count
+        for start in range(0, self.kept, PART):
+            into = pl.PartitionBy(folder / str(start), key={"block": block}, include_key=False)
+            coded(self._events.slice(start, PART)).sink_parquet(into, mkdir=True)
         names = sorted({path.name for path in folder.glob("*/*")})
         return [pl.scan_parquet(sorted(folder.glob(f"*/{name}"))) for name in names]
 
@@ -116,9 +123,9 @@ class Log:
             contradictions=0 if time is None else int((~new_user[1:] & (time[1:] < time[:-1])).sum()),
         )
 
-    def _columns(self, schema: pl.Schema) -> dict[str, pl.Expr]:
+    def _columns(self, raw: pl.LazyFrame) -> dict[str, pl.Expr]:
         """The columns of the log that are used, by role, cast to their types."""
-        recipe, columns = self.recipe, {}
+        recipe, columns, schema = self.recipe, {}, raw.collect_schema()
         needed = {"user", "item"} if recipe.protocol == "din" else {"user", "item", "label"}
         if "label" in needed and recipe.label is None:
             raise UserError(
@@ -127,13 +134,17 @@ class Log:
         for role in ("user", "item", "time", "order", "label"):
             name = getattr(recipe, role)
             if name is not None and (name in schema or role in needed or recipe.demanded(role)):
-                columns[role] = _typed(self.file, role, name, schema, recipe.time_unit)
+                columns[role] = _typed(self.file, role, name, raw, recipe.time_unit)
         if recipe.split:
             columns["split"] = pl.col(recipe.split.column)
-        used = [("drop", name) for name in recipe.drop] + ([("split", recipe.split.column)] if recipe.split else [])
-        for key, name in used:
+        used: list[tuple[str, str, Any]] = [("drop", name, value) for name, value in recipe.drop.items()]
+        used += [("split", recipe.split.column, [recipe.split.test, recipe.split.valid])] if recipe.split else []
+        for key, name, values in used:
             if name not in schema:
                 raise UserError(f"{self.file}: no column '{name}' for '{key}': {nearest(name, schema)}")
+            for value in values if isinstance(values, list) else [values]:
+                if isinstance(value, str) != (schema[name] in TEXTS):
+                    raise UserError(f"{self.file}: '{key}': column '{name}' holds {schema[name]}, so never {value!r}")
         return columns
 
     def _checked(self, raw: pl.LazyFrame, columns: dict[str, pl.Expr]) -> pl.LazyFrame:
@@ -161,12 +172,24 @@ class Log:
         nulls = events.null_count().collect(engine="streaming").row(0, named=True)
         names = {role: column.meta.root_names()[0] for role, column in columns.items()}
         if found := ", ".join(f"{names[role]}: {count:,}" for role, count in nulls.items() if count):
-            raise UserError(
-                f"{self.file}: null values: {found} of {self.rows:,} rows; drop them or name another column"
-            )
+            row = _row(raw, keep & pl.any_horizontal(column.is_null() for column in columns.values()))
+            problem = f"{self.file}: null values: {found} of {self.rows:,} rows, the first in row {row}"
+            raise UserError(broken_line(self.file) or f"{problem}; drop them or name another column")
+        for role in ("user", "item"):
+            self.read_as[names[role]] = _kind(events.collect_schema()[role])
+        if "time" in columns:
+            self._check_times(names["time"], raw.filter(keep).select(time=columns["time"]))
         if "label" in columns:
             self._check_labels(events)
         return events.drop("label", strict=False) if din else events
+
+    def _check_times(self, name: str, times: pl.LazyFrame) -> None:
+        low, high = times.select(low=pl.col("time").min(), high=pl.col("time").max()).collect(engine="streaming").row(0)
+        unit = self.recipe.time_unit
+        if problem := implausible(low, high, unit):
+            value, text = problem
+            raise UserError(f"{self.file}: time column '{name}', row {_row(times, pl.col('time') == value)}: {text}")
+        self.read_as[name] = f"{WORDS[unit]}, {in_words(low, high, unit)}"
 
     def _check_labels(self, events: pl.LazyFrame) -> None:
         values = events.group_by("label").len().sort("len", descending=True).head(5).collect(engine="streaming")
@@ -174,7 +197,8 @@ class Log:
         counts = ", ".join(f"{value}: {count:,}" for value, count in found.items())
         where = f"{self.file}: label column '{self.recipe.label}'"
         if strange := [value for value in found if value not in (0, 1)]:
-            raise UserError(f"{where} holds {strange[0]}, not only 0 and 1 ({counts})")
+            row = _row(events, pl.col("label") == strange[0])
+            raise UserError(f"{where} holds {strange[0]}, not only 0 and 1 ({counts}), the first in row {row}")
         if self.recipe.protocol == "impressions" and len(found) == 1:
             raise UserError(f"{where} is of one class only ({counts})")
 
@@ -208,19 +232,22 @@ class Log:
         recipe, file = self.recipe, self.recipe.items
         if file is None:
             return None
-        with _readable(file):
+        with readable(file):
             frame = scan(file)
             schema = frame.collect_schema()
-            columns = {ITEM: _typed(file, "item", recipe.item, schema)}
+            columns = {ITEM: _typed(file, "item", recipe.item, frame)}
             demanded = recipe.demanded("attributes")
             names = [name for name in recipe.attributes or () if name in schema or demanded]
             if ITEM in names:
                 raise UserError(f"{file}: attribute '{ITEM}' would take the name of the item's own column: rename it")
             items = frame.select(
-                **columns, **{name: _typed(file, "attribute", name, schema) for name in names}
+                **columns, **{name: _typed(file, "attribute", name, frame) for name in names}
             ).collect()
+        self.read_as |= {name: _kind(items.schema[name]) for name in names}
         if nulls := items[ITEM].null_count():
-            raise UserError(f"{file}: null values: {recipe.item}: {nulls:,} of {items.height:,} rows")
+            row = _row(items.lazy(), pl.col(ITEM).is_null())
+            problem = f"{file}: null values: {recipe.item}: {nulls:,} of {items.height:,} rows, the first in row {row}"
+            raise UserError(broken_line(file) or problem)
         if repeated := items.height - items[ITEM].n_unique():
             raise UserError(f"{file}: {repeated:,} of {items.height:,} rows repeat another row's {recipe.item}")
         return items
@@ -261,29 +288,12 @@ class Log:
         return int(starts[valid]), int(starts[test])
 
 
-def scan(file: Path) -> pl.LazyFrame:
-    """A table's file, or a directory of parquet files, lazily."""
-    if not file.exists():
-        raise UserError(f"{file}: no such file")
-    name = file.name.removesuffix(".gz")
-    if name.endswith((".csv", ".tsv")):
-        separator = "\t" if name.endswith(".tsv") else ","
-        return pl.scan_csv(file, separator=separator, infer_schema_length=10_000, try_parse_dates=True)
-    if file.is_dir() or name.endswith((".parquet", ".pq")):
-        return pl.scan_parquet(file)
-    raise UserError(f"{file}: a log is .parquet, .csv or .tsv (or .csv.gz, .tsv.gz)")
+def _typed(file: Path, role: str, name: str, table: pl.LazyFrame, unit: Literal["s", "ms"] = "s") -> pl.Expr:
+    """The column of a role as int64 (ids, order, times in ``unit``), string (ids) or 0 and 1 (labels).
 
-
-@contextmanager
-def _readable(file: Path) -> Iterator[None]:
-    try:
-        yield
-    except (pl.exceptions.PolarsError, OSError) as error:
-        raise UserError(f"{file}: cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
-
-
-def _typed(file: Path, role: str, name: str, schema: pl.Schema, unit: Literal["s", "ms"] = "s") -> pl.Expr:
-    """The column of a role as int64 (ids, order, times in ``unit``), string (ids) or 0 and 1 (labels)."""
+    A string that stands for no id becomes null.
+    """
+    schema = table.collect_schema()
     if name not in schema:
         raise UserError(f"{file}: no {role} column '{name}': {nearest(name, schema)}")
     column, dtype = pl.col(name), schema[name]
@@ -293,11 +303,31 @@ def _typed(file: Path, role: str, name: str, schema: pl.Schema, unit: Literal["s
         return column.cast(pl.Datetime("ms")).dt.epoch(unit)
     if role != "label" and dtype.is_integer():
         return column.cast(pl.Int64)
-    if role in ("user", "item", "attribute") and dtype in (pl.String, pl.Categorical, pl.Enum):
-        return column.cast(pl.String)
+    if role in ("user", "item", "attribute") and dtype in TEXTS:
+        text = column.cast(pl.String)
+        return pl.when(~text.is_in(list(NOTHING))).then(text)
     wanted = {"time": "integers or dates", "order": "integers", "label": "0 and 1"}
     wanted["attribute"] = "one integer or string per item"
-    raise UserError(f"{file}: {role} column '{name}' holds {dtype}, not {wanted.get(role, 'integers or strings')}")
+    found, wrong = "", pl.lit(False)
+    if dtype == pl.String:
+        wrong = column.is_not_null() & column.cast(pl.Int64, strict=False).is_null()
+    elif dtype.is_float():
+        wrong = (column % 1).ne(0)  # NaN too
+    if row := _row(table, wrong):
+        found = f" ({table.select(name).slice(row - 1, 1).collect().item()!r} in row {row})"
+    raise UserError(
+        f"{file}: {role} column '{name}' holds {dtype}, not {wanted.get(role, 'integers or strings')}{found}"
+    )
+
+
+def _row(table: pl.LazyFrame, condition: pl.Expr) -> int | None:
+    """The first row for which the condition holds, counted from 1."""
+    first: int | None = table.select(condition.arg_true().first()).collect().item()
+    return None if first is None else first + 1
+
+
+def _kind(dtype: pl.DataType) -> str:
+    return "whole numbers" if dtype.is_integer() else "text"
 
 
 def _changes(values: npt.NDArray[Any]) -> Bools:

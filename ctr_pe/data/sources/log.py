@@ -26,6 +26,7 @@ from tqdm import tqdm
 
 from ctr_pe.data.dataset import REPORT, SPLITS, Dataset
 from ctr_pe.data.recipe import Recipe
+from ctr_pe.data.sources.clock import SECONDS
 from ctr_pe.data.sources.events import BLOCK, Bools, Events, Ints, Log
 from ctr_pe.data.specs import age_spec, history_spec, target_spec
 from ctr_pe.data.vocabulary import UNSEEN, Vocabulary, ids_of
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
 
 LABEL, USER = "label", "user_id"  # with item_id the columns of every data set
 LIST_ITEMS = 4_000_000  # list items in memory while a row group is written
-SECONDS = {"s": 1, "ms": 1000}
 
 
 @dataclass(frozen=True)
@@ -332,6 +332,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
     report = {
         "recipe": recipe.model_dump(mode="json"),
         "log": counter.report(),
+        "read_as": log.read_as,
         "splits": written.report(),
         "seconds": round(seconds, 3),
         "rows_per_second": round(counter.rows / seconds),
@@ -354,9 +355,11 @@ def summary(dataset: Dataset) -> str:
         events += f"; new ids: {new}"
     if log["targets_without_negative"]:
         events += f"; targets without a negative: {log['targets_without_negative']:,}"
+    found = " · ".join(f"{column}: {what}" for column, what in report["read_as"].items())
     lines = [
         f"{dataset.path}: {sum(dataset.rows.values()):,} rows of {log['users']:,} users and {log['items']:,} items"
         f" in {report['seconds']:.1f} s ({report['rows_per_second']:,} rows/s)",
+        f"read as: {found}",
         events,
         f"{'':6}{'rows':>12}{'positive':>12}{'mean':>8}{'longest':>9}{'empty':>10}{'truncated':>11}  unseen",
     ]
