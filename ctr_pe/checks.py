@@ -1,58 +1,24 @@
 """Everything that is wrong with the parameters of one experiment, one line each, before anything runs.
 
-Keys and values are checked against the signatures that they are passed to, and the model is built once, with tables of
-three rows, on the fields of its data set.
+Keys and values are checked as :mod:`ctr_pe.keys` declares them, and the model is built once, with tables of three rows,
+on the fields of its data set.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Any
 
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
-
-from ctr_pe import legacy, plugins, tracking
-from ctr_pe.choices import check_choices, choose
+from ctr_pe import legacy, plugins
 from ctr_pe.data.built_in import BUILT_IN
 from ctr_pe.data.dataset import REPORT, stored_groups
-from ctr_pe.errors import UserError, nearest, short
+from ctr_pe.errors import UserError, nearest
+from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.fields import Group, field_groups, group_params
-
-Rate = Annotated[float, Field(ge=0, lt=1)]
-# Types of FuxiCTR's own parameters; its signatures have no annotations.
-FUXICTR: dict[str, Any] = {
-    "batch_size": PositiveInt,
-    "data_format": Literal["csv", "parquet", "npz"],
-    "debug_mode": bool,
-    "early_stop_patience": NonNegativeInt,
-    "epochs": PositiveInt,
-    "eval_steps": PositiveInt | None,
-    "gpu": int,
-    "group_id": str | None,
-    "label_col": dict[str, Any] | list[dict[str, Any]],
-    "loss": str,
-    "max_gradient_norm": float,
-    "metrics": list[str],
-    "min_categr_count": PositiveInt,
-    "model_root": str,
-    "monitor": str | dict[str, float],
-    "monitor_mode": Literal["max", "min"],
-    "num_workers": NonNegativeInt,
-    "optimizer": str,
-    "reduce_lr_on_plateau": bool,
-    "save_best_only": bool,
-    "seed": NonNegativeInt,
-    "shuffle": bool,
-    "task": Literal["binary_classification"],
-    "track": str | None,
-    "use_features": list[str] | None,
-    "verbose": int,
-}
+from ctr_pe.keys import DATA, KEYS, checked, problems
 
 
 def model_class(name: str | type) -> Any:
@@ -84,10 +50,9 @@ def check_other_model(cls: Any, feature_map: Any, params: Mapping[str, Any]) -> 
     """Check a model that is FuxiCTR's but none of ours (``RankModel``), and what FuxiCTR would run as code.
 
     Raises:
-        UserError: an encoding, which the model would ignore, or a text that FuxiCTR would run.
+        UserError: an encoding, which the model would ignore, a wrong value, or a text that FuxiCTR would run.
     """
     from ctr_pe.model_zoo.fields import take_encoders
-    from ctr_pe.model_zoo.keys import regularizer
 
     if hasattr(cls, "build_encoding"):  # a RankModel, whose module imports this one
         return
@@ -95,10 +60,9 @@ def check_other_model(cls: Any, feature_map: Any, params: Mapping[str, Any]) -> 
     if {encoding} != {"none"} if isinstance(encoding, str) else {*encoding} != {"none"}:
         raise UserError(f"model '{cls.__name__}' takes no position encoding, it is no RankModel of ctr_pe: --pe none")
     take_encoders(feature_map)
-    check_choices(params)
-    for key, value in params.items():
-        if key.endswith("_regularizer"):
-            regularizer(key, value)
+    checked(KEYS, params)
+    monitor_mode(params.get("monitor", "AUC"), params.get("monitor_mode"))
+    for key in params:
         if key.endswith("_initializer"):
             raise UserError(f"{key}: FuxiCTR would run it as code: leave it out")
 
@@ -119,79 +83,46 @@ def check_params(model: str, params: Mapping[str, Any]) -> None:
     Raises:
         UserError: an unknown model, key or value, or a key that is read only when a data set is built.
     """
-    from ctr_pe.model_zoo.keys import DATA_KEYS, check_keys, regularizer
-
     for key in params:
-        if key in DATA_KEYS:
+        if key in DATA:
             raise UserError(f"{key}: the data set decides it")
-    check_keys(model_class(model), params)
-    check_choices(params)
-    for key in params.keys() & {"embedding_regularizer", "net_regularizer"}:
-        regularizer(key, params[key])
+    check_values(model_class(model), params)
+
+
+def check_values(cls: Any, params: Mapping[str, Any]) -> None:
+    """Raises UserError for the first unknown key or wrong value of a model's parameters."""
+    from ctr_pe.model_zoo.keys import check_keys, known_keys
+
+    checked(KEYS, {key: value for key, value in params.items() if key == "position_encoding"})
+    check_encoding(params.get("position_encoding", "none"))  # options of dotted names are known from here on
+    check_keys(cls, params)
+    checked(known_keys(cls), params)
+    monitor_mode(params.get("monitor", "AUC"), params.get("monitor_mode"))
 
 
 def param_problems(params: Mapping[str, Any], root: Path) -> Iterator[str]:
     """All problems of one experiment's parameters, one string each; ``root``: directory of data sets."""
-    from ctr_pe.model_zoo.keys import unknown_keys
+    from ctr_pe.model_zoo.keys import known_keys, unknown_keys
 
     if legacy.is_legacy(params):
         params, _ = legacy.translate(params)
-    if "model" not in params:
-        yield "'model' is missing"
+    yield from (f"'{key}' is missing" for key in ("model", "dataset_id") if key not in params)
+    wrong: dict[str, str] = {}
+    for key, check in {"model": model_class, "position_encoding": check_encoding}.items():
+        try:
+            checked(KEYS, {key: params.get(key, "none")})
+            check(params.get(key, "none"))
+        except UserError as error:
+            wrong[key] = str(error)
+    if "model" in wrong:
+        yield from [wrong["model"]] if "model" in params else []
         return
-    try:
-        cls = model_class(str(params["model"]))
-    except UserError as error:
-        yield str(error)
-        return
-    good = dict(params)
-    with contextlib.suppress(UserError):  # which comes below; options of dotted names are known from here on
-        check_encoding(params.get("position_encoding", "none"))
-    types, unknown = known_types(cls), unknown_keys(cls, params)
-    for key, value in params.items():
-        for problem in [unknown[key]] if key in unknown else value_problems(types, key, value):
-            yield problem
-            good.pop(key)
-    yield from _model_problems(cls, good, root)
-
-
-def known_types(cls: Any) -> dict[str, Any]:
-    """Type of every key that a model, its base classes and the encodings take."""
-    from ctr_pe.pe import known_encodings
-
-    types = dict(FUXICTR)
-    for encoding in known_encodings():
-        types |= _annotations(encoding)
-    for base in reversed(cls.__mro__):
-        if "__init__" in vars(base) and not base.__module__.startswith(("fuxictr", "torch")):
-            types |= _annotations(base)
-    return {key: Rate if key.endswith("dropout") and kind is float else kind for key, kind in types.items()}
-
-
-def _annotations(cls: Any) -> dict[str, Any]:
-    try:
-        hints = get_type_hints(cls.__init__)
-    except (NameError, AttributeError):  # another package's, of names for type checkers alone
-        return {}
-    named = [p.name for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    return {name: hints[name] for name in named if name in hints}
-
-
-def value_problems(types: Mapping[str, Any], key: str, value: Any) -> Iterator[str]:
-    """What is wrong with one value, by the ``types`` of known keys."""
-    try:
-        if key in types:
-            TypeAdapter(types[key], config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
-        choose(key, value)
-        if key == "track":
-            tracking.check(value, installed=False)
-        if key == "position_encoding":
-            check_encoding(value)
-    except UserError as error:
-        yield str(error)
-    except ValidationError as error:
-        message = " or ".join(dict.fromkeys(short(problem["msg"]) for problem in error.errors()))
-        yield f"'{key}': {message} (given: {value!r})"
+    cls = model_class(params["model"])
+    unknown = unknown_keys(cls, params)  # with the options of dotted names, which are known from here on
+    wrong |= unknown
+    wrong |= problems(known_keys(cls), {key: value for key, value in params.items() if key not in wrong})
+    yield from wrong.values()
+    yield from _model_problems(cls, {key: value for key, value in params.items() if key not in wrong}, root)
 
 
 def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[str]:

@@ -54,9 +54,3 @@ def choose(key: str, value: Any) -> Any:
     if not found:
         raise UserError(f"{key} '{value}' is unknown: {nearest(value, CHOICES[kind])}")
     return found[0]
-
-
-def check_choices(params: Mapping[str, Any]) -> None:
-    """Raises UserError for the first key whose value is not in its list."""
-    for key, value in params.items():
-        choose(key, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -11,6 +12,16 @@ from typing import Any
 
 class UserError(ValueError):
     """A mistake in a command, a config or a data file. The command line prints its one line and exits with code 2."""
+
+
+def shown(value: object) -> str:
+    """A value as an error line quotes it: short, however large it is, and on one line."""
+    brief = reprlib.Repr()
+    brief.maxstring = brief.maxother = brief.maxlong = 40
+    brief.maxlist = brief.maxtuple = brief.maxdict = 4
+    brief.maxlevel = 2
+    text = brief.repr(value)
+    return text if len(text) <= 60 else f"{text[:58]} …"
 
 
 def nearest(name: object, choices: Iterable[object]) -> str:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe import legacy, tracking
-from ctr_pe.config import load_yaml
+from ctr_pe.config import load_yaml, overridden
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import CONFIG, REPORT, SPLITS, data_root, open_dataset
 from ctr_pe.errors import UserError, nearest
@@ -39,7 +39,7 @@ def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, A
     params, file = model_section(config, expid)
     dataset_id = str(overrides.get("dataset_id", params.get("dataset_id")))
     own = dataset_section(config, dataset_id, {**params, **overrides})
-    params = {**params, **own, "dataset_id": dataset_id, **overrides}
+    params = overridden({**params, **own, "dataset_id": dataset_id}, overrides)
     if legacy.is_legacy(params):
         params, line = legacy.translate(params)
         logging.getLogger(__name__).warning("%s: %s: %s", file, expid, line)

@@ -22,6 +22,7 @@ from ctr_pe import tracking, training
 from ctr_pe.checks import check_encoding, check_params, model_class, param_problems
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, say
+from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.model_zoo.keys import check_gpu
 from ctr_pe.pe import encoding_class, options_of
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
@@ -170,7 +171,7 @@ def _study(search: Search, out: Path) -> optuna.Study:
     study = optuna.create_study(
         storage=f"sqlite:///{out / STUDY}",
         study_name=f"{search.model}-{search.pe}-{search.dataset.dataset_id}",
-        direction="minimize" if search.params.get("monitor_mode") == "min" else "maximize",
+        direction=f"{monitor_mode(search.params.get('monitor', 'AUC'))}imize",
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
         load_if_exists=True,
     )
@@ -224,7 +225,7 @@ def _objective(
         outcome = train(run, progress)
         trial.set_user_attr("test", outcome.metrics)
         trial.set_user_attr("epoch", outcome.epoch)
-        best = min if params.get("monitor_mode") == "min" else max
+        best = min if monitor_mode(monitor) == "min" else max
         return float(best(value for value in values if math.isfinite(value)))
 
     return objective

@@ -18,6 +18,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.training.steady import Average, schedule
 
 if TYPE_CHECKING:
@@ -62,7 +63,7 @@ def fit(
 ) -> Fitted:
     """Train a FuxiCTR model, and end with the weights of the epoch that has the best monitor on ``validation``.
 
-    The model's own keys say how: monitor, monitor_mode, early_stop_patience, eval_steps, reduce_lr_on_plateau,
+    The model's own keys say how: monitor, early_stop_patience, eval_steps, reduce_lr_on_plateau,
     save_best_only (if false, the weights are those of the last evaluation), verbose. It may be called again: the
     optimiser goes on from where it is, all else begins anew.
 
@@ -84,13 +85,13 @@ def fit(
     checkpoint = Path(model.checkpoint)
     checkpoint.parent.mkdir(parents=True, exist_ok=True)
     checkpoint.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
+    low = monitor_mode(model._monitor.kv_pairs) == "min"
     history: list[Epoch] = []
     best: float | None = None
     stale = 0  # evaluations since the best
     for epoch in _evaluated(model, batches, validation, epochs, progress or (lambda state: None), watch):
         history.append(epoch)
         value = _monitored(model, epoch.metrics, first=best is None)
-        low = model._monitor_mode == "min"
         better = best is None or (value <= best - MIN_DELTA if low else value >= best + MIN_DELTA)
         best, stale = (value, 0) if better else (best, stale + 1)
         if better or not model._save_best_only:

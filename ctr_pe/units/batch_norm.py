@@ -1,4 +1,4 @@
-"""Batch norm that is a multiplication and an addition in evaluation, which takes a fraction of torch's time on a CPU."""
+"""Batch norm that is a multiplication and an addition in evaluation, a fraction of torch's time on a CPU."""
 
 from __future__ import annotations
 

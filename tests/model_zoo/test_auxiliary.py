@@ -195,5 +195,5 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         build(tmp_path, neg_seq_field=[["item_negs", "cate_neg"]])
     with pytest.raises(UserError, match="target_field has 1 groups, neg_seq_field has 2"):
         build(tmp_path, neg_seq_field=[["item_history"], ["cate_history"]])
-    with pytest.raises(UserError, match="weight of the auxiliary loss: 'much' is not a number"):
+    with pytest.raises(UserError, match="aux_loss_alpha must be a weight of 0 or more, got 'much'"):
         build(tmp_path, weight="much")

@@ -19,7 +19,7 @@ from ctr_pe.config import model_params, parse_overrides
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
-from ctr_pe.model_zoo.keys import TRAINING_KEYS
+from ctr_pe.keys import TRAINING
 from ctr_pe.training import Outcome, Run
 
 BASE = {
@@ -163,7 +163,7 @@ def baseline(data: Path) -> Seen:
 
 
 def test_every_key_of_training_is_tried() -> None:
-    assert CHANGES.keys() == TRAINING_KEYS
+    assert CHANGES.keys() == TRAINING.keys()
 
 
 def test_all_ways_in_give_the_same_run(baseline: Seen, way: Way) -> None:
