@@ -6,16 +6,16 @@ on the fields of its data set.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ctr_pe import legacy, plugins
+from ctr_pe.config import load_json
 from ctr_pe.data.built_in import BUILT_IN
 from ctr_pe.data.dataset import REPORT, stored_groups
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, nearest, shown
 from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.fields import Group, field_groups, group_params
 from ctr_pe.keys import DATA, KEYS, checked, problems
@@ -83,10 +83,18 @@ def check_params(model: str, params: Mapping[str, Any]) -> None:
     Raises:
         UserError: an unknown model, key or value, or a key that is read only when a data set is built.
     """
-    for key in params:
+    check_names(model, params)
+    check_values(model_class(model), params)
+
+
+def check_names(model: str, keys: Iterable[str]) -> None:
+    """Raises UserError for the first key that the model does not know, or that a data set decides when it is built."""
+    from ctr_pe.model_zoo.keys import check_keys
+
+    for key in keys:
         if key in DATA:
             raise UserError(f"{key}: the data set decides it")
-    check_values(model_class(model), params)
+    check_keys(model_class(model), keys)
 
 
 def check_values(cls: Any, params: Mapping[str, Any]) -> None:
@@ -141,11 +149,17 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
         params["group_id"] = params.get("group_id") or own_id
         groups = field_groups(params)
     complete, missing = _stand_ins(specs, groups, params)
+    missing += [name for name in params.get("use_features") or [] if specs and name not in [*specs, *missing]]
     for name in missing:
         yield f"no feature '{name}' in data set '{params.get('dataset_id')}': {nearest(name, specs)}"
     complete |= {name: {"type": "meta"} for name in missing if name not in complete}
     monitor = params.get("monitor", "AUC")
     group_id = params.get("group_id") or own_id
+    try:
+        monitor_mode(monitor, params.get("monitor_mode"))
+    except UserError as error:
+        yield str(error)
+        return
     if specs and "gAUC" in (monitor if isinstance(monitor, dict) else [monitor]) and not group_id:
         yield "monitor gAUC needs a group_id: the column whose rows are compared with each other"
     try:
@@ -153,8 +167,8 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
         check_other_model(cls, feature_map, params)
         with torch.random.fork_rng(devices=[]):
             cls(feature_map, **params | {"gpu": -1})
-    except (UserError, ValueError) as error:
-        yield str(error)
+    except Exception as error:  # another package's class may raise anything
+        yield str(error) if isinstance(error, ValueError) else f"the model cannot be built: {shown(error)}"
 
 
 STAND_IN = Group(("item_id", "cate_id"), ("item_history", "cate_history"))
@@ -171,7 +185,7 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
     """
     from ctr_pe.data.published import SETS
     from ctr_pe.data.sources.fuxictr_csv import feature_specs
-    from ctr_pe.data.specs import history_spec, target_spec
+    from ctr_pe.data.specs import history_spec, read_feature_map, target_spec
 
     name = str(params.get("dataset_id"))
     if params.get("feature_cols"):
@@ -179,9 +193,8 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
     given = [Path(str(params["train_data"])).parent] if params.get("train_data") else []
     for folder in (*given, root / name, Path(str(params.get("data_root") or root)) / name):
         if (folder / "feature_map.json").is_file():
-            features = json.loads((folder / "feature_map.json").read_text(encoding="utf-8"))["features"]
-            specs = {field: dict(spec) for feature in features for field, spec in feature.items()}
-            report = json.loads((folder / REPORT).read_text()) if (folder / REPORT).is_file() else {}
+            _, specs = read_feature_map(folder / "feature_map.json")
+            report = load_json(folder / REPORT) if (folder / REPORT).is_file() else {}
             return specs, stored_groups(report.get("groups", [])), report.get("group_id")
     if name in SETS:
         published = SETS[name]
@@ -224,13 +237,14 @@ def _stand_ins(
 
 
 def _feature_map(specs: Mapping[str, dict[str, Any]], params: Mapping[str, Any]) -> Any:
-    """With tables of three rows and no pretrained vectors, so that building the model is cheap."""
+    """With tables of three rows, short histories and no pretrained vectors, so that building the model is cheap."""
     from fuxictr.features import FeatureMap
 
     feature_map = FeatureMap(str(params.get("dataset_id")), "")
     for name, spec in specs.items():
         kept = {key: value for key, value in spec.items() if not key.startswith(("pretrain", "freeze"))}
-        feature_map.features[name] = kept | ({"vocab_size": 3} if "vocab_size" in spec else {})
+        small = {key: min(spec[key], most) for key, most in (("vocab_size", 3), ("max_len", 100)) if key in spec}
+        feature_map.features[name] = kept | small
     feature_map.labels = ["label"]
     feature_map.group_id = params.get("group_id")
     feature_map.default_emb_dim = params.get("embedding_dim")

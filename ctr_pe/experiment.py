@@ -20,6 +20,7 @@ from ctr_pe import legacy, tracking
 from ctr_pe.config import load_yaml, overridden
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import CONFIG, REPORT, SPLITS, data_root, open_dataset
+from ctr_pe.data.specs import read_feature_map
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.fields import field_groups
 
@@ -33,8 +34,10 @@ def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, A
     ``config``: FuxiCTR's config directory, or one YAML file; None for ./config or else the installed one. ``expid``: a
     section of ``model_config.yaml`` or ``model_config/*.yaml``. ``overrides`` may choose another ``dataset_id``, and
     name the checkpoint, so that experiments that run at the same time do not share it. Raises UserError if there is no
-    such config, experiment or data set.
+    such config, experiment or data set, or a key or value is wrong.
     """
+    from ctr_pe.checks import check_values, model_class
+
     overrides = dict(overrides or {})
     params, file = model_section(config, expid)
     dataset_id = str(overrides.get("dataset_id", params.get("dataset_id")))
@@ -47,7 +50,12 @@ def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, A
         raise UserError(f"{file}: {expid}: 'model' is missing")
     text = json.dumps(overrides, sort_keys=True, default=str)
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    return {"seed": 0, "model_id": f"{expid}_{digest}" if overrides else expid} | params
+    params = {"seed": 0, "model_id": f"{expid}_{digest}" if overrides else expid} | params
+    try:
+        check_values(model_class(params["model"]), params)
+    except UserError as error:
+        raise UserError(f"{file}: {expid}: {error}") from None
+    return params
 
 
 def model_section(config: str | Path | None, expid: str) -> tuple[dict[str, Any], Path]:
@@ -127,7 +135,7 @@ def open_source(params: Mapping[str, Any]) -> Source:
     if not feature_map.is_file():
         open_dataset(str(params["dataset_id"]), root)  # raises an error with the command that builds it
         raise UserError(f"{feature_map}: missing")
-    named = json.loads(feature_map.read_text(encoding="utf-8")).get("dataset_id")
+    named, _ = read_feature_map(feature_map)
     if named != params["dataset_id"]:
         raise UserError(f"{feature_map}: of data set '{named}', not '{params['dataset_id']}'")
     for split in SPLITS:

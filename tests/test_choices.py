@@ -130,7 +130,7 @@ def test_every_way_to_train_refuses_them(
         ({"monitor": {"foo": 1.0}}, "monitor 'foo' is unknown"),
         (
             {"net_regularizer": "l2(much)"},
-            "net_regularizer must be a weight of 0 or more, l1(x), l2(x) or l1_l2(x,y), got 'l2(much)'",
+            "l1(x), l2(x) or l1_l2(x,y), got 'l2(much)'",
         ),
         ({"table_optimizer": "lazy"}, "did you mean 'lazy_adam'?"),
     ],

@@ -17,6 +17,7 @@ from ctr_pe.config import model_params
 from ctr_pe.data.built_in import BUILT_IN, DEFAULT, generate_built_in
 from ctr_pe.data.dataset import Dataset, data_root, open_dataset
 from ctr_pe.errors import UserError, counted, nearest, say
+from ctr_pe.keys import KEYS, checked
 from ctr_pe.model_zoo.keys import check_gpu
 from ctr_pe.study import estimate, runner, suite_tables
 from ctr_pe.study.differences import settings
@@ -24,25 +25,9 @@ from ctr_pe.study.files import write_files
 from ctr_pe.study.rendering import as_text
 from ctr_pe.study.runner import Job, Train
 from ctr_pe.study.store import Key, Result, Store, device_of, hash_of
-from ctr_pe.study.suite import Cell, Grid, Suite, cells, load_suite
+from ctr_pe.study.suite import OWN_KEYS, Cell, Grid, Suite, cells, load_suite
 from ctr_pe.study.tables import make_tables
 from ctr_pe.training import PROTOCOLS, Run, train
-
-# Keys that a benchmark sets itself, and what the error recommends.
-OWN_KEYS = {
-    "position_encoding": "use --pe",
-    "model": "use --model",
-    "dataset_id": "use --dataset",
-    "seed": "use --seed",
-    "gpu": "use --gpu",
-    "debug_mode": "a benchmark has none",
-    "target_field": "the data set decides it",
-    "sequence_field": "the data set decides it",
-    "age_field": "the data set decides it",
-    "model_id": "the benchmark decides it",
-    "model_root": "checkpoints live in a temporary folder",
-    "track": "use --track",
-}
 
 
 @dataclass(frozen=True)
@@ -141,9 +126,10 @@ def run(request: Request, stand_in: Train | None = None) -> int:
 def plan(request: Request) -> tuple[Suite, list[Cell]]:
     """The suite of a request, with its number of seeds and protocol, and the cells to run, checked as far as possible
     without a data set."""
-    check_gpu(request.gpu)
     tracking.check(request.track)
-    for option, least in {"repeats": 1, "threads": 1, "jobs": 1, "seed": 0}.items():
+    checked(KEYS, {"gpu": request.gpu, "seed": request.seed})
+    check_gpu(request.gpu)
+    for option, least in {"repeats": 1, "threads": 1, "jobs": 1}.items():
         value = getattr(request, option)
         if value is not None and value < least:
             raise UserError(f"--{option} {value}: at least {least}")
