@@ -140,14 +140,15 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
     try:
         specs, own_groups, own_id = data_specs(params, root)
         groups = field_groups(params)
+        if not groups:
+            fields = group_params(own_groups or (STAND_IN,))
+            params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
+            params["group_id"] = params.get("group_id") or own_id
+            groups = field_groups(params)
+        monitor_mode(params.get("monitor", "AUC"), params.get("monitor_mode"))
     except UserError as error:
         yield str(error)
         return
-    if not groups:
-        fields = group_params(own_groups or (STAND_IN,))
-        params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
-        params["group_id"] = params.get("group_id") or own_id
-        groups = field_groups(params)
     complete, missing = _stand_ins(specs, groups, params)
     missing += [name for name in params.get("use_features") or [] if specs and name not in [*specs, *missing]]
     for name in missing:
@@ -155,11 +156,6 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
     complete |= {name: {"type": "meta"} for name in missing if name not in complete}
     monitor = params.get("monitor", "AUC")
     group_id = params.get("group_id") or own_id
-    try:
-        monitor_mode(monitor, params.get("monitor_mode"))
-    except UserError as error:
-        yield str(error)
-        return
     if specs and "gAUC" in (monitor if isinstance(monitor, dict) else [monitor]) and not group_id:
         yield "monitor gAUC needs a group_id: the column whose rows are compared with each other"
     try:

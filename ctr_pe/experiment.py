@@ -34,10 +34,8 @@ def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, A
     ``config``: FuxiCTR's config directory, or one YAML file; None for ./config or else the installed one. ``expid``: a
     section of ``model_config.yaml`` or ``model_config/*.yaml``. ``overrides`` may choose another ``dataset_id``, and
     name the checkpoint, so that experiments that run at the same time do not share it. Raises UserError if there is no
-    such config, experiment or data set, or a key or value is wrong.
+    such config, experiment or data set.
     """
-    from ctr_pe.checks import check_values, model_class
-
     overrides = dict(overrides or {})
     params, file = model_section(config, expid)
     dataset_id = str(overrides.get("dataset_id", params.get("dataset_id")))
@@ -50,12 +48,7 @@ def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, A
         raise UserError(f"{file}: {expid}: 'model' is missing")
     text = json.dumps(overrides, sort_keys=True, default=str)
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    params = {"seed": 0, "model_id": f"{expid}_{digest}" if overrides else expid} | params
-    try:
-        check_values(model_class(params["model"]), params)
-    except UserError as error:
-        raise UserError(f"{file}: {expid}: {error}") from None
-    return params
+    return {"seed": 0, "model_id": f"{expid}_{digest}" if overrides else expid} | params
 
 
 def model_section(config: str | Path | None, expid: str) -> tuple[dict[str, Any], Path]:
@@ -158,11 +151,12 @@ def run(
     """
     from fuxictr.utils import set_logger
 
-    from ctr_pe.checks import model_class
+    from ctr_pe.checks import check_values, model_class
     from ctr_pe.training import Run, train
 
     cls = model_class(params["model"])
     params = {"model_root": "./checkpoints", **params}
+    check_values(cls, params)  # before the log's file, which they name
     set_logger(dict(params))
     logging.info("Params: %s", json.dumps({key: str(value) for key, value in params.items()}, indent=4))
     params["track"] = tracking.below(Path(params["model_root"]), tracking.check(params.get("track")))
