@@ -15,7 +15,7 @@ from ctr_pe import legacy, plugins
 from ctr_pe.config import load_json
 from ctr_pe.data.built_in import BUILT_IN
 from ctr_pe.data.dataset import REPORT, stored_groups
-from ctr_pe.errors import UserError, nearest, shown
+from ctr_pe.errors import UserError, nearest, quoted, shown
 from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.fields import Group, field_groups, group_params
 from ctr_pe.keys import DATA, KEYS, checked, problems
@@ -121,7 +121,7 @@ def param_problems(params: Mapping[str, Any], root: Path) -> Iterator[str]:
             checked(KEYS, {key: params.get(key, "none")})
             check(params.get(key, "none"))
         except UserError as error:
-            wrong[key] = str(error)
+            wrong[key] = f"{key}: {error}" if key == "position_encoding" else str(error)
     if "model" in wrong:
         yield from [wrong["model"]] if "model" in params else []
         return
@@ -150,9 +150,8 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
         yield str(error)
         return
     complete, missing = _stand_ins(specs, groups, params)
-    missing += [name for name in params.get("use_features") or [] if specs and name not in [*specs, *missing]]
-    for name in missing:
-        yield f"no feature '{name}' in data set '{params.get('dataset_id')}': {nearest(name, specs)}"
+    for name, key in missing.items():
+        yield f"{key}: no feature {quoted(name)} in data set '{params.get('dataset_id')}': {nearest(name, specs)}"
     complete |= {name: {"type": "meta"} for name in missing if name not in complete}
     monitor = params.get("monitor", "AUC")
     group_id = params.get("group_id") or own_id
@@ -207,29 +206,28 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
 
 def _stand_ins(
     specs: dict[str, dict[str, Any]], groups: list[Any], params: Mapping[str, Any]
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The specs with every field in use, and the names of those that a known data set lacks."""
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The specs with every field in use, and of the fields that a known data set lacks the keys that name them."""
     from ctr_pe.data.specs import age_spec, history_spec, target_spec
 
-    ages = params.get("age_field")
     used: dict[str, dict[str, Any]] = {}
+    named: dict[str, str] = dict.fromkeys(params.get("use_features") or [], "use_features")
     for group in groups:
+        named |= dict.fromkeys(group.target, "target_field") | dict.fromkeys(group.history, "sequence_field")
         used |= {name: target_spec(1) for name in group.target}
         pairs = zip(group.target, group.history, strict=True)
         used |= {history: history_spec(target, 1, 100) for target, history in pairs}
-    for age in [ages] if isinstance(ages, str) else ages or []:
-        used |= {age: age_spec(100)} if age else {}
+        if group.age:
+            named[group.age], used[group.age] = "age_field", age_spec(100)
     if group_id := params.get("group_id"):
+        named.setdefault(group_id, "group_id")
         used.setdefault(group_id, {"type": "meta"})
-    missing = [name for name in used if name not in specs]
-    complete = {name: dict(spec) for name, spec in specs.items()} | {name: used[name] for name in missing}
+    complete = {name: dict(spec) for name, spec in {**used, **specs}.items()}
     for change in params.get("feature_specs") or []:
         for name in change["name"] if isinstance(change["name"], list) else [change["name"]]:
-            if name in complete:
-                complete[name] |= {key: value for key, value in change.items() if key != "name"}
-            else:
-                missing.append(name)
-    return complete, list(dict.fromkeys(missing)) if specs else []
+            named.setdefault(name, "feature_specs")
+            complete.get(name, {}).update({key: value for key, value in change.items() if key != "name"})
+    return complete, {name: key for name, key in named.items() if specs and name not in specs}
 
 
 def _feature_map(specs: Mapping[str, dict[str, Any]], params: Mapping[str, Any]) -> Any:

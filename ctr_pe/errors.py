@@ -24,9 +24,10 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:58]} …"
 
 
-def brief(name: str) -> str:
-    """A name of a config at the start of a line, as it is unless it is long or more than one line."""
-    return name if len(name) <= 40 and name.isprintable() else shown(name)
+def quoted(name: object) -> str:
+    """A name in an error line, between quotes: short, however long it is."""
+    text = str(name)
+    return f"'{text}'" if len(text) <= 60 else f"'{text[:58]} …'"
 
 
 def one_line(text: str) -> str:

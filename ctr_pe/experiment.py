@@ -21,7 +21,7 @@ from ctr_pe.config import load_yaml, overridden
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import CONFIG, REPORT, SPLITS, data_root, open_dataset
 from ctr_pe.data.specs import read_feature_map
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, nearest, quoted
 from ctr_pe.fields import field_groups
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def model_section(config: str | Path | None, expid: str) -> tuple[dict[str, Any]
     if not found:
         raise UserError(f"{config_folder(config)}: no model_config.yaml and no model_config/*.yaml")
     names = [name for sections in found.values() for name in sections if name != "Base"]
-    raise UserError(f"{config_folder(config)}: no experiment '{expid}': {nearest(expid, names)}")
+    raise UserError(f"{config_folder(config)}: no experiment {quoted(expid)}: {nearest(expid, names)}")
 
 
 def dataset_section(config: str | Path | None, dataset_id: str, params: Mapping[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ctr_pe.checks import param_problems
 from ctr_pe.config import load_yaml, packaged_yaml
 from ctr_pe.data.recipe import Recipe, SplitColumn
-from ctr_pe.errors import UserError, brief, counted, explain, nearest, one_line, shown
+from ctr_pe.errors import UserError, counted, explain, nearest, one_line, quoted, shown
 from ctr_pe.fields import field_groups
 from ctr_pe.keys import FIELD_KEYS, KEYS, Ages, Key, Name, Place, problems
 from ctr_pe.study.suite import Grid, Suite, cells
@@ -49,7 +49,7 @@ def check(file: Path, root: Path) -> tuple[str, list[str]]:
         kind, found = "", iter(["neither a model config nor a dataset config, recipe, suite or tuner config"])
     if "config" in kind and kind != "tuner config":
         others = [name for name in content if name not in sections]
-        found = chain((f"{shown(name)}: a section is a mapping of keys" for name in others), found)
+        found = chain((f"{_section(name)}: a section is a mapping of keys" for name in others), found)
     return kind, [f"{file}: {problem}" for problem in dict.fromkeys(map(one_line, found))]
 
 
@@ -62,14 +62,14 @@ def check_models(sections: Mapping[str, dict[str, Any]], folder: Path, root: Pat
         if name != "Base":
             params = {"model_id": name, **base, **section}
             params = {**_dataset_params(folder, str(params.get("dataset_id"))), **params}
-            yield from (f"{brief(name)}: {problem}" for problem in param_problems(params, root))
+            yield from (f"{_section(name)}: {problem}" for problem in param_problems(params, root))
 
 
 def check_datasets(sections: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     """Problems of a dataset config."""
     for name, section in sections.items():
         found = [KEYS["dataset_id"].problem("the name of a data set", name), *_of_dataset(section)]
-        yield from (f"{brief(name)}: {problem}" for problem in found if problem)
+        yield from (f"{_section(name)}: {problem}" for problem in found if problem)
 
 
 def _of_dataset(section: Mapping[str, Any]) -> Iterator[str]:
@@ -100,10 +100,12 @@ def _of_dataset(section: Mapping[str, Any]) -> Iterator[str]:
     except UserError as error:
         yield str(error)
         return
-    used = [field for group in groups for field in (*group.target, *group.history, *filter(None, [group.age]))]
-    for field in [*used, *([] if "group_id" in wrong else filter(None, [section.get("group_id")]))]:
-        if features and field not in features:
-            yield f"no feature {shown(field)} in feature_cols: {nearest(field, features)}"
+    for group in groups:
+        named = {"target_field": group.target, "sequence_field": group.history, "age_field": [group.age]}
+        for key, fields in {**named, "group_id": [] if "group_id" in wrong else [section.get("group_id")]}.items():
+            for field in filter(None, fields):
+                if features and field not in features:
+                    yield f"{key}: no feature {quoted(field)} in feature_cols: {nearest(field, features)}"
 
 
 def check_recipe(content: Mapping[str, Any]) -> Iterator[str]:
@@ -131,10 +133,10 @@ def check_suite(content: Mapping[str, Any], root: Path) -> Iterator[str]:
         try:
             params = model_params(cell.model, cell.dataset, cell.overrides)
         except UserError as error:
-            yield f"{cell}: {error}"
+            yield f"grids: {cell}: {error}"
             continue
         own = {"position_encoding": cell.pe, "group_id": None, "monitor": "AUC"}
-        yield from (f"{cell}: {problem}" for problem in param_problems({**params, **own}, root))
+        yield from (f"grids: {cell}: {problem}" for problem in param_problems({**params, **own}, root))
 
 
 class Tuner(BaseModel):
@@ -169,7 +171,7 @@ def check_tuner(content: Mapping[str, Any], folder: Path, root: Path) -> Iterato
     try:
         base, _ = model_section(config, tuner.base_expid)
     except UserError as error:
-        yield str(error)
+        yield f"base_config, base_expid: {error}"
         return
     for key in space.keys() - base.keys() - inline.keys() - DATASET.keys():
         yield f"tuner_space: {shown(key)} is not in {tuner.base_expid}: FuxiCTR's tuner varies only keys that it has"
@@ -189,3 +191,7 @@ def _dataset_params(folder: Path, dataset_id: str) -> dict[str, Any]:
             if isinstance(sections, dict) and isinstance(sections.get(dataset_id), dict):
                 return dict(sections[dataset_id])
     return {}
+
+
+def _section(name: str) -> str:
+    return quoted(name)[1:-1]

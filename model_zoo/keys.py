@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from fuxictr.pytorch.models import BaseModel
 
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, nearest, quoted
 from ctr_pe.keys import DATA, FIELD_KEYS, KEYS, OTHER, TRAINING, Key, known_to
 from ctr_pe.pe import known_encodings, pe_options
 
@@ -27,7 +27,7 @@ def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> dict[str, str]:
         if issubclass(cls, BaseModel):
             known |= {p.name for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD}
     unknown = [key for key in keys if key not in known | DATA.keys() | OTHER.keys()]
-    return {key: f"{model.__name__}: key '{key}' is unknown: {nearest(key, known)}" for key in unknown}
+    return {key: f"{model.__name__}: key {quoted(key)} is unknown: {nearest(key, known)}" for key in unknown}
 
 
 def known_keys(model: type) -> Mapping[str, Key]:

@@ -192,11 +192,10 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
     """The cell's runs, one per seed, with hyper-parameters that were checked."""
     params = run_params(cell.model, dataset.dataset_id, cell.overrides)
     checks.check_params(cell.model, params)
-    if request.suite:  # hundreds of runs: a model that cannot be built is reported before the first
-        own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
-        given = {**params, **own, "train_data": str(dataset.split("train"))}
-        for problem in checks.param_problems(given, dataset.path.parent):
-            raise UserError(f"{suite.title}: {cell}: {problem}")
+    own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
+    given = {**params, **own, "train_data": str(dataset.split("train"))}
+    for problem in checks.param_problems(given, dataset.path.parent):
+        raise UserError(f"{suite.title}: {cell}: {problem}" if request.suite else problem)
     jobs = []
     varied = " ".join(f"{key}={value}" for key, value in cell.varied)
     setting = (cell.model, dataset.dataset_id, suite.protocol, hash_of(params), dataset.data_hash)

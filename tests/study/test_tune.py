@@ -143,7 +143,7 @@ def test_spaces_of_ones_own(root: Path, tmp_path: Path) -> None:
         ({"space": ["position_dim=8"]}, "a list of values"),
         (
             {"space": ["position_dim=[8, big]"]},
-            "--space position_dim: position_dim must be a positive integer, got 'big'",
+            "position_dim must be a positive integer, got 'big'",
         ),
         ({"space": ["position_encoding=[cape, rope]"]}, "position_encoding: use --pe"),
         (

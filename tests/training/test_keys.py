@@ -29,7 +29,7 @@ BASE = {
     "early_stop_patience": "3",
     "embedding_dim": "4",
     "epochs": "4",
-    "learning_rate": "0.1",
+    "learning_rate": "0.01",
     "monitor": "AUC",
 }
 CHANGES = {

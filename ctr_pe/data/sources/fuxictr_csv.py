@@ -27,7 +27,7 @@ from ctr_pe.data.dataset import REPORT, SPLITS, Dataset, open_dataset
 from ctr_pe.data.specs import target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
-from ctr_pe.errors import UserError, explain, nearest, no_such_file, shown
+from ctr_pe.errors import UserError, explain, nearest, no_such_file, quoted, shown
 from ctr_pe.fields import Group
 from ctr_pe.keys import DATA, NAME_LENGTH, Count, Encoder, Place, Width, checked
 
@@ -167,7 +167,7 @@ def read_columns(params: Mapping[str, Any]) -> tuple[list[Column], list[str]]:
             problems.append(f"feature_cols: '{column.name}': an input's name has no dot (torch reads it as a path)")
         if column.share_embedding is not None and column.share_embedding not in names:
             problems.append(
-                f"feature_cols: '{column.name}' shares the embedding of '{column.share_embedding}', which is no "
+                f"feature_cols: '{column.name}' share_embedding {quoted(column.share_embedding)} is no "
                 f"feature: {nearest(column.share_embedding, names)}"
             )
     return columns, problems
