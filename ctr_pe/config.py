@@ -134,7 +134,7 @@ def parse_yaml(text: str, source: str) -> Any:
     Raises UserError, ``source:line: what``: a syntax error, a tag that could run code, or a key given twice.
     """
     try:
-        return _Loader(text).get_single_data()  # type: ignore[no-untyped-call]
+        return _Loader(text).get_single_data()
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""

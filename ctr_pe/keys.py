@@ -87,8 +87,9 @@ Widths = Annotated[
 Finite = Annotated[float, Field(gt=-math.inf, lt=math.inf, description="a number")]
 Positive = Annotated[float, Field(gt=0, lt=math.inf, description="a positive number")]
 Weight = Annotated[float, Field(ge=0, lt=math.inf, description="a weight of 0 or more")]
-PositiveText, WeightText = (Annotated[kind, BeforeValidator(_number)] for kind in (Positive, Weight))
-"""Also as text, for keys that FuxiCTR's reader has read."""
+PositiveText = Annotated[Positive, BeforeValidator(_number)]
+WeightText = Annotated[Weight, BeforeValidator(_number)]
+"""These also as text, which FuxiCTR's reader makes of 1e-3."""
 Rate = Annotated[float, Field(ge=0, lt=1, description="from 0 to less than 1")]
 Chance = Annotated[float, Field(ge=0, le=1, description="from 0 to at most 1")]
 Share = Annotated[float, Field(gt=0, le=1, description="above 0 and at most 1")]
@@ -140,7 +141,7 @@ class Spec(BaseModel):
     embedding_dim: Width | None = None
     emb_output_dim: Width | None = None
     feature_encoder: Encoder | list[Encoder] | None = None
-    pretrained_emb: Place | None = None
+    pretrained_emb: Name | None = None
     pretrain_dim: Width | None = None
     pretrain_usage: Literal["init", "sum", "concat"] = "init"
     freeze_emb: bool = True
@@ -297,11 +298,12 @@ def declared(cls: type) -> Mapping[str, Key]:
     """The parameters of a class's own constructor, by their annotations."""
     if "__init__" not in vars(cls):
         return {}
+    init: Any = vars(cls)["__init__"]
     try:
-        hints = get_type_hints(cls.__init__, include_extras=True)
+        hints = get_type_hints(init, include_extras=True)
     except (NameError, AttributeError, TypeError):  # another package's, of names for type checkers alone
         return {}
-    named = inspect.signature(cls.__init__).parameters.values()
+    named = inspect.signature(init).parameters.values()
     return {p.name: Key(hints[p.name]) for p in named if p.kind is not p.VAR_KEYWORD and p.name in hints}
 
 
@@ -338,10 +340,10 @@ def checked(keys: Mapping[str, Key], given: Mapping[str, Any]) -> None:
 class _SignatureOfInit:
     """What :func:`inspect.signature` shows of a class with a ``__new__`` of its own."""
 
-    def __get__(self, instance: Any, owner: type) -> inspect.Signature:
+    def __get__(self, instance: Any, owner: Any) -> inspect.Signature:
         if instance is not None:
             raise AttributeError("__signature__")
-        _, *parameters = inspect.signature(owner.__init__).parameters.values()  # type: ignore[misc]
+        _, *parameters = inspect.signature(owner.__init__).parameters.values()
         return inspect.Signature(parameters)
 
 

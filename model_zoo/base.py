@@ -132,13 +132,14 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
             check_name(key, name)  # the checkpoint's file
         options = {key: kwargs.pop(key) for key in pe_options() if key in kwargs}
         feature_map, encoders = take_encoders(feature_map)
-        kwargs = {
+        defaults: dict[str, Any] = {
             "verbose": 0,
             "model_root": "./checkpoints",
             "metrics": ["gAUC", "AUC", "logloss"] if feature_map.group_id else ["AUC", "logloss"],
             "optimizer": "adam",
             "loss": "binary_crossentropy",
-        } | kwargs
+        }
+        kwargs = defaults | kwargs
         check_gpu(kwargs.get("gpu", -1))
         kwargs["monitor_mode"] = monitor_mode(kwargs.get("monitor", "AUC"), kwargs.get("monitor_mode"))
         regularizers = {"embedding_regularizer": embedding_regularizer, "net_regularizer": net_regularizer}

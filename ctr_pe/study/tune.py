@@ -198,7 +198,7 @@ def _study(search: Search, out: Path) -> optuna.Study:
     study = optuna.create_study(
         storage=f"sqlite:///{out / STUDY}",
         study_name=f"{search.model}-{search.pe}-{search.dataset.dataset_id}",
-        direction=f"{monitor_mode(search.params.get('monitor', 'AUC'))}imize",
+        direction="minimize" if monitor_mode(search.params.get("monitor", "AUC")) == "min" else "maximize",
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
         load_if_exists=True,
     )
