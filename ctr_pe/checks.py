@@ -98,12 +98,11 @@ def check_names(model: str, keys: Iterable[str]) -> None:
 
 
 def check_values(cls: Any, params: Mapping[str, Any]) -> None:
-    """Raises UserError for the first unknown key or wrong value of a model's parameters."""
-    from ctr_pe.model_zoo.keys import check_keys, known_keys
+    """Raises UserError for the first wrong value of a model's parameters."""
+    from ctr_pe.model_zoo.keys import known_keys
 
     checked(KEYS, {key: value for key, value in params.items() if key == "position_encoding"})
     check_encoding(params.get("position_encoding", "none"))  # options of dotted names are known from here on
-    check_keys(cls, params)
     checked(known_keys(cls), params)
     monitor_mode(params.get("monitor", "AUC"), params.get("monitor_mode"))
 

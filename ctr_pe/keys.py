@@ -24,11 +24,10 @@ from pydantic.fields import FieldInfo
 from ctr_pe import tracking
 from ctr_pe.choices import choose
 from ctr_pe.errors import UserError, explain, short, shown
+from ctr_pe.names import RULE, is_name
 
 MOST_WEIGHTS = 2**28
 """Of one stack of layers: a gigabyte. A config asks for more by mistake, or to exhaust the machine."""
-NAME_LENGTH = 150
-"""Characters of a name that becomes part of a file's name."""
 
 
 def _number(value: Any) -> Any:
@@ -49,18 +48,6 @@ def regularizer(value: Any) -> float | str | None:
     if not all(0 <= weight < math.inf for weight in weights):
         raise ValueError(value)
     return (text if written else weights[0]) if any(weights) else None
-
-
-def is_name(text: str) -> bool:
-    """Whether a name can be part of a path and stays in its directory."""
-    return 0 < len(text) <= NAME_LENGTH and text not in (".", "..") and not re.search(r"[/\\\x00-\x1f\x7f]", text)
-
-
-def check_name(key: str, value: Any) -> str:
-    """The name, or a UserError if it cannot be one of a file: it would leave its directory, or no file may have it."""
-    if not isinstance(value, str) or not is_name(value):
-        raise UserError(f"{key} must be {words(Name)}, got {shown(value)}")
-    return value
 
 
 def _demand(holds: Any) -> AfterValidator:
@@ -98,9 +85,7 @@ Regularizer = Annotated[
     AfterValidator(regularizer),
     Field(description="a weight of 0 or more, l1(x), l2(x) or l1_l2(x,y)"),
 ]
-Name = Annotated[
-    str, _demand(is_name), Field(description=f"a name of 1 to {NAME_LENGTH} characters, without / and \\ and not ..")
-]
+Name = Annotated[str, _demand(is_name), Field(description=RULE)]
 Place = Annotated[str, Field(pattern=r"^[^\x00-\x1f\x7f]{1,1000}$", description="a path")]
 Fields = Annotated[
     str | Sequence[str | Sequence[str]] | None, Field(description="a field, or a list of lists of fields, [[item_id]]")

@@ -34,7 +34,6 @@ from ctr_pe.keys import (
     Regularizer,
     Width,
     Widths,
-    check_name,
     regularizer,
 )
 from ctr_pe.model_zoo import candidates
@@ -42,6 +41,7 @@ from ctr_pe.model_zoo.candidates import Encoded
 from ctr_pe.model_zoo.fields import SizedGroup, field_dim, other_fields, sized_groups, take_encoders
 from ctr_pe.model_zoo.keys import check_gpu, check_keys, known_keys, prefixes
 from ctr_pe.model_zoo.tables import look_up, regularization
+from ctr_pe.names import check_name
 from ctr_pe.pe import build_pe, check_encodings, pe_options
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Items, Positions

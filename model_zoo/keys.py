@@ -32,10 +32,10 @@ def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> dict[str, str]:
 
 def known_keys(model: type) -> Mapping[str, Key]:
     """The keys that a model, its base classes and the encodings take, with their types."""
-    found = dict(KEYS)
+    found: dict[str, Key] = {}
     for encoding in known_encodings():
         found |= known_to(encoding)
-    return found | _with_prefixes(model) | known_to(model)
+    return found | _with_prefixes(model) | known_to(model) | KEYS
 
 
 def _with_prefixes(model: type) -> dict[str, Key]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 from ctr_pe.config import load_json
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.fields import Group
-from ctr_pe.keys import check_name
+from ctr_pe.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence

@@ -8,7 +8,8 @@ from typing import Any
 
 from ctr_pe.config import load_json
 from ctr_pe.errors import UserError
-from ctr_pe.keys import Key, Spec, check_name
+from ctr_pe.keys import Key, Spec
+from ctr_pe.names import check_name
 
 
 def target_spec(known: int, source: str = "item", unseen: int | None = None) -> dict[str, Any]:

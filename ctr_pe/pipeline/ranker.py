@@ -307,10 +307,12 @@ class CTRRanker:
 
     def _check(self, params: dict[str, Any]) -> None:
         """Raises UserError for the first that cannot be used."""
-        from ctr_pe.checks import check_values, model_class
+        from ctr_pe.checks import check_encoding, check_names, check_values, model_class
 
         for name in params.keys() & (DECIDED - {"position_encoding", "gpu"}):
             raise UserError(f"CTRRanker: '{name}' is not a parameter: the log and the other parameters decide it")
+        check_encoding(self.position_encoding)  # options of dotted names are known from here on
+        check_names(self.model, params)
         check_values(model_class(self.model), params)
 
     def _untrained(self, events: Table, items: Table | None) -> Scorer:

@@ -99,6 +99,8 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             say(f"{title}, {workers} at once; results in {store.path}")
         stored = store.read()
         _refuse_other_classes(store, jobs, stored)
+        if request.suite or stand_in is None:
+            _refuse_unbuildable(suite.title, found, datasets)
         done = [job.key for job in jobs if job.key in stored]
         wanted = {"weights": request.keep_weights and store.weights, "models": request.keep and store.model}
         for what, path in wanted.items():
@@ -192,10 +194,6 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
     """The cell's runs, one per seed, with hyper-parameters that were checked."""
     params = run_params(cell.model, dataset.dataset_id, cell.overrides)
     checks.check_params(cell.model, params)
-    own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
-    given = {**params, **own, "train_data": str(dataset.split("train"))}
-    for problem in checks.param_problems(given, dataset.path.parent):
-        raise UserError(f"{suite.title}: {cell}: {problem}" if request.suite else problem)
     jobs = []
     varied = " ".join(f"{key}={value}" for key, value in cell.varied)
     setting = (cell.model, dataset.dataset_id, suite.protocol, hash_of(params), dataset.data_hash)
@@ -207,6 +205,17 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
         track = tracking.below(store.path, request.track)
         jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how, track=track), key, varied))
     return jobs
+
+
+def _refuse_unbuildable(title: str, found: Sequence[Cell], datasets: Mapping[str, Dataset]) -> None:
+    """A model that cannot be built is reported before the first run."""
+    for cell in found:
+        dataset = datasets[cell.dataset]
+        params = run_params(cell.model, dataset.dataset_id, cell.overrides)
+        own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
+        given = {**params, **own, "train_data": str(dataset.split("train"))}
+        for problem in checks.param_problems(given, dataset.path.parent):
+            raise UserError(f"{title}: {cell}: {problem}")
 
 
 def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[Key, Result]) -> None:

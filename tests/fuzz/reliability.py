@@ -46,13 +46,12 @@ def attacks(folder: Path) -> Mapping[str, tuple[int, int]]:
 SECTIONS: dict[str, tuple[Callable[[Path], Mapping[str, tuple[int, int]]], str]] = {
     "Broken configs": (
         configs,
-        "One mistake each: a value of another type or out of range, a typing error in a key, or something that is missing. "
+        "One mistake each: a value of another type or out of range, a typing error, something that is missing.\n"
         "Refused in lines of at most 200 characters that name the file and the key.",
     ),
     "Hostile files": (
         attacks,
-        "Configs and feature maps that want code to run, files outside their folder, or more time and memory than there "
-        "is.",
+        "They want code to run, files outside their folder, or more time and memory than is there.",
     ),
 }
 """Title -> what is tried in an empty folder, and what is said about it."""

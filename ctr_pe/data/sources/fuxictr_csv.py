@@ -29,7 +29,8 @@ from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.errors import UserError, explain, nearest, no_such_file, quoted, shown
 from ctr_pe.fields import Group
-from ctr_pe.keys import DATA, NAME_LENGTH, Count, Encoder, Place, Width, checked
+from ctr_pe.keys import DATA, Count, Encoder, Place, Width, checked
+from ctr_pe.names import LONGEST
 
 BLOCK_ROWS = 65_536
 FOLDER = "ctr_pe"  # below <data_root>/<dataset_id>, which may also hold the user's files and FuxiCTR's own cache
@@ -41,7 +42,7 @@ class Column(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str = Field(min_length=1, max_length=NAME_LENGTH)
+    name: str = Field(min_length=1, max_length=LONGEST)
     type: Literal["categorical", "sequence", "meta", "numeric", "embedding"]
     dtype: Literal["str", "int", "float", "list"]
     active: bool = True
