@@ -92,15 +92,15 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
         for notice in store.notices:
             say(notice)
+        stored = store.read()
+        _refuse_other_classes(store, jobs, stored)
+        if request.suite or (stand_in is None and not request.dry_run):
+            _refuse_unbuildable(suite.title, found, datasets)
         workers = _workers(request, len(jobs))
         title = f"{suite.title}: {len(found)} cells" if request.suite else f"{first}: {suite.title}"
         title += f" × {counted(suite.seeds, 'seed')} = {len(jobs)} runs"
         if not request.dry_run:
             say(f"{title}, {workers} at once; results in {store.path}")
-        stored = store.read()
-        _refuse_other_classes(store, jobs, stored)
-        if request.suite or stand_in is None:
-            _refuse_unbuildable(suite.title, found, datasets)
         done = [job.key for job in jobs if job.key in stored]
         wanted = {"weights": request.keep_weights and store.weights, "models": request.keep and store.model}
         for what, path in wanted.items():
