@@ -14,20 +14,8 @@ import pytest
 
 LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest counts; old names until all have moved
     "utilities": (
-        *(
-            "errors",
-            "names",
-            "choices",
-            "config",
-            "keys",
-            "fields",
-            "evaluation",
-            "allocator",
-            "modules",
-            "lazily",
-            "legacy",
-        ),
-        *("fuxictr_imports", "plugins", "tracking", "model_zoo.fields", "data.specs"),
+        *("errors", "names", "choices", "config", "keys", "fields", "evaluation", "allocator", "modules", "lazily"),
+        *("legacy", "fuxictr_imports", "plugins", "tracking", "model_zoo.fields", "data.specs"),
     ),
     "positions": ("positions", "ragged", "padded"),
     "ops": ("ops", "compiled"),

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from copy import deepcopy
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -56,7 +57,7 @@ def _code() -> Iterator[Hostile]:
     for text in TEXTS:
         changes = [{"name": "item_id", "feature_encoder": text}]
         yield _validated("code: a feature encoder", _text({"X": {**MODEL, "feature_specs": changes}}))
-        yield _mapped("code: a feature encoder", lambda content, text=text: _first(content, feature_encoder=text))
+        yield _mapped("code: a feature encoder", partial(_first, feature_encoder=text))
 
 
 def _paths() -> Iterator[Hostile]:
@@ -65,8 +66,8 @@ def _paths() -> Iterator[Hostile]:
         yield _validated("a path outside: dataset_id", _text({"X": {**MODEL, "dataset_id": path}}))
         yield _validated("a path outside: a section", _text({path: MODEL}))
         yield _validated("a path outside: a data set", _text({path: DATASET}))
-        yield _mapped("a path outside: dataset_id", lambda content, path=path: content | {"dataset_id": path})
-        yield _mapped("a path outside: vectors", lambda content, path=path: _first(content, pretrained_emb=path))
+        yield _mapped("a path outside: dataset_id", partial(_with, dataset_id=path))
+        yield _mapped("a path outside: vectors", partial(_first, pretrained_emb=path))
 
 
 def _bombs() -> Iterator[Hostile]:
@@ -91,8 +92,8 @@ def _bombs() -> Iterator[Hostile]:
     }
     for wants, text in texts.items():
         yield _validated(f"time or memory: {wants}", text)
-    yield _mapped("time or memory: long histories", lambda content: _first(content, max_len=10**15))
-    yield _mapped("time or memory: wide embeddings", lambda content: _first(content, embedding_dim=10**12))
+    yield _mapped("time or memory: long histories", partial(_first, max_len=10**15))
+    yield _mapped("time or memory: wide embeddings", partial(_first, embedding_dim=10**12))
     deep = '{"dataset_id": "theirs", "features": ' + "[" * 100_000 + "]" * 100_000 + "}"
     yield Hostile("time or memory: lists in JSON", "data/theirs/feature_map.json", deep, ("validate", "theirs.yaml"))
 
@@ -104,6 +105,10 @@ def _validated(wants: str, text: str) -> Hostile:
 def _mapped(wants: str, changed: Callable[[dict[str, Any]], dict[str, Any]]) -> Hostile:
     text = json.dumps(changed(deepcopy(FEATURE_MAP)))
     return Hostile(wants, "data/theirs/feature_map.json", text, ("validate", "theirs.yaml"))
+
+
+def _with(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
+    return content | changes
 
 
 def _first(content: dict[str, Any], **changes: Any) -> dict[str, Any]:
