@@ -65,6 +65,7 @@ setup(
         "export": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"],
         "tune": ["optuna>=4"],
         "dev": [
+            "bandit[toml]",
             "build",
             "fastapi>=0.115",
             "httpx2",

@@ -1,58 +1,24 @@
 """Everything that is wrong with the parameters of one experiment, one line each, before anything runs.
 
-Keys and values are checked against the signatures that they are passed to, and the model is built once, with tables of
-three rows, on the fields of its data set.
+Keys and values are checked as :mod:`ctr_pe.keys` declares them, and the model is built once, with tables of three rows,
+on the fields of its data set.
 """
 
 from __future__ import annotations
 
-import contextlib
-import inspect
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Any
 
-from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
-
-from ctr_pe import legacy, plugins, tracking
-from ctr_pe.choices import check_choices, choose
+from ctr_pe import legacy, plugins
+from ctr_pe.config import load_json
 from ctr_pe.data.built_in import BUILT_IN
 from ctr_pe.data.dataset import REPORT, stored_groups
-from ctr_pe.errors import UserError, nearest, short
+from ctr_pe.errors import UserError, nearest, quoted, shown
+from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.fields import Group, field_groups, group_params
-
-Rate = Annotated[float, Field(ge=0, lt=1)]
-# Types of FuxiCTR's own parameters; its signatures have no annotations.
-FUXICTR: dict[str, Any] = {
-    "batch_size": PositiveInt,
-    "data_format": Literal["csv", "parquet", "npz"],
-    "debug_mode": bool,
-    "early_stop_patience": NonNegativeInt,
-    "epochs": PositiveInt,
-    "eval_steps": PositiveInt | None,
-    "gpu": int,
-    "group_id": str | None,
-    "label_col": dict[str, Any] | list[dict[str, Any]],
-    "loss": str,
-    "max_gradient_norm": float,
-    "metrics": list[str],
-    "min_categr_count": PositiveInt,
-    "model_root": str,
-    "monitor": str | dict[str, float],
-    "monitor_mode": Literal["max", "min"],
-    "num_workers": NonNegativeInt,
-    "optimizer": str,
-    "reduce_lr_on_plateau": bool,
-    "save_best_only": bool,
-    "seed": NonNegativeInt,
-    "shuffle": bool,
-    "task": Literal["binary_classification"],
-    "track": str | None,
-    "use_features": list[str] | None,
-    "verbose": int,
-}
+from ctr_pe.keys import DATA, KEYS, checked, problems
 
 
 def model_class(name: str | type) -> Any:
@@ -84,10 +50,9 @@ def check_other_model(cls: Any, feature_map: Any, params: Mapping[str, Any]) -> 
     """Check a model that is FuxiCTR's but none of ours (``RankModel``), and what FuxiCTR would run as code.
 
     Raises:
-        UserError: an encoding, which the model would ignore, or a text that FuxiCTR would run.
+        UserError: an encoding, which the model would ignore, a wrong value, or a text that FuxiCTR would run.
     """
     from ctr_pe.model_zoo.fields import take_encoders
-    from ctr_pe.model_zoo.keys import regularizer
 
     if hasattr(cls, "build_encoding"):  # a RankModel, whose module imports this one
         return
@@ -95,10 +60,9 @@ def check_other_model(cls: Any, feature_map: Any, params: Mapping[str, Any]) -> 
     if {encoding} != {"none"} if isinstance(encoding, str) else {*encoding} != {"none"}:
         raise UserError(f"model '{cls.__name__}' takes no position encoding, it is no RankModel of ctr_pe: --pe none")
     take_encoders(feature_map)
-    check_choices(params)
-    for key, value in params.items():
-        if key.endswith("_regularizer"):
-            regularizer(key, value)
+    checked(KEYS, params)
+    monitor_mode(params.get("monitor", "AUC"), params.get("monitor_mode"))
+    for key in params:
         if key.endswith("_initializer"):
             raise UserError(f"{key}: FuxiCTR would run it as code: leave it out")
 
@@ -119,79 +83,53 @@ def check_params(model: str, params: Mapping[str, Any]) -> None:
     Raises:
         UserError: an unknown model, key or value, or a key that is read only when a data set is built.
     """
-    from ctr_pe.model_zoo.keys import DATA_KEYS, check_keys, regularizer
+    check_names(model, params)
+    check_values(model_class(model), params)
 
-    for key in params:
-        if key in DATA_KEYS:
+
+def check_names(model: str, keys: Iterable[str]) -> None:
+    """Raises UserError for the first key that the model does not know, or that a data set decides when it is built."""
+    from ctr_pe.model_zoo.keys import check_keys
+
+    for key in keys:
+        if key in DATA:
             raise UserError(f"{key}: the data set decides it")
-    check_keys(model_class(model), params)
-    check_choices(params)
-    for key in params.keys() & {"embedding_regularizer", "net_regularizer"}:
-        regularizer(key, params[key])
+    check_keys(model_class(model), keys)
+
+
+def check_values(cls: Any, params: Mapping[str, Any]) -> None:
+    """Raises UserError for the first wrong value of a model's parameters."""
+    from ctr_pe.model_zoo.keys import known_keys
+
+    checked(KEYS, {key: value for key, value in params.items() if key == "position_encoding"})
+    check_encoding(params.get("position_encoding", "none"))  # options of dotted names are known from here on
+    checked(known_keys(cls), params)
+    monitor_mode(params.get("monitor", "AUC"), params.get("monitor_mode"))
 
 
 def param_problems(params: Mapping[str, Any], root: Path) -> Iterator[str]:
     """All problems of one experiment's parameters, one string each; ``root``: directory of data sets."""
-    from ctr_pe.model_zoo.keys import unknown_keys
+    from ctr_pe.model_zoo.keys import known_keys, unknown_keys
 
     if legacy.is_legacy(params):
         params, _ = legacy.translate(params)
-    if "model" not in params:
-        yield "'model' is missing"
+    yield from (f"'{key}' is missing" for key in ("model", "dataset_id") if key not in params)
+    wrong: dict[str, str] = {}
+    for key, check in {"model": model_class, "position_encoding": check_encoding}.items():
+        try:
+            checked(KEYS, {key: params.get(key, "none")})
+            check(params.get(key, "none"))
+        except UserError as error:
+            wrong[key] = f"{key}: {error}" if key == "position_encoding" else str(error)
+    if "model" in wrong:
+        yield from [wrong["model"]] if "model" in params else []
         return
-    try:
-        cls = model_class(str(params["model"]))
-    except UserError as error:
-        yield str(error)
-        return
-    good = dict(params)
-    with contextlib.suppress(UserError):  # which comes below; options of dotted names are known from here on
-        check_encoding(params.get("position_encoding", "none"))
-    types, unknown = known_types(cls), unknown_keys(cls, params)
-    for key, value in params.items():
-        for problem in [unknown[key]] if key in unknown else value_problems(types, key, value):
-            yield problem
-            good.pop(key)
-    yield from _model_problems(cls, good, root)
-
-
-def known_types(cls: Any) -> dict[str, Any]:
-    """Type of every key that a model, its base classes and the encodings take."""
-    from ctr_pe.pe import known_encodings
-
-    types = dict(FUXICTR)
-    for encoding in known_encodings():
-        types |= _annotations(encoding)
-    for base in reversed(cls.__mro__):
-        if "__init__" in vars(base) and not base.__module__.startswith(("fuxictr", "torch")):
-            types |= _annotations(base)
-    return {key: Rate if key.endswith("dropout") and kind is float else kind for key, kind in types.items()}
-
-
-def _annotations(cls: Any) -> dict[str, Any]:
-    try:
-        hints = get_type_hints(cls.__init__)
-    except (NameError, AttributeError):  # another package's, of names for type checkers alone
-        return {}
-    named = [p.name for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD]
-    return {name: hints[name] for name in named if name in hints}
-
-
-def value_problems(types: Mapping[str, Any], key: str, value: Any) -> Iterator[str]:
-    """What is wrong with one value, by the ``types`` of known keys."""
-    try:
-        if key in types:
-            TypeAdapter(types[key], config=ConfigDict(strict=True, arbitrary_types_allowed=True)).validate_python(value)
-        choose(key, value)
-        if key == "track":
-            tracking.check(value, installed=False)
-        if key == "position_encoding":
-            check_encoding(value)
-    except UserError as error:
-        yield str(error)
-    except ValidationError as error:
-        message = " or ".join(dict.fromkeys(short(problem["msg"]) for problem in error.errors()))
-        yield f"'{key}': {message} (given: {value!r})"
+    cls = model_class(params["model"])
+    unknown = unknown_keys(cls, params)  # with the options of dotted names, which are known from here on
+    wrong |= unknown
+    wrong |= problems(known_keys(cls), {key: value for key, value in params.items() if key not in wrong})
+    yield from wrong.values()
+    yield from _model_problems(cls, {key: value for key, value in params.items() if key not in wrong}, root)
 
 
 def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[str]:
@@ -201,17 +139,18 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
     try:
         specs, own_groups, own_id = data_specs(params, root)
         groups = field_groups(params)
+        if not groups:
+            fields = group_params(own_groups or (STAND_IN,))
+            params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
+            params["group_id"] = params.get("group_id") or own_id
+            groups = field_groups(params)
+        monitor_mode(params.get("monitor", "AUC"), params.get("monitor_mode"))
     except UserError as error:
         yield str(error)
         return
-    if not groups:
-        fields = group_params(own_groups or (STAND_IN,))
-        params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}
-        params["group_id"] = params.get("group_id") or own_id
-        groups = field_groups(params)
     complete, missing = _stand_ins(specs, groups, params)
-    for name in missing:
-        yield f"no feature '{name}' in data set '{params.get('dataset_id')}': {nearest(name, specs)}"
+    for name, key in missing.items():
+        yield f"{key}: no feature {quoted(name)} in data set '{params.get('dataset_id')}': {nearest(name, specs)}"
     complete |= {name: {"type": "meta"} for name in missing if name not in complete}
     monitor = params.get("monitor", "AUC")
     group_id = params.get("group_id") or own_id
@@ -222,8 +161,8 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
         check_other_model(cls, feature_map, params)
         with torch.random.fork_rng(devices=[]):
             cls(feature_map, **params | {"gpu": -1})
-    except (UserError, ValueError) as error:
-        yield str(error)
+    except Exception as error:  # another package's class may raise anything
+        yield str(error) if isinstance(error, ValueError) else f"the model cannot be built: {shown(error)}"
 
 
 STAND_IN = Group(("item_id", "cate_id"), ("item_history", "cate_history"))
@@ -240,7 +179,7 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
     """
     from ctr_pe.data.published import SETS, original
     from ctr_pe.data.sources.fuxictr_csv import feature_specs
-    from ctr_pe.data.specs import history_spec, target_spec
+    from ctr_pe.data.specs import history_spec, read_feature_map, target_spec
 
     name = str(params.get("dataset_id"))
     if params.get("feature_cols"):
@@ -248,9 +187,8 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
     given = [Path(str(params["train_data"])).parent] if params.get("train_data") else []
     for folder in (*given, root / name, Path(str(params.get("data_root") or root)) / name):
         if (folder / "feature_map.json").is_file():
-            features = json.loads((folder / "feature_map.json").read_text(encoding="utf-8"))["features"]
-            specs = {field: dict(spec) for feature in features for field, spec in feature.items()}
-            report = json.loads((folder / REPORT).read_text()) if (folder / REPORT).is_file() else {}
+            _, specs = read_feature_map(folder / "feature_map.json")
+            report = load_json(folder / REPORT) if (folder / REPORT).is_file() else {}
             return specs, stored_groups(report.get("groups", [])), report.get("group_id")
     if published := SETS.get(original(name)):
         specs = {published.group_id: {"type": "meta"}}
@@ -266,39 +204,39 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
 
 def _stand_ins(
     specs: dict[str, dict[str, Any]], groups: list[Any], params: Mapping[str, Any]
-) -> tuple[dict[str, dict[str, Any]], list[str]]:
-    """The specs with every field in use, and the names of those that a known data set lacks."""
+) -> tuple[dict[str, dict[str, Any]], dict[str, str]]:
+    """The specs with every field in use, and of the fields that a known data set lacks the keys that name them."""
     from ctr_pe.data.specs import age_spec, history_spec, target_spec
 
-    ages = params.get("age_field")
     used: dict[str, dict[str, Any]] = {}
+    named: dict[str, str] = dict.fromkeys(params.get("use_features") or [], "use_features")
     for group in groups:
+        named |= dict.fromkeys(group.target, "target_field") | dict.fromkeys(group.history, "sequence_field")
         used |= {name: target_spec(1) for name in group.target}
         pairs = zip(group.target, group.history, strict=True)
         used |= {history: history_spec(target, 1, 100) for target, history in pairs}
-    for age in [ages] if isinstance(ages, str) else ages or []:
-        used |= {age: age_spec(100)} if age else {}
+        if group.age:
+            named[group.age], used[group.age] = "age_field", age_spec(100)
     if group_id := params.get("group_id"):
+        named.setdefault(group_id, "group_id")
         used.setdefault(group_id, {"type": "meta"})
-    missing = [name for name in used if name not in specs]
-    complete = {name: dict(spec) for name, spec in specs.items()} | {name: used[name] for name in missing}
+    complete = {name: dict(spec) for name, spec in {**used, **specs}.items()}
     for change in params.get("feature_specs") or []:
         for name in change["name"] if isinstance(change["name"], list) else [change["name"]]:
-            if name in complete:
-                complete[name] |= {key: value for key, value in change.items() if key != "name"}
-            else:
-                missing.append(name)
-    return complete, list(dict.fromkeys(missing)) if specs else []
+            named.setdefault(name, "feature_specs")
+            complete.get(name, {}).update({key: value for key, value in change.items() if key != "name"})
+    return complete, {name: key for name, key in named.items() if specs and name not in specs}
 
 
 def _feature_map(specs: Mapping[str, dict[str, Any]], params: Mapping[str, Any]) -> Any:
-    """With tables of three rows and no pretrained vectors, so that building the model is cheap."""
+    """With tables of three rows, short histories and no pretrained vectors, so that building the model is cheap."""
     from fuxictr.features import FeatureMap
 
     feature_map = FeatureMap(str(params.get("dataset_id")), "")
     for name, spec in specs.items():
         kept = {key: value for key, value in spec.items() if not key.startswith(("pretrain", "freeze"))}
-        feature_map.features[name] = kept | ({"vocab_size": 3} if "vocab_size" in spec else {})
+        small = {key: min(spec[key], most) for key, most in (("vocab_size", 3), ("max_len", 100)) if key in spec}
+        feature_map.features[name] = kept | small
     feature_map.labels = ["label"]
     feature_map.group_id = params.get("group_id")
     feature_map.default_emb_dim = params.get("embedding_dim")

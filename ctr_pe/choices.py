@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, nearest, quoted
 from ctr_pe.evaluation.metrics import METRICS
 
 OPTIMIZERS = "Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD".split()
@@ -52,11 +52,5 @@ def choose(key: str, value: Any) -> Any:
     if kind in ("activation", "optimizer"):
         found += [name for name in CHOICES[kind] if str(value).lower() == name.lower()]
     if not found:
-        raise UserError(f"{key} '{value}' is unknown: {nearest(value, CHOICES[kind])}")
+        raise UserError(f"{key} {quoted(value)} is unknown: {nearest(value, CHOICES[kind])}")
     return found[0]
-
-
-def check_choices(params: Mapping[str, Any]) -> None:
-    """Raises UserError for the first key whose value is not in its list."""
-    for key, value in params.items():
-        choose(key, value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from importlib.resources import files
@@ -12,22 +13,55 @@ import yaml
 
 from ctr_pe import plugins
 from ctr_pe.data.published import original
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, nearest, shown
+
+MOST_BYTES = 2**18
+"""Of a YAML file; FuxiCTR's own have a few thousand."""
+MOST_VALUES = 20_000
+"""Of a YAML file, each counted as often as aliases repeat it."""
+DEEPEST = 32
+"""Lists and mappings within each other."""
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as FuxiCTR reads it, except that ``1e-3`` is a number and a key given twice is an error.
+    """YAML 1.1 as FuxiCTR reads it, except that ``1e-3`` is a number and a date text. It refuses keys that are no text
+    or given twice, numbers in base 60 or of many digits, and what is too large, too deep or repeated too often.
 
     A key that was null before may be given again, as FuxiCTR's own configs do.
     """
 
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.depth = self.values = 0
+        self.sizes: dict[int, int] = {}  # of finished nodes, by identity: what their aliases repeat
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event, before = self.peek_event(), self.values  # type: ignore[no-untyped-call]
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise _refused(event, f"lists and mappings within each other, more than {DEEPEST} deep")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        if isinstance(event, yaml.AliasEvent):
+            if id(node) not in self.sizes:
+                raise _refused(event, f"alias '{event.anchor}' stands within what it repeats")
+            self.values += self.sizes[id(node)]
+        else:
+            self.values += 1
+            self.sizes[id(node)] = self.values - before
+        if self.values > MOST_VALUES:
+            raise _refused(event, f"more than {MOST_VALUES:,} values, with what aliases repeat")
+        return node
+
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[tuple[str, str]] = set()
         for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+                given = shown(key.value) if isinstance(key, yaml.ScalarNode) else f"of a {key.id}"
+                raise _refused(key, f"key {given} is no text: write it in quotes")
             name = (key.tag, str(key.value))
             if name in seen and key.tag != "tag:yaml.org,2002:merge":
-                problem = f"key '{key.value}' is given twice"
-                raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
+                raise _refused(key, f"key {shown(key.value)} is given twice")
             if value.tag != "tag:yaml.org,2002:null":
                 seen.add(name)
         return super().construct_mapping(node, deep)
@@ -35,8 +69,27 @@ class _Loader(yaml.SafeLoader):
     def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
         return tuple(self.construct_sequence(node, deep=True))
 
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        if ":" in node.value or len(node.value) > 40:
+            raise _refused(node, f"{shown(node.value)} is no number of at most 40 digits; text is written in quotes")
+        if node.tag.endswith(":int"):
+            return int(self.construct_yaml_int(node))
+        return float(self.construct_yaml_float(node))
+
+
+def _refused(at: Any, problem: str) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, at.start_mark)
+
 
 _Loader.add_constructor("tag:yaml.org,2002:python/tuple", _Loader.construct_tuple)
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+for _kind in ("timestamp", "binary", "set", "omap", "pairs"):
+    del _Loader.yaml_constructors[f"tag:yaml.org,2002:{_kind}"]
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in _Loader.yaml_implicit_resolvers.items()
+}
 # PyYAML knows only floats with a dot and a signed exponent (YAML 1.1): FuxiCTR reads `learning_rate: 1e-3` as text.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
@@ -45,13 +98,35 @@ _Loader.add_implicit_resolver(
 
 def load_yaml(path: str | Path) -> Any:
     """What a YAML file holds; raises UserError if it cannot be read, or as :func:`parse_yaml`."""
+    return parse_yaml(_text(path, MOST_BYTES), str(path))
+
+
+def load_json(path: str | Path, most_bytes: int = 2**24) -> dict[str, Any]:
+    """The object that a JSON file holds; raises UserError if it cannot be read, is larger, or holds no object."""
     try:
-        text = Path(path).read_text(encoding="utf-8")
+        content = json.loads(_text(path, most_bytes))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: not readable as JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return content
+
+
+def _text(path: str | Path, most_bytes: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise UserError(f"{path}: larger than {most_bytes:,} bytes: too large for a file of this kind")
+        return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file in UTF-8") from None
-    except OSError as error:
-        raise UserError(f"{path}: {error.strerror or error}") from None
-    return parse_yaml(text, str(path))
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def parse_yaml(text: str, source: str) -> Any:
@@ -105,6 +180,7 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
     class that it is derived from, or else Base alone. Raises UserError if there is no such model, or its configuration
     does not hold mappings.
     """
+    overrides = overrides or {}
     configs = packaged_yaml("model_config")
     family = model if model in configs else _family(model, configs)
     file = family or next(iter(configs))  # Base is the same in all
@@ -116,7 +192,13 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
         if not isinstance(section, dict):
             raise UserError(f"{source}: '{name}' is not a mapping")
         params |= section
-    return {**params, **(overrides or {}), "model": model, "dataset_id": dataset_id}
+    return {**overridden(params, overrides), "model": model, "dataset_id": dataset_id}
+
+
+def overridden(params: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """``params`` with ``overrides``. Another monitor brings its own mode."""
+    stay = {key: value for key, value in params.items() if key != "monitor_mode" or "monitor" not in overrides}
+    return {**stay, **overrides}
 
 
 def _family(model: str, configs: Mapping[str, str]) -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -17,13 +18,35 @@ class Diverged(UserError):
     """A training that cannot succeed: where it was, and what went wrong there."""
 
 
+def shown(value: object) -> str:
+    """A value as an error line quotes it: short, however large it is, and on one line."""
+    brief = reprlib.Repr()
+    brief.maxstring = brief.maxother = brief.maxlong = 40
+    brief.maxlist = brief.maxtuple = brief.maxdict = 4
+    brief.maxlevel = 2
+    text = brief.repr(value)
+    return text if len(text) <= 60 else f"{text[:58]} …"
+
+
+def quoted(name: object) -> str:
+    """A name in an error line, between quotes: short, however long it is."""
+    text = str(name)
+    return f"'{text}'" if len(text) <= 60 else f"'{text[:58]} …'"
+
+
+def one_line(text: str) -> str:
+    """On one line, whatever a library's message or a user's name holds."""
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+
+
 def nearest(name: object, choices: Iterable[object]) -> str:
-    """The end of an error line: the closest of ``choices`` to ``name``, and all of them when they are few."""
+    """The end of an error line: the closest of ``choices`` to ``name``, and all of them when that is short."""
     names = sorted(str(choice) for choice in choices)
     written = {choice.lower(): choice for choice in names}
-    close = difflib.get_close_matches(str(name).lower(), written, n=1, cutoff=0.5)
+    close = difflib.get_close_matches(str(name)[:100].lower(), written, n=1, cutoff=0.5)
     hint = f"did you mean '{written[close[0]]}'? " if close else ""
-    return f"{hint}({', '.join(names)})" if len(names) <= 30 else hint.rstrip() or f"({len(names)} choices)"
+    listed = ", ".join(names)
+    return f"{hint}({listed})" if len(listed) <= 80 else hint.rstrip() or f"({len(names)} choices)"
 
 
 def no_such_file(file: Path) -> UserError:
@@ -42,7 +65,7 @@ def explain(problem: Mapping[str, Any], *models: Any) -> str:
     if problem["type"] == "missing":
         return f"'{key}' is missing"
     message = problem["msg"].removeprefix("Value error, ")
-    given = "" if isinstance(problem["input"], (dict, list)) else f" (given: {problem['input']!r})"
+    given = "" if isinstance(problem["input"], (dict, list)) else f" (given: {shown(problem['input'])})"
     return f"'{key}': {message[0].lower()}{message[1:]}{given}" if key else message
 
 
@@ -66,7 +89,7 @@ def exit_code(program: str, command: Callable[[], int]) -> int:
     try:
         return command()
     except UserError as error:
-        say(f"{program}: error: {error}")
+        say(one_line(f"{program}: error: {error}"))
         return 2
     except KeyboardInterrupt:
         say(f"{program}: interrupted")

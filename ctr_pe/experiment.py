@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe import legacy, tracking
-from ctr_pe.config import load_yaml
+from ctr_pe.config import load_yaml, overridden
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import CONFIG, REPORT, SPLITS, data_root, open_dataset
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.data.specs import read_feature_map
+from ctr_pe.errors import UserError, nearest, quoted
 from ctr_pe.fields import field_groups
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, A
     params, file = model_section(config, expid)
     dataset_id = str(overrides.get("dataset_id", params.get("dataset_id")))
     own = dataset_section(config, dataset_id, {**params, **overrides})
-    params = {**params, **own, "dataset_id": dataset_id, **overrides}
+    params = overridden({**params, **own, "dataset_id": dataset_id}, overrides)
     if legacy.is_legacy(params):
         params, line = legacy.translate(params)
         logging.getLogger(__name__).warning("%s: %s: %s", file, expid, line)
@@ -60,7 +61,7 @@ def model_section(config: str | Path | None, expid: str) -> tuple[dict[str, Any]
     if not found:
         raise UserError(f"{config_folder(config)}: no model_config.yaml and no model_config/*.yaml")
     names = [name for sections in found.values() for name in sections if name != "Base"]
-    raise UserError(f"{config_folder(config)}: no experiment '{expid}': {nearest(expid, names)}")
+    raise UserError(f"{config_folder(config)}: no experiment {quoted(expid)}: {nearest(expid, names)}")
 
 
 def dataset_section(config: str | Path | None, dataset_id: str, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -127,7 +128,7 @@ def open_source(params: Mapping[str, Any]) -> Source:
     if not feature_map.is_file():
         open_dataset(str(params["dataset_id"]), root)  # raises an error with the command that builds it
         raise UserError(f"{feature_map}: missing")
-    named = json.loads(feature_map.read_text(encoding="utf-8")).get("dataset_id")
+    named, _ = read_feature_map(feature_map)
     if named != params["dataset_id"]:
         raise UserError(f"{feature_map}: of data set '{named}', not '{params['dataset_id']}'")
     for split in SPLITS:
@@ -150,11 +151,12 @@ def run(
     """
     from fuxictr.utils import set_logger
 
-    from ctr_pe.checks import model_class
+    from ctr_pe.checks import check_values, model_class
     from ctr_pe.training import Run, train
 
     cls = model_class(params["model"])
     params = {"model_root": "./checkpoints", **params}
+    check_values(cls, params)  # before the log's file, which they name
     set_logger(dict(params))
     logging.info("Params: %s", json.dumps({key: str(value) for key, value in params.items()}, indent=4))
     params["track"] = tracking.below(Path(params["model_root"]), tracking.check(params.get("track")))

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctr_pe.errors import UserError
+from ctr_pe.errors import UserError, shown
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,8 @@ class Group:
 
     def __post_init__(self) -> None:
         if len(self.target) != len(self.history) or not self.target:
-            raise UserError(f"target fields {list(self.target)} and history fields {list(self.history)} must pair up")
+            both = f"target_field {shown(list(self.target))} and sequence_field {shown(list(self.history))}"
+            raise UserError(f"{both} must pair up")
 
 
 def field_groups(params: Mapping[str, Any]) -> list[Group]:
@@ -34,6 +35,8 @@ def field_groups(params: Mapping[str, Any]) -> list[Group]:
     """
     prefix = str(params.get("model")).lower()
     target, history = (params.get(f"{prefix}_{key}") or params.get(key) for key in ("target_field", "sequence_field"))
+    if bool(target) != bool(history):
+        raise UserError("target_field and sequence_field are given together, or neither")
     return paired(target, history, params.get("age_field")) if target and history else []
 
 

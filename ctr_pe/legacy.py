@@ -27,7 +27,7 @@ def translate(params: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     keys = {
         "position_encoding": "cape" if cape else "native" if own else "none",
         "embedding_dim": 10,
-        "position_dim": int(params.get("embedding_dim") or 10) * _fields(params) if cape else None,
+        "position_dim": _width(params) * _fields(params) if cape else None,
         "max_position": params.get("max_sequence_length"),
     }
     keys = {key: value for key, value in keys.items() if value is not None and new.get(key) is None}
@@ -37,6 +37,11 @@ def translate(params: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     if cape and own:
         line += " (cape takes the place of BST's own position vectors)"
     return new | keys, line
+
+
+def _width(params: Mapping[str, Any]) -> int:
+    width = params.get("embedding_dim")
+    return width if isinstance(width, int) and width > 0 else 10  # another value is refused later
 
 
 def _fields(params: Mapping[str, Any]) -> int:

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from typing import TypeVar
 
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, nearest, quoted
 
 C = TypeVar("C")
 
@@ -94,11 +94,11 @@ def place(kind: str, name: str, built_in: Mapping[str, str]) -> str:
             raise UserError(f"{word} '{name}' is registered twice: {owners}: uninstall one, or use the dotted name")
         return points[0].value
     if not is_dotted(name):
-        raise UserError(f"{word} '{name}' is unknown: {nearest(name, names(kind, built_in))}")
+        raise UserError(f"{word} {quoted(name)} is unknown: {nearest(name, names(kind, built_in))}")
     module, package = name.partition(":")[0], name.partition(":")[0].partition(".")[0]
     if name not in _allowed and not any(f"{module}.".startswith(f"{given}.") for given in _allowed):
         raise UserError(
-            f"{word} '{name}' is code of a package that the command line does not name: --plugins {package}"
+            f"{word} {quoted(name)} is code of a package that the command line does not name: --plugins {package}"
         )
     _used[kind][name] = None
     return name

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo.base import RankModel, dice_layers, summed
-from ctr_pe.model_zoo.keys import number
 from ctr_pe.positions import Positions
 
 
@@ -57,7 +56,7 @@ class NextItemModel(RankModel):
         self, weight: Any, state_dims: Iterable[int], hidden_units: Sequence[int], activation: str, **mlp: Any
     ) -> None:
         """One loss per group for states of ``state_dims``; nothing with weight 0. ``mlp``: FuxiCTR's MLP_Block."""
-        self._weight = number("weight of the auxiliary loss", weight)
+        self._weight = float(weight)
         self._seed = torch.initial_seed()
         if self._weight > 0:
             mlp = dice_layers({**mlp, "hidden_units": list(hidden_units), "hidden_activations": activation})

@@ -20,13 +20,28 @@ from fuxictr.pytorch.torch_utils import get_loss
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ctr_pe.choices import check_choices, choose
+from ctr_pe.choices import choose
 from ctr_pe.errors import UserError
+from ctr_pe.evaluation.monitor import monitor_mode
+from ctr_pe.keys import (
+    Ages,
+    Checked,
+    Fields,
+    Key,
+    Length,
+    PositiveText,
+    Rate,
+    Regularizer,
+    Width,
+    Widths,
+    regularizer,
+)
 from ctr_pe.model_zoo import candidates
 from ctr_pe.model_zoo.candidates import Encoded
 from ctr_pe.model_zoo.fields import SizedGroup, field_dim, other_fields, sized_groups, take_encoders
-from ctr_pe.model_zoo.keys import check_gpu, check_keys, count, number, positive, prefixes, regularizer
+from ctr_pe.model_zoo.keys import check_gpu, check_keys, known_keys, prefixes
 from ctr_pe.model_zoo.tables import look_up, regularization
+from ctr_pe.names import check_name
 from ctr_pe.pe import build_pe, check_encodings, pe_options
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Items, Positions
@@ -38,7 +53,7 @@ if TYPE_CHECKING:
     from ctr_pe.training import Fitted, Gradients
 
 
-class RankModel(BaseModel):  # type: ignore[misc]
+class RankModel(Checked, BaseModel):  # type: ignore[misc]
     """A FuxiCTR model that scores a target item against one or several histories.
 
     A subclass builds its units (``build_encoding`` gives each its encoding), calls ``build_tower`` last, and defines
@@ -76,31 +91,35 @@ class RankModel(BaseModel):  # type: ignore[misc]
 
     pairs_at_once: ClassVar[int] = candidates.PAIRS
 
+    @classmethod
+    def keys(cls) -> Mapping[str, Key]:
+        return known_keys(cls)
+
     def __init__(
         self,
         feature_map: Any,
         model_id: str = "RankModel",
-        target_field: Any = None,
-        sequence_field: Any = None,
-        neg_seq_field: Any = None,
-        age_field: str | Sequence[str | None] | None = None,
+        target_field: Fields = None,
+        sequence_field: Fields = None,
+        neg_seq_field: Fields = None,
+        age_field: Ages = None,
         position_encoding: str | Sequence[str] = "none",
-        max_len: int | None = None,
-        max_position: int | None = None,
-        embedding_dim: int = 64,
-        learning_rate: float = 1e-3,
-        dnn_hidden_units: Sequence[int] = (512, 128, 64),
+        max_len: Length | None = None,
+        max_position: Length | None = None,
+        embedding_dim: Width = 64,
+        learning_rate: PositiveText = 1e-3,
+        dnn_hidden_units: Widths = (512, 128, 64),
         dnn_activations: str = "ReLU",
-        net_dropout: float = 0.0,
+        net_dropout: Rate = 0.0,
         batch_norm: bool = False,
         bn_only_once: bool = False,
         amp: bool = False,
-        embedding_regularizer: float | str | None = None,
-        net_regularizer: float | str | None = None,
+        embedding_regularizer: Regularizer = None,
+        net_regularizer: Regularizer = None,
         table_optimizer: str | None = None,
-        embedding_init: float = 1e-4,
+        embedding_init: PositiveText = 1e-4,
         learning_rate_schedule: str = "constant",
-        weight_average: float | None = None,
+        weight_average: PositiveText | None = None,
         **kwargs: Any,
     ) -> None:
         for prefix in prefixes(type(self)):
@@ -109,31 +128,33 @@ class RankModel(BaseModel):  # type: ignore[misc]
             neg_seq_field = kwargs.pop(f"{prefix}_neg_seq_field", neg_seq_field)
         check_encodings(position_encoding)  # first: it makes the options of dotted names known
         check_keys(type(self), kwargs)
+        for key, name in {"model_id": model_id, "dataset_id": feature_map.dataset_id}.items():
+            check_name(key, name)  # the checkpoint's file
         options = {key: kwargs.pop(key) for key in pe_options() if key in kwargs}
         feature_map, encoders = take_encoders(feature_map)
-        kwargs = {
+        defaults: dict[str, Any] = {
             "verbose": 0,
             "model_root": "./checkpoints",
             "metrics": ["gAUC", "AUC", "logloss"] if feature_map.group_id else ["AUC", "logloss"],
             "optimizer": "adam",
             "loss": "binary_crossentropy",
-        } | kwargs
-        check_choices(kwargs)
+        }
+        kwargs = defaults | kwargs
         check_gpu(kwargs.get("gpu", -1))
-        count("eval_steps", kwargs.get("eval_steps"))
+        kwargs["monitor_mode"] = monitor_mode(kwargs.get("monitor", "AUC"), kwargs.get("monitor_mode"))
         regularizers = {"embedding_regularizer": embedding_regularizer, "net_regularizer": net_regularizer}
-        kwargs |= {key: regularizer(key, value) for key, value in regularizers.items()}
+        kwargs |= {key: regularizer(value) for key, value in regularizers.items()}
         super().__init__(feature_map, model_id=model_id, **kwargs)
         self._encodings = 0  # built so far
-        self._max_gradient_norm = number("max_gradient_norm", kwargs.get("max_gradient_norm", 10.0))
+        self._max_gradient_norm = float(kwargs.get("max_gradient_norm", 10.0))
         self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
         self.gradients: Gradients | None = None  # of the last training step
         self.native_options: dict[str, Any] = {}  # keyword arguments of ``native``, where it is a class
         self.embedding_dim, self.encoding_options, self.amp = embedding_dim, options, amp
-        self.max_len, self.max_position = count("max_len", max_len), count("max_position", max_position)
+        self.max_len, self.max_position = max_len, max_position
         fields = (target_field, sequence_field, neg_seq_field, age_field)
         self.groups = sized_groups(feature_map.features, embedding_dim, max_len, *fields, position_encoding)
-        spread = partial(nn.init.normal_, std=positive("embedding_init", embedding_init))
+        spread = partial(nn.init.normal_, std=float(embedding_init))
         self.embedding_layer = layers.FeatureEmbeddingDict(feature_map, embedding_dim, spread)
         self.embedding_layer.feature_encoders.update(encoders)
         histories = {field for group in self.groups for field in group.history}
@@ -146,10 +167,10 @@ class RankModel(BaseModel):  # type: ignore[misc]
             "batch_norm": batch_norm,
             "bn_only_once": bn_only_once,
         }
-        self._compile = (kwargs["optimizer"], kwargs["loss"], number("learning_rate", learning_rate))
+        self._compile = (kwargs["optimizer"], kwargs["loss"], float(learning_rate))
         self._table_optimizer = table_optimizer
         self._learning_rate_schedule = choose("learning_rate_schedule", learning_rate_schedule)
-        self._weight_average = None if weight_average is None else positive("weight_average", weight_average)
+        self._weight_average = None if weight_average is None else float(weight_average)
 
     def build_encoding(
         self,
@@ -190,13 +211,11 @@ class RankModel(BaseModel):  # type: ignore[misc]
             raise UserError(f"position encoding '{group.encoding}' needs event times: the data have none (age_field)")
         return pe
 
-    def build_stack(self, group: SizedGroup, layers: Any, num_heads: int = 1) -> list[PositionEncoding]:
+    def build_stack(self, group: SizedGroup, layers: int, num_heads: int = 1) -> list[PositionEncoding]:
         """The group's encodings for ``layers`` self-attentions over [history; target], one above the other.
 
-        Raises UserError if ``layers`` is no positive number, or as ``build_encoding``.
+        Raises UserError as ``build_encoding``.
         """
-        if not isinstance(layers, int) or layers < 1:
-            raise UserError(f"{type(self).__name__}: a transformer has one layer or more, got {layers!r}")
         first = self.build_encoding(group, group.dim, num_heads, 1)
         return [first, *(self.build_encoding(group, group.dim, num_heads, 1, first) for _ in range(layers - 1))]
 
@@ -386,8 +405,8 @@ class RankModel(BaseModel):  # type: ignore[misc]
         return score(self, data_generator).scores
 
 
-def _check_heads(model: str, group: SizedGroup, width: int, num_heads: Any) -> None:
-    if not isinstance(num_heads, int) or num_heads < 1 or width % num_heads:
+def _check_heads(model: str, group: SizedGroup, width: int, num_heads: int) -> None:
+    if width % num_heads:
         choices = ", ".join(str(heads) for heads in range(1, min(width, 16) + 1) if width % heads == 0)
         what = f"num_heads={num_heads} does not divide {width}, the item dim of {list(group.target)}"
         raise UserError(f"{model}: {what}: take one of {choices}")

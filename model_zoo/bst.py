@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.keys import Layers, Rate, Width
 from ctr_pe.model_zoo import candidates
 from ctr_pe.model_zoo.base import RankModel, summed
 from ctr_pe.model_zoo.keys import own_position_switch
@@ -74,10 +75,10 @@ class BST(RankModel):
         self,
         feature_map: Any,
         model_id: str = "BST",
-        num_heads: int = 2,
-        stacked_transformer_layers: int = 1,
-        attention_dropout: float = 0.0,
-        net_dropout: float = 0.0,
+        num_heads: Width = 2,
+        stacked_transformer_layers: Layers = 1,
+        attention_dropout: Rate = 0.0,
+        net_dropout: Rate = 0.0,
         layer_norm: bool = True,
         use_residual: bool = True,
         seq_pooling_type: str = "mean",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.keys import Rate, WeightText, Width, Widths
 from ctr_pe.model_zoo.auxiliary import NextItemModel, with_sum
 from ctr_pe.modules import ModuleList
 from ctr_pe.positions import Positions
@@ -37,19 +38,19 @@ class DIEN(NextItemModel):
         self,
         feature_map: Any,
         model_id: str = "DIEN",
-        embedding_dim: int = 16,
-        dnn_hidden_units: Sequence[int] = (200, 80),
-        net_dropout: float = 0.0,
+        embedding_dim: Width = 16,
+        dnn_hidden_units: Widths = (200, 80),
+        net_dropout: Rate = 0.0,
         batch_norm: bool = True,
         gru_type: str = "AUGRU",
         enable_sum_pooling: bool = False,
         attention_type: str = "bilinear_attention",
-        attention_hidden_units: Sequence[int] = (80, 40),
+        attention_hidden_units: Widths = (80, 40),
         attention_activation: str = "Dice",
-        attention_dropout: float = 0.0,
+        attention_dropout: Rate = 0.0,
         use_attention_softmax: bool = True,
-        aux_loss_alpha: float = 0.0,
-        aux_hidden_units: Sequence[int] = (100, 50),
+        aux_loss_alpha: WeightText = 0.0,
+        aux_hidden_units: Widths = (100, 50),
         aux_activation: str = "ReLU",
         **kwargs: Any,
     ) -> None:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
+from ctr_pe.keys import Rate, Widths
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.modules import ModuleList
 from ctr_pe.positions import Positions
@@ -31,10 +31,10 @@ class DIN(RankModel):
         self,
         feature_map: Any,
         model_id: str = "DIN",
-        attention_hidden_units: Sequence[int] = (64,),
+        attention_hidden_units: Widths = (64,),
         attention_hidden_activations: str = "Dice",
         attention_output_activation: str | None = None,
-        attention_dropout: float = 0.0,
+        attention_dropout: Rate = 0.0,
         din_use_softmax: bool = False,
         **kwargs: Any,
     ) -> None:

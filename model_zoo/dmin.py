@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.keys import Rate, WeightText, Width, Widths
 from ctr_pe.model_zoo.auxiliary import NextItemModel, with_sum
 from ctr_pe.model_zoo.fields import SizedGroup
 from ctr_pe.model_zoo.keys import own_position_switch
@@ -152,18 +153,18 @@ class DMIN(NextItemModel):
         feature_map: Any,
         model_id: str = "DMIN",
         dnn_activations: str = "Dice",
-        aux_hidden_units: Sequence[int] = (100, 50),
+        aux_hidden_units: Widths = (100, 50),
         aux_activation: str = "ReLU",
-        net_dropout: float = 0.0,
-        num_heads: int = 4,
+        net_dropout: Rate = 0.0,
+        num_heads: Width = 4,
         enable_sum_pooling: bool = False,
-        attention_hidden_units: Sequence[int] = (80, 40),
+        attention_hidden_units: Widths = (80, 40),
         attention_activation: str = "ReLU",
-        attention_dropout: float = 0.0,
+        attention_dropout: Rate = 0.0,
         use_pos_emb: bool | None = None,
-        pos_emb_dim: int = 8,
+        pos_emb_dim: Width = 8,
         use_behavior_refiner: bool = True,
-        aux_loss_lambda: float = 0.0,
+        aux_loss_lambda: WeightText = 0.0,
         batch_norm: bool = True,
         bn_only_once: bool = False,
         layer_norm: bool = True,

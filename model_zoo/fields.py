@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -11,8 +10,9 @@ from typing import Any
 from fuxictr.pytorch import layers
 from torch import nn
 
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, nearest, shown
 from ctr_pe.fields import Group, nested_fields, paired, per_group
+from ctr_pe.keys import ENCODER
 
 
 @dataclass(frozen=True)
@@ -115,14 +115,19 @@ def take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
             text = text[0]
         if text is None:
             continue
-        if linear := re.fullmatch(r"nn\.Linear\((\d+), *(\d+)(?:, *bias *= *(True|False))?\)", str(text)):
-            encoders[field] = nn.Linear(int(linear[1]), int(linear[2]), bias=linear[3] != "False")
-        elif text in ("layers.MaskedAveragePooling()", "layers.MaskedSumPooling()"):
-            encoders[field] = getattr(layers, text[len("layers.") : -2])()
-        else:
+        written = ENCODER.fullmatch(str(text))
+        if written is None:
             raise UserError(
-                f"feature_map: feature_encoder '{text}' of '{field}' is none of nn.Linear(a, b, bias=False), "
+                f"feature_map: feature_encoder {shown(text)} of '{field}' is none of nn.Linear(a, b, bias=False), "
                 "layers.MaskedAveragePooling(), layers.MaskedSumPooling(), null"
             )
+        width, out, bias, pooling = written.groups()
+        if pooling is None:
+            encoders[field] = nn.Linear(int(width), int(out), bias=bias != "False")
+        else:
+            encoders[field] = {
+                "MaskedAveragePooling": layers.MaskedAveragePooling,
+                "MaskedSumPooling": layers.MaskedSumPooling,
+            }[pooling]()
         spec["feature_encoder"] = None
     return feature_map, encoders

@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.keys import Layers, Rate, Width
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.modules import ModuleList
 from ctr_pe.positions import Positions
@@ -38,12 +39,12 @@ class SASRec(RankModel):
         self,
         feature_map: Any,
         model_id: str = "SASRec",
-        num_blocks: int = 2,
-        num_heads: int = 1,
-        ffn_dim: int | None = None,
+        num_blocks: Layers = 2,
+        num_heads: Width = 1,
+        ffn_dim: Width | None = None,
         ffn_activation: str = "ReLU",
-        attention_dropout: float = 0.0,
-        hidden_dropout: float = 0.0,
+        attention_dropout: Rate = 0.0,
+        hidden_dropout: Rate = 0.0,
         layer_norm: str = "pre",
         **kwargs: Any,
     ) -> None:

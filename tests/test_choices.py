@@ -12,7 +12,6 @@ import torch
 import yaml
 
 from ctr_pe import model_zoo
-from ctr_pe.checks import FUXICTR, known_types
 from ctr_pe.choices import ACTIVATIONS, CHOICES, FUSED, LOSSES, OPTIMIZERS, choose
 from ctr_pe.cli import main
 from ctr_pe.commands.run_expid import main as run_expid
@@ -21,7 +20,9 @@ from ctr_pe.data.sources.fuxictr_csv import Column
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation.metrics import METRICS
+from ctr_pe.keys import KEYS
 from ctr_pe.model_zoo import DIEN, DIN, DMIN, MODELS
+from ctr_pe.model_zoo.keys import known_keys
 from ctr_pe.units.activations import make_activation
 from ctr_pe.validate import check
 
@@ -56,8 +57,8 @@ def canaries(file: Path) -> list[str]:
 
 def keys_of_text() -> list[str]:
     """Keys of all models that take text, by their signatures, and those of a data set."""
-    types = {key: kind for name in MODELS for key, kind in known_types(getattr(model_zoo, name)).items()}
-    keys = {key for key, kind in types.items() if "str" in str(kind) or "Literal" in str(kind)}
+    types = {key: type_ for name in MODELS for key, type_ in known_keys(getattr(model_zoo, name)).items()}
+    keys = {key for key, type_ in types.items() if "str" in str(type_.kind) or "Literal" in str(type_.kind)}
     return sorted(keys | FREE | {"model", "position_encoding"})
 
 
@@ -71,7 +72,7 @@ def test_no_text_of_a_config_is_run(key: str, data: Dataset, tmp_path: Path) -> 
     """FuxiCTR runs ``loss`` as code, already when a model is built."""
     file = tmp_path / "canary"
     texts = canaries(file) if is_closed(key) else canaries(file)[:2]
-    model = next((cls for cls in (DIN, DIEN, DMIN) if key in known_types(cls)), DIN)
+    model = next((cls for cls in (DIN, DIEN, DMIN) if key in known_keys(cls)), DIN)
     for value in (*texts, [texts[1]]):
         found = problems(data, tmp_path, **{"model": model.__name__, key: value})
         assert found or not is_closed(key)
@@ -127,7 +128,10 @@ def test_every_way_to_train_refuses_them(
         ({"metrics": ["foo"]}, "metrics 'foo' is unknown: (AUC, gAUC, logloss)"),
         ({"monitor": "foo"}, "monitor 'foo' is unknown"),
         ({"monitor": {"foo": 1.0}}, "monitor 'foo' is unknown"),
-        ({"net_regularizer": "l2(much)"}, "net_regularizer: 'l2(much)' is not a number"),
+        (
+            {"net_regularizer": "l2(much)"},
+            "l1(x), l2(x) or l1_l2(x,y), got 'l2(much)'",
+        ),
         ({"table_optimizer": "lazy"}, "did you mean 'lazy_adam'?"),
     ],
 )
@@ -196,4 +200,4 @@ def test_names_as_torch_writes_them() -> None:
         choose("monitor", "auc")
     with pytest.raises(UserError, match="loss 'None'"):
         choose("loss", None)
-    assert set(FUXICTR) >= {"loss", "optimizer", "metrics", "monitor"}
+    assert set(KEYS) >= {"loss", "optimizer", "metrics", "monitor"}

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ctr_pe.config import load_yaml, model_params, packaged_yaml, parse_overrides, parse_yaml, training_recipe
+from ctr_pe.config import (
+    load_json,
+    load_yaml,
+    model_params,
+    packaged_yaml,
+    parse_overrides,
+    parse_yaml,
+    training_recipe,
+)
 from ctr_pe.errors import UserError
 
 
@@ -50,6 +58,13 @@ def test_tuples() -> None:
     assert parse_yaml("a: !!python/tuple [item_id, [x, y]]", "x") == {"a": ("item_id", ["x", "y"])}
 
 
+BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
+
+
+def test_dates_are_text() -> None:
+    assert parse_yaml("a: 2014-07-01", "x") == {"a": "2014-07-01"}
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -61,6 +76,15 @@ def test_tuples() -> None:
         ("a: 1\n---\nb: 2", "f.yaml:2: but found another document"),
         ("a: *nothing", "f.yaml:1: found undefined alias"),
         ("a: \x07", "f.yaml: unacceptable character"),
+        ("[" * 3000, "f.yaml:1: lists and mappings within each other, more than 32 deep"),
+        ("a: &a [*a]", "f.yaml:1: alias 'a' stands within what it repeats"),
+        (BOMB, "f.yaml:6: more than 20,000 values, with what aliases repeat"),
+        (BOMB.replace("[", "{<<: [").replace("]", "]}").replace("{<<: [x]}", "{x: 1}"), "f.yaml:"),
+        ("a: 1:1:1", "f.yaml:1: '1:1:1' is no number"),
+        ("a: 0x" + "f" * 5000, "f.yaml:1: '0xf"),
+        ("5: 3", "f.yaml:1: key '5' is no text"),
+        ("? [a]\n: 3", "f.yaml:1: key of a sequence is no text"),
+        ("a: !!set {b, c}", "f.yaml:1: could not determine a constructor"),
     ],
 )
 def test_errors_are_one_line_with_file_and_line(text: str, message: str) -> None:
@@ -81,6 +105,9 @@ def test_files(tmp_path: Path) -> None:
     assert str(file) in str(missing.value)
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="UTF-8"):
+        load_yaml(file)
+    file.write_text("a: " + "x" * 2**18)
+    with pytest.raises(UserError, match="larger than 262,144 bytes"):
         load_yaml(file)
     file.write_text("a: 1e-3", encoding="utf-8")
     assert load_yaml(file) == {"a": 1e-3}
@@ -182,3 +209,18 @@ def test_an_unknown_key_is_refused() -> None:
 
     with pytest.raises(UserError, match="did you mean 'attention_hidden_units'"):
         check_params("DIN", model_params("DIN", "synthetic", parse_overrides(["attention_hidden_unit=[64]"])))
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "{", "[]", "\xff", "5" * 5000])
+def test_json_that_is_none(text: str, tmp_path: Path) -> None:
+    file = tmp_path / "given.json"
+    file.write_text(text, encoding="latin-1")
+    with pytest.raises(UserError, match=r"given\.json: not (a|readable)") as error:
+        load_json(file)
+    assert "\n" not in str(error.value)
+
+
+def test_another_monitor_brings_its_own_mode() -> None:
+    assert "monitor_mode" in model_params("DIN", "synthetic")
+    assert "monitor_mode" not in model_params("DIN", "synthetic", {"monitor": "logloss"})
+    assert model_params("DIN", "synthetic", {"monitor": "AUC", "monitor_mode": "min"})["monitor_mode"] == "min"

@@ -84,10 +84,10 @@ def test_all_problems_are_told_at_once(tmp_path: Path, root: Path) -> None:
     text = "\n".join(found)
     for part in (
         "key 'net_droput' is unknown: did you mean 'net_dropout'?",
-        "'attention_hidden_units': a valid integer",
-        "'batch_norm': a valid boolean",
-        "'epochs': greater than 0",
-        "'position_dim': a valid integer",
+        "attention_hidden_units must be a list of positive integers",
+        "batch_norm must be true or false, got 'yes'",
+        "epochs must be a positive integer, got 0",
+        "position_dim must be a positive integer, got '16'",
         "no feature 'cate' in data set 'mine': did you mean 'cate_id'?",
     ):
         assert part in text
@@ -99,8 +99,8 @@ def test_all_problems_are_told_at_once(tmp_path: Path, root: Path) -> None:
         ({"model": "DINN"}, "did you mean 'DIN'?"),
         ({"position_encoding": "cap"}, "did you mean 'cape'?"),
         ({"position_encoding": ["cape", "rope"]}, "position_encoding has 2 entries for 1 field groups"),
-        ({"learning_rate": "fast"}, "'learning_rate': a valid number"),
-        ({"net_dropout": 1.0}, "'net_dropout': less than 1"),
+        ({"learning_rate": "fast"}, "learning_rate must be a positive number, got 'fast'"),
+        ({"net_dropout": 1.0}, "net_dropout must be from 0 to less than 1, got 1.0"),
         ({"max_len": 0}, "max_len"),
         ({"monitor": "gAUC", "group_id": "userid"}, "did you mean 'user_id'?"),
         ({"feature_specs": [{"name": "item_histori", "feature_encoder": None}]}, "did you mean 'item_history'?"),
@@ -189,7 +189,7 @@ def test_dataset_configs(tmp_path: Path) -> None:
         "key 'train_dat' is unknown: did you mean 'train_data'?",
         "'train_data' is missing",
         "'label_col' is missing",
-        "'min_categr_count'",
+        "min_categr_count must be a positive integer, got '1'",
         "'item_id': 'type'",
         "key 'max_length' is unknown: did you mean 'max_len'?",
         "must pair up",
@@ -216,15 +216,15 @@ def test_suites(tmp_path: Path) -> None:
     found = problems({**suite, "grids": [grid, wrong]}, tmp_path)
     assert any("'DINN' is unknown" in line for line in found)
     assert any("did you mean 'cape'?" in line for line in found)
-    (found_one,) = problems({**suite, "grids": [{**grid, "vary": {"position_dim": [8, 0]}}]}, tmp_path)
-    assert "DIN cape synthetic position_dim=0" in found_one
+    found = problems({**suite, "grids": [{**grid, "vary": {"position_dim": [8, 0]}}]}, tmp_path)
+    assert [line.split(": ")[1] for line in found] == [f"DIN {pe} synthetic position_dim=0" for pe in ("none", "cape")]
 
 
 def test_tuner_configs(tmp_path: Path, checkout: Path) -> None:
     tuner = {"base_config": str(checkout / "config"), "base_expid": "DIN_synthetic"}
     assert problems({**tuner, "tuner_space": {"position_dim": [16, 32], "net_dropout": 0.1}}, tmp_path) == []
     found = problems({**tuner, "tuner_space": {"position_dim": [16, "32"], "num_heads": [1, 2]}}, tmp_path)
-    assert any("'position_dim': a valid integer" in line for line in found)
+    assert any("position_dim must be a positive integer, got '32'" in line for line in found)
     assert any("'num_heads' is not in DIN_synthetic" in line for line in found)
 
 

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctr_pe.config import load_json
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.fields import Group
+from ctr_pe.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -96,18 +98,20 @@ def open_dataset(name: str, root: Path | None = None) -> Dataset:
     if not (path / REPORT).is_file():
         raise UserError(f"{path}: half-built, it has no {REPORT}: {again}")
     try:
-        report = json.loads((path / REPORT).read_text(encoding="utf-8"))
+        report = load_json(path / REPORT)
         files = report["files"]
         if report["format"] != FORMAT:
             raise UserError(f"{path}: data format {report['format']}, this version reads {FORMAT}: {again}")
         for file, facts in files.items():
+            check_name(f"{path / REPORT}: file", file)
             _check_file(path / file, facts, again)
-        feature_map = json.loads((path / "feature_map.json").read_text(encoding="utf-8"))
+        feature_map = load_json(path / "feature_map.json")
         if feature_map["dataset_id"] != report["dataset_id"]:
             wrong = f"of data set '{feature_map['dataset_id']}', not '{report['dataset_id']}'"
             raise UserError(f"{path / 'feature_map.json'}: {wrong}: {again}")
         if report["data_hash"] != combined_hash(files):
             raise UserError(f"{path / REPORT}: changed since it was built: {again}")
+        check_name(f"{path / REPORT}: dataset_id", report["dataset_id"])
         facts = {key: report[key] for key in ("dataset_id", "data_hash", "rows", "group_id", "label", "max_len")}
         return Dataset(path, groups=stored_groups(report["groups"]), **facts)
     except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from ctr_pe.config import packaged_yaml, parse_yaml
+from ctr_pe.config import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.data.dataset import REPORT, open_dataset
-from ctr_pe.errors import UserError, explain, nearest
+from ctr_pe.errors import UserError, explain, nearest, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -27,6 +27,12 @@ class SplitColumn(BaseModel):
     column: str
     test: Value
     valid: Value
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if self.test == self.valid:
+            raise ValueError(f"test and valid are the same rows, those of {shown(self.test)}")
+        return self
 
 
 class Recipe(BaseModel):
@@ -114,15 +120,14 @@ def _read(name: str) -> dict[str, Any]:
     if path.suffix in (".yaml", ".yml"):
         if not path.is_file():
             raise UserError(f"{name}: no such recipe file")
-        text = path.read_text(encoding="utf-8")
+        content = load_yaml(path)
     elif name in shipped:
-        text = shipped[name]
+        content = parse_yaml(shipped[name], name)
     else:
         raise UserError(f"--recipe {name}: no such recipe, a file ends with .yaml: {nearest(name, shipped)}")
-    content = parse_yaml(text, name)
     if not isinstance(content, dict):
         raise UserError(f"{name}: a recipe is a mapping of keys: {nearest('', Recipe.model_fields)}")
     for key in ("interactions", "items", "append_to"):  # beside the recipe, wherever the command runs
-        if content.get(key):
+        if isinstance(content.get(key), str):
             content[key] = path.parent / content[key]
     return content

@@ -3,7 +3,13 @@ the unseen, which keeps its id when a vocabulary grows behind it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
+
+from ctr_pe.config import load_json
+from ctr_pe.errors import UserError
+from ctr_pe.keys import Key, Spec
+from ctr_pe.names import check_name
 
 
 def target_spec(known: int, source: str = "item", unseen: int | None = None) -> dict[str, Any]:
@@ -26,3 +32,19 @@ def history_spec(
 def age_spec(max_len: int) -> dict[str, Any]:
     """A list of seconds; "meta", or FuxiCTR would make an embedding of it."""
     return {"type": "meta", "max_len": max_len}
+
+
+def read_feature_map(file: Path) -> tuple[str, dict[str, dict[str, Any]]]:
+    """The data set's name and the specification of each feature in a ``feature_map.json``.
+
+    Raises:
+        UserError: it cannot be read, a specification that is none of FuxiCTR's, a name that is no directory's.
+    """
+    content = load_json(file)
+    if problem := _SPECS.problem("features", content.get("features")):
+        raise UserError(f"{file}: {problem}")
+    name = check_name(f"{file}: dataset_id", content.get("dataset_id"))
+    return name, {field: spec for feature in content["features"] for field, spec in feature.items()}
+
+
+_SPECS = Key(list[dict[str, Spec]])

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe import plugins
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, nearest, quoted
 
 if TYPE_CHECKING:
     from ctr_pe.pe.base import PositionEncoding
@@ -40,6 +40,9 @@ REGISTRY = {
     "time_rope": "ctr_pe.pe.time_rope:TimeRoPE",
     "cape_time": "ctr_pe.pe.cape_time:TimeCAPE",
 }
+
+MOST_LINKS = 16
+"""Of a chain."""
 
 log = logging.getLogger(__name__)
 _broken: set[str] = set()  # encodings of other packages that a warning has named
@@ -93,7 +96,10 @@ def check_pe_name(name: str) -> str:
         UserError: it names no encoding or chain of encodings, or code that may not be imported
             (:mod:`ctr_pe.plugins`).
     """
-    for link in str(name).split("+"):
+    links = str(name).split("+")
+    if len(links) > MOST_LINKS:
+        raise UserError(f"position encoding {quoted(name)}: a chain of {len(links)}, {MOST_LINKS} are the most")
+    for link in links:
         plugins.place("encoding", link, REGISTRY)
     return name
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.base import About, check_positive
+from ctr_pe.keys import Positive
+from ctr_pe.pe.base import About
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.relative import RelativeBias
 
@@ -30,9 +31,9 @@ class ALiBi(RelativeBias):
     about = About(paper="Press 2022", equation="s_j - m D_j", cost="L, once for all rows", extrapolates="yes")
     slopes: Tensor
 
-    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, alibi_slope: float = PUBLISHED) -> None:
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, alibi_slope: Positive = PUBLISHED) -> None:
         super().__init__(dim, max_len, num_heads)
-        slopes = slope_per_head(num_heads, check_positive("alibi_slope", alibi_slope))
+        slopes = slope_per_head(num_heads, alibi_slope)
         self.register_buffer("slopes", torch.tensor(slopes))
 
     def curve(self, offset: Tensor, causal: bool) -> Tensor:

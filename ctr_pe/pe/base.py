@@ -5,14 +5,14 @@ B batch, L history slots, N real items of the batch, Q queries, H heads, D item 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
+from ctr_pe.keys import Checked
 from ctr_pe.modules import ModuleList
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.positions import Pairs, Positions, Where
@@ -55,7 +55,7 @@ def _noted(embed: Callable[..., Any]) -> Callable[..., Any]:
     return noting
 
 
-class PositionEncoding(nn.Module):
+class PositionEncoding(Checked, nn.Module):
     """A position encoding overrides the hooks it needs; units and models call all of them and know none by name.
 
     ``out_dim``: width of the items after ``embed``, D unless it concatenates. ``loss_names``: names of the losses that
@@ -229,23 +229,9 @@ class PositionLinear(nn.Linear):
             nn.init.zeros_(self.bias)
 
 
-def check_choice(option: str, value: str, choices: Iterable[str]) -> str:
-    """The value, or a ValueError if it is none of the choices."""
-    if value not in choices:
-        raise ValueError(f"{option} must be one of {', '.join(choices)}, got {value!r}")
-    return value
-
-
 def check_fields(field_dims: Sequence[int] | None, dim: int) -> list[int]:
     """Widths of an item's fields, one field of all if they are not given, or a ValueError if they are not dim wide."""
     fields = [dim] if field_dims is None else list(field_dims)
     if sum(fields) != dim:
         raise ValueError(f"field_dims={fields} add up to {sum(fields)}, not to dim={dim}")
     return fields
-
-
-def check_positive(option: str, value: float) -> float:
-    """The value, or a ValueError if it is not a positive, finite number."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
-        raise ValueError(f"{option} must be a positive number, got {value!r}")
-    return float(value)

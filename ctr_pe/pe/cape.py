@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from ctr_pe.keys import Width
 from ctr_pe.pe.base import About, PositionLinear
 from ctr_pe.pe.contextual import ContextualEncoding
 
@@ -37,9 +38,7 @@ class CAPE(ContextualEncoding):
     )
     sign = -1
 
-    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: int = 16, **options: Any) -> None:
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: Width = 16, **options: Any) -> None:
         super().__init__(dim, max_len, num_heads, **options)
-        if not isinstance(position_dim, int) or position_dim < 1:
-            raise ValueError(f"position_dim must be a positive integer, got {position_dim!r}")
         self.gate = PositionLinear(self.head_dim, position_dim)
         self.table = nn.Parameter(torch.zeros(max_len + 1, position_dim))

@@ -6,12 +6,13 @@ B batch, N items, Q queries, L keys, D item dim, V dim of the projection, F fiel
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import About, check_choice, check_fields
+from ctr_pe.keys import Width
+from ctr_pe.pe.base import About, check_fields
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.contextual import widen
 from ctr_pe.positions import Items, Pairs
@@ -67,14 +68,12 @@ class CosineCAPE(CAPE):
         num_heads: int = 1,
         *,
         field_dims: Sequence[int] | None = None,
-        likeness_dim: int = 32,
-        likeness_of: str = "fields",
+        likeness_dim: Width = 32,
+        likeness_of: Literal["item", "fields"] = "fields",
         **options: Any,
     ) -> None:
         super().__init__(dim, max_len, num_heads, **options)
-        if not isinstance(likeness_dim, int) or likeness_dim < 1:
-            raise ValueError(f"likeness_dim must be a positive integer, got {likeness_dim!r}")
-        apart = check_choice("likeness_of", likeness_of, ("item", "fields")) == "fields"
+        apart = likeness_of == "fields"
         self.widths = check_fields(field_dims if apart else None, dim)
         self.projection = nn.Parameter(nn.init.xavier_normal_(torch.empty(likeness_dim, dim)))
         self.steepness = nn.Parameter(torch.tensor(10.0))

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import About, check_positive
+from ctr_pe.keys import Positive
+from ctr_pe.pe.base import About
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.time_bias import ages
@@ -44,10 +45,10 @@ class TimeCAPE(CAPE):
     )
 
     def __init__(
-        self, dim: int, max_len: int, num_heads: int = 1, *, session_gap: float = 3600.0, **options: Any
+        self, dim: int, max_len: int, num_heads: int = 1, *, session_gap: Positive = 3600.0, **options: Any
     ) -> None:
         super().__init__(dim, max_len, num_heads, **options)
-        self.session_gap = check_positive("session_gap", session_gap)
+        self.session_gap = session_gap
         self.stretch = nn.Parameter(torch.zeros(num_heads))
 
     def steps(self, pairs: Pairs) -> Tensor:

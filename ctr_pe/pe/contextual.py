@@ -5,13 +5,13 @@ B batch, H heads, Q queries, L keys, T rows of the table, P its width.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 from torch import Tensor, nn
 
 from ctr_pe.ops.contextual import contextual_bias
 from ctr_pe.ops.contextual.reference import contextual_positions, open_gates, towards_query, widen
-from ctr_pe.pe.base import Contextual, PositionEncoding, PositionLinear, check_choice
+from ctr_pe.pe.base import Contextual, PositionEncoding, PositionLinear
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Pairs
 
@@ -39,9 +39,11 @@ class ContextualEncoding(PositionEncoding):
     scale = 1.0
     table: nn.Parameter
 
-    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_span: str = "end") -> None:
+    def __init__(
+        self, dim: int, max_len: int, num_heads: int = 1, *, position_span: Literal["end", "between"] = "end"
+    ) -> None:
         super().__init__(dim, max_len, num_heads)
-        self.between = check_choice("position_span", position_span, ("end", "between")) == "between"
+        self.between = position_span == "between"
         self.gate: PositionLinear | None = None
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:

@@ -6,12 +6,13 @@ B batch, L keys, Q queries, H heads.
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.alibi import ALiBi
-from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_choice
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.fire import FIRE
 from ctr_pe.pe.kerple import KerpleLog
@@ -44,9 +45,11 @@ class DAPE(PositionEncoding):
         extrapolates="as its base",
     )
 
-    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, dape_base: str = "fire") -> None:
+    def __init__(
+        self, dim: int, max_len: int, num_heads: int = 1, *, dape_base: Literal["fire", "kerple_log", "alibi"] = "fire"
+    ) -> None:
         super().__init__(dim, max_len, num_heads)
-        self.base: PositionEncoding = BASES[check_choice("dape_base", dape_base, BASES)](dim, max_len, num_heads)
+        self.base: PositionEncoding = BASES[dape_base](dim, max_len, num_heads)
         last = PositionLinear(HIDDEN, num_heads)
         nn.init.zeros_(last.weight)
         self.mlp = nn.Sequential(PositionLinear(2 * num_heads, HIDDEN), nn.LeakyReLU(), last)

@@ -6,14 +6,15 @@ A dims of all attributes, S sources, P dim of the position source, K columns of 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.keys import Weight
 from ctr_pe.ops import native
-from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_choice, check_fields
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_fields
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.tables import look_up, split_heads, vector_table
 from ctr_pe.pe.vectors import Attended, Vectors
@@ -80,19 +81,16 @@ class DIF(PositionEncoding):
         *,
         field_dims: Sequence[int] | None = None,
         field_sizes: Sequence[int] | None = None,
-        dif_fusion: str = "sum",
+        dif_fusion: Literal["sum", "concat", "gate"] = "sum",
         dif_source_dim: int | Sequence[int] | None = None,
         dif_positions: bool = True,
         dif_position_dim: int | None = None,
-        dif_predict: float = 0.0,
+        dif_predict: Weight = 0.0,
     ) -> None:
         super().__init__(dim, max_len, num_heads)
         fields = check_fields(field_dims, dim)
         if field_sizes is not None and len(field_sizes) != len(fields):
             raise ValueError(f"field_sizes={list(field_sizes)} are not as many as field_dims={fields}")
-        check_choice("dif_fusion", dif_fusion, ("sum", "concat", "gate"))
-        if not isinstance(dif_predict, (int, float)) or not 0 <= dif_predict < math.inf:
-            raise ValueError(f"dif_predict must be a weight of 0 or more, got {dif_predict!r}")
         self.widths, self.attributes = fields[1:], slice(fields[0], dim)  # of items, which others may have widened
         self.scale = self.head_dim**-0.5
 

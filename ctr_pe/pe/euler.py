@@ -7,24 +7,18 @@ slots, P planes: pairs of coordinates, each a complex number λ e^(iθ) with mod
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.keys import Chance, Positive, Weight
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.rotation import phases, planes, rotate_planes
 from ctr_pe.pe.vectors import Attended, TargetVectors
 from ctr_pe.positions import Positions, Where
 from ctr_pe.ragged import per_target
-
-CHOICES = {
-    "position_index": ("distance", "rank"),
-    "euler_adaptation": ("vector", "scalar", "none"),
-    "euler_frequencies": ("fixed", "learned", "none"),
-    "euler_planes": ("per_head", "full"),
-    "euler_layout": ("half", "interleaved"),
-}
 
 
 class Euler(PositionEncoding):
@@ -79,27 +73,17 @@ class Euler(PositionEncoding):
         max_len: int,
         num_heads: int = 1,
         *,
-        position_index: str = "distance",
-        euler_adaptation: str = "vector",
-        euler_frequencies: str = "fixed",
+        position_index: Literal["distance", "rank"] = "distance",
+        euler_adaptation: Literal["vector", "scalar", "none"] = "vector",
+        euler_frequencies: Literal["fixed", "learned", "none"] = "fixed",
         euler_rotary_embedding: bool = True,
-        euler_planes: str = "per_head",
-        euler_layout: str = "half",
-        euler_contrast: float = 0.0,
-        euler_temperature: float = 1.0,
-        euler_mask_rate: float = 0.5,
+        euler_planes: Literal["per_head", "full"] = "per_head",
+        euler_layout: Literal["half", "interleaved"] = "half",
+        euler_contrast: Weight = 0.0,
+        euler_temperature: Positive = 1.0,
+        euler_mask_rate: Chance = 0.5,
     ) -> None:
         super().__init__(dim, max_len, num_heads)
-        chosen = (position_index, euler_adaptation, euler_frequencies, euler_planes, euler_layout)
-        for (option, choices), choice in zip(CHOICES.items(), chosen, strict=True):
-            if choice not in choices:
-                raise ValueError(f"{option} must be one of {', '.join(choices)}, got {choice!r}")
-        if not euler_contrast >= 0:
-            raise ValueError(f"euler_contrast must be 0 or more, got {euler_contrast!r}")
-        if not euler_temperature > 0:
-            raise ValueError(f"euler_temperature must be positive, got {euler_temperature!r}")
-        if not 0 <= euler_mask_rate <= 1:
-            raise ValueError(f"euler_mask_rate must be from 0 to 1, got {euler_mask_rate!r}")
         self.from_oldest = position_index == "rank"
         self.rotates = euler_frequencies != "none"
         self.full, self.interleaved = euler_planes == "full", euler_layout == "interleaved"

@@ -6,12 +6,14 @@ B batch, L history slots, Q queries, H heads, K rows of the kernel: max_len.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.keys import Length
 from ctr_pe.ops import native
-from ctr_pe.pe.base import About, PositionEncoding, check_choice
+from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.vectors import ItemVectors, Vectors
 from ctr_pe.positions import Pairs
@@ -60,23 +62,20 @@ class Kernel(PositionEncoding):
         max_len: int,
         num_heads: int = 1,
         *,
-        kernel_u: str = "toeplitz",
-        kernel_l: str = "full",
-        kernel_shared: str = "l",
-        kernel_band: int | None = None,
-        kernel_anchor: str = "end",
+        kernel_u: Literal["toeplitz", "full", "none"] = "toeplitz",
+        kernel_l: Literal["full", "toeplitz", "none"] = "full",
+        kernel_shared: Literal["none", "u", "l", "both"] = "l",
+        kernel_band: Length | None = None,
+        kernel_anchor: Literal["end", "start"] = "end",
         kernel_per_head: bool = False,
     ) -> None:
         super().__init__(dim, max_len, num_heads)
-        check_choice("kernel_shared", kernel_shared, SHARED)
-        if kernel_band is not None and (not isinstance(kernel_band, int) or kernel_band < 1):
-            raise ValueError(f"kernel_band must be a positive integer or None, got {kernel_band!r}")
         self.band = min(kernel_band or max_len, max_len)
-        self.at_end = check_choice("kernel_anchor", kernel_anchor, ("end", "start")) == "end"
+        self.at_end = kernel_anchor == "end"
         self.stays = not self.at_end
         self.names = {
-            "U": NAMES["U"][check_choice("kernel_u", kernel_u, NAMES["U"])],
-            "L": NAMES["L"][check_choice("kernel_l", kernel_l, NAMES["L"])],
+            "U": NAMES["U"][kernel_u],
+            "L": NAMES["L"][kernel_l],
         }
         self.shared = tuple(self.names[factor] for factor in SHARED[kernel_shared] if self.names[factor])
         for factor, name in self.names.items():

@@ -6,12 +6,12 @@ B batch, L history slots, N real items of the batch, D item dim, T table rows.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.base import About, PositionEncoding, check_choice
+from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.tables import look_up, vector_table
 from ctr_pe.positions import Positions
 from ctr_pe.ragged import per_target
@@ -32,10 +32,16 @@ class AbsolutePositions(PositionEncoding):
     """
 
     def __init__(
-        self, dim: int, max_len: int, num_heads: int = 1, *, position_index: str = "distance", on_target: bool = True
+        self,
+        dim: int,
+        max_len: int,
+        num_heads: int = 1,
+        *,
+        position_index: Literal["distance", "rank"] = "distance",
+        on_target: bool = True,
     ) -> None:
         super().__init__(dim, max_len, num_heads)
-        self.from_oldest = check_choice("position_index", position_index, ("distance", "rank")) == "rank"
+        self.from_oldest = position_index == "rank"
         self.on_target = on_target
         self.stays = self.from_oldest and on_target
 

@@ -8,18 +8,21 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_choice, check_positive
+from ctr_pe.keys import Positive, Share, Weight
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.tables import look_up, split_heads, vector_table
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.positions import Pairs
 
-AUGMENTATIONS = ("reorder", "mask", "crop")
-CONTRASTED = ("hidden", "last", "norm")
+Augmentation = Literal["reorder", "mask", "crop"]
+Contrasted = Literal["hidden", "last", "norm"]
+AUGMENTATIONS, CONTRASTED = get_args(Augmentation), get_args(Contrasted)
 Views = tuple[Tensor, Tensor]
 
 
@@ -68,21 +71,17 @@ class PDM(PositionEncoding):
         max_len: int,
         num_heads: int = 1,
         *,
-        pdm_contrast: float = 0.0,
-        pdm_augment: str = "reorder",
-        pdm_ratio: float = 0.2,
-        pdm_contrast_on: str = "hidden",
-        pdm_temperature: float = 1.0,
+        pdm_contrast: Weight = 0.0,
+        pdm_augment: Augmentation = "reorder",
+        pdm_ratio: Share = 0.2,
+        pdm_contrast_on: Contrasted = "hidden",
+        pdm_temperature: Positive = 1.0,
     ) -> None:
         super().__init__(dim, max_len, num_heads)
-        if not pdm_contrast >= 0:
-            raise ValueError(f"pdm_contrast must be 0 or more, got {pdm_contrast!r}")
-        if not 0 < pdm_ratio <= 1:
-            raise ValueError(f"pdm_ratio must be above 0 and at most 1, got {pdm_ratio!r}")
         self.contrast, self.ratio = pdm_contrast, pdm_ratio
-        self.augment = check_choice("pdm_augment", pdm_augment, AUGMENTATIONS)
-        self.contrast_on = check_choice("pdm_contrast_on", pdm_contrast_on, CONTRASTED)
-        self.temperature = check_positive("pdm_temperature", pdm_temperature)
+        self.augment = pdm_augment
+        self.contrast_on = pdm_contrast_on
+        self.temperature = pdm_temperature
         if pdm_contrast > 0:
             self.loss_names = (f"PDM {pdm_augment} contrast",)
         self.table = vector_table(max_len + 1, dim)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.base import About, PositionEncoding, check_choice
+from ctr_pe.keys import Positive
+from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.rotation import rotate_planes
 from ctr_pe.positions import Where
 
@@ -32,10 +35,16 @@ class RoPE(PositionEncoding):
     )
 
     def __init__(
-        self, dim: int, max_len: int, num_heads: int = 1, *, rope_base: float = 10000.0, rope_layout: str = "half"
+        self,
+        dim: int,
+        max_len: int,
+        num_heads: int = 1,
+        *,
+        rope_base: Positive = 10000.0,
+        rope_layout: Literal["half", "interleaved"] = "half",
     ) -> None:
         super().__init__(dim, max_len, num_heads)
-        self.interleaved = check_choice("rope_layout", rope_layout, ("half", "interleaved")) == "interleaved"
+        self.interleaved = rope_layout == "interleaved"
         self.base = float(rope_base)
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.base import About, check_positive
+from ctr_pe.keys import Positive
+from ctr_pe.pe.base import About
 from ctr_pe.pe.naive import AbsolutePositions
 from ctr_pe.positions import Positions
 
@@ -37,10 +38,10 @@ class Sinusoidal(AbsolutePositions):
     )
 
     def __init__(
-        self, dim: int, max_len: int, num_heads: int = 1, *, sinusoidal_scale: float = 1.0, **options: Any
+        self, dim: int, max_len: int, num_heads: int = 1, *, sinusoidal_scale: Positive = 1.0, **options: Any
     ) -> None:
         super().__init__(dim, max_len, num_heads, **options)
-        self.scale = check_positive("sinusoidal_scale", sinusoidal_scale)
+        self.scale = sinusoidal_scale
 
     def vectors(self, history: Tensor, positions: Positions) -> Tensor:
         sin, cos = waves(torch.arange(positions.mask.shape[1] + 1, device=history.device), self.dim, history.dtype)

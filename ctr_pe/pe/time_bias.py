@@ -10,8 +10,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.keys import Positive
 from ctr_pe.ops.time_decay import BUCKETS, time_decay_bias
-from ctr_pe.pe.base import About, PositionEncoding, check_positive
+from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.positions import Pairs, Where
 
@@ -41,9 +42,9 @@ class TimeBias(PositionEncoding):
     )
     shares_all = True
 
-    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, time_unit: float = 3600.0) -> None:
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, time_unit: Positive = 3600.0) -> None:
         super().__init__(dim, max_len, num_heads)
-        self.unit = check_positive("time_unit", time_unit)
+        self.unit = time_unit
         self.amount = nn.Parameter(torch.zeros(num_heads))
         self.decay = nn.Parameter(torch.full((num_heads,), math.log(math.e - 1)))
         self.table = nn.Parameter(torch.zeros(BUCKETS, num_heads))

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.base import About, check_choice, check_positive
+from ctr_pe.keys import Positive
+from ctr_pe.pe.base import About
 from ctr_pe.pe.rope import RoPE
 from ctr_pe.pe.time_bias import ages
 from ctr_pe.positions import Where
@@ -40,17 +41,16 @@ class TimeRoPE(RoPE):
         max_len: int,
         num_heads: int = 1,
         *,
-        rope_time: str = "split",
-        shortest_period: float = 60.0,
-        longest_period: float = 365 * 86400.0,
+        rope_time: Literal["split", "sum"] = "split",
+        shortest_period: Positive = 60.0,
+        longest_period: Positive = 365 * 86400.0,
         **options: Any,
     ) -> None:
         super().__init__(dim, max_len, num_heads, **options)
-        self.shortest = check_positive("shortest_period", shortest_period)
-        self.longest = check_positive("longest_period", longest_period)
-        if self.shortest > self.longest:
+        self.shortest, self.longest = shortest_period, longest_period
+        if shortest_period > longest_period:
             raise ValueError(f"shortest_period={shortest_period!r} exceeds longest_period={longest_period!r}")
-        self.summed = check_choice("rope_time", rope_time, ("split", "sum")) == "sum"
+        self.summed = rope_time == "sum"
         planes = self.head_dim // 2
         self.width_by_order = self.head_dim if self.summed else 2 * (planes // 2)
         self.planes_by_time = planes if self.summed else planes - planes // 2

@@ -31,8 +31,9 @@ from ctr_pe.data.dataset import REPORT, hash_of_file
 from ctr_pe.data.published import SETS, original
 from ctr_pe.data.writer import scratch_beside
 from ctr_pe.errors import UserError, say
+from ctr_pe.keys import DATA
 from ctr_pe.model_zoo.base import RankModel
-from ctr_pe.model_zoo.keys import DATA_KEYS, prefixes
+from ctr_pe.model_zoo.keys import prefixes
 from ctr_pe.pipeline.encoder import Columns, Encoder
 from ctr_pe.pipeline.scorer import Scorer
 from ctr_pe.training.source import Source
@@ -44,7 +45,7 @@ FORMAT = 1
 MANIFEST, WEIGHTS = "model.json", "model.safetensors"
 FEATURES, VOCABULARY, COLUMNS = "feature_map.json", "feature_vocab.json", "columns.json"
 ITEMS, HISTORIES = "items.parquet", "histories.parquet"
-NOT_OF_MODEL = DATA_KEYS | {"model_root", "model_id", "model", "dataset_id", "gpu", "seed", "debug_mode"}
+NOT_OF_MODEL = DATA.keys() | {"model_root", "model_id", "model", "dataset_id", "gpu", "seed", "debug_mode"}
 
 
 def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:

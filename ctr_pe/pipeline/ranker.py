@@ -306,18 +306,13 @@ class CTRRanker:
 
     def _check(self, params: dict[str, Any]) -> None:
         """Raises UserError for the first that cannot be used."""
-        from ctr_pe.checks import known_types, model_class, value_problems
-        from ctr_pe.model_zoo.keys import unknown_keys
+        from ctr_pe.checks import check_encoding, check_names, check_values, model_class
 
-        cls = model_class(self.model)
-        types, unknown = known_types(cls), unknown_keys(cls, params)
-        for name, value in params.items():
-            if name in unknown:
-                raise UserError(unknown[name])
-            if name in DECIDED - {"position_encoding", "gpu"}:
-                raise UserError(f"CTRRanker: '{name}' is not a parameter: the log and the other parameters decide it")
-            for problem in value_problems(types, name, value):
-                raise UserError(problem)
+        for name in params.keys() & (DECIDED - {"position_encoding", "gpu"}):
+            raise UserError(f"CTRRanker: '{name}' is not a parameter: the log and the other parameters decide it")
+        check_encoding(self.position_encoding)  # options of dotted names are known from here on
+        check_names(self.model, params)
+        check_values(model_class(self.model), params)
 
     def _untrained(self, events: Table, items: Table | None) -> Scorer:
         """With initial weights, knowing no item and no user."""

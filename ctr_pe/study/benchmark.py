@@ -17,6 +17,7 @@ from ctr_pe.config import model_params
 from ctr_pe.data.built_in import DEFAULT, open_or_generate
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, counted, nearest, say
+from ctr_pe.keys import KEYS, checked
 from ctr_pe.model_zoo.keys import check_gpu
 from ctr_pe.study import estimate, runner, suite_tables
 from ctr_pe.study.differences import settings
@@ -24,25 +25,9 @@ from ctr_pe.study.files import write_files
 from ctr_pe.study.rendering import as_text
 from ctr_pe.study.runner import Job, Train
 from ctr_pe.study.store import Key, Result, Store, device_of, hash_of, repair
-from ctr_pe.study.suite import Cell, Grid, Suite, cells, load_suite
+from ctr_pe.study.suite import OWN_KEYS, Cell, Grid, Suite, cells, load_suite
 from ctr_pe.study.tables import make_tables
 from ctr_pe.training import PROTOCOLS, Run, train
-
-# Keys that a benchmark sets itself, and what the error recommends.
-OWN_KEYS = {
-    "position_encoding": "use --pe",
-    "model": "use --model",
-    "dataset_id": "use --dataset",
-    "seed": "use --seed",
-    "gpu": "use --gpu",
-    "debug_mode": "a benchmark has none",
-    "target_field": "the data set decides it",
-    "sequence_field": "the data set decides it",
-    "age_field": "the data set decides it",
-    "model_id": "the benchmark decides it",
-    "model_root": "checkpoints live in a temporary folder",
-    "track": "use --track",
-}
 
 
 @dataclass(frozen=True)
@@ -111,13 +96,15 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
         for notice in store.notices:
             say(notice)
+        stored = store.read()
+        _refuse_other_classes(store, jobs, stored)
+        if request.suite or (stand_in is None and not request.dry_run):
+            _refuse_unbuildable(suite.title, found, datasets)
         workers = _workers(request, len(jobs))
         title = f"{suite.title}: {len(found)} cells" if request.suite else f"{first}: {suite.title}"
         title += f" × {counted(suite.seeds, 'seed')} = {len(jobs)} runs"
         if not request.dry_run:
             say(f"{title}, {workers} at once; results in {store.path}")
-        stored = store.read()
-        _refuse_other_classes(store, jobs, stored)
         done = [job.key for job in jobs if job.key in stored]
         wanted = {"weights": request.keep_weights and store.weights, "models": request.keep and store.model}
         for what, path in wanted.items():
@@ -145,9 +132,10 @@ def run(request: Request, stand_in: Train | None = None) -> int:
 def plan(request: Request) -> tuple[Suite, list[Cell]]:
     """The suite of a request, with its number of seeds and protocol, and the cells to run, checked as far as possible
     without a data set."""
-    check_gpu(request.gpu)
     tracking.check(request.track)
-    for option, least in {"repeats": 1, "threads": 1, "jobs": 1, "seed": 0}.items():
+    checked(KEYS, {"gpu": request.gpu, "seed": request.seed})
+    check_gpu(request.gpu)
+    for option, least in {"repeats": 1, "threads": 1, "jobs": 1}.items():
         value = getattr(request, option)
         if value is not None and value < least:
             raise UserError(f"--{option} {value}: at least {least}")
@@ -205,11 +193,6 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
     """The cell's runs, one per seed, with hyper-parameters that were checked."""
     params = run_params(cell.model, dataset.dataset_id, cell.overrides)
     checks.check_params(cell.model, params)
-    if request.suite:  # hundreds of runs: a model that cannot be built is reported before the first
-        own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
-        given = {**params, **own, "train_data": str(dataset.split("train"))}
-        for problem in checks.param_problems(given, dataset.path.parent):
-            raise UserError(f"{suite.title}: {cell}: {problem}")
     jobs, code = [], hash_of(runner.made_by())
     varied = " ".join(f"{key}={value}" for key, value in cell.varied)
     setting = (cell.model, dataset.dataset_id, suite.protocol, hash_of(params), dataset.data_hash)
@@ -221,6 +204,17 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
         track, state = tracking.below(store.path, request.track), store.state(key, code)
         jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how, track=track, resume=state), key, varied))
     return jobs
+
+
+def _refuse_unbuildable(title: str, found: Sequence[Cell], datasets: Mapping[str, Dataset]) -> None:
+    """A model that cannot be built is reported before the first run."""
+    for cell in found:
+        dataset = datasets[cell.dataset]
+        params = run_params(cell.model, dataset.dataset_id, cell.overrides)
+        own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
+        given = {**params, **own, "train_data": str(dataset.split("train"))}
+        for problem in checks.param_problems(given, dataset.path.parent):
+            raise UserError(f"{title}: {cell}: {problem}")
 
 
 def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[Key, Result]) -> None:

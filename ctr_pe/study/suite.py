@@ -7,13 +7,30 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from ctr_pe.config import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.errors import UserError, explain, nearest
+from ctr_pe.keys import Place
 from ctr_pe.pe import available_pes
+
+# Keys that a benchmark sets itself, and what the error recommends.
+OWN_KEYS = {
+    "position_encoding": "use --pe",
+    "model": "use --model",
+    "dataset_id": "use --dataset",
+    "seed": "use --seed",
+    "gpu": "use --gpu",
+    "debug_mode": "a benchmark has none",
+    "target_field": "the data set decides it",
+    "sequence_field": "the data set decides it",
+    "age_field": "the data set decides it",
+    "model_id": "the benchmark decides it",
+    "model_root": "checkpoints live in a temporary folder",
+    "track": "use --track",
+}
 
 
 class Grid(BaseModel):
@@ -27,9 +44,9 @@ class Grid(BaseModel):
 
     models: list[str] = Field(min_length=1)
     encodings: list[str] | str = Field(min_length=1)
-    datasets: list[str] = Field(min_length=1)
+    datasets: list[Place] = Field(min_length=1)
     set: dict[str, Any] = {}
-    vary: dict[str, list[Any]] = {}
+    vary: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
 
     @field_validator("encodings")
     @classmethod
@@ -37,6 +54,15 @@ class Grid(BaseModel):
         if isinstance(value, str) and value != "all":
             raise ValueError("must be a list of encodings, or all")
         return value
+
+    @model_validator(mode="after")
+    def _keys(self) -> Self:
+        for name, given in {"set": self.set, "vary": self.vary}.items():
+            for key in given.keys() & OWN_KEYS.keys():
+                raise ValueError(f"{name} {key}: {OWN_KEYS[key].replace('use --', 'it is its own key, or --')}")
+        for key in self.set.keys() & self.vary.keys():
+            raise ValueError(f"{key} is both in set and in vary")
+        return self
 
 
 class Suite(BaseModel):
@@ -46,7 +72,7 @@ class Suite(BaseModel):
 
     title: str
     protocol: Literal["heldout", "paper"] = "heldout"
-    seeds: int = Field(default=5, ge=1)
+    seeds: int = Field(default=5, ge=1, le=10_000, strict=True)
     published: str | None = None
     grids: list[Grid] = Field(min_length=1)
 
@@ -114,8 +140,12 @@ def cells(suite: Suite, dataset: str | None = None, extra: Mapping[str, Any] | N
 
 def _hashable(value: Any) -> Any:
     """Lists and mappings as text, so that a cell can be a key."""
-    return json.dumps(value) if isinstance(value, (list, dict, tuple)) else value
+    return _Json(json.dumps(value)) if isinstance(value, (list, dict, tuple)) else value
 
 
 def _plain(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, str) and value[:1] in ("[", "{") else value
+    return json.loads(value) if isinstance(value, _Json) else value
+
+
+class _Json(str):
+    """A list or mapping as text; other text stays as it is."""

@@ -14,14 +14,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import yaml
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ctr_pe import tracking, training
-from ctr_pe.checks import check_encoding, check_params, model_class, param_problems
+from ctr_pe.checks import check_encoding, check_names, check_params, model_class, param_problems
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import Diverged, UserError, say
+from ctr_pe.evaluation.monitor import monitor_mode
+from ctr_pe.keys import KEYS, Finite, Key, checked
 from ctr_pe.model_zoo.keys import check_gpu
 from ctr_pe.pe import encoding_class, options_of
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
@@ -117,17 +120,21 @@ def plan(
     refuse_own_keys("--set", overrides)
     refuse_own_keys("--space", given)
     check_encoding(pe)
+    checked(KEYS, {"gpu": gpu, "seed": seed})
     check_gpu(gpu)
     tracking.check(track)
     params = run_params(model, Path(dataset).name, overrides)
-    check_params(model, {**params, **given})
+    check_params(model, params)
+    check_names(model, given)
     search = Search(model, pe, find_dataset(dataset, root, "heldout"), params, {}, seed, threads, gpu, track)
     return replace(search, space=_space(search, given))
 
 
 def _space(search: Search, given: Mapping[str, Any]) -> dict[str, Any]:
     cls = model_class(search.model)
-    keys = {name for base in cls.__mro__ if "__init__" in vars(base) for name in inspect.signature(base).parameters}
+    keys = {
+        name for base in cls.__mro__ if "__init__" in vars(base) for name in inspect.signature(base.__init__).parameters
+    }
     space: dict[str, Any] = {}
     links = [cls.native if link == "native" else link for link in search.pe.split("+")]
     if any("position_dim" in options_of(encoding_class(link)) for link in links if isinstance(link, str)):
@@ -142,6 +149,8 @@ def _space(search: Search, given: Mapping[str, Any]) -> dict[str, Any]:
     for key in given.keys() & space.keys():
         values = space[key]
         if isinstance(values, dict) and {"low", "high"} <= values.keys() <= {"low", "high", "log"}:
+            if problem := _RANGE.problem(f"--space {key}", values):
+                raise UserError(problem)
             values = [values["low"], values["high"]]
         elif not isinstance(values, list) or not values:
             raise UserError(f"--space {key}: write a list of values, or {{low: 1e-4, high: 1e-2, log: true}}")
@@ -151,6 +160,25 @@ def _space(search: Search, given: Mapping[str, Any]) -> dict[str, Any]:
     if not space:
         raise UserError("nothing to search: name hyper-parameters with --space KEY=[values]")
     return space
+
+
+class _Range(BaseModel):
+    """``{low, high, log}`` of a searched number."""
+
+    model_config = ConfigDict(strict=True)
+
+    low: int | Finite
+    high: int | Finite
+    log: bool = False
+
+    @model_validator(mode="after")
+    def _ordered(self) -> Self:
+        if self.low > self.high or (self.log and self.low <= 0):
+            raise ValueError("low is above high, or a logarithm of 0 or less")
+        return self
+
+
+_RANGE = Key(Annotated[_Range, Field(description="{low: 1e-4, high: 1e-2, log: true}, low not above high")])
 
 
 def _problems(search: Search, changes: Mapping[str, Any]) -> list[str]:
@@ -172,7 +200,7 @@ def _study(search: Search, out: Path) -> optuna.Study:
     study = optuna.create_study(
         storage=f"sqlite:///{out / STUDY}",
         study_name=f"{search.model}-{search.pe}-{search.dataset.dataset_id}",
-        direction="minimize" if search.params.get("monitor_mode") == "min" else "maximize",
+        direction="minimize" if monitor_mode(search.params.get("monitor", "AUC")) == "min" else "maximize",
         pruner=optuna.pruners.MedianPruner(n_startup_trials=5, n_warmup_steps=1),
         load_if_exists=True,
     )
@@ -230,7 +258,7 @@ def _objective(
             raise optuna.TrialPruned from None
         trial.set_user_attr("test", outcome.metrics)
         trial.set_user_attr("epoch", outcome.epoch)
-        best = min if params.get("monitor_mode") == "min" else max
+        best = min if monitor_mode(monitor) == "min" else max
         return float(best(value for value in values if math.isfinite(value)))
 
     return objective

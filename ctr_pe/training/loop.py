@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ctr_pe.errors import UserError, nearest
+from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.scratch import replacing
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.divergence import Guard
@@ -68,7 +69,7 @@ def fit(
 ) -> Fitted:
     """Train a FuxiCTR model, and end with the weights of the epoch that has the best monitor on ``validation``.
 
-    The model's own keys say how: monitor, monitor_mode, early_stop_patience, eval_steps, reduce_lr_on_plateau,
+    The model's own keys say how: monitor, early_stop_patience, eval_steps, reduce_lr_on_plateau,
     save_best_only (if false, the weights are those of the last evaluation), verbose. It may be called again: the
     optimiser goes on from where it is, all else begins anew.
 
@@ -196,7 +197,7 @@ class _Training:
     def _choose(self, metrics: Mapping[str, float]) -> None:
         """Keep the weights if they are the best so far; else stop sooner and more slowly."""
         model, value = self.model, _monitored(self.model, metrics, first=self.best is None)
-        low = model._monitor_mode == "min"
+        low = monitor_mode(model._monitor.kv_pairs) == "min"
         better = self.best is None or (value <= self.best - MIN_DELTA if low else value >= self.best + MIN_DELTA)
         self.best, self.stale = (value, 0) if better else (self.best, self.stale + 1)
         if better or not model._save_best_only:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -14,6 +13,7 @@ from torch import Tensor
 
 from ctr_pe.data.dataset import Dataset, open_dataset
 from ctr_pe.data.loader import BatchLoader
+from ctr_pe.data.specs import read_feature_map
 from ctr_pe.errors import UserError, nearest
 
 
@@ -43,7 +43,7 @@ class Source:
         from fuxictr.features import FeatureMap
 
         file = self.folder / "feature_map.json"
-        names = [name for spec in json.loads(file.read_text(encoding="utf-8"))["features"] for name in spec]
+        _, names = read_feature_map(file)
         group_id = params.get("group_id") or (self.dataset.group_id if self.dataset else None)
         given = [("group_id", group_id)] if group_id else []
         given += [("use_features", name) for name in params.get("use_features") or []]

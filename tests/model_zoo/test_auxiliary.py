@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 
 from ctr_pe.errors import UserError
+from ctr_pe.keys import WeightText
 from ctr_pe.model_zoo.auxiliary import NextItemModel
 from ctr_pe.positions import Positions
 
@@ -26,7 +27,7 @@ NEGATIVES = {
 class Last(NextItemModel):
     """The interest is the sum of the history."""
 
-    def __init__(self, *args: Any, weight: Any = 0.5, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, weight: WeightText = 0.5, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.build_next_item_losses(weight, [group.dim for group in self.groups], [5], "ReLU", dropout_rates=0)
         self.build_tower([group.dim for group in self.groups])
@@ -195,5 +196,5 @@ def test_mistakes_are_one_line(tmp_path: Path) -> None:
         build(tmp_path, neg_seq_field=[["item_negs", "cate_neg"]])
     with pytest.raises(UserError, match="target_field has 1 groups, neg_seq_field has 2"):
         build(tmp_path, neg_seq_field=[["item_history"], ["cate_history"]])
-    with pytest.raises(UserError, match="weight of the auxiliary loss: 'much' is not a number"):
+    with pytest.raises(UserError, match="weight must be a weight of 0 or more, got 'much'"):
         build(tmp_path, weight="much")

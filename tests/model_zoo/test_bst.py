@@ -123,7 +123,7 @@ class TestFuxiCTRsSwitch:
     ("params", "message"),
     [
         ({"seq_pooling_type": "max"}, r"BST: seq_pooling_type 'max' is unknown: .*\(concat, mean, sum, target\)"),
-        ({"stacked_transformer_layers": 0}, "BST: a transformer has one layer or more, got 0"),
+        ({"stacked_transformer_layers": 0}, "stacked_transformer_layers must be a positive integer, got 0"),
         ({"position_encoding": "native+cape"}, "BST: 'native\\+cape': native widens the items here and stands alone"),
     ],
 )

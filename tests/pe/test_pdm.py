@@ -389,7 +389,7 @@ class TestTraining:
     [
         ({"pdm_augment": "shuffle"}, "pdm_augment must be one of reorder, mask, crop, got 'shuffle'"),
         ({"pdm_contrast_on": "first"}, "pdm_contrast_on must be one of hidden, last, norm, got 'first'"),
-        ({"pdm_contrast": -0.1}, "pdm_contrast must be 0 or more, got -0.1"),
+        ({"pdm_contrast": -0.1}, "pdm_contrast must be a weight of 0 or more, got -0.1"),
         ({"pdm_ratio": 0}, "pdm_ratio must be above 0 and at most 1, got 0"),
         ({"pdm_temperature": 0.0}, "pdm_temperature must be a positive number, got 0.0"),
     ],

@@ -44,7 +44,7 @@ def test_steps_are_those_of_training(root: Path, eval_steps: int | None) -> None
     assert found.steps[1] == found.steps[0]
     steps = train(patient).history[-1].steps
     assert found.steps[1] - (found.steps[1] % (eval_steps or 1)) == steps
-    stuck = a_run(root, epochs=9, early_stop_patience=1, eval_steps=eval_steps, learning_rate=0.0)
+    stuck = a_run(root, epochs=9, early_stop_patience=1, eval_steps=eval_steps, learning_rate=1e-12)
     found = measure(stuck)
     outcome = train(stuck)
     assert len(outcome.history) == 2

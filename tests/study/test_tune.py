@@ -162,7 +162,10 @@ def test_spaces_of_ones_own(root: Path, tmp_path: Path) -> None:
     [
         ({"space": ["position_dims=[8]"]}, "did you mean 'position_dim'?"),
         ({"space": ["position_dim=8"]}, "a list of values"),
-        ({"space": ["position_dim=[8, big]"]}, "--space position_dim: 'position_dim': a valid integer"),
+        (
+            {"space": ["position_dim=[8, big]"]},
+            "position_dim must be a positive integer, got 'big'",
+        ),
         ({"space": ["position_encoding=[cape, rope]"]}, "position_encoding: use --pe"),
         (
             {"space": [f"{key}=null" for key in ("position_dim", "attention_dropout", "net_dropout")]},

@@ -142,8 +142,8 @@ def test_nan_monitor_is_an_error_at_first_and_no_improvement_later(tmp_path: Pat
     one_class["label"] = torch.ones(2)
     with pytest.raises(UserError, match=r"monitor \{'AUC': 1\} is NaN on the validation data: labels of one class"):
         build(tmp_path).fit(Rows(), epochs=1, validation_data=Rows(one_class))
-    for mode, values in (("max", [0.6, math.nan, 0.5]), ("min", [0.6, math.nan, 0.7])):
-        model = with_results(build(tmp_path, monitor_mode=mode), *values)
+    for monitor, values in (("AUC", [0.6, math.nan, 0.5]), ("logloss", [0.6, math.nan, 0.7])):
+        model = with_results(build(tmp_path, monitor=monitor), *({monitor: value} for value in values))
         assert model.fit(Rows(), epochs=3, validation_data=Rows()).best.number == 1
 
 

@@ -101,10 +101,10 @@ def test_embedding_tables_start_as_wide_as_asked(tmp_path: Path) -> None:
     ("key", "value", "message"),
     [
         ("learning_rate_schedule", "linea", "learning_rate_schedule 'linea' is unknown: did you mean 'linear'"),
-        ("weight_average", 0, "weight_average: 0 is not a positive number"),
-        ("weight_average", "much", "weight_average: 'much' is not a number"),
-        ("embedding_init", -1, "embedding_init: -1 is not a positive number"),
-        ("embedding_init", math.nan, "embedding_init: nan is not a positive number"),
+        ("weight_average", 0, "weight_average must be a positive number or None, got 0"),
+        ("weight_average", "much", "weight_average must be a positive number or None, got 'much'"),
+        ("embedding_init", -1, "embedding_init must be a positive number, got -1"),
+        ("embedding_init", math.nan, "embedding_init must be a positive number, got nan"),
     ],
 )
 def test_values_that_mean_nothing_are_one_line(key: str, value: Any, message: str, tmp_path: Path) -> None:

@@ -21,14 +21,16 @@ from zipfile import BadZipFile
 import h5py
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ctr_pe.data.dataset import REPORT, SPLITS, Dataset, open_dataset
 from ctr_pe.data.specs import target_spec
 from ctr_pe.data.vocabulary import Vocabulary
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
-from ctr_pe.errors import UserError, explain, nearest, no_such_file
+from ctr_pe.errors import UserError, explain, nearest, no_such_file, quoted, shown
 from ctr_pe.fields import Group
+from ctr_pe.keys import DATA, Count, Encoder, Place, Width, checked
+from ctr_pe.names import LONGEST
 
 BLOCK_ROWS = 65_536
 FOLDER = "ctr_pe"  # below <data_root>/<dataset_id>, which may also hold the user's files and FuxiCTR's own cache
@@ -40,25 +42,25 @@ class Column(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    name: str
+    name: str = Field(min_length=1, max_length=LONGEST)
     type: Literal["categorical", "sequence", "meta", "numeric", "embedding"]
     dtype: Literal["str", "int", "float", "list"]
     active: bool = True
     source: str = ""
     share_embedding: str | None = None
-    embedding_dim: int | None = None
-    emb_output_dim: int | None = None
-    feature_encoder: str | list[str] | None = "default"
-    splitter: str = "^"
-    max_len: int = 0
+    embedding_dim: Width | None = None
+    emb_output_dim: Width | None = None
+    feature_encoder: Encoder | list[Encoder] | None = "default"
+    splitter: str = Field("^", min_length=1)
+    max_len: int = Field(0, ge=0, le=10**6)
     padding: Literal["post", "pre"] = "post"
     fill_na: str | int | float | None = None
-    min_categr_count: int | None = None
+    min_categr_count: Count | None = None
     remap: bool = True
     preprocess: str | None = None
     normalizer: Literal["StandardScaler", "MinMaxScaler"] | None = None
-    pretrained_emb: str | None = None
-    pretrain_dim: int | None = None
+    pretrained_emb: Place | None = None
+    pretrain_dim: Width | None = None
     pretrain_usage: Literal["init", "sum", "concat"] = "init"
     freeze_emb: bool = True
 
@@ -142,18 +144,20 @@ def read_columns(params: Mapping[str, Any]) -> tuple[list[Column], list[str]]:
     """The columns that ``feature_cols`` describes, and all that is wrong with it, one string each."""
     if not params.get("feature_cols"):
         return [], ["feature_cols is missing: which columns of the CSV files are what"]
+    if problem := DATA["feature_cols"].problem("feature_cols", params["feature_cols"]):
+        return [], [problem]
     columns, problems = [], []
     for entry in params["feature_cols"]:
         names = entry.get("name") if isinstance(entry, dict) else None
         if not names:
-            problems.append(f"feature_cols: {entry!r} is not a mapping with a name")
+            problems.append(f"feature_cols: {shown(entry)} is not a mapping with a name")
             continue
         for name in names if isinstance(names, list) else [names]:
             try:
                 columns.append(Column(**{**entry, "name": name}))
                 _ = columns[-1].read_from
             except ValidationError as error:
-                problems += [f"feature_cols: '{name}': {explain(problem, Column)}" for problem in error.errors()]
+                problems += [f"feature_cols: {shown(name)}: {explain(problem, Column)}" for problem in error.errors()]
             except UserError as error:
                 problems.append(str(error))
     columns = [column for column in columns if column.active]
@@ -164,13 +168,14 @@ def read_columns(params: Mapping[str, Any]) -> tuple[list[Column], list[str]]:
             problems.append(f"feature_cols: '{column.name}': an input's name has no dot (torch reads it as a path)")
         if column.share_embedding is not None and column.share_embedding not in names:
             problems.append(
-                f"feature_cols: '{column.name}' shares the embedding of '{column.share_embedding}', which is no "
+                f"feature_cols: '{column.name}' share_embedding {quoted(column.share_embedding)} is no "
                 f"feature: {nearest(column.share_embedding, names)}"
             )
     return columns, problems
 
 
 def _label(params: Mapping[str, Any]) -> str:
+    checked(DATA, {key: value for key, value in params.items() if key in DATA})
     label = params.get("label_col")
     if isinstance(label, list) and len(label) == 1:
         label = label[0]

@@ -14,20 +14,21 @@ from plotly.offline import get_plotlyjs
 
 def page(content: Mapping[str, Any]) -> str:
     """HTML. The numbers are JSON in ``<script id="content">``."""
+    # What is marked as HTML is a file of this package or of plotly's, or JSON without "<".
     environment = Environment(
         loader=PackageLoader("ctr_pe.pipeline.report", "template"), autoescape=True, undefined=StrictUndefined
     )
 
     def inside(name: str) -> Markup:
         assert environment.loader is not None
-        return Markup(environment.loader.get_source(environment, name)[0])
+        return Markup(environment.loader.get_source(environment, name)[0])  # nosec B704
 
     return environment.get_template("page.html").render(
         title=content["title"],
-        numbers=Markup(as_json(content)),
+        numbers=Markup(as_json(content)),  # nosec B704
         style=inside("page.css"),
         script=inside("page.js"),
-        plotly=Markup(get_plotlyjs()),
+        plotly=Markup(get_plotlyjs()),  # nosec B704
     )
 
 

@@ -1,0 +1,81 @@
+"""Writes docs/reliability.md by trying everything: ``python tests/fuzz/reliability.py > docs/reliability.md``."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from attempts import answer, files, prepared, tried
+from configs import every_broken
+from hostile import hostile, placed
+
+PAGE = """# Reliability
+
+What was tried against the package, and what happened. `python tests/fuzz/reliability.py > docs/reliability.md` tries
+everything again and writes this page; `pytest -m slow tests/fuzz` fails where a file is not refused.
+
+Refused means: exit code 2, and nothing written.
+"""
+
+
+def configs(folder: Path) -> Mapping[str, tuple[int, int]]:
+    """Per kind of broken config: tried, and refused in lines that name file and key."""
+    every = every_broken()
+    refused, _ = tried(every, folder)
+    return {kind: (count, refused[kind]) for kind, count in Counter(case.kind for case in every).items()}
+
+
+def attacks(folder: Path) -> Mapping[str, tuple[int, int]]:
+    """Per kind of hostile file: tried, and refused."""
+    placed(folder)
+    found, refused = Counter[str](), Counter[str]()
+    for case in hostile():
+        (folder / case.file).write_text(case.text)
+        before = files(folder.parent)
+        code, _ = answer(case.command)
+        found[case.wants] += 1
+        refused[case.wants] += code == 2 and files(folder.parent) == before
+        placed(folder)
+    return {wants: (count, refused[wants]) for wants, count in found.items()}
+
+
+SECTIONS: dict[str, tuple[Callable[[Path], Mapping[str, tuple[int, int]]], str]] = {
+    "Broken configs": (
+        configs,
+        "One mistake each: a value of another type or out of range, a typing error, something that is missing.\n"
+        "Refused in lines of at most 200 characters that name the file and the key.",
+    ),
+    "Hostile files": (
+        attacks,
+        "They want code to run, files outside their folder, or more time and memory than is there.",
+    ),
+}
+"""Title -> what is tried in an empty folder, and what is said about it."""
+
+
+def section(title: str, counts: Mapping[str, tuple[int, int]], about: str) -> str:
+    rows = [f"| {what} | {tried:,} | {refused:,} |" for what, (tried, refused) in counts.items()]
+    total, refused = (sum(numbers) for numbers in zip(*counts.values(), strict=True))
+    head = ["| what | tried | refused |", "|---|---:|---:|"]
+    return "\n".join([f"\n## {title}\n", f"{about}\n", *head, *rows, f"| **all** | **{total:,}** | **{refused:,}** |"])
+
+
+def main() -> None:
+    found = [PAGE.rstrip()]
+    for title, (attempt, about) in SECTIONS.items():
+        with tempfile.TemporaryDirectory() as temporary:
+            folder = Path(temporary) / "here"
+            folder.mkdir()
+            os.chdir(folder)
+            prepared(folder)
+            found.append(section(title, attempt(folder), about))
+            os.chdir("/")
+    sys.stdout.write("\n".join(found) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""Hostile files: none runs, none leaves its folder, none takes long."""
+
+from __future__ import annotations
+
+import json
+import resource
+import time
+from collections import Counter
+from collections.abc import Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from attempts import answer, files, prepared
+from configs import DATASET, MODEL, RECIPE, SUITE
+from hostile import FEATURE_MAP, TEXTS, Hostile, hostile, placed
+
+SECONDS, KILOBYTES = 20.0, 1_000_000
+"""What one file may take, of a processor and of memory beyond what the process has."""
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    folder = tmp_path / "a" / "b"
+    folder.mkdir(parents=True)
+    monkeypatch.chdir(folder)
+    prepared(folder)
+    placed(folder)
+    return folder
+
+
+def refused(cases: Iterator[Hostile], here: Path) -> Counter[str]:
+    found = Counter[str]()
+    for case in cases:
+        (here / case.file).write_text(case.text)
+        outside, began = files(here.parents[1]), time.process_time()
+        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        code, shown = answer(case.command)
+        assert code == 2, (case.wants, case.text[:200], shown)
+        assert files(here.parents[1]) == outside, case
+        assert time.process_time() - began < SECONDS, case.wants
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < KILOBYTES, case.wants
+        found[case.wants.partition(":")[0]] += 1
+        placed(here)
+    return found
+
+
+def test_some_hostile_files_are_refused(here: Path) -> None:
+    assert refused(iter(list(hostile())[::12]), here).keys() == {"code", "a path outside", "time or memory"}
+
+
+@pytest.mark.slow
+def test_all_hostile_files_are_refused(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = refused(hostile(), here)
+    with capsys.disabled():
+        print(json.dumps(found))
+    assert found.total() >= 60
+
+
+def test_without_the_hostile_key_the_feature_map_is_right(here: Path) -> None:
+    assert answer(["validate", "theirs.yaml"]) == (0, "")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["model config", "dataset config", "suite", "recipe", "tuner config", "feature map"])
+def test_no_text_at_any_place_is_run(kind: str, here: Path) -> None:
+    tuner = {"base_config": "config", "base_expid": "X", "tuner_space": {"position_encoding": ["cape"]}}
+    right: dict[str, Any] = {
+        "model config": {
+            "X": {**MODEL, "metrics": ["AUC"], "optimizer": "adam", "loss": "bce", "net_regularizer": "l2(1)"}
+        },
+        "dataset config": {"mine": DATASET},
+        "suite": {**SUITE, "published": "x", "protocol": "heldout"},
+        "recipe": RECIPE,
+        "tuner config": {**tuner, "dataset_id": "mine"},
+        "feature map": FEATURE_MAP,
+    }
+    for changed in with_texts(right[kind]):
+        is_map = kind == "feature map"
+        (here / ("data/theirs/feature_map.json" if is_map else "given.yaml")).write_text(
+            json.dumps(changed) if is_map else yaml.safe_dump(changed)
+        )
+        answer(["validate", "theirs.yaml" if is_map else "given.yaml"])
+        assert not (here / "CANARY").exists(), changed
+
+
+def with_texts(content: Any) -> Iterator[Any]:
+    """Copies in which one text is a canary's."""
+    for path in places(content):
+        for text in TEXTS:
+            copy = deepcopy(content)
+            at = copy
+            for step in path[:-1]:
+                at = at[step]
+            at[path[-1]] = text
+            yield copy
+
+
+def places(content: Any) -> Iterator[tuple[Any, ...]]:
+    """Where the texts of a file are."""
+    steps = content.items() if isinstance(content, dict) else enumerate(content)
+    for step, value in steps:
+        if isinstance(value, str):
+            yield (step,)
+        elif isinstance(value, dict | list):
+            yield from ((step, *path) for path in places(value))
