@@ -108,7 +108,8 @@ def bins(facts: pl.DataFrame) -> Iterator[Bin]:
             continue
         values = facts[fact].fill_null(np.nan).to_numpy().astype(np.float64)
         finite = values[np.isfinite(values)]
-        edges = np.unique(np.quantile(finite, np.linspace(0, 1, BINS + 1)[1:-1])) if len(finite) else []
+        quantiles = np.linspace(0, 1, BINS + 1)[1:-1]
+        edges = np.unique(np.quantile(finite, quantiles)).tolist() if len(finite) else []
         low = -np.inf
         for high in [*edges, np.inf]:
             inside = (values > low) & (values <= high) & np.isfinite(values)
