@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PREFIX, LOCK = "ctr-pe-", "ctr-pe.lock"  # the lock is held as long as the process that made the folder lives
+PREFIX, LOCK = "ctr-pe-", ".lock"
+"""A folder ``ctr-pe-abc`` has a file ``ctr-pe-abc.lock`` beside it, which is made before it and removed after it, and
+locked as long as the process lives."""
 TRIES = 100  # to make a folder, while others remove it
 
 
@@ -29,45 +31,51 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
     """A folder in ``parent``, or where the system has temporary files, until the end; those that killed processes have
     left there are removed. Raises OSError."""
     remove_abandoned(parent)
-    folder, lock = _locked_folder(Path(tempfile.gettempdir()) if parent is None else parent)
+    file, lock = _locked(Path(tempfile.gettempdir()) if parent is None else parent)
     try:
-        yield folder
+        file.with_suffix("").mkdir(mode=0o700)
+        yield file.with_suffix("")
     finally:
-        shutil.rmtree(folder, ignore_errors=True)
+        _remove(file)
         os.close(lock)
 
 
 def remove_abandoned(parent: Path | None = None) -> None:
-    """Remove the folders of processes that have been killed: their locks are free. A folder without our lock file is
-    not ours and is not touched."""
+    """Remove the folders of processes that have been killed: their locks are free. What has no lock beside it is not
+    ours and is not touched."""
     home = Path(tempfile.gettempdir()) if parent is None else parent
-    for file in home.glob(f"{PREFIX}*/{LOCK}"):
+    for file in home.glob(f"{PREFIX}{'?' * 8}{LOCK}"):
         try:
             lock = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:  # another user's, or gone
             continue
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if not file.parent.is_symlink():
-                shutil.rmtree(file.parent, ignore_errors=True)
+            _remove(file)
         except OSError:  # in use
             pass
         finally:
             os.close(lock)
 
 
-def _locked_folder(home: Path) -> tuple[Path, int]:
+def _locked(home: Path) -> tuple[Path, int]:
+    """A new lock file, locked."""
     for more in range(TRIES, -1, -1):
         home.mkdir(parents=True, exist_ok=True)
         try:
-            folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=home))
-            lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
-        except FileNotFoundError:  # another process has just removed what was empty, or nothing can be made here
+            lock, name = tempfile.mkstemp(LOCK, PREFIX, home)
+        except FileNotFoundError:  # another process has just removed home, which was empty, or nothing can be made here
             if not more:
                 raise
             continue
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if (folder / LOCK).exists():
-            return folder, lock
+        if Path(name).exists():
+            return Path(name), lock
         os.close(lock)  # another process has taken it for abandoned, before the lock
     raise FileExistsError(errno.EEXIST, "always taken by another process", str(home))
+
+
+def _remove(file: Path) -> None:
+    """A lock file, after its folder; a link is not followed."""
+    shutil.rmtree(file.with_suffix(""), ignore_errors=True)
+    file.unlink(missing_ok=True)

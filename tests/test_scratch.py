@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from ctr_pe.scratch import LOCK, replacing, scratch_folder
+from ctr_pe.scratch import LOCK, remove_abandoned, replacing, scratch_folder
 
 HOLDING = """
 import sys, time
@@ -66,12 +66,13 @@ def test_what_is_not_ours_is_not_touched(tmp_path: Path) -> None:
     users.mkdir()
     linked.mkdir()
     (users / "results.jsonl").touch()
-    (linked / LOCK).touch()
-    os.symlink(linked, tmp_path / "ctr-pe-link")
+    (linked / "file").touch()
+    os.symlink(linked, tmp_path / "ctr-pe-abcdefgh")
+    (tmp_path / f"ctr-pe-abcdefgh{LOCK}").touch()
     with scratch_folder(tmp_path):
         pass
     assert (users / "results.jsonl").exists()
-    assert (linked / LOCK).exists()
+    assert (linked / "file").exists()
 
 
 def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -90,3 +91,13 @@ def test_a_file_is_replaced_as_a_whole_or_not_at_all(tmp_path: Path) -> None:
     write("third")
     assert file.read_text() == "third"
     assert list(file.parent.iterdir()) == [file]
+
+
+@pytest.mark.parametrize("folder", [True, False])
+def test_a_process_that_was_killed_at_the_start_or_the_end_leaves_nothing(folder: bool, tmp_path: Path) -> None:
+    """Its lock file is there before the folder, and until after it."""
+    (tmp_path / f"ctr-pe-abcdefgh{LOCK}").touch()
+    if folder:
+        (tmp_path / "ctr-pe-abcdefgh").mkdir()
+    remove_abandoned(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from attempts import answer, files, prepared, tried
 from configs import every_broken
+from data_files import REFUSED, cases, run
 from hostile import hostile, placed
 
 PAGE = """# Reliability
@@ -27,6 +28,11 @@ def configs(folder: Path) -> Mapping[str, tuple[int, int]]:
     every = every_broken()
     refused, _ = tried(every, folder)
     return {kind: (count, refused[kind]) for kind, count in Counter(case.kind for case in every).items()}
+
+
+def logs(folder: Path) -> Mapping[str, tuple[int, int]]:
+    """Per kind of broken log: tried, and refused."""
+    return {kind: (of.total(), of[REFUSED]) for kind, of in sorted(run(cases(300, seed=1), folder).items())}
 
 
 def attacks(folder: Path) -> Mapping[str, tuple[int, int]]:
@@ -48,6 +54,11 @@ SECTIONS: dict[str, tuple[Callable[[Path], Mapping[str, tuple[int, int]]], str]]
         configs,
         "One mistake each: a value of another type or out of range, a typing error, something that is missing.\n"
         "Refused in lines of at most 200 characters that name the file and the key.",
+    ),
+    "Broken logs": (
+        logs,
+        "`ctr-pe data build` from CSV and parquet files with one fault each, drawn from a seed.\n"
+        "Refused in one line that says what and where.",
     ),
     "Hostile files": (
         attacks,

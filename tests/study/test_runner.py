@@ -125,9 +125,9 @@ def test_states_of_stored_runs_and_what_killed_runs_left_are_removed(tmp_path: P
     store = run(jobs[:1], tmp_path)[1]
     other = jobs_of(["rope"], seeds=1)[0]
     files = [store.state(job.key, made_by) for job in [*jobs, other] for made_by in ("this", "that")]
-    abandoned = tmp_path / "unfinished" / "ctr-pe-abc"
+    abandoned = tmp_path / "unfinished" / "ctr-pe-abcdefgh"
     abandoned.mkdir(parents=True)
-    (abandoned / LOCK).touch()
+    abandoned.with_suffix(LOCK).touch()
     for file in files:
         file.touch()
     run(jobs[:1], tmp_path)
