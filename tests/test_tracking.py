@@ -70,7 +70,7 @@ def a_run(root: Path, pe: str = "none", track: str | None = "tensorboard:here", 
 
 
 def test_what_is_told_is_what_training_reports(root: Path, recorders: list[Recorder]) -> None:
-    outcome = train(a_run(root, "pdm", pdm_contrast=0.1))
+    outcome = train(a_run(root, "pdm", pdm_contrast=0.1, learning_rate_schedule="constant"))
     (told,) = recorders
     assert told.where == "here"
     assert told.name.startswith("DIN-pdm-3-")

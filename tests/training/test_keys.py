@@ -29,8 +29,12 @@ BASE = {
     "early_stop_patience": "3",
     "embedding_dim": "4",
     "epochs": "4",
+    "early_stop_patience": "2",
+    "embedding_init": "1e-4",
     "learning_rate": "0.01",
+    "learning_rate_schedule": "constant",
     "monitor": "AUC",
+    "weight_average": "null",
 }
 CHANGES = {
     "amp": "true",
