@@ -119,11 +119,12 @@ class RankModel(BaseModel):  # type: ignore[misc]
             "loss": "binary_crossentropy",
         } | kwargs
         check_choices(kwargs)
-        check_gpu(kwargs.get("gpu", -1))
+        device = check_gpu(kwargs.get("gpu", -1))
         count("eval_steps", kwargs.get("eval_steps"))
         regularizers = {"embedding_regularizer": embedding_regularizer, "net_regularizer": net_regularizer}
         kwargs |= {key: regularizer(key, value) for key, value in regularizers.items()}
         super().__init__(feature_map, model_id=model_id, **kwargs)
+        self.device = device  # FuxiCTR knows CUDA alone
         self._encodings = 0  # built so far
         self._max_gradient_norm = number("max_gradient_norm", kwargs.get("max_gradient_norm", 10.0))
         self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
@@ -179,9 +180,9 @@ class RankModel(BaseModel):  # type: ignore[misc]
             return build_pe(names, dim, slots, num_heads, **fields, **self.encoding_options)
 
         # Encodings draw from streams of their own, so that all start from the same backbone weights at one seed.
-        in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        with torch.random.fork_rng(range(torch.cuda.device_count()) if in_use else ()):
-            torch.manual_seed(torch.initial_seed() ^ (0x9E3779B97F4A + self._encodings))
+        # That of the CPU alone: weights are drawn there, and the streams of devices stay as they are.
+        with torch.random.fork_rng(()):
+            torch.default_generator.manual_seed(torch.initial_seed() ^ (0x9E3779B97F4A + self._encodings))
             pe = fresh() if below is None else below.next_layer(fresh)
         self._encodings += 1
         _check_heads(model, group, pe.out_dim, num_heads)

@@ -15,7 +15,7 @@ import pytest
 LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest counts; old names until all have moved
     "utilities": (
         *("errors", "choices", "config", "fields", "evaluation", "allocator", "modules", "lazily", "legacy"),
-        *("fuxictr_imports", "plugins", "tracking", "model_zoo.fields", "data.specs"),
+        *("fuxictr_imports", "plugins", "tracking", "elsewhere", "model_zoo.fields", "data.specs"),
     ),
     "positions": ("positions", "ragged", "padded"),
     "ops": ("ops", "compiled"),
