@@ -21,7 +21,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
@@ -158,6 +158,9 @@ def elsewhere() -> Iterator[Counted]:
         mock.patch("torch.accelerator.device_count", lambda: 1),
         mock.patch("torch.tensor", tensor),
         mock.patch("torch._C._InferenceMode", lambda mode: torch.no_grad()),  # some views of a subclass fail in it
+        # As on any accelerator, one call for all parameters; torch looks at the class of the tensors.
+        mock.patch("torch.nn.utils.clip_grad._has_foreach_support", lambda tensors, where: where.type == NAME),
+        mock.patch("torch.optim.optimizer._foreach_supported_types", [Tensor, nn.Parameter, Elsewhere]),
         _Mode(counted),
     ):
         yield counted

@@ -16,7 +16,6 @@ from ctr_pe.pe import available_pes
 from ctr_pe.training import save
 
 MODELS = tuple(SMALL)
-ENCODED = ("DIN", "BST", "SASRec")
 ENCODINGS = available_pes()
 BATCH = batch([3, 0, 6, 1])
 
@@ -97,7 +96,7 @@ def test_a_model_trains_evaluates_is_saved_and_loaded(name: str, pe: str, tmp_pa
     with elsewhere():
         for _ in range(2):  # a second model in the same process, which gpus in use must not disturb
             model = there(name, tmp_path, pe)
-        model.fit(Rows(), 2, Rows())
+        model.fit(Rows(), 1, Rows())
         model.eval()
         scores = model.predict(Rows())
         save(model, tmp_path / "weights")
@@ -111,14 +110,13 @@ def test_a_model_trains_evaluates_is_saved_and_loaded(name: str, pe: str, tmp_pa
 
 
 @pytest.mark.parametrize("pe", ENCODINGS)
-@pytest.mark.parametrize("name", ENCODED)
-def test_every_encoding_trains(name: str, pe: str, tmp_path: Path) -> None:
-    assert_trains(name, pe, tmp_path)
+def test_every_encoding_trains(pe: str, tmp_path: Path) -> None:
+    assert_trains("DIN", pe, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pe", ENCODINGS)
-@pytest.mark.parametrize("name", sorted(set(MODELS) - set(ENCODED)))
+@pytest.mark.parametrize("name", MODELS[1:])
 def test_every_encoding_trains_in_every_model(name: str, pe: str, tmp_path: Path) -> None:
     assert_trains(name, pe, tmp_path)
 
