@@ -154,16 +154,21 @@ def elsewhere() -> Iterator[Counted]:
 
     with (
         mock.patch.object(_Hook, "available", True),
-        mock.patch("torch.accelerator.current_accelerator", lambda check_available=False: device),
-        mock.patch("torch.accelerator.device_count", lambda: 1),
+        mock.patch("torch.accelerator.current_accelerator", return_value=device),
+        mock.patch("torch.accelerator.device_count", return_value=1),
         mock.patch("torch.tensor", tensor),
-        mock.patch("torch._C._InferenceMode", lambda mode: torch.no_grad()),  # some views of a subclass fail in it
+        mock.patch("torch._C._InferenceMode", _no_grad),
         # As on any accelerator, one call for all parameters; torch looks at the class of the tensors.
         mock.patch("torch.nn.utils.clip_grad._has_foreach_support", lambda tensors, where: where.type == NAME),
         mock.patch("torch.optim.optimizer._foreach_supported_types", [Tensor, nn.Parameter, Elsewhere]),
         _Mode(counted),
     ):
         yield counted
+
+
+def _no_grad(mode: bool) -> torch.no_grad:
+    """Instead of inference mode, in which some views of a subclass fail."""
+    return torch.no_grad()
 
 
 @cache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -88,6 +87,19 @@ class TestDevice:
         with elsewhere():
             assert torch.accelerator.is_available()
         assert torch.accelerator.is_available() is before
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_training_step_waits_for_nothing(name: str, tmp_path: Path) -> None:
+    params = {"aux_loss_lambda": 0} if name == "DMIN" else {}
+    with elsewhere():
+        model = build(name, tmp_path, position_encoding="cape", gpu=0, max_len=4, **params).train()
+        model._max_gradient_norm = 10.0
+        model.train_step(BATCH)
+    with elsewhere() as counted:
+        model.train_step(BATCH)
+    assert not counted.waited
+    assert counted.launches
 
 
 @pytest.mark.parametrize("pe", ["none", "cape"])
