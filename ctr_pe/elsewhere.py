@@ -64,30 +64,30 @@ class Elsewhere(Tensor):
 
     @staticmethod
     def __new__(cls, here: Tensor) -> Elsewhere:
-        how = {"dtype": here.dtype, "strides": here.stride(), "storage_offset": here.storage_offset()}
-        found: Elsewhere = Tensor._make_wrapper_subclass(cls, here.shape, device=f"{NAME}:0", **how)  # type: ignore[attr-defined]
+        how: dict[str, Any] = {"dtype": here.dtype, "strides": here.stride(), "storage_offset": here.storage_offset()}
+        found: Elsewhere = Tensor._make_wrapper_subclass(cls, here.shape, device=torch.device(NAME, 0), **how)
         found.here = here
         return found
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _run(func, args, kwargs or {}, Counted())
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{NAME}: {self.here!r}"
 
     def tolist(self) -> Any:
         return self.cpu().tolist()
 
     def __reduce_ex__(self, protocol: Any) -> Any:
-        return self.cpu().__reduce_ex__(protocol)  # as if read with map_location="cpu"
+        return self.cpu().__reduce_ex__(protocol)  # type: ignore[no-untyped-call]  # as if read with map_location="cpu"
 
 
-class _Mode(TorchDispatchMode):
+class _Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Sees the operators that have no tensor there yet: those that make one, or send one."""
 
     def __init__(self, counted: Counted) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.counted = counted
 
     @classmethod
@@ -173,7 +173,7 @@ def _no_grad(mode: bool) -> torch.no_grad:
 
 @cache
 def _registered() -> torch.device:
-    _LIBRARY.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # amp computes in float32
+    _LIBRARY.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")  # type: ignore[no-untyped-call]  # amp: float32
     torch.utils.backend_registration._setup_privateuseone_for_python_backend(NAME, _Module(), _Hook())
     return torch.device(NAME)
 

@@ -198,7 +198,8 @@ class Positions(Ragged):
     def with_target(self) -> Positions:
         """Positions of the sequence [history; target], one slot more: the target is its newest item, of age 0."""
         age = None if self.age is None else nn.functional.pad(self.age, (0, 1))
-        mask, known = (None if x is None else nn.functional.pad(x, (0, 1), value=True) for x in (self.mask, self.known))
+        mask = nn.functional.pad(self.mask, (0, 1), value=True)
+        known = None if self.known is None else nn.functional.pad(self.known, (0, 1), value=True)
         whole = self.from_mask(mask, age, known)
         whole = replace(whole, embedded=self.embedded, losses=self.losses)
         if self.items is None or self.target is None:
