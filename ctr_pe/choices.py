@@ -13,8 +13,9 @@ from ctr_pe.evaluation.metrics import METRICS
 
 OPTIMIZERS = "Adadelta Adafactor Adagrad Adam AdamW Adamax ASGD NAdam RAdam RMSprop Rprop SGD".split()
 """Those of torch that need only a learning rate."""
-FUSED = {"Adagrad": ("cpu",), "Adam": ("cpu", "cuda"), "AdamW": ("cpu", "cuda"), "SGD": ("cpu", "cuda")}
-"""Those with a fused update of all parameters, and the devices that have it."""
+FUSED = ("Adagrad", "Adam", "AdamW", "SGD")
+"""Those with a fused update of all parameters."""
+FUSED_ON_CPU_ALONE = ("Adagrad",)
 LOSSES = "bce binary_cross_entropy binary_crossentropy huber_loss l1_loss mse_loss smooth_l1_loss".split()
 ACTIVATIONS = (
     "CELU Dice ELU GELU Hardshrink Hardsigmoid Hardswish Hardtanh Identity LeakyReLU LogSigmoid Mish PReLU ReLU ReLU6"

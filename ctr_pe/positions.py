@@ -161,12 +161,13 @@ class Positions(Ragged):
     losses: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def from_mask(cls, mask: Tensor, age: Tensor | None = None) -> Positions:
+    def from_mask(cls, mask: Tensor, age: Tensor | None = None, known: Tensor | None = None) -> Positions:
         """Count positions from a mask.
 
         Args:
             mask: (B, L) bool, True = real item, any padding side.
             age: (B, L) integers, seconds from each event to the request.
+            known: the mask on the CPU. An accelerator that has the only one has to be waited for.
 
         Raises:
             ValueError: mask is not a (B, L) bool tensor, or age is not an integer tensor of its shape.
@@ -180,7 +181,7 @@ class Positions(Ragged):
                 )
             age = age.long().masked_fill(~mask, 0)
         newer = mask.sum(1, keepdim=True) - mask.cumsum(1)
-        return cls(mask=mask, distance=(newer + 1).masked_fill(~mask, 0), age=age)
+        return cls(mask=mask, distance=(newer + 1).masked_fill(~mask, 0), age=age, known=known)
 
     @property
     def rank(self) -> Tensor:
@@ -197,7 +198,9 @@ class Positions(Ragged):
     def with_target(self) -> Positions:
         """Positions of the sequence [history; target], one slot more: the target is its newest item, of age 0."""
         age = None if self.age is None else nn.functional.pad(self.age, (0, 1))
-        whole = self.from_mask(nn.functional.pad(self.mask, (0, 1), value=True), age)
+        mask = nn.functional.pad(self.mask, (0, 1), value=True)
+        known = None if self.known is None else nn.functional.pad(self.known, (0, 1), value=True)
+        whole = self.from_mask(mask, age, known)
         whole = replace(whole, embedded=self.embedded, losses=self.losses)
         if self.items is None or self.target is None:
             return whole

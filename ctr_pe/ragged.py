@@ -10,7 +10,7 @@ of like length, the newest item in the last slot.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -27,11 +27,31 @@ SLOT = 24
 
 @dataclass(frozen=True, eq=False)
 class Padded:
-    """Histories of different lengths in slots. ``mask`` (B, L) bool: True = real item."""
+    """Histories of different lengths in slots.
+
+    ``mask`` (B, L) bool: True = real item. ``known``: the same on the CPU, if it is known there already.
+    """
 
     mask: Tensor
+    known: Tensor | None = field(default=None, kw_only=True)
     every_slot: ClassVar[bool] = False
     """Whether padding counts as items, see :mod:`ctr_pe.padded`."""
+
+    # Sizes and indices are computed on the CPU: to ask an accelerator for them would make it run empty.
+
+    @lazily
+    def mask_here(self) -> Tensor:
+        """The mask on the CPU."""
+        return self.mask.cpu() if self.known is None else self.known
+
+    @lazily
+    def count_here(self) -> Tensor:
+        """:attr:`count` on the CPU."""
+        return self.count if self.mask.is_cpu else self.mask_here.sum(1)
+
+    def sent(self, x: Tensor) -> Tensor:
+        """From the CPU to where the mask is."""
+        return sent(x, self.mask.device)
 
     @lazily
     def count(self) -> Tensor:
@@ -55,12 +75,16 @@ class Padded:
 
     def lengths(self) -> tuple[Tensor, Tensor]:
         """The different lengths of histories (U,), and which of them each row has (B,)."""
-        lengths, row = torch.unique(self.count, return_inverse=True)
-        return lengths, row
+        lengths, row = torch.unique(self.count_here, return_inverse=True)
+        return self.sent(lengths), self.sent(row)
 
     @lazily
     def _slots(self) -> Tensor:
-        return self.mask.flatten().nonzero().squeeze(1)
+        return self.sent(self._slots_here)
+
+    @lazily
+    def _slots_here(self) -> Tensor:
+        return self.mask_here.flatten().nonzero().squeeze(1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,8 +162,8 @@ class Ragged(Padded):
     @lazily
     def real(self) -> tuple[Tensor, Tensor]:
         """Row and slot (N,), (N,) int64 of every real item, row by row."""
-        rows, slots = self.mask.nonzero(as_tuple=True)
-        return rows, slots
+        rows, slots = self.mask_here.nonzero(as_tuple=True)
+        return self.sent(rows), self.sent(slots)
 
     @lazily
     def newest(self) -> Tensor:
@@ -160,9 +184,9 @@ class Ragged(Padded):
 
     def newest_of(self, packed: Tensor) -> Tensor:
         """(N, ...) -> those of each row's newest item (B, ...), zero for an empty history."""
-        rows, _ = self.real
-        last = self.pack(self._newer) == 0
-        return packed.new_zeros(self.mask.shape[0], *packed.shape[1:]).index_copy(0, rows[last], packed[last])
+        rows = self.count_here.nonzero().squeeze(1)
+        newest = packed.index_select(0, self.sent((self.count_here.cumsum(0) - 1)[rows]))
+        return packed.new_zeros(self.mask.shape[0], *packed.shape[1:]).index_copy(0, self.sent(rows), newest)
 
     def total(self, packed: Tensor) -> Tensor:
         """(N, ...) -> their sum per row (B, ...)."""
@@ -171,17 +195,19 @@ class Ragged(Padded):
 
     def in_last(self, packed: Tensor, slots: int) -> Tensor:
         """(N, ...) -> (B, slots, ...): the newest items of each row in the last slots, zeros where it is short."""
-        (rows, _), slot = self.real, slots - 1 - self.pack(self._newer)
-        kept = slot >= 0
+        newer = self.count_here.unsqueeze(1) - self.mask_here.cumsum(1)
+        rows, column = self.mask_here.nonzero(as_tuple=True)
+        slot = slots - 1 - newer[rows, column]
+        kept = (slot >= 0).nonzero().squeeze(1)
         placed = packed.new_zeros(self.mask.shape[0], slots, *packed.shape[1:])
-        return placed.index_put((rows[kept], slot[kept]), packed[kept])
+        where = (self.sent(rows[kept]), self.sent(slot[kept]))
+        return placed.index_put(where, packed.index_select(0, self.sent(kept)))
 
     @lazily
     def whole(self) -> Blocks:
         """All rows in one block, in their order, as wide as the longest history."""
-        rows = torch.arange(len(self.mask), device=self.mask.device)
-        items = torch.arange(len(self.real[0]), device=self.mask.device)
-        return Blocks([self._block(rows, items, int(self.count.max()) if len(rows) else 0)])
+        rows, items = torch.arange(len(self.mask)), torch.arange(len(self._slots_here))
+        return Blocks([self._block(rows, items, int(self.count_here.max()) if len(rows) else 0)])
 
     @lazily
     def blocks(self) -> Blocks:
@@ -197,25 +223,26 @@ class Ragged(Padded):
         return self._blocks(lambda width: width * SLOT)
 
     def _blocks(self, cost: Callable[[int], int]) -> Blocks:
-        order = self.count.argsort(stable=True)
-        counts = self.count[order].tolist()
-        start = self.count.cumsum(0)[order] - self.count[order]  # of each row's first item among the packed
+        order = self.count_here.argsort(stable=True)
+        counts = self.count_here[order].tolist()
+        start = self.count_here.cumsum(0)[order] - self.count_here[order]  # of each row's first item among the packed
         blocks, first, last = Blocks(), sum(count == 0 for count in counts), len(counts)
         while first < last:
             widest, stop = max(NARROWEST, counts[first] + counts[first] // 2), first + 1
             while stop < last and counts[stop] <= widest and (stop + 1 - first) * cost(counts[stop]) <= LARGEST:
                 stop += 1
-            rows, sizes = order[first:stop], self.count[order[first:stop]]
+            rows, sizes = order[first:stop], self.count_here[order[first:stop]]
             shift = start[first:stop] - sizes.cumsum(0) + sizes
             n = sum(counts[first:stop])
-            items = torch.arange(n, device=order.device) + shift.repeat_interleave(sizes, output_size=n)
+            items = torch.arange(n) + shift.repeat_interleave(sizes, output_size=n)
             blocks.append(self._block(rows, items, counts[stop - 1]))
             first = stop
         return blocks
 
     def _block(self, rows: Tensor, items: Tensor, width: int) -> Block:
-        distance = torch.arange(width, 0, -1, device=rows.device)
-        return Block(distance <= self.count[rows].unsqueeze(1), rows, items)
+        distance = torch.arange(width, 0, -1)
+        mask = distance <= self.count_here[rows].unsqueeze(1)
+        return Block(self.sent(mask), self.sent(rows), self.sent(items), known=mask)
 
     @lazily
     def _newer(self) -> Tensor:
@@ -226,6 +253,13 @@ class Ragged(Padded):
     def _with_last(self) -> Tensor:
         rows, _ = self.real
         return torch.cat([rows, torch.arange(len(self.mask), device=rows.device)]).argsort(stable=True)
+
+
+def sent(x: Tensor, device: torch.device) -> Tensor:
+    """On the device, without waiting for it: from pinned memory a copy lines up with the kernels."""
+    if x.is_cpu and device.type == "cuda":
+        x = x.pin_memory()
+    return x.to(device, non_blocking=x.is_cpu)
 
 
 def as_numbers(mask: Tensor) -> Tensor:

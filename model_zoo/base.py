@@ -45,6 +45,7 @@ from ctr_pe.names import check_name
 from ctr_pe.pe import build_pe, check_encodings, pe_options
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Items, Positions
+from ctr_pe.ragged import sent
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.batch_norm import BatchNorm1d
 from ctr_pe.units.dropout import Dropout
@@ -140,11 +141,12 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
             "loss": "binary_crossentropy",
         }
         kwargs = defaults | kwargs
-        check_gpu(kwargs.get("gpu", -1))
+        device = check_gpu(kwargs.get("gpu", -1))
         kwargs["monitor_mode"] = monitor_mode(kwargs.get("monitor", "AUC"), kwargs.get("monitor_mode"))
         regularizers = {"embedding_regularizer": embedding_regularizer, "net_regularizer": net_regularizer}
         kwargs |= {key: regularizer(value) for key, value in regularizers.items()}
         super().__init__(feature_map, model_id=model_id, **kwargs)
+        self.device = device  # FuxiCTR knows CUDA alone
         self._encodings = 0  # built so far
         self._max_gradient_norm = float(kwargs.get("max_gradient_norm", 10.0))
         self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
@@ -201,9 +203,9 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
             return build_pe(names, dim, slots, num_heads, **fields, **self.encoding_options)
 
         # Encodings draw from streams of their own, so that all start from the same backbone weights at one seed.
-        in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-        with torch.random.fork_rng(range(torch.cuda.device_count()) if in_use else ()):
-            torch.manual_seed(torch.initial_seed() ^ (0x9E3779B97F4A + self._encodings))
+        # That of the CPU alone: weights are drawn there, and the streams of devices stay as they are.
+        with torch.random.fork_rng(()):
+            torch.default_generator.manual_seed(torch.initial_seed() ^ (0x9E3779B97F4A + self._encodings))
             pe = fresh() if below is None else below.next_layer(fresh)
         self._encodings += 1
         _check_heads(model, group, pe.out_dim, num_heads)
@@ -282,6 +284,17 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
             return {"y_pred": y_pred}
         return {"y_pred": y_pred, "penalties": penalties, "losses": positions[0].losses}
 
+    def get_inputs(self, inputs: Mapping[str, Tensor], feature_source: Any = None) -> dict[str, Tensor]:
+        features, labels = self.feature_map.features, self.feature_map.labels
+        read = [field for field in inputs if field not in labels and features[field]["type"] != "meta"]
+        found: dict[str, Tensor] = super().get_inputs({f: sent(inputs[f], self.device) for f in read}, feature_source)
+        return found
+
+    def get_labels(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        label = self.feature_map.labels[0]
+        found: Tensor = super().get_labels({label: sent(inputs[label], self.device)})
+        return found
+
     def read_histories(
         self, inputs: Mapping[str, Tensor], ids: Mapping[str, Tensor]
     ) -> tuple[list[Positions], dict[str, list[Tensor]]]:
@@ -290,14 +303,16 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         positions: list[Positions] = []
         packed: dict[str, list[Tensor]] = {}
         for group in self.groups:
-            age = inputs[group.age].to(self.device) if group.age else None
+            age = sent(inputs[group.age], self.device) if group.age else None
             own = {field: ids[field] for field in group.history}
-            mask = own[group.history[0]] != 0
+            mask, given = own[group.history[0]] != 0, inputs[group.history[0]]
+            known = given != 0 if given.is_cpu and not mask.is_cpu else None
             if self.max_len is not None and mask.shape[1] > self.max_len:
                 newest = self.newest(mask)
                 mask, age = mask.gather(1, newest), None if age is None else age.gather(1, newest)
                 own = {field: values.gather(1, newest) for field, values in own.items()}
-            positions.append(Positions.from_mask(mask, age))
+                known = None if known is None else known.gather(1, self.newest(known))
+            positions.append(Positions.from_mask(mask, age, known))
             for field, values in own.items():
                 packed.setdefault(field, []).append(positions[-1].pack(values))
         return positions, packed

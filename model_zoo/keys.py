@@ -48,13 +48,20 @@ def prefixes(model: type) -> list[str]:
     return [cls.__name__.lower() for cls in reversed(named)]
 
 
-def check_gpu(gpu: int) -> None:
-    """Raises UserError if there is no such GPU; FuxiCTR would take the CPU without a word."""
-    there = range(torch.cuda.device_count()) if gpu >= 0 and torch.cuda.is_available() else range(0)
-    if gpu >= len(there) > 0:
-        raise UserError(f"gpu {gpu}: there is none of this number (--gpu: {', '.join(map(str, there))}, -1: CPU)")
-    if gpu >= 0 and not there:
+def check_gpu(gpu: int) -> torch.device:
+    """The CPU for -1, else torch's accelerator of this number: of CUDA, ROCm or another.
+
+    Raises UserError if there is none; FuxiCTR would take the CPU without a word.
+    """
+    if gpu < 0:
+        return torch.device("cpu")
+    kind = torch.accelerator.current_accelerator(check_available=True)
+    if kind is None or kind.type == "mps":  # Apple's has no float64
         raise UserError(f"gpu {gpu}: there is no GPU here (--gpu -1 for the CPU)")
+    there = range(torch.accelerator.device_count())
+    if gpu not in there:
+        raise UserError(f"gpu {gpu}: there is none of this number (--gpu: {', '.join(map(str, there))}, -1: CPU)")
+    return torch.device(kind.type, gpu)
 
 
 def own_position_switch(model: str, key: str, on: bool | None, params: dict[str, Any]) -> None:

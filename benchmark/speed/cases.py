@@ -89,6 +89,17 @@ def overhead(pe: str, full: bool) -> float | None:
     return OVERHEAD.get(pe, 1.15)
 
 
+LAUNCHES = {"DIN": 314, "DIEN": 500, "BST": 235, "DMIN": 600, "TIN": 240, "SASRec": 390}
+"""Kernels that a training step without an encoding may take: those of FuxiCTR's model or the padded one, but for DIEN
+and DMIN, which have thousands there."""
+ATTENTIONS = {"DIN": 1, "DIEN": 1, "BST": 1, "DMIN": 6, "TIN": 1, "SASRec": 2}
+"""Attention layers of the published configurations, each of which may take 15 more for an encoding, 10 for CAPE."""
+
+
+def launches(model: str, pe: str) -> int:
+    return LAUNCHES[model] + ATTENTIONS[model] * {"none": 0, "cape": 10}.get(pe, 15)
+
+
 def request(model: str, candidates: int) -> dict[str, Any]:
     return {"model": model, "pe": "cape", "candidates": candidates}
 
@@ -166,6 +177,12 @@ CASES = [
         Case(f"request.{model}.cape.memory", "requests:memory_", "≤", 300, request(model, 1000))
         for model in ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
     ),
+    *(
+        Case(f"launches.{model}.{pe}", "launching:launches", "≤", launches(model, pe), {"model": model, "pe": pe})
+        for model in LAUNCHES
+        for pe in (available_pes() if model in ENCODED else ("none", "cape"))
+    ),
+    *(Case(f"waits.{model}", "launching:waits", "≤", 0, {"model": model}) for model in LAUNCHES),
     Case("service.throughput", "service:throughput", "≤", 2, {"candidates": 100}),
     *(Case(f"service.p99.{count}", "service:slowest", "≤", 100, {"candidates": count}) for count in (100, 1000)),
 ]

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ctr_pe.choices import FUSED, choose
+from ctr_pe.choices import FUSED, FUSED_ON_CPU_ALONE, choose
 from ctr_pe.training.divergence import Gradients
 from ctr_pe.training.lazy import LazyTables
 
@@ -26,7 +26,7 @@ def make_optimizer(model: Any, name: str, lr: float, table_optimizer: str | None
     tables = {layer.weight for layer in lazy}
     rest = [parameter for parameter in model.parameters() if parameter not in tables]
     optimizer: Optimizer = getattr(torch.optim, name)(rest, lr=lr)
-    if model.device.type in FUSED.get(name, ()):
+    if name in FUSED and (model.device.type == "cpu" or name not in FUSED_ON_CPU_ALONE):
         for group in optimizer.param_groups:  # the same update in one pass, a third of the time or less
             group["fused"] = True
     if table_optimizer is None or not lazy:

@@ -117,11 +117,12 @@ def last_state(states: Tensor, positions: Positions) -> Tensor:
 
 def by_step(positions: Positions) -> tuple[Tensor, list[int]]:
     """The order (N,) of packed items by step, within a step by length of history, longest first; and rows per step."""
-    rows, _ = positions.real
-    count, step = positions.count, positions.pack(positions.rank)
+    mask, count = positions.mask_here, positions.count_here
+    rows, slots = mask.nonzero(as_tuple=True)
+    step = mask.cumsum(1)[rows, slots]
     longest_first = count.argsort(descending=True, stable=True)
-    rank = torch.empty_like(count).index_copy(0, longest_first, torch.arange(len(count), device=count.device))
-    return (step * len(count) + rank[rows]).argsort(), step.bincount()[1:].tolist()
+    rank = torch.empty_like(count).index_copy(0, longest_first, torch.arange(len(count)))
+    return positions.sent((step * len(count) + rank[rows]).argsort()), step.bincount()[1:].tolist()
 
 
 # of_item (n, k S), of_state (n, k S), state (n, S), weight (n, 1) -> state (n, S); with another axis for K targets

@@ -105,6 +105,7 @@ class TargetAttention(nn.Module):
 def _side_stream(device: torch.device) -> Iterator[None]:
     """Random numbers of the block come from a stream of their own, so that what follows draws what it would without:
     runs of one seed stay paired."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    own = {} if device.type == "cpu" else {"device_type": device.type}
+    with torch.random.fork_rng([device] if own else [], **own):
         torch.manual_seed(int(torch.randint(2**62, ())))
         yield

@@ -56,6 +56,23 @@ PROMISED |= {  # of the service
     "service.p99.100": ("≤", 100),
     "service.p99.1000": ("≤", 100),
 }
+BASELINE = {"DIN": 314, "TIN": 240, "BST": 235, "SASRec": 390, "DMIN": 600, "DIEN": 500}
+PROMISED |= {  # of accelerators
+    **{f"waits.{model}": ("≤", 0) for model in MODELS},
+    **{f"launches.{model}.none": ("≤", most) for model, most in BASELINE.items()},
+    "launches.DIN.cape": ("≤", 324),
+    "launches.DIEN.cape": ("≤", 510),
+    "launches.BST.cape": ("≤", 245),
+    "launches.DMIN.cape": ("≤", 660),
+    "launches.TIN.cape": ("≤", 250),
+    "launches.SASRec.cape": ("≤", 410),
+    **{
+        f"launches.{model}.{pe}": ("≤", BASELINE[model] + 15 * layers)
+        for model, layers in (("DIN", 1), ("BST", 1), ("SASRec", 2))
+        for pe in available_pes()
+        if pe not in ("none", "cape")
+    },
+}
 
 
 def test_every_promise_has_a_case() -> None:

@@ -325,8 +325,9 @@ class TestContextLength:
 def test_a_gpu_that_is_not_there_is_refused(
     gpus: int, gpu: int, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: gpus > 0)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: gpus)
+    there = torch.device("cuda") if gpus else None
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: there)
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: gpus)
     with pytest.raises(UserError, match=message):
         build(tmp_path, gpu=gpu)
 

@@ -29,7 +29,6 @@ BASE = {
     "early_stop_patience": "3",
     "embedding_dim": "4",
     "epochs": "4",
-    "early_stop_patience": "2",
     "embedding_init": "1e-4",
     "learning_rate": "0.01",
     "learning_rate_schedule": "constant",
@@ -190,14 +189,14 @@ def test_every_key_changes_something_or_is_refused(key: str, baseline: Seen, way
 
 
 def test_a_gpu_that_is_not_there_is_refused(way: Way, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     found = way("--gpu", "0")
     assert found.code == 2
     assert "error: gpu 0: there is no GPU here (--gpu -1 for the CPU)" in found.error
 
 
 def test_a_script_of_ones_own_is_refused_too(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda check_available: None)
     with pytest.raises(UserError, match="gpu 0: there is no GPU here"):
         training.train(Run("DIN", data / "synthetic", "cape", 0, gpu=0))
 

@@ -1,0 +1,33 @@
+"""What a training step asks of an accelerator, counted on a device that is not there (:mod:`ctr_pe.elsewhere`)."""
+
+from __future__ import annotations
+
+from ctr_pe.elsewhere import Counted, elsewhere
+from speed import data, models
+from speed.cases import Settings
+from speed.timing import Figure
+
+
+def launches(settings: Settings, model: str, pe: str) -> Figure:
+    """Kernels of forward, backward, clipping and optimiser."""
+    counted = _step(settings, model, pe)
+    return Figure([counted.launches], unit="", details=dict(counted.kernels))
+
+
+def waits(settings: Settings, model: str) -> Figure:
+    """How often the host waits for the device in a step with CAPE."""
+    counted = _step(settings, model, "cape")
+    return Figure([counted.waits], unit="", details=dict(counted.waited))
+
+
+def _step(settings: Settings, model: str, pe: str) -> Counted:
+    """Of the second step: the first makes the optimiser's state."""
+    size = settings.size(256, 64)
+    dataset = data.write(settings.folder / "amazon", data.draw(2 * size), ages=models.needs_age(pe))
+    with elsewhere():
+        one = models.ours(model, dataset, 0, pe=pe)
+        (first, _), (second, _) = data.batches(dataset, one.feature_map, size, 2)
+        one.train_step(first)
+    with elsewhere() as counted:
+        one.train_step(second)
+    return counted
