@@ -7,7 +7,7 @@ Without an accelerator it shows what would crash on one, and counts what a step 
     print(counted.launches, counted.waits)
 
 Inside the block torch has one accelerator, so that ``gpu=0`` means it. It is registered with torch at the first use and
-stays known to the process.
+stays known to the process. The first use must come before the first backward: torch makes a queue per device then.
 """
 
 from __future__ import annotations

@@ -1,150 +1,17 @@
-"""Every model and every encoding on a device that is not the CPU (:mod:`ctr_pe.elsewhere`): nothing crashes there."""
+"""The tests on a device that is not there, in a process of their own: torch takes no new device after a backward."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
-from models import SMALL, Rows, batch, build, randomised
-from torch import Tensor, nn
-
-from ctr_pe.elsewhere import elsewhere
-from ctr_pe.pe import available_pes
-from ctr_pe.training import save
-
-MODELS = tuple(SMALL)
-ENCODINGS = available_pes()
-BATCH = batch([3, 0, 6, 1])
 
 
-def there(name: str, folder: Path, pe: str) -> Any:
-    model = build(name, folder, position_encoding=pe, gpu=0)
-    assert {str(tensor.device) for tensor in model.state_dict().values()} == {"elsewhere:0"}
-    return model
-
-
-class TestDevice:
-    def test_tensors_say_that_they_are_elsewhere_and_have_the_values_of_the_cpu(self) -> None:
-        x, weight = torch.randn(3, 4), torch.randn(5, 4)
-        with elsewhere():
-            leaf = weight.to("elsewhere").requires_grad_()
-            y = nn.functional.linear(x.to("elsewhere:0"), leaf).relu()
-            y.sum().backward()
-            assert (y.device.type, leaf.grad.device.type) == ("elsewhere", "elsewhere")
-            assert torch.equal(y.detach().cpu(), (x @ weight.T).relu())
-            view = leaf.detach().view(-1)
-            view[0] = 7
-            assert leaf[0, 0].item() == 7
-
-    def test_two_devices_do_not_meet_in_one_operation(self) -> None:
-        with elsewhere():
-            x = torch.ones(3, device="elsewhere")
-            with pytest.raises(RuntimeError, match="two devices"):
-                _ = x + torch.ones(3)
-            with pytest.raises(RuntimeError, match="two devices"):
-                torch.ones(3).index_select(0, torch.zeros(1, dtype=torch.int64, device="elsewhere"))
-            assert (x * torch.tensor(2.0)).tolist() == [2, 2, 2]  # a number goes along with the call
-
-    def test_an_operator_of_this_package_has_no_kernel_there(self) -> None:
-        from ctr_pe.ops.dropout import cpu
-
-        with elsewhere(), pytest.raises(NotImplementedError, match="no kernel for 'elsewhere'"):
-            cpu.keep_mask(torch.ones(1, dtype=torch.int64, device="elsewhere"), (3,), 0)
-
-    @pytest.mark.parametrize(
-        ("call", "launches", "waits"),
-        [
-            (lambda x: x.view(-1).expand(2, 6).mT, 0, 0),
-            (lambda x: torch.empty_like(x), 0, 0),
-            (lambda x: x + 1, 1, 0),
-            (lambda x: x.sum().item(), 1, 1),
-            (lambda x: bool(x[0, 0]), 0, 1),
-            (lambda x: x.tolist(), 0, 1),
-            (lambda x: x.cpu(), 0, 1),
-            (lambda x: torch.zeros(2, 3).copy_(x), 0, 1),
-            (lambda x: x.nonzero(), 1, 1),
-            (lambda x: x.unique(), 1, 1),
-            (lambda x: x[x > 0], 2, 1),
-            (lambda x: x[torch.tensor([0, 1], device=x.device)], 1, 1),  # the numbers are sent, which waits
-            (lambda x: x[torch.arange(2, device=x.device)], 2, 0),
-            (lambda x: x[0].repeat_interleave(x[0]), 2, 1),
-            (lambda x: x[0].repeat_interleave(x[0], output_size=6), 2, 0),
-            (lambda x: torch.zeros(3).to(x.device), 0, 1),
-            (lambda x: torch.zeros(3).to(x.device, non_blocking=True), 0, 0),
-        ],
-    )
-    def test_launches_and_waits_are_counted(self, call: Any, launches: int, waits: int) -> None:
-        with elsewhere():
-            x = torch.ones(2, 3, dtype=torch.int64).to("elsewhere") * torch.arange(1, 4, device="elsewhere")
-        with elsewhere() as counted:
-            call(x)
-        assert (counted.launches, counted.waits) == (launches, waits), counted
-
-    def test_outside_the_block_the_machine_is_as_it_is(self) -> None:
-        before = torch.accelerator.is_available()
-        with elsewhere():
-            assert torch.accelerator.is_available()
-        assert torch.accelerator.is_available() is before
-
-
-@pytest.mark.parametrize("name", MODELS)
-def test_a_training_step_waits_for_nothing(name: str, tmp_path: Path) -> None:
-    params = {"aux_loss_lambda": 0} if name == "DMIN" else {}
-    with elsewhere():
-        model = build(name, tmp_path, position_encoding="cape", gpu=0, max_len=4, **params).train()
-        model._max_gradient_norm = 10.0
-        model.train_step(BATCH)
-    with elsewhere() as counted:
-        model.train_step(BATCH)
-    assert not counted.waited
-    assert counted.launches
-
-
-@pytest.mark.parametrize("pe", ["none", "cape"])
-@pytest.mark.parametrize("name", MODELS)
-def test_a_model_trains_evaluates_is_saved_and_loaded(name: str, pe: str, tmp_path: Path) -> None:
-    with elsewhere():
-        for _ in range(2):  # a second model in the same process, which gpus in use must not disturb
-            model = there(name, tmp_path, pe)
-        model.fit(Rows(), 1, Rows())
-        model.eval()
-        scores = model.predict(Rows())
-        save(model, tmp_path / "weights")
-        found = torch.load(tmp_path / "weights", map_location="cpu", weights_only=True)
-        again = there(name, tmp_path, pe)
-        again.load_state_dict(found)
-        assert again.predict(Rows()).tolist() == scores.tolist()
-    here = build(name, tmp_path, position_encoding=pe)
-    here.load_state_dict(found)
-    assert here.predict(Rows()) == pytest.approx(scores, rel=1e-5)
-
-
-@pytest.mark.parametrize("pe", ENCODINGS)
-def test_every_encoding_trains(pe: str, tmp_path: Path) -> None:
-    assert_trains("DIN", pe, tmp_path)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("pe", ENCODINGS)
-@pytest.mark.parametrize("name", MODELS[1:])
-def test_every_encoding_trains_in_every_model(name: str, pe: str, tmp_path: Path) -> None:
-    assert_trains(name, pe, tmp_path)
-
-
-def assert_trains(name: str, pe: str, folder: Path) -> None:
-    """A step there has the loss of one here, and its gradients."""
-    here = randomised(build(name, folder, position_encoding=pe)).train()
-    here._max_gradient_norm = 10.0
-    with elsewhere():
-        other = there(name, folder, pe)
-        other.load_state_dict(here.state_dict())
-        losses = [model.train().train_step(BATCH).item() for model in (here, other)]
-        assert losses[1] == pytest.approx(losses[0], rel=1e-4)
-        assert {p.grad.device.type for p in other.parameters() if p.grad is not None} == {"elsewhere"}
-        assert not missing(here.state_dict(), other.state_dict())
-
-
-def missing(here: dict[str, Tensor], there: dict[str, Tensor]) -> set[str]:
-    return {key for key in here if not torch.allclose(here[key], there[key].cpu(), rtol=1e-3, atol=3e-3)}
+@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+def test_on_a_device_that_is_not_there(chosen: str) -> None:
+    cases = Path(__file__).with_name("on_elsewhere.py")
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", chosen, str(cases)]
+    run = subprocess.run(command, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout
