@@ -205,10 +205,11 @@ def test_check_params() -> None:
 @pytest.mark.slow
 def test_cape_beats_none_on_the_built_in_set(tmp_path: Path) -> None:
     """The effect planted there depends on how many unlike items lie between; none cannot see it."""
-    from ctr_pe.config import model_params
+    from ctr_pe.config import model_params, training_recipe
 
     built_in = generate(tmp_path / "synthetic")
-    params = model_params("DIN", "synthetic", {})
+    short = {**training_recipe("fuxictr"), "learning_rate": 1e-3, "epochs": 5}
+    params = model_params("DIN", "synthetic", short)
     outcomes: dict[str, Outcome] = {
         name: train(Run("DIN", built_in.path, name, seed=0, params=params)) for name in ("none", "naive", "cape")
     }
