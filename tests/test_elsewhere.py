@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 
-@pytest.mark.parametrize("chosen", ["not slow", pytest.param("slow", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("chosen", ["not slow", "slow"])
 def test_on_a_device_that_is_not_there(chosen: str) -> None:
     cases = Path(__file__).with_name("on_elsewhere.py")
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-m", chosen, str(cases)]

@@ -231,6 +231,7 @@ def test_plugins_of_the_command_line_are_packages(capsys: pytest.CaptureFixture[
     assert "'my-pkg' is not the name of a package" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_benchmark_takes_dotted_names(package: Path, root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """In worker processes, from the working directory, with options and the configuration of the base class."""
     models = "my_pkg.models:MyDIN"
@@ -261,6 +262,7 @@ def test_benchmark_takes_dotted_names(package: Path, root: Path, capsys: pytest.
     assert "did you mean 'recency_start'?" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_rows_name_class_and_package_and_are_not_mixed(
     installed: Path, root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -179,6 +179,7 @@ def test_tensorboard_files_read_back(root: Path, tmp_path: Path) -> None:
     assert sorted(one.name for one in tmp_path.iterdir()) == [folder.name, f"{folder.name}-2"]
 
 
+@pytest.mark.slow
 def test_the_commands_and_configs_track(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each where its results are; and a benchmark's runs are the same runs with and without."""
     pytest.importorskip("tensorboard")

@@ -72,6 +72,7 @@ def test_splits_of_made_up_runs(tmp_path: Path) -> None:
         assert found > 0.9 if gain else found < 0.12
 
 
+@pytest.mark.slow
 def test_the_command_trains_what_is_missing_and_prints_the_rates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -80,6 +80,7 @@ def test_a_difference_is_found_where_it_is(store: Store, dataset: Dataset) -> No
     assert whole.users_high - whole.users_low == pytest.approx(table.users_high - table.users_low, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_the_command_writes_tables_and_figures(
     store: Store, dataset: Dataset, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -193,6 +193,7 @@ def run_without_torch(code: str, folder: Path) -> list[float]:
     return [float(number) for number in ended.stdout.replace("[", "").replace("]", "").split()]
 
 
+@pytest.mark.slow
 def test_raw_ids_through_onnx_without_torch(
     ranker: CTRRanker, checkout: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

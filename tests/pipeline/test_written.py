@@ -36,6 +36,7 @@ def test_metrics(folder: Path, root: Path) -> dict[str, float]:
 test_metrics.__test__ = False  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_benchmark(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["benchmark", "--dataset", "synthetic", "--repeats", "1", "--jobs", "1", "--out", "out", *QUICK]
     assert main([*asked, "--pe", "rope"]) == 0  # without its model
