@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import evidence
 import where
 
 from ctr_pe.study.differences import settings
@@ -23,3 +24,4 @@ def main(results: Path = RESULTS) -> None:
 
 if __name__ == "__main__":
     main()
+    evidence.main()

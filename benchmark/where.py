@@ -30,6 +30,7 @@ from ctr_pe.study.users import STEPS
 
 DAY, BINS = 86_400, 4
 FACTS = "-facts.parquet"
+SHOWN = ("naive", "cape", "cape_constant", "cape_cosine")
 TITLES = {
     "all": "",
     "length": "history",
@@ -59,7 +60,7 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def write(results: Path, pes: Sequence[str] | None = None, root: Path | None = None) -> list[Table]:
+def write(results: Path, pes: Sequence[str] = SHOWN, root: Path | None = None) -> list[Table]:
     """where.md, a table per model and data set, and a figure of each."""
     store, tables = Store(results), []
     for setting in settings(store):
@@ -67,7 +68,7 @@ def write(results: Path, pes: Sequence[str] | None = None, root: Path | None = N
             continue
         mixed = np.nan_to_num(setting.statistics.shares["gAUC"]) > 0
         found = [some for some in bins(kept_facts(store, setting.key, root)) if (some.users & mixed).any()]
-        encodings = [pe for pe in setting.runs if pe != "none" and (not pes or pe in pes)]
+        encodings = [pe for pe in setting.runs if pe in pes]
         tables.append(make_table(setting, found, encodings))
         draw(setting, found, encodings, results / f"where-{setting.key.model}-{setting.key.dataset}.png")
     (results / "where.md").write_text(as_markdown(tables), encoding="utf-8")
@@ -192,6 +193,7 @@ def draw(setting: Setting, found: list[Bin], encodings: list[str], file: Path) -
             at = np.arange(len(those)) + 0.6 * (number + 0.5) / len(encodings) - 0.3
             value, low, high = (np.array([getattr(one, name) for one in ones]) for name in ("value", "low", "high"))
             panel.errorbar(at, value, [value - low, high - value], fmt="o", markersize=3, linewidth=1, label=pe)
+        panel.set_xlim(-0.6, len(those) - 0.4)
         panel.axhline(0, color="grey", linewidth=0.8)
         panel.set_xticks(range(len(those)), [some.name for some in those], rotation=35, ha="right", fontsize=7)
         panel.set_title(TITLES[fact], fontsize=9)
@@ -205,7 +207,10 @@ def _parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("where.py", description=__doc__, formatter_class=form)
     parser.add_argument("results", type=Path, metavar="RESULTS", help="folder of a benchmark; where.md goes there")
-    parser.add_argument("--pe", type=lambda text: text.split(","), metavar="NAME,…", help="encodings (default: all)")
+    some = ",".join(SHOWN)
+    parser.add_argument(
+        "--pe", type=lambda text: text.split(","), default=SHOWN, metavar="NAME,…", help=f"encodings (default: {some})"
+    )
     parser.add_argument("--data-root", type=Path, metavar="DIR", help="data sets (default: data, or $CTR_PE_DATA)")
     return parser
 
