@@ -198,7 +198,9 @@ class Store:
 
     def weights(self, key: Key) -> Path:
         """The file for the weights of a run."""
-        return self.path / "weights" / f"{key.name}.pt"
+        file = self.path / "weights" / f"{key.name}.safetensors"
+        old = file.with_name(f"{key.name}.pt")  # of an earlier version
+        return old if old.exists() and not file.exists() else file
 
     def model(self, key: Key) -> Path:
         """The folder for the model of a run."""
