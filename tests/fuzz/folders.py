@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import polars as pl
+from attempts import files
 from safetensors.torch import load, save
 from small_log import SMALL, random_log
 
@@ -29,7 +30,7 @@ from ctr_pe.errors import UserError
 from ctr_pe.pipeline.folder import vocabulary_hash
 
 CANARY = "__import__('pathlib').Path('CANARY').touch()"
-WRONG = [None, -1, 2**70, 1.5, "x", CANARY, "../../outside", "os:system", [], {}, [[[]]]]
+WRONG: list[Any] = [None, -1, 2**70, 1.5, "x", CANARY, "../../outside", "os:system", [], {}, [[[]]]]
 GONE = object()
 FIRST = 2
 """Of a list or a mapping of alike values."""
@@ -60,17 +61,25 @@ def changed_folders(sound: Path) -> Iterator[Changed]:
             for value in [GONE, *WRONG]:
                 yield Changed(f"a value of {file}", file, partial(_with, place, value))
         for text in (b"", b"{", b"[]", b"5", b"null", b"\xff\xfe", b"[" * 100_000 + b"]" * 100_000):
-            yield Changed(f"{file} is no such file", file, lambda _, text=text: text)
+            yield Changed(f"{file} is no such file", file, partial(_replaced, text))
     for file in ("items.parquet", "histories.parquet", "model.safetensors"):
         for keep in (0, 4, 40, -1):
-            yield Changed("a file that is cut", file, lambda content, keep=keep: content[:keep])
-        yield Changed("a file of another kind", file, lambda content: b"PK\3\4" + content)
+            yield Changed("a file that is cut", file, partial(_cut, keep))
+        yield Changed("a file of another kind", file, partial(_after, b"PK\3\4"))
     for file in ("items.parquet", "histories.parquet"):
         for name in pl.read_parquet(sound / file).columns:
             for change in (_drop, _empty, _floats, _far):
                 yield Changed("a column of another content", file, partial(_table, partial(change, name=name)))
-    for change in (_without_one, _of_other_shape, _of_other_type, _with_one_more):
-        yield Changed("other weights", "model.safetensors", change)
+    for weights in (_without_one, _of_other_shape, _of_other_type, _with_one_more):
+        yield Changed("other weights", "model.safetensors", weights)
+
+
+def placed(case: Changed, sound: Path, folder: Path) -> Path:
+    """The changed folder, with hashes that are right."""
+    shutil.copytree(sound, folder)
+    (folder / case.file).write_bytes(case.change((folder / case.file).read_bytes()))
+    _hash_again(folder, case.file)
+    return folder
 
 
 def outcomes(sound: Path, here: Path, every: int = 1) -> tuple[dict[str, Counter[str]], list[str]]:
@@ -78,12 +87,9 @@ def outcomes(sound: Path, here: Path, every: int = 1) -> tuple[dict[str, Counter
     found: dict[str, Counter[str]] = {}
     wrong = []
     right = load_model(sound).predict_proba(REQUESTS)
-    before = {path.name for path in here.parent.iterdir()}
+    before = files(here.parent)
     for case in list(changed_folders(sound))[::every]:
-        folder = here / "model"
-        shutil.copytree(sound, folder)
-        (folder / case.file).write_bytes(case.change((folder / case.file).read_bytes()))
-        _hash_again(folder, case.file)
+        folder = placed(case, sound, here / "model")
         try:
             same = np.array_equal(load_model(folder).predict_proba(REQUESTS), right)
             outcome = "read, same scores" if same else "read, other scores"
@@ -97,8 +103,8 @@ def outcomes(sound: Path, here: Path, every: int = 1) -> tuple[dict[str, Counter
         else:
             wrong.append(f"{case.kind}, {case.file}, {getattr(case.change, 'args', '')}: {outcome[:300]}")
         shutil.rmtree(folder)
-        if {path.name for path in here.parent.iterdir()} != before or list(here.iterdir()):
-            wrong.append(f"{case}: left something behind")
+        if Path("CANARY").exists() or files(here.parent) != before:
+            wrong.append(f"{case}: ran, or left something behind")
     return found, wrong
 
 
@@ -120,6 +126,18 @@ def _with(place: tuple[Any, ...], value: Any, content: bytes) -> bytes:
     else:
         at[place[-1]] = deepcopy(value)
     return json.dumps(read).encode()
+
+
+def _replaced(text: bytes, content: bytes) -> bytes:
+    return text
+
+
+def _cut(keep: int, content: bytes) -> bytes:
+    return content[:keep]
+
+
+def _after(start: bytes, content: bytes) -> bytes:
+    return start + content
 
 
 def _hash_again(folder: Path, changed: str) -> None:
