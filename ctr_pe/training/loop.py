@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, nearest, one_line
 from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.divergence import Guard
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ctr_pe.tracking import Watch
 
 MIN_DELTA = 1e-6  # what an improvement of the monitor is at least
-STATE = ("epoch", "steps", "best", "stale", "kept")  # plain values of a training's state
+COUNTS = ("epoch", "steps", "stale", "kept")  # of a training's state
 Progress = Callable[[Mapping[str, Any]], None]
 
 
@@ -95,8 +95,12 @@ def fit(
     best.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
     training = _Training(model, batches, validation, epochs, best, progress or (lambda state: None), watch)
     state = None if checkpoint is None else checkpoint.read()
-    if state is not None:
-        training.restore(state)
+    if checkpoint is not None and state is not None:
+        try:
+            training.restore(state)
+        except Exception as error:  # whatever a value of another type or shape leads to
+            why = one_line(f"{type(error).__name__}: {error}")[:100]
+            raise UserError(f"{checkpoint.file}: not the state of this training ({why}): remove it") from None
         logging.info("Going on after epoch %d", training.epoch)
     before = sum(epoch.seconds for epoch in training.history)
     while not training.over:
@@ -216,7 +220,8 @@ class _Training:
     def state(self) -> dict[str, Any]:
         """All that the rest of the training depends on, at the end of an epoch."""
         return {
-            **{name: getattr(self, name) for name in STATE},
+            **{name: getattr(self, name) for name in COUNTS},
+            "best": self.best,
             "loss": self.loss,
             "parts": {name: torch.stack(found) for name, found in self.parts.items()},
             "history": [asdict(epoch) for epoch in self.history],
@@ -228,15 +233,17 @@ class _Training:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
-        for name in STATE:
-            setattr(self, name, state[name])
+        for name in COUNTS:
+            setattr(self, name, int(state[name]))
+        self.best = None if state["best"] is None else float(state["best"])
         self.loss = state["loss"].to(self.model.device)
         self.parts = {name: list(found.to(self.model.device)) for name, found in state["parts"].items()}
         self.history = [Epoch(**epoch) for epoch in state["history"]]
-        for name, one in self._stateful():
-            one.load_state_dict(state[name])
         if self.history:
             write_tensors(state["kept_weights"], self.best_weights)
+            load(self.model, self.best_weights)  # fails here rather than after all epochs
+        for name, one in self._stateful():
+            one.load_state_dict(state[name])
         if state["batches"] is not None:
             self.batches.epoch = state["batches"]
         if self.watch is not None:
