@@ -180,8 +180,10 @@ class Key:
         config = ConfigDict(strict=True, arbitrary_types_allowed=True)
         try:
             return TypeAdapter(self.kind, config=config)
-        except (PydanticUserError, PydanticUndefinedAnnotation):  # an annotation for readers alone
-            return TypeAdapter(Any)
+        except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+            if error.code == "type-adapter-config-unused":  # a model, which has its own
+                return TypeAdapter(self.kind)
+            return TypeAdapter(Any)  # an annotation for readers alone
 
     def problem(self, key: str, value: Any) -> str | None:
         """What is wrong with the value of ``key``, or None."""

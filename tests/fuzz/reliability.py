@@ -91,7 +91,7 @@ SECTIONS: dict[str, tuple[Callable[[Path], Mapping[str, tuple[int, int]]], str]]
     ),
     "Model folders": (
         model_folders,
-        "With hashes that are right and one place that is not: each value of each JSON file gone, of another type, out\n"
+        "With hashes that are right and one place that is not: a value of a JSON file gone, of another type, out\n"
         "of range, a path or code; tables and weights that are cut or another model's. Refused in one line by\n"
         "`ctr_pe.load`; the rest is read as the model that it describes, most of it in places that only people read.\n"
         "None ran, none wrote, none gave a raw error.",
