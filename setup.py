@@ -41,7 +41,7 @@ setup(
     package_data={"ctr_pe": ["py.typed", "pipeline/report/template/*"], "ctr_pe.configs": ["*.yaml", "*/*.yaml"]},
     entry_points={"console_scripts": ["ctr-pe = ctr_pe.cli:main"]},
     install_requires=[
-        "torch>=2.6",
+        "torch>=2.13",
         "fuxictr==2.3.10",
         "numpy>=1.26",
         "pandas>=2.2",
@@ -86,7 +86,7 @@ setup(
             "pytest-xdist",
             "ruff",
             "selenium",
-            "setuptools>=77",
+            "setuptools>=77.0.3",
             "tensorboard>=2.20",
             "types-PyYAML",
             "types-tqdm",
