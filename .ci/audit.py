@@ -1,4 +1,4 @@
-"""Known vulnerabilities of the installed packages, by pip-audit: python .ci/audit.py
+"""Known vulnerabilities of the installed packages, by pip-audit: python -P .ci/audit.py
 
 Fails on each that ``EXPLAINED`` does not have. Where no advisory service can be reached, it says so and passes.
 """

@@ -1,4 +1,4 @@
-"""Constraints for pip with the lowest version of each package that setup.py names: python .ci/lowest.py > FILE"""
+"""Constraints for pip with the lowest version of each package that setup.py names: python -P .ci/lowest.py > FILE"""
 
 from __future__ import annotations
 
