@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -147,6 +148,7 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         kwargs |= {key: regularizer(value) for key, value in regularizers.items()}
         super().__init__(feature_map, model_id=model_id, **kwargs)
         self.device = device  # FuxiCTR knows CUDA alone
+        self.checkpoint = str(Path(self.model_dir, f"{model_id}.safetensors").absolute())  # FuxiCTR's is a pickle
         self._encodings = 0  # built so far
         self._max_gradient_norm = float(kwargs.get("max_gradient_norm", 10.0))
         self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
@@ -418,6 +420,17 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         from ctr_pe.training import score
 
         return score(self, data_generator).scores
+
+    def save_weights(self, checkpoint: str | Path) -> None:
+        from ctr_pe.training import save
+
+        save(self, Path(checkpoint))
+
+    def load_weights(self, checkpoint: str | Path) -> None:
+        """Those of ``save_weights``, here or in FuxiCTR. Raises UserError."""
+        from ctr_pe.training import load
+
+        load(self, Path(checkpoint))
 
 
 def _check_heads(model: str, group: SizedGroup, width: int, num_heads: int) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ctr_pe.elsewhere import elsewhere
 from ctr_pe.pe import available_pes
-from ctr_pe.training import save
+from ctr_pe.training import load, save
 
 MODELS = tuple(SMALL)
 ENCODINGS = available_pes()
@@ -112,12 +112,11 @@ def test_a_model_trains_evaluates_is_saved_and_loaded(name: str, pe: str, tmp_pa
         model.eval()
         scores = model.predict(Rows())
         save(model, tmp_path / "weights")
-        found = torch.load(tmp_path / "weights", map_location="cpu", weights_only=True)
         again = there(name, tmp_path, pe)
-        again.load_state_dict(found)
+        load(again, tmp_path / "weights")
         assert again.predict(Rows()).tolist() == scores.tolist()
     here = build(name, tmp_path, position_encoding=pe)
-    here.load_state_dict(found)
+    load(here, tmp_path / "weights")
     assert here.predict(Rows()) == pytest.approx(scores, rel=1e-5)
 
 

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.errors import UserError, nearest, one_line
 from ctr_pe.evaluation.monitor import monitor_mode
-from ctr_pe.scratch import replacing
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.divergence import Guard
 from ctr_pe.training.steady import Average, schedule
+from ctr_pe.training.weights import SUFFIX, load, read_tensors, save, write_tensors
 
 if TYPE_CHECKING:
     from ctr_pe.tracking import Watch
 
 MIN_DELTA = 1e-6  # what an improvement of the monitor is at least
-STATE = ("epoch", "steps", "best", "stale", "kept")  # plain values of a training's state
+COUNTS = ("epoch", "steps", "stale", "kept")  # of a training's state
 Progress = Callable[[Mapping[str, Any]], None]
 
 
@@ -90,32 +90,43 @@ def fit(
         raise UserError(f"{every}training has {steps} steps: none would be evaluated")
     if max_gradient_norm is not None or not hasattr(model, "_max_gradient_norm"):  # FuxiCTR's own fit sets it
         model._max_gradient_norm = 10.0 if max_gradient_norm is None else max_gradient_norm
-    best = Path(model.checkpoint)
+    best = Path(model.checkpoint).with_suffix(SUFFIX)
     best.parent.mkdir(parents=True, exist_ok=True)
     best.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
-    training = _Training(model, batches, validation, epochs, progress or (lambda state: None), watch)
+    training = _Training(model, batches, validation, epochs, best, progress or (lambda state: None), watch)
     state = None if checkpoint is None else checkpoint.read()
-    if state is not None:
-        training.restore(state)
+    if checkpoint is not None and state is not None:
+        try:
+            training.restore(state)
+        except Exception as error:  # whatever a value of another type or shape leads to
+            why = one_line(f"{type(error).__name__}: {error}")[:100]
+            raise UserError(f"{checkpoint.file}: not the state of this training ({why}): remove it") from None
         logging.info("Going on after epoch %d", training.epoch)
     before = sum(epoch.seconds for epoch in training.history)
     while not training.over:
         training.train_epoch()
         if checkpoint is not None:
             checkpoint.write(training.state())
-    model.load_weights(model.checkpoint)
+    load(model, best)
     return Fitted(tuple(training.history), training.history[training.kept], before)
 
 
 class _Training:
     """A training under way. ``epoch`` and ``steps``: done so far; ``kept``: the place in ``history`` of the evaluation
-    whose weights are in the model's checkpoint; ``stale``: evaluations since the ``best``."""
+    whose weights are in the file ``best_weights``; ``stale``: evaluations since the ``best``."""
 
     def __init__(
-        self, model: Any, batches: Any, validation: Any, epochs: int, progress: Progress, watch: Watch | None
+        self,
+        model: Any,
+        batches: Any,
+        validation: Any,
+        epochs: int,
+        best_weights: Path,
+        progress: Progress,
+        watch: Watch | None,
     ) -> None:
         self.model, self.batches, self.validation, self.epochs = model, batches, validation, epochs
-        self.progress, self.watch, self.guard = progress, watch, Guard(model)
+        self.best_weights, self.progress, self.watch, self.guard = best_weights, progress, watch, Guard(model)
         names = [name for name in model.validation_metrics if name != "gAUC" or model.feature_map.group_id]
         self.names = list(dict.fromkeys([*names, *model._monitor.kv_pairs]))
         self.every, self.often = model._eval_steps or len(batches), max(1, len(batches) // 100)
@@ -201,20 +212,20 @@ class _Training:
         better = self.best is None or (value <= self.best - MIN_DELTA if low else value >= self.best + MIN_DELTA)
         self.best, self.stale = (value, 0) if better else (self.best, self.stale + 1)
         if better or not model._save_best_only:
-            save(model, Path(model.checkpoint))
+            save(model, self.best_weights)
             self.kept = len(self.history) - 1
         if not better and model._reduce_lr_on_plateau and self.falling is None:
             logging.info("No improvement: learning rate %g", model.lr_decay())
 
     def state(self) -> dict[str, Any]:
         """All that the rest of the training depends on, at the end of an epoch."""
-        kept = Path(self.model.checkpoint)
         return {
-            **{name: getattr(self, name) for name in STATE},
+            **{name: getattr(self, name) for name in COUNTS},
+            "best": self.best,
             "loss": self.loss,
             "parts": {name: torch.stack(found) for name, found in self.parts.items()},
             "history": [asdict(epoch) for epoch in self.history],
-            "kept_weights": torch.load(kept, "cpu", weights_only=True) if self.history else None,
+            "kept_weights": read_tensors(self.best_weights) if self.history else None,
             "batches": getattr(self.batches, "epoch", None),
             "random": random_state(self.model.device),
             **{name: one.state_dict() for name, one in self._stateful()},
@@ -222,15 +233,17 @@ class _Training:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
-        for name in STATE:
-            setattr(self, name, state[name])
+        for name in COUNTS:
+            setattr(self, name, int(state[name]))
+        self.best = None if state["best"] is None else float(state["best"])
         self.loss = state["loss"].to(self.model.device)
         self.parts = {name: list(found.to(self.model.device)) for name, found in state["parts"].items()}
         self.history = [Epoch(**epoch) for epoch in state["history"]]
+        if self.history:
+            write_tensors(state["kept_weights"], self.best_weights)
+            load(self.model, self.best_weights)  # fails here rather than after all epochs
         for name, one in self._stateful():
             one.load_state_dict(state[name])
-        if self.history:
-            write_weights(state["kept_weights"], Path(self.model.checkpoint))
         if state["batches"] is not None:
             self.batches.epoch = state["batches"]
         if self.watch is not None:
@@ -267,17 +280,3 @@ def _monitored(model: Any, metrics: Mapping[str, float], first: bool) -> float:
     if math.isnan(value):
         logging.warning("The monitor is NaN: no improvement.")
     return value
-
-
-def save(model: torch.nn.Module, file: Path) -> None:
-    """Write a model's weights: all or nothing, also when two processes write the same file, or raise UserError."""
-    write_weights(model.state_dict(), file)
-
-
-def write_weights(weights: Mapping[str, Tensor], file: Path) -> None:
-    """As :func:`save`, of weights by name."""
-    try:
-        with replacing(file) as partial:
-            torch.save(weights, partial)
-    except (OSError, RuntimeError) as error:  # torch's writer has its own word for a full disk
-        raise UserError(f"{file}: {getattr(error, 'strerror', None) or error}") from None

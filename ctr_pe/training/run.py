@@ -25,9 +25,10 @@ from ctr_pe.evaluation import evaluate
 from ctr_pe.fields import group_params
 from ctr_pe.scratch import scratch_folder
 from ctr_pe.training.checkpoint import Checkpoint
-from ctr_pe.training.loop import Epoch, Progress, fit, save
+from ctr_pe.training.loop import Epoch, Progress, fit
 from ctr_pe.training.scoring import score
 from ctr_pe.training.source import Source
+from ctr_pe.training.weights import save
 
 # What is trained on, and what selects the epoch.
 PROTOCOLS = {"heldout": (("train",), "valid"), "paper": (("train", "valid"), "test")}

@@ -43,7 +43,9 @@ class Source:
         from fuxictr.features import FeatureMap
 
         file = self.folder / "feature_map.json"
-        _, names = read_feature_map(file)
+        named, names = read_feature_map(file)
+        if named != self.dataset_id:
+            raise UserError(f"{file}: of data set '{named}', not '{self.dataset_id}'")
         group_id = params.get("group_id") or (self.dataset.group_id if self.dataset else None)
         given = [("group_id", group_id)] if group_id else []
         given += [("use_features", name) for name in params.get("use_features") or []]

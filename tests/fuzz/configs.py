@@ -89,6 +89,7 @@ OF_MODEL: dict[str, list[Any]] = {
     "feature_specs": [5, "x", [5], [{}], [{"name": "item_id", "max_len": -5}], [{"name": "no_such"}], {"name": 1}],
     "track": ["nothing", "", 5, [], {}],
     "age_field": ["no_such", 5, {"a": 1}, ["a", "b"]],
+    "feature_map": ["x", {}],
 }
 OF_DATASET: dict[str, list[Any]] = {
     **dict.fromkeys(["train_data", "data_root"], PATHS),
