@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import SMALL, Rows, batch, build, randomised
+from models import ITEMS, SMALL, Rows, batch, build, randomised
 from torch import Tensor, nn
 
-from ctr_pe.elsewhere import elsewhere
+from ctr_pe.elsewhere import Counted, elsewhere
 from ctr_pe.pe import available_pes
 from ctr_pe.training import save
 
@@ -91,15 +91,29 @@ class TestDevice:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_training_step_waits_for_nothing(name: str, tmp_path: Path) -> None:
-    params = {"aux_loss_lambda": 0} if name == "DMIN" else {}
-    with elsewhere():
-        model = build(name, tmp_path, position_encoding="cape", gpu=0, max_len=4, **params).train()
-        model._max_gradient_norm = 10.0
-        model.train_step(BATCH)
-    with elsewhere() as counted:
-        model.train_step(BATCH)
+    params = {"aux_loss_alpha": 0.5} if name == "DIEN" else {}
+    counted = second_step(name, tmp_path, position_encoding="cape", max_len=4, **params)
     assert not counted.waited
     assert counted.launches
+
+
+def test_items_that_did_not_come_next_need_no_waiting(tmp_path: Path) -> None:
+    negative = {"source": "", "type": "sequence", "padding_idx": 0, "max_len": 6, "feature_encoder": None}
+    changes = {"item_neg": negative | {"vocab_size": ITEMS, "share_embedding": "item_id"}}
+    rows = BATCH | {"item_neg": BATCH["item_history"].flip(1)}
+    params = {"neg_seq_field": [["item_neg", "cate_history"]], "aux_loss_alpha": 0.5}
+    assert not second_step("DIEN", tmp_path, rows, changes=changes, **params).waited
+
+
+def second_step(name: str, folder: Path, rows: dict[str, Tensor] = BATCH, **params: Any) -> Counted:
+    """What a training step there asks for; the first makes the optimiser's state."""
+    with elsewhere():
+        model = build(name, folder, gpu=0, **params).train()
+        model._max_gradient_norm = 10.0
+        model.train_step(rows)
+    with elsewhere() as counted:
+        model.train_step(rows)
+    return counted
 
 
 @pytest.mark.parametrize("pe", ["none", "cape"])
