@@ -11,8 +11,8 @@ from ctr_pe.ops import gpu
 from ctr_pe.ops.recurrence import reference
 from ctr_pe.ragged import sent
 
-ROWS, LARGEST = 16, 128
-"""Rows of a program, and the largest state dim that fits its registers."""
+ROWS, COLUMNS, LARGEST = 16, 32, 256
+"""Rows of a program, columns of U that it takes at a time, and the largest state dim that fits its registers."""
 
 
 def takes(of_items: Tensor, weight_hh: Tensor) -> bool:
@@ -63,18 +63,26 @@ def _recurrence_back(grad: Tensor, keep: Tensor, slope: Tensor, weight_hh: Tenso
     return found
 
 
-def _launch(kernel: Any, sizes: list[int], *tensors: Tensor, **options: Any) -> None:
+def _launch(kernel: Any, sizes: list[int], *tensors: Tensor, **numbers: int) -> None:
     """``tensors``: the last two are U and what the kernel fills."""
     weight_hh, filled = tensors[-2:]
-    state_dim, width = weight_hh.shape[1], gpu.padded(weight_hh.shape[1])
-    options |= {"PARTS": len(weight_hh) // state_dim, "ROWS": ROWS, "WIDTH": width, "PRECISION": _precision(weight_hh)}
-    options |= {"num_warps": 8 if width > 32 else 4, "num_stages": 1}
     ends = sent(torch.tensor([*sizes, 0]), filled.device)
+    given = *(x.contiguous() for x in tensors), ends, weight_hh.shape[1]
     with torch.cuda.device(filled.device if filled.is_cuda else -1):
-        kernel[(-(-sizes[0] // ROWS),)](*(x.contiguous() for x in tensors), ends, state_dim, **options)
+        kernel[(-(-sizes[0] // ROWS),)](*given, **numbers, **options(weight_hh))
 
 
-def _precision(weight: Tensor) -> str:
-    """Of products: near to float32's, by three in TF32, unless torch is told that less will do or U is in half."""
-    exact = torch.get_float32_matmul_precision() == "highest" and weight.dtype == torch.float32
-    return "tf32x3" if exact else "tf32"
+def options(weight_hh: Tensor) -> dict[str, Any]:
+    """Sizes of tiles, and how the kernels are compiled. Products are near to float32's, by three in TF32, unless torch
+    is told that less will do or U is in half."""
+    state_dim, width = weight_hh.shape[1], gpu.padded(weight_hh.shape[1])
+    exact = torch.get_float32_matmul_precision() == "highest" and weight_hh.dtype == torch.float32
+    return {
+        "PARTS": len(weight_hh) // state_dim,
+        "ROWS": ROWS,
+        "WIDTH": width,
+        "COLUMNS": min(COLUMNS, width),
+        "PRECISION": "tf32x3" if exact else "tf32",
+        "num_warps": 4 if width <= 32 else 8,
+        "num_stages": 1,
+    }

@@ -1,7 +1,8 @@
 """Recurrences in Triton: one kernel each way. A program takes ``ROWS`` rows from their first step to their last.
 
 Entries are ordered by step, within a step longest row first; ``sizes`` has the rows of each step, and a 0 at the end.
-S state dim, at most ``WIDTH``; ``weight_hh`` has ``PARTS`` S rows: those of u (not for two parts), r and c.
+S state dim, at most ``WIDTH``; U has ``PARTS`` S rows: those of u (not for two parts), r and c. Products with it take
+``COLUMNS`` of its columns at a time, and read the states of the step before again, so that all fits the registers.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
@@ -15,30 +16,41 @@ import triton.language as tl
 @triton.jit
 def advance(
     of_items, weights, bias_hh, weight_hh, states, sizes, S, shared,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Item terms (N / shared, PARTS S), attention (N,) -> states (N, S)."""
     first, column = tl.program_id(0) * ROWS, tl.arange(0, WIDTH)
     row = first + tl.arange(0, ROWS)
     state = tl.zeros([ROWS, WIDTH], tl.float32)
-    begin, there = tl.load(sizes) * 0, tl.load(sizes)
+    there = tl.load(sizes)
+    before, begin = there * 0, there * 0
     while there > first:
         entry = begin + row
+        zero, bias = tl.zeros([ROWS, WIDTH], tl.float32), bias_hh + column
+        of_reset = zero + numbers(bias + (PARTS - 2) * S, column < S)[None, :]
+        of_new = zero + numbers(bias + (PARTS - 1) * S, column < S)[None, :]
+        of_update = zero + numbers(bias, column < S)[None, :]
+        for start in range(0, S, COLUMNS):
+            inner = start + tl.arange(0, COLUMNS)
+            known = (row < tl.where(begin > 0, there, 0))[:, None] & (inner < S)[None, :]
+            h = numbers(states + (before + row)[:, None] * S + inner[None, :], known)
+            at = weight_hh + column[None, :] * S + inner[:, None]
+            inside = (column < S)[None, :] & (inner < S)[:, None]
+            of_reset = tl.dot(h, numbers(at + (PARTS - 2) * S * S, inside), of_reset, input_precision=PRECISION)
+            of_new = tl.dot(h, numbers(at + (PARTS - 1) * S * S, inside), of_new, input_precision=PRECISION)
+            if PARTS == 3:
+                of_update = tl.dot(h, numbers(at, inside), of_update, input_precision=PRECISION)
         real = (row < there)[:, None] & (column < S)[None, :]
-        weight = tl.load(weights + entry, mask=row < there, other=0.0).to(tl.float32)[:, None]
         at_item = of_items + (entry // shared)[:, None] * PARTS * S + column[None, :]
-        reset = tl.sigmoid(
-            tl.load(at_item + (PARTS - 2) * S, mask=real, other=0.0).to(tl.float32)
-            + of_state(state, weight_hh, bias_hh, PARTS - 2, column, S, PRECISION)
-        )
-        new = tl.load(at_item + (PARTS - 1) * S, mask=real, other=0.0).to(tl.float32)
-        new += reset * of_state(state, weight_hh, bias_hh, PARTS - 1, column, S, PRECISION)
-        new = 2 * tl.sigmoid(2 * new) - 1  # tanh
+        reset = tl.sigmoid(numbers(at_item + (PARTS - 2) * S, real) + of_reset)
+        new = 2 * tl.sigmoid(2 * (numbers(at_item + (PARTS - 1) * S, real) + reset * of_new)) - 1  # tanh
+        weight = numbers(weights + entry, row < there)[:, None]
         if PARTS == 3:
-            update = tl.load(at_item, mask=real, other=0.0).to(tl.float32)
-            weight *= tl.sigmoid(update + of_state(state, weight_hh, bias_hh, 0, column, S, PRECISION))
+            weight *= tl.sigmoid(numbers(at_item, real) + of_update)
         state += weight * (new - state)
         tl.store(states + entry[:, None] * S + column[None, :], state, mask=real)
+        tl.debug_barrier()  # the next step reads it
+        before = begin
         begin += there
         sizes += 1
         there = tl.load(sizes)
@@ -47,7 +59,7 @@ def advance(
 @triton.jit
 def carry_back(
     grad, keep, slope, weight_hh, found, sizes, S,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PRECISION: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, COLUMNS: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
     """``reference.carry_back``: grad, keep (N, S), slope (N, PARTS S) -> (N, S)."""
     first, column = tl.program_id(0) * ROWS, tl.arange(0, WIDTH)
@@ -63,27 +75,21 @@ def carry_back(
         end -= there
         entry = (end + row)[:, None]
         real = (row < there)[:, None] & (column < S)[None, :]
-        own = tl.load(grad + entry * S + column[None, :], mask=real, other=0.0).to(tl.float32) + carried
+        own = numbers(grad + entry * S + column[None, :], real) + carried
         tl.store(found + entry * S + column[None, :], own, mask=real)
-        carried = own * tl.load(keep + entry * S + column[None, :], mask=real, other=0.0).to(tl.float32)
-        for part in tl.static_range(PARTS):
-            at_slope = slope + (entry * PARTS + part) * S + column[None, :]
-            by_state = own * tl.load(at_slope, mask=real, other=0.0).to(tl.float32)
-            carried += tl.dot(by_state, of_part(weight_hh, part, column, S), input_precision=PRECISION)
+        tl.debug_barrier()  # read again below
+        carried = own * numbers(keep + entry * S + column[None, :], real)
+        for start in range(0, PARTS * S, COLUMNS):
+            inner = start + tl.arange(0, COLUMNS)
+            known = (row < there)[:, None] & (inner < PARTS * S)[None, :]
+            g = numbers(found + entry * S + inner[None, :] % S, known)
+            g *= numbers(slope + entry * PARTS * S + inner[None, :], known)
+            inside = (column < S)[None, :] & (inner < PARTS * S)[:, None]
+            weight = numbers(weight_hh + inner[:, None] * S + column[None, :], inside)
+            carried = tl.dot(g, weight, carried, input_precision=PRECISION)
 
 
 @triton.jit
-def of_state(state, weight_hh, bias_hh, part, column, S, PRECISION: tl.constexpr):
-    """U h and its bias."""
-    bias = tl.load(bias_hh + part * S + column, mask=column < S, other=0.0).to(tl.float32)
-    weight = tl.trans(of_part(weight_hh, part, column, S))
-    return tl.dot(state, weight, input_precision=PRECISION) + bias[None, :]
-
-
-@triton.jit
-def of_part(weight_hh, part, column, S):
-    """(WIDTH, WIDTH) of U, zeros beyond S. From the cache at each step: all of it is more than the registers hold."""
-    inside = (column < S)[:, None] & (column < S)[None, :]
-    return tl.load(weight_hh + (part * S + column[:, None]) * S + column[None, :], mask=inside, other=0.0).to(
-        tl.float32
-    )
+def numbers(at, there):
+    """float32, 0 where there are none."""
+    return tl.load(at, mask=there, other=0.0).to(tl.float32)
