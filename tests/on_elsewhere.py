@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -11,16 +12,18 @@ from models import ITEMS, SMALL, Rows, batch, build, randomised
 from torch import Tensor, nn
 
 from ctr_pe.elsewhere import Counted, elsewhere
+from ctr_pe.ops.recurrence import fused
 from ctr_pe.pe import available_pes
 from ctr_pe.training import save
+from ctr_pe.units.gru import GATES
 
 MODELS = tuple(SMALL)
 ENCODINGS = available_pes()
 BATCH = batch([3, 0, 6, 1])
 
 
-def there(name: str, folder: Path, pe: str) -> Any:
-    model = build(name, folder, position_encoding=pe, gpu=0)
+def there(name: str, folder: Path, pe: str, **params: Any) -> Any:
+    model = build(name, folder, position_encoding=pe, gpu=0, **params)
     assert {str(tensor.device) for tensor in model.state_dict().values()} == {"elsewhere:0"}
     return model
 
@@ -116,6 +119,29 @@ def second_step(name: str, folder: Path, rows: dict[str, Tensor] = BATCH, **para
     return counted
 
 
+@pytest.mark.parametrize("gate", GATES)
+class TestRecurrences:
+    """DIEN's GRU is cuDNN's; its gated steps are a kernel of Triton, or else a few calls each."""
+
+    def step(self, gate: str, folder: Path, items: int) -> Counted:
+        return second_step("DIEN", folder, batch([items, 2], slots=max(items, 2)), gru_type=gate)
+
+    def test_launches_do_not_depend_on_the_steps(self, gate: str, tmp_path: Path) -> None:
+        with mock.patch.object(fused, "takes", return_value=True):
+            few, many = (self.step(gate, tmp_path, items) for items in (3, 30))
+        assert {many.kernels[name] for name in ("gru", "gru_backward", "recurrence", "recurrence_back")} == {1}
+        assert few.kernels == many.kernels
+
+    def test_without_triton_a_step_is_a_few_launches(self, gate: str, tmp_path: Path) -> None:
+        few, many = (self.step(gate, tmp_path, items).launches for items in (3, 30))
+        assert many - few <= 13 * 27
+
+    @pytest.mark.parametrize("kernel", [False, True])
+    def test_loss_and_gradients_are_those_of_the_cpu(self, gate: str, kernel: bool, tmp_path: Path) -> None:
+        with mock.patch.object(fused, "takes", return_value=kernel):
+            assert_trains("DIEN", "cape", tmp_path, gru_type=gate)
+
+
 @pytest.mark.parametrize("pe", ["none", "cape"])
 @pytest.mark.parametrize("name", MODELS)
 def test_a_model_trains_evaluates_is_saved_and_loaded(name: str, pe: str, tmp_path: Path) -> None:
@@ -147,12 +173,12 @@ def test_every_encoding_trains_in_every_model(name: str, pe: str, tmp_path: Path
     assert_trains(name, pe, tmp_path)
 
 
-def assert_trains(name: str, pe: str, folder: Path) -> None:
+def assert_trains(name: str, pe: str, folder: Path, **params: Any) -> None:
     """A step there has the loss of one here, and its gradients."""
-    here = randomised(build(name, folder, position_encoding=pe)).train()
+    here = randomised(build(name, folder, position_encoding=pe, **params)).train()
     here._max_gradient_norm = 10.0
     with elsewhere():
-        other = there(name, folder, pe)
+        other = there(name, folder, pe, **params)
         other.load_state_dict(here.state_dict())
         losses = [model.train().train_step(BATCH).item() for model in (here, other)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)

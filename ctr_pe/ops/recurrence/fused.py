@@ -85,4 +85,5 @@ def options(weight_hh: Tensor) -> dict[str, Any]:
         "PRECISION": "tf32x3" if exact else "tf32",
         "num_warps": 4 if width <= 32 else 8,
         "num_stages": 1,
+        "enable_fp_fusion": True,
     }
