@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -14,8 +15,9 @@ from torch import Tensor, nn
 from ctr_pe.elsewhere import Counted, elsewhere
 from ctr_pe.ops.recurrence import fused
 from ctr_pe.pe import available_pes
+from ctr_pe.positions import Positions
 from ctr_pe.training import save
-from ctr_pe.units.gru import GATES
+from ctr_pe.units.gru import GATES, GRU, AttentionGRU
 
 MODELS = tuple(SMALL)
 ENCODINGS = available_pes()
@@ -49,6 +51,25 @@ class TestDevice:
             with pytest.raises(RuntimeError, match="two devices"):
                 torch.ones(3).index_select(0, torch.zeros(1, dtype=torch.int64, device="elsewhere"))
             assert (x * torch.tensor(2.0)).tolist() == [2, 2, 2]  # a number goes along with the call
+
+    @pytest.mark.parametrize("kernel", [False, True])
+    @pytest.mark.parametrize("make", [GRU, AttentionGRU])
+    def test_recurrences_have_the_states_and_gradients_of_the_cpu(self, make: Any, kernel: bool) -> None:
+        torch.manual_seed(0)
+        here, mask = make(3, 4), torch.arange(6) < torch.tensor([4, 0, 6])[:, None]
+        items, weights = torch.randn(10, 3), [torch.rand(10)] * (make is AttentionGRU)
+        with elsewhere() as counted, mock.patch.object(fused, "takes", return_value=kernel):
+            found = []
+            for unit, device in ((here, "cpu"), (copy.deepcopy(here).to("elsewhere"), "elsewhere")):
+                positions = Positions.from_mask(mask.to(device), known=mask)
+                given = [x.to(device).requires_grad_() for x in (items.clone(), *weights)]
+                states = unit(*given, positions)
+                slope = torch.linspace(-1, 1, 40).view(10, 4).to(device)
+                gradients = torch.autograd.grad((states * slope).sum(), [*given, *unit.parameters()])
+                found.append([x.detach().cpu() for x in (states, *gradients)])
+            assert counted.launches
+        for ours, wanted in zip(*found, strict=True):
+            assert torch.allclose(ours, wanted, rtol=0, atol=1e-5)
 
     def test_an_operator_of_this_package_has_no_kernel_there(self) -> None:
         from ctr_pe.ops.dropout import cpu

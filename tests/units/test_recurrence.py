@@ -35,6 +35,14 @@ def test_derivatives_of_all_steps_together_are_those_of_one_after_the_other(case
         assert torch.allclose(got, want, rtol=0, atol=1e-12)
 
 
+def test_states_keep_their_precision_under_autocast() -> None:
+    of_items, weights, weight_hh, bias_hh = CASES[-1].operands(torch.float32)
+    given = attention_step(weight_hh), of_items, weights, [*CASES[-1].sizes], weight_hh, bias_hh
+    with torch.autocast("cpu", torch.bfloat16):
+        half = Recurrence.apply(*given)
+    assert torch.equal(half, Recurrence.apply(*given))
+
+
 def test_on_the_cpu_it_is_the_plain_loop() -> None:
     given = CASES[0].operands(torch.float32)
     for got, want in zip(outcome(CASES[0].whole, *given), outcome(CASES[0].by_loop, *given), strict=True):
