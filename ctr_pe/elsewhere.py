@@ -197,18 +197,10 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], counted: Cou
     _count(func, args, kwargs, wanted, bool(others), counted)
     here = [_on_cpu(x) for x in flat]
     given, named = tree_unflatten(here, spec)
-    found = MISSING.get(name, func)(*given, **named)
+    found = func(*given, **named)
     if wanted != NAME:
         return found
     return tree_map_only(Tensor, lambda x: theirs[id(x)] if id(x) in theirs else Elsewhere(x), found)
-
-
-def _gru_cell(of_item: Tensor, of_state: Tensor, state: Tensor, *biases: Tensor) -> tuple[Tensor, Tensor]:
-    if biases:
-        of_item, of_state = of_item + biases[0], of_state + biases[1]
-    (reset, keep, new), (of_reset, of_keep, of_new) = of_item.chunk(3, -1), of_state.chunk(3, -1)
-    new = (new + (reset + of_reset).sigmoid() * of_new).tanh()
-    return torch.lerp(new, state, (keep + of_keep).sigmoid()), new.new_empty(0)
 
 
 class _GRU(torch.autograd.Function):
@@ -229,19 +221,18 @@ class _GRU(torch.autograd.Function):
         return None, None, *map(Elsewhere, found)
 
 
-def _gru(counted: Counted, run: Any, items: Tensor, sizes: Tensor, state: Tensor, weights: Any, *options: Any) -> Any:
-    """``torch._VF.gru`` of packed items."""
-    if not isinstance(items, Elsewhere):
-        return run(items, sizes, state, weights, *options)
+def _gru(counted: Counted, run: Any, *given: Any) -> Any:
+    """``torch._VF.gru``."""
+    flat, spec = tree_flatten(given)
+    theirs = [k for k, x in enumerate(flat) if isinstance(x, Elsewhere)]
+    if not theirs:
+        return run(*given)
 
-    def on_cpu(given: Sequence[Tensor]) -> Any:
-        return run(given[0], sizes, given[1], given[2:], *options)
+    def on_cpu(tensors: Sequence[Tensor]) -> Any:
+        found = dict(zip(theirs, tensors, strict=True))
+        return run(*tree_unflatten([found.get(k, x) for k, x in enumerate(flat)], spec))
 
-    return _GRU.apply(counted, on_cpu, items, state, *weights)  # type: ignore[no-untyped-call]
-
-
-MISSING: dict[str, Callable[..., Any]] = {"_thnn_fused_gru_cell": _gru_cell}
-"""What torch asks of every accelerator and the CPU has no kernel for."""
+    return _GRU.apply(counted, on_cpu, *(flat[k] for k in theirs))  # type: ignore[no-untyped-call]
 
 
 def _on_cpu(x: Any) -> Any:
