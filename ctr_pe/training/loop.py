@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ctr_pe import ranks
 from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.scratch import replacing
@@ -92,9 +93,10 @@ def fit(
         model._max_gradient_norm = 10.0 if max_gradient_norm is None else max_gradient_norm
     best = Path(model.checkpoint)
     best.parent.mkdir(parents=True, exist_ok=True)
-    best.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
+    if ranks.is_first():
+        best.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
     training = _Training(model, batches, validation, epochs, progress or (lambda state: None), watch)
-    state = None if checkpoint is None else checkpoint.read()
+    state = None if checkpoint is None else ranks.from_first(checkpoint.read)
     if state is not None:
         training.restore(state)
         logging.info("Going on after epoch %d", training.epoch)
@@ -102,8 +104,12 @@ def fit(
     while not training.over:
         training.train_epoch()
         if checkpoint is not None:
-            checkpoint.write(training.state())
-    model.load_weights(model.checkpoint)
+            random = ranks.gathered(random_state(model.device))
+            if ranks.is_first():
+                checkpoint.write(training.state(random))
+    if ranks.is_first():
+        model.load_weights(model.checkpoint)
+    ranks.take_from_first(model)
     return Fitted(tuple(training.history), training.history[training.kept], before)
 
 
@@ -149,7 +155,8 @@ class _Training:
         """Train, and evaluate after the epoch, or each ``eval_steps`` steps."""
         self.epoch += 1
         self.model.train()
-        for index, batch in enumerate(tqdm(self.batches, file=sys.stdout) if self.model._verbose else self.batches):
+        verbose = self.model._verbose and ranks.is_first()
+        for index, batch in enumerate(tqdm(self.batches, file=sys.stdout) if verbose else self.batches):
             if index % self.often == 0:
                 self.progress({"epoch": self.epoch, "batch": index, "batches": len(self.batches)})
             self._step(index, batch)
@@ -178,7 +185,9 @@ class _Training:
     def _evaluate(self) -> None:
         model = self.model
         mean = float(self.loss) / self.every
-        auxiliary = {name: float(torch.stack(found).mean()) for name, found in self.parts.items()}
+        own = {name: float(torch.stack(found).mean()) for name, found in self.parts.items()}
+        everyone = ranks.gathered(own)
+        auxiliary = {name: sum(one.get(name, 0.0) for one in everyone) / len(everyone) for name in own}
         written = "".join(f", of which {name} {value:.6f}" for name, value in auxiliary.items())
         logging.info("Epoch %d, step %d: train loss %.6f%s", self.epoch, self.steps, mean, written)
         if self.watch is not None:
@@ -201,13 +210,15 @@ class _Training:
         better = self.best is None or (value <= self.best - MIN_DELTA if low else value >= self.best + MIN_DELTA)
         self.best, self.stale = (value, 0) if better else (self.best, self.stale + 1)
         if better or not model._save_best_only:
-            save(model, Path(model.checkpoint))
+            if ranks.is_first():
+                save(model, Path(model.checkpoint))
             self.kept = len(self.history) - 1
         if not better and model._reduce_lr_on_plateau and self.falling is None:
             logging.info("No improvement: learning rate %g", model.lr_decay())
 
-    def state(self) -> dict[str, Any]:
-        """All that the rest of the training depends on, at the end of an epoch."""
+    def state(self, random: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """All that the rest of the training depends on, at the end of an epoch. ``random``: the streams of each
+        process; they have all else in common."""
         kept = Path(self.model.checkpoint)
         return {
             **{name: getattr(self, name) for name in STATE},
@@ -216,7 +227,7 @@ class _Training:
             "history": [asdict(epoch) for epoch in self.history],
             "kept_weights": torch.load(kept, "cpu", weights_only=True) if self.history else None,
             "batches": getattr(self.batches, "epoch", None),
-            "random": random_state(self.model.device),
+            "random": random,
             **{name: one.state_dict() for name, one in self._stateful()},
         }
 
@@ -229,13 +240,14 @@ class _Training:
         self.history = [Epoch(**epoch) for epoch in state["history"]]
         for name, one in self._stateful():
             one.load_state_dict(state[name])
-        if self.history:
+        if self.history and ranks.is_first():
             write_weights(state["kept_weights"], Path(self.model.checkpoint))
         if state["batches"] is not None:
             self.batches.epoch = state["batches"]
         if self.watch is not None:
             self.watch.steps = self.steps
-        set_random_state(state["random"], self.model.device)
+        [random] = state["random"][ranks.share()]
+        set_random_state(random, self.model.device)
 
     def _stateful(self) -> Iterator[tuple[str, Any]]:
         """What keeps a state of its own."""
