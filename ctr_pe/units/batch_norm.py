@@ -30,9 +30,10 @@ class BatchNorm1d(nn.BatchNorm1d):
 
 def moments(x: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and variance (units,) of rows (N, units); zeros of no rows."""
-    rows = max(len(x), 1)
-    mean = x.sum(0) / rows
-    return mean, (x - mean).square().sum(0) / rows
+    if not len(x):
+        x = nn.functional.pad(x, (0, 0, 0, 1))
+    mean = x.mean(0)
+    return mean, (x - mean).square_().mean(0)
 
 
 def over_processes(rows: int, mean: Tensor, variance: Tensor) -> tuple[int, Tensor, Tensor]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import of_ranks
 import pytest
 import torch
+from processes import wait_for
 from torch import Tensor
 
 from ctr_pe.data.synthetic import generate
@@ -61,3 +63,58 @@ def test_a_training_has_the_metrics_of_one_process(name: str, found: list[Path],
     assert first[0] == wanted[0]
     for ours, theirs in zip(first[1:], wanted[1:], strict=True):
         torch.testing.assert_close(torch.tensor(ours), torch.tensor(theirs), rtol=0, atol=1e-5)
+
+
+def experiment(data: Path, *more: str) -> list[object]:
+    """The command of an experiment of many epochs, without dropout."""
+    given = ["embedding_dim=4", "attention_hidden_units=[4]", "dnn_hidden_units=[4]", "batch_size=61", "verbose=0"]
+    given += ["attention_dropout=0", "net_dropout=0", "epochs=30", "early_stop_patience=99", f"data_root={data.parent}"]
+    script = [HERE.parents[1] / "model_zoo" / "run_expid.py", "--config", HERE.parents[1] / "config"]
+    pairs = [part for pair in (*given, "dataset_id=small", *more) for part in ("--set", pair)]
+    return [*script, "--expid", "DIN_synthetic", "--gpu", "-1", *pairs]
+
+
+def processes_of(parent: int) -> dict[int, int]:
+    """Rank -> process."""
+    found = {}
+    for child in map(int, Path(f"/proc/{parent}/task/{parent}/children").read_text().split()):
+        variables = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+        found |= {int(one[5:]): child for one in variables if one.startswith(b"RANK=")}
+    return found
+
+
+def result(folder: Path) -> str:
+    """Metrics on valid and test, from the one line of the results."""
+    [line] = (folder / "config.csv").read_text().splitlines()
+    return line.partition("[val]")[2]
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_killed_process_ends_the_run_with_one_line_and_it_goes_on(rank: int, data: Path, tmp_path: Path) -> None:
+    command = [*TORCHRUN, *map(str, experiment(data))]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as run:
+        wait_for(lambda: any(tmp_path.rglob("*.unfinished")), 60)
+        os.kill(processes_of(run.pid)[rank], signal.SIGKILL)
+        _, said = run.communicate(timeout=LIMIT)
+    assert run.returncode
+    lines = [line for line in said.splitlines() if "run_expid: error" in line]
+    assert lines == ["run_expid: error: one of 2 processes has ended: the same command goes on from the last epoch"]
+    assert said.count("Traceback") == 1, said  # torchrun's own
+    assert not (tmp_path / "config.csv").exists()
+    again = torchrun(*experiment(data), cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    assert again.stderr.count("Going on after epoch") == 1
+    assert not any(tmp_path.rglob("*.unfinished"))
+    (tmp_path / "alone").mkdir()
+    subprocess.run([sys.executable, *map(str, experiment(data))], cwd=tmp_path / "alone", check=True, timeout=LIMIT)
+    assert result(tmp_path) == result(tmp_path / "alone")
+
+
+def test_a_mistake_is_one_line(data: Path, tmp_path: Path) -> None:
+    for mistake, line in {
+        "learning_rate=0": "run_expid: error: learning_rate must be a positive number, got 0",
+        "batch_size=1": "run_expid: error: 1 row in a batch (batch_size) for 2 processes",
+    }.items():
+        run = torchrun(*experiment(data, mistake), cwd=tmp_path)
+        assert run.returncode
+        assert [found for found in run.stderr.splitlines() if "error: " in found] == [line]
