@@ -21,6 +21,7 @@ from typing import Any, NoReturn, TypeVar
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 from ctr_pe.errors import UserError
@@ -35,6 +36,13 @@ _calls = count()
 def launched() -> bool:
     """Whether torchrun has started this process as one of several."""
     return dist.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1
+
+
+def refuse(command: str) -> None:
+    """Raises UserError in processes of torchrun: ``command`` trains in its own."""
+    if launched():
+        with together():
+            raise UserError(f"{command}: torchrun is for model_zoo/run_expid.py and scripts that call ctr_pe.training")
 
 
 def processes() -> int:
@@ -160,8 +168,9 @@ def together() -> Iterator[None]:
     if _group is not None or not launched():
         yield
         return
-    store, rank, size = next(iter(dist.rendezvous("env://")))
-    store = dist.PrefixStore(f"ctr_pe/{next(_calls)}", store)  # nothing of an earlier call is taken for this one's
+    store, rank, size = next(iter(rendezvous("env://")))
+    # With names of its own, so that nothing of an earlier call is taken for this one's.
+    store = dist.PrefixStore(f"ctr_pe/{next(_calls)}", store)  # type: ignore[attr-defined]
     old = signal.signal(signal.SIGTERM, _ended)  # from torchrun, after the end of another process
     try:
         dist.init_process_group(store=store, rank=rank, world_size=size)

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from models import batch, build
-from test_auxiliary import NEGATIVES, with_negatives
+from models import NEGATIVES, batch, build, with_negatives
 from torch import Tensor
 
 from ctr_pe import ranks
