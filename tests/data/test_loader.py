@@ -171,10 +171,8 @@ def test_processes_share_each_batch_to_train_on_and_else_all_batches(tmp_path: P
         given = {"batch_size": 12, "shuffle": True, "seed": 3}
         return [batch["item_id"].tolist() for batch in BatchLoader(feature_map(), file, split, **given, share=share)]
 
-    train, valid = (
-        [ids(split, slice(rank, None, processes)) for rank in range(processes)] for split in ("train", "valid")
-    )
-    whole = ids("train")
+    own = [slice(rank, None, processes) for rank in range(processes)]
+    whole, train = ids("train"), [ids("train", share) for share in own]
     if processes == 3:  # of the last two rows none would be the third's
         whole[-2:] = [whole[-2] + whole[-1]]
     for batch, *shares in zip(whole, *train, strict=True):
