@@ -68,7 +68,7 @@ def test_a_training_has_the_metrics_of_one_process(name: str, found: list[Path],
 def experiment(data: Path, *more: str) -> list[object]:
     """The command of an experiment of many epochs, without dropout."""
     given = ["embedding_dim=4", "attention_hidden_units=[4]", "dnn_hidden_units=[4]", "batch_size=61", "verbose=0"]
-    given += ["attention_dropout=0", "net_dropout=0", "epochs=30", "early_stop_patience=99", f"data_root={data.parent}"]
+    given += ["attention_dropout=0", "epochs=30", "early_stop_patience=99", f"data_root={data.parent}"]
     script = [HERE.parents[1] / "model_zoo" / "run_expid.py", "--config", HERE.parents[1] / "config"]
     pairs = [part for pair in (*given, "dataset_id=small", *more) for part in ("--set", pair)]
     return [*script, "--expid", "DIN_synthetic", "--gpu", "-1", *pairs]
@@ -89,9 +89,16 @@ def result(folder: Path) -> str:
     return line.partition("[val]")[2]
 
 
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_killed_process_ends_the_run_with_one_line_and_it_goes_on(rank: int, data: Path, tmp_path: Path) -> None:
-    command = [*TORCHRUN, *map(str, experiment(data))]
+@pytest.mark.parametrize(
+    ("rank", "dropout", "other"),
+    [(0, "0", [sys.executable]), (1, "0.3", TORCHRUN)],  # each process draws from a stream of its own
+    ids=["the first, as one process", "the second, with dropout"],
+)
+def test_a_killed_process_ends_the_run_with_one_line_and_it_goes_on(
+    rank: int, dropout: str, other: list[str], data: Path, tmp_path: Path
+) -> None:
+    arguments = [*map(str, experiment(data, f"net_dropout={dropout}"))]
+    command = [*TORCHRUN, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as run:
         wait_for(lambda: any(tmp_path.rglob("*.unfinished")), 60)
         os.kill(processes_of(run.pid)[rank], signal.SIGKILL)
@@ -101,13 +108,13 @@ def test_a_killed_process_ends_the_run_with_one_line_and_it_goes_on(rank: int, d
     assert lines == ["run_expid: error: one of 2 processes has ended: the same command goes on from the last epoch"]
     assert said.count("Traceback") == 1, said  # torchrun's own
     assert not (tmp_path / "config.csv").exists()
-    again = torchrun(*experiment(data), cwd=tmp_path)
+    again = torchrun(*arguments, cwd=tmp_path)
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("Going on after epoch") == 1
     assert not any(tmp_path.rglob("*.unfinished"))
-    (tmp_path / "alone").mkdir()
-    subprocess.run([sys.executable, *map(str, experiment(data))], cwd=tmp_path / "alone", check=True, timeout=LIMIT)
-    assert result(tmp_path) == result(tmp_path / "alone")
+    (tmp_path / "whole").mkdir()
+    subprocess.run([*other, *arguments], cwd=tmp_path / "whole", check=True, timeout=LIMIT)
+    assert result(tmp_path) == result(tmp_path / "whole")
 
 
 def test_a_mistake_is_one_line(data: Path, tmp_path: Path) -> None:
