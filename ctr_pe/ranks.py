@@ -72,7 +72,7 @@ def own_gpu(gpu: int) -> int:
     own, there = int(os.environ["LOCAL_RANK"]), torch.accelerator.device_count()
     if (here := int(os.environ["LOCAL_WORLD_SIZE"])) > there:
         raise UserError(f"gpu {gpu}: {here} processes and {there} GPUs (torchrun --nproc-per-node {max(there, 1)})")
-    torch.accelerator.set_device_index(own)
+    torch.get_device_module().set_device(own)
     return own
 
 
@@ -182,7 +182,8 @@ def together() -> Iterator[None]:
         lost = _is_loss(error)
         if not (lost or isinstance(error, UserError)):
             raise
-        old = signal.SIG_IGN  # torchrun's, which would come between this and the line about it
+        old = signal.SIG_IGN  # what torchrun sends would come between this and the line about it
+        signal.signal(signal.SIGTERM, old)
         if store.add("said", 1) > 1:
             sys.exit(2)  # another has said why
         if not lost:
@@ -192,7 +193,8 @@ def together() -> Iterator[None]:
         _group = None
         logging.disable(logging.NOTSET)
         signal.signal(signal.SIGTERM, old)
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()
 
 
 def _ended(signum: int, frame: FrameType | None) -> NoReturn:

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import of_ranks
@@ -16,7 +17,9 @@ import torch
 from processes import wait_for
 from torch import Tensor
 
+from ctr_pe import ranks
 from ctr_pe.data.synthetic import generate
+from ctr_pe.errors import UserError
 
 pytestmark = pytest.mark.slow
 HERE = Path(__file__).parent
@@ -68,7 +71,13 @@ def test_a_training_has_the_metrics_of_one_process(name: str, found: list[Path],
 def experiment(data: Path, *more: str) -> list[object]:
     """The command of an experiment of many epochs, without dropout."""
     given = ["embedding_dim=4", "attention_hidden_units=[4]", "dnn_hidden_units=[4]", "batch_size=61", "verbose=0"]
-    given += ["attention_dropout=0", "epochs=30", "early_stop_patience=99", f"data_root={data.parent}"]
+    given += [
+        "attention_dropout=0",
+        "save_best_only=false",
+        "epochs=30",
+        "early_stop_patience=99",
+        f"data_root={data.parent}",
+    ]
     script = [HERE.parents[1] / "model_zoo" / "run_expid.py", "--config", HERE.parents[1] / "config"]
     pairs = [part for pair in (*given, "dataset_id=small", *more) for part in ("--set", pair)]
     return [*script, "--expid", "DIN_synthetic", "--gpu", "-1", *pairs]
@@ -117,6 +126,20 @@ def test_a_killed_process_ends_the_run_with_one_line_and_it_goes_on(
     assert result(tmp_path) == result(tmp_path / "whole")
 
 
+def test_there_is_a_gpu_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranks, "_group", object())
+    monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
+    assert ranks.own_gpu(-1) == -1
+    with pytest.raises(UserError, match=r"^gpu 0: 3 processes and 2 GPUs \(torchrun --nproc-per-node 2\)$"):
+        ranks.own_gpu(0)
+    chosen: list[int] = []
+    monkeypatch.setattr(torch, "get_device_module", lambda: SimpleNamespace(set_device=chosen.append))
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    assert [ranks.own_gpu(0), *chosen] == [1, 1]
+
+
 def test_a_mistake_is_one_line(data: Path, tmp_path: Path) -> None:
     for mistake, line in {
         "learning_rate=0": "run_expid: error: learning_rate must be a positive number, got 0",
@@ -125,3 +148,5 @@ def test_a_mistake_is_one_line(data: Path, tmp_path: Path) -> None:
         run = torchrun(*experiment(data, mistake), cwd=tmp_path)
         assert run.returncode
         assert [found for found in run.stderr.splitlines() if "error: " in found] == [line]
+    run = torchrun("-m", "ctr_pe.cli", "benchmark", "--dry-run", cwd=tmp_path)
+    assert run.stderr.count("ctr-pe: error: benchmark: torchrun is for model_zoo/run_expid.py and scripts") == 1
