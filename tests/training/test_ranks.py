@@ -69,7 +69,7 @@ def test_a_training_has_the_metrics_of_one_process(name: str, found: list[Path],
 
 
 def experiment(data: Path, *more: str) -> list[object]:
-    """The command of an experiment of many epochs, without dropout."""
+    """The command of an experiment of many epochs."""
     given = ["embedding_dim=4", "attention_hidden_units=[4]", "dnn_hidden_units=[4]", "batch_size=61", "verbose=0"]
     given += [
         "attention_dropout=0",
