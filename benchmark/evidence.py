@@ -101,7 +101,7 @@ class Rows:
         """.0017: the largest of the smallest differences to none that the runs would show."""
         return short(max(self.difference(place, pe).detectable for pe in pes))
 
-    def where(self, place: str, users: str, pe: str) -> str:
+    def among(self, place: str, users: str, pe: str) -> str:
         """The difference to none among the users of one bin (:mod:`where`)."""
         found = {some.name: some for some in self.bins(place)}
         if users not in found:
@@ -201,13 +201,13 @@ Users of amazon_sports by what their histories are like; intervals are not corre
 ![Differences to none by length, age, unlike items and ties](evidence-where.png)
 
 - **Fresh histories gain, stale ones do not.** Where the last purchase was on the day of the target CAPE is
-  {rows.where(sports, today, "cape")} against `none`, where it was over 92 days before,
-  {rows.where(sports, long_ago, "cape")}. The length of the history decides nothing that these runs could show.
+  {rows.among(sports, today, "cape")} against `none`, where it was over 92 days before,
+  {rows.among(sports, long_ago, "cape")}. The length of the history decides nothing that these runs could show.
 - **Position is a preference for the newest.** Where the target's category is that of the newest item, `naive` is
-  {rows.where(sports, newest_like, "naive")}, CAPE {rows.where(sports, newest_like, "cape")} and `cape_constant`
-  {rows.where(sports, newest_like, "cape_constant")}; where more than three unlike items came after the last like one
-  {rows.where(sports, older_like, "naive")}, {rows.where(sports, older_like, "cape")} and
-  {rows.where(sports, older_like, "cape_constant")}. These are rows that were clicked: what they lose, others that were
+  {rows.among(sports, newest_like, "naive")}, CAPE {rows.among(sports, newest_like, "cape")} and `cape_constant`
+  {rows.among(sports, newest_like, "cape_constant")}; where more than three unlike items came after the last like one
+  {rows.among(sports, older_like, "naive")}, {rows.among(sports, older_like, "cape")} and
+  {rows.among(sports, older_like, "cape_constant")}. These are rows that were clicked: what they lose, others that were
   not clicked lose too, and on the whole position gains.
 
 ## What it costs

@@ -254,6 +254,7 @@ DATA = _keys(
 TRAINING = _keys(
     amp=bool,
     batch_size=Count,
+    deterministic=bool,
     early_stop_patience=Index,
     embedding_init=PositiveText,
     embedding_regularizer=Regularizer,

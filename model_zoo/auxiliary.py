@@ -12,6 +12,7 @@ import torch
 from fuxictr.pytorch import layers
 from torch import Tensor, nn
 
+from ctr_pe import ranks
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo.base import RankModel, dice_layers, summed
 from ctr_pe.positions import Positions
@@ -34,13 +35,17 @@ class NextItemLoss(layers.MLP_Block):  # type: ignore[misc]
     """
 
     def forward(self, states: Tensor, following: Tensor, others: Tensor) -> Tensor:
-        """states b_t (P, S), the items that followed (P, D), items that did not (P, D) -> scalar, 0 without pairs."""
-        if not len(states):
+        """states b_t (P, S), the items that followed (P, D), items that did not (P, D) -> scalar, 0 without pairs.
+
+        Of several processes each has its own pairs, and P is their average.
+        """
+        if not len(states) and ranks.processes() == 1:
             return states.new_zeros(())
         pairs = torch.cat([torch.cat([states, items], -1) for items in (following, others)])
         logits = super().forward(pairs).squeeze(-1)
         followed = (torch.arange(len(pairs), device=logits.device) < len(states)).to(logits.dtype)
-        return 2 * nn.functional.binary_cross_entropy_with_logits(logits, followed)
+        total = nn.functional.binary_cross_entropy_with_logits(logits, followed, reduction="sum")
+        return 2 * total / max(ranks.average(float(len(pairs))), 1.0)
 
 
 class NextItemModel(RankModel):

@@ -12,10 +12,12 @@ import torch
 from models import ITEMS, SMALL, Rows, batch, build, randomised
 from torch import Tensor, nn
 
+from ctr_pe.data.synthetic import generate
 from ctr_pe.elsewhere import Counted, elsewhere
 from ctr_pe.ops.recurrence import fused
 from ctr_pe.pe import available_pes
 from ctr_pe.positions import Positions
+from ctr_pe.study.tune import plan, tune
 from ctr_pe.training import load, save
 from ctr_pe.units.gru import GATES, GRU, AttentionGRU
 
@@ -208,3 +210,15 @@ def assert_trains(name: str, pe: str, folder: Path, **params: Any) -> None:
 
 def missing(here: dict[str, Tensor], there: dict[str, Tensor]) -> set[str]:
     return {key for key in here if not torch.allclose(here[key], there[key].cpu(), rtol=1e-3, atol=3e-3)}
+
+
+@pytest.mark.slow
+def test_a_second_trial_of_tune(tmp_path: Path) -> None:
+    generate(tmp_path / "small", users=20, valid_users=10, test_users=10, items=50, categories=5)
+    small = {"embedding_dim": 4, "attention_hidden_units": [4], "dnn_hidden_units": [4], "epochs": 1, "batch_size": 50}
+    space = {"learning_rate": [0.01, 0.001], "position_dim": None, "attention_dropout": None, "net_dropout": None}
+    with elsewhere():
+        search = plan("DIN", "cape", "small", tmp_path, small, space, gpu=0)
+        assert tune(search, 2, tmp_path / "out") == 0  # a model folder needs storage, which its tensors lack
+    trials = (tmp_path / "out" / "trials.csv").read_text().splitlines()[1:]
+    assert [trial.split(",")[1] for trial in trials] == ["complete", "complete"]

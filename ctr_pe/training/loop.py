@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from ctr_pe import ranks
 from ctr_pe.errors import UserError, nearest, one_line
 from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
@@ -92,9 +93,10 @@ def fit(
         model._max_gradient_norm = 10.0 if max_gradient_norm is None else max_gradient_norm
     best = Path(model.checkpoint).with_suffix(SUFFIX)
     best.parent.mkdir(parents=True, exist_ok=True)
-    best.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
+    if ranks.is_first():
+        best.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
     training = _Training(model, batches, validation, epochs, best, progress or (lambda state: None), watch)
-    state = None if checkpoint is None else checkpoint.read()
+    state = None if checkpoint is None else ranks.from_first(checkpoint.read)
     if checkpoint is not None and state is not None:
         try:
             training.restore(state)
@@ -106,8 +108,12 @@ def fit(
     while not training.over:
         training.train_epoch()
         if checkpoint is not None:
-            checkpoint.write(training.state())
-    load(model, best)
+            random = ranks.gathered(random_state(model.device))
+            if ranks.is_first():
+                checkpoint.write(training.state(random))
+    if ranks.is_first():
+        load(model, best)
+    ranks.take_from_first(model)
     return Fitted(tuple(training.history), training.history[training.kept], before)
 
 
@@ -160,7 +166,8 @@ class _Training:
         """Train, and evaluate after the epoch, or each ``eval_steps`` steps."""
         self.epoch += 1
         self.model.train()
-        for index, batch in enumerate(tqdm(self.batches, file=sys.stdout) if self.model._verbose else self.batches):
+        verbose = self.model._verbose and ranks.is_first()
+        for index, batch in enumerate(tqdm(self.batches, file=sys.stdout) if verbose else self.batches):
             if index % self.often == 0:
                 self.progress({"epoch": self.epoch, "batch": index, "batches": len(self.batches)})
             self._step(index, batch)
@@ -189,7 +196,9 @@ class _Training:
     def _evaluate(self) -> None:
         model = self.model
         mean = float(self.loss) / self.every
-        auxiliary = {name: float(torch.stack(found).mean()) for name, found in self.parts.items()}
+        own = {name: float(torch.stack(found).mean()) for name, found in self.parts.items()}
+        everyone = ranks.gathered(own)
+        auxiliary = {name: sum(one.get(name, 0.0) for one in everyone) / len(everyone) for name in own}
         written = "".join(f", of which {name} {value:.6f}" for name, value in auxiliary.items())
         logging.info("Epoch %d, step %d: train loss %.6f%s", self.epoch, self.steps, mean, written)
         if self.watch is not None:
@@ -212,13 +221,15 @@ class _Training:
         better = self.best is None or (value <= self.best - MIN_DELTA if low else value >= self.best + MIN_DELTA)
         self.best, self.stale = (value, 0) if better else (self.best, self.stale + 1)
         if better or not model._save_best_only:
-            save(model, self.best_weights)
+            if ranks.is_first():
+                save(model, self.best_weights)
             self.kept = len(self.history) - 1
         if not better and model._reduce_lr_on_plateau and self.falling is None:
             logging.info("No improvement: learning rate %g", model.lr_decay())
 
-    def state(self) -> dict[str, Any]:
-        """All that the rest of the training depends on, at the end of an epoch."""
+    def state(self, random: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """All that the rest of the training depends on, at the end of an epoch. ``random``: the streams of each
+        process; they have all else in common."""
         return {
             **{name: getattr(self, name) for name in COUNTS},
             "best": self.best,
@@ -227,7 +238,7 @@ class _Training:
             "history": [asdict(epoch) for epoch in self.history],
             "kept_weights": read_tensors(self.best_weights) if self.history else None,
             "batches": getattr(self.batches, "epoch", None),
-            "random": random_state(self.model.device),
+            "random": random,
             **{name: one.state_dict() for name, one in self._stateful()},
         }
 
@@ -239,7 +250,7 @@ class _Training:
         self.loss = state["loss"].to(self.model.device)
         self.parts = {name: list(found.to(self.model.device)) for name, found in state["parts"].items()}
         self.history = [Epoch(**epoch) for epoch in state["history"]]
-        if self.history:
+        if self.history and ranks.is_first():
             write_tensors(state["kept_weights"], self.best_weights)
             load(self.model, self.best_weights)  # fails here rather than after all epochs
         for name, one in self._stateful():
@@ -248,7 +259,8 @@ class _Training:
             self.batches.epoch = state["batches"]
         if self.watch is not None:
             self.watch.steps = self.steps
-        set_random_state(state["random"], self.model.device)
+        [random] = state["random"][ranks.share()]
+        set_random_state(random, self.model.device)
 
     def _stateful(self) -> Iterator[tuple[str, Any]]:
         """What keeps a state of its own."""

@@ -70,7 +70,9 @@ OF_MODEL: dict[str, list[Any]] = {
     **dict.fromkeys(["rope_base", "sinusoidal_scale", "time_unit", "session_gap", "alibi_slope"], POSITIVE),
     **dict.fromkeys(["embedding_regularizer", "net_regularizer"], WEIGHTS),
     **dict.fromkeys(["net_dropout", "attention_dropout"], RATES),
-    **dict.fromkeys(["amp", "shuffle", "batch_norm", "din_use_softmax", "save_best_only", "debug_mode"], SWITCHES),
+    **dict.fromkeys(
+        ["amp", "deterministic", "shuffle", "batch_norm", "din_use_softmax", "save_best_only", "debug_mode"], SWITCHES
+    ),
     **dict.fromkeys(["dnn_hidden_units", "attention_hidden_units"], WIDTHS),
     **dict.fromkeys(["dataset_id", "model_id"], NAMES),
     **dict.fromkeys(["optimizer", "loss", "dnn_activations", "learning_rate_schedule", "task"], CHOICES),

@@ -73,6 +73,7 @@ def facts(outcome: Outcome) -> Any:
     return outcome.metrics, outcome.epoch, outcome.scores.tolist(), outcome.valid, outcome.auxiliary, epochs
 
 
+CPU = torch.device("cpu")
 QUICK = [
     {"eval_steps": 3},
     {"table_optimizer": "lazy_adam", "learning_rate_schedule": "cosine", "weight_average": 0.3},
@@ -188,13 +189,13 @@ def test_every_part_of_a_state_comes_back(tmp_path: Path) -> None:
     one.stale, one.best, one.guard.above = 1, 0.25, 7
     one.parts = {"smallness": [torch.tensor(1.0), torch.tensor(2.0)]}
     random.gauss(0, 1), np.random.randn()  # noqa: NPY002  each leaves a second number for the next call
-    Checkpoint(tmp_path / "state", "one").write(one.state())
+    Checkpoint(tmp_path / "state", "one").write(one.state([random_state(CPU)]))
     state = Checkpoint(tmp_path / "state", "one").read()
     assert state.keys() > {"model", "optimizer", "schedule", "average", "guard", "random", "kept_weights"}
     disturb()
     other, rows.epoch = training(), 0
     other.restore(state)
-    assert plain(other.state()) == plain(state)
+    assert plain(other.state([random_state(CPU)])) == plain(state)
     assert other.watch is not None
     assert other.watch.steps == other.steps == 4
 
@@ -238,11 +239,11 @@ def test_random_streams_go_on() -> None:
         return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(1).item()]  # noqa: NPY002
 
     random.gauss(0, 1), np.random.randn()  # noqa: NPY002  each leaves a second number for the next call
-    state = json.loads(json.dumps({**random_state(torch.device("cpu")), "torch": None}))
+    state = json.loads(json.dumps({**random_state(CPU), "torch": None}))
     state["torch"] = torch.get_rng_state()
     wanted = drawn()
     disturb()
-    set_random_state(state, torch.device("cpu"))
+    set_random_state(state, CPU)
     assert drawn() == wanted
 
 
