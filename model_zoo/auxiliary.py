@@ -13,6 +13,7 @@ from fuxictr.pytorch import layers
 from torch import Tensor, nn
 
 from ctr_pe import ranks
+from ctr_pe.draws import Draws
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo.base import RankModel, dice_layers, summed
 from ctr_pe.positions import Positions
@@ -53,7 +54,7 @@ class NextItemModel(RankModel):
 
     ``__init__`` calls ``build_next_item_losses`` before ``build_tower``; ``interest`` calls ``learn_next_item``. The
     items that did not come next are those of ``neg_seq_field``; without it, drawn uniformly from the batch's other
-    items, by a generator of its own, so that other draws of training stay the same.
+    items (``draws``).
     """
 
     _weight = 0.0
@@ -63,7 +64,7 @@ class NextItemModel(RankModel):
     ) -> None:
         """One loss per group for states of ``state_dims``; nothing with weight 0. ``mlp``: FuxiCTR's MLP_Block."""
         self._weight = float(weight)
-        self._seed = torch.initial_seed()
+        self.draws = Draws(torch.initial_seed())
         if self._weight > 0:
             mlp = dice_layers({**mlp, "hidden_units": list(hidden_units), "hidden_activations": activation})
             self.aux_net = nn.ModuleList(
@@ -130,7 +131,6 @@ class NextItemModel(RankModel):
             return at[:0]
         example = torch.zeros(kinds, dtype=torch.int64)
         example[kind] = torch.arange(len(kind))
-        self._seed = (self._seed + 1) % 2**63
-        draw = torch.randint(kinds - 1, at.shape, generator=torch.Generator().manual_seed(self._seed))
+        draw = torch.randint(kinds - 1, at.shape, generator=self.draws.next())
         draw += draw >= kind[at]  # any kind but the one there
         return example[draw]

@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ctr_pe import ranks
+from ctr_pe.draws import draws_of
 from ctr_pe.errors import UserError, nearest, one_line
 from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
@@ -267,6 +268,8 @@ class _Training:
         yield "model", self.model
         yield "optimizer", self.model.optimizer
         yield "guard", self.guard
+        for name, draws in draws_of(self.model):
+            yield f"draws of {name}", draws
         if self.falling is not None:
             yield "schedule", self.falling
         if self.average is not None:

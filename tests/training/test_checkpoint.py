@@ -115,6 +115,25 @@ def test_an_interrupted_training_ends_as_another(changes: dict[str, Any], run: R
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
 
 
+@pytest.mark.parametrize(
+    ("model", "pe", "params"),
+    [
+        ("DIEN", "none", {"aux_loss_alpha": 1.0}),
+        ("SASRec", "euler", {"euler_contrast": 0.1}),
+        ("SASRec", "pdm", {"pdm_contrast": 0.1}),
+    ],
+)
+def test_numbers_that_modules_draw_themselves_go_on(
+    model: str, pe: str, params: dict[str, Any], dataset: Dataset, tmp_path: Path
+) -> None:
+    small = {"embedding_dim": 4, "dnn_hidden_units": [4], "batch_size": 60, "epochs": 2, "monitor": "AUC"}
+    run = Run(model, dataset.path, pe, seed=3, params={**small, **params})
+    kept = replace(run, resume=tmp_path / "state")
+    with pytest.raises(Interruption):
+        train(kept, interrupting(2))
+    assert facts(train(kept)) == facts(train(run))
+
+
 def test_no_epoch_is_trained_twice(run: Run, tmp_path: Path) -> None:
     kept, steps = replace(run, resume=tmp_path / "state"), list[tuple[int, int]]()
     with pytest.raises(Interruption):
