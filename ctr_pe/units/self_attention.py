@@ -143,9 +143,8 @@ class SelfAttention(nn.Module):
         query, key, value = (x.view(*x.shape[:2], self.num_heads, -1) for x in (query, key, value))
         operands = None if self._learns else self.pe.contextual(pairs)
         if operands is not None:  # one operator for all that follows
-            shape = torch.Size((query.shape[0], self.num_heads, query.shape[1], key.shape[1]))
-            kept = (self.dropout.draw(shape, query.device), self.dropout.factor) if self.dropout.draws else None
-            given = operands._asdict() | {"allowed": pairs.allowed, "product": self.scale, "dropout": kept}
+            dropout = (self.dropout.seed(), self.dropout.p) if self.dropout.draws else None
+            given = operands._asdict() | {"allowed": pairs.allowed, "product": self.scale, "dropout": dropout}
             return contextual_attention(query, key, value, **given), None
         query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (R, H, W, d)
         vectors = ItemVectors(query, self.scale, key, value)
