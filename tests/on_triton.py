@@ -10,6 +10,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import kernels
 import pytest
 import torch
 from comparing import outcome
@@ -262,6 +263,14 @@ def test_shapes_that_do_not_match_are_refused() -> None:
             torch.randn(case.shape), case.query.transpose(1, 2), None, None, torch.randn(5, 4), None, case.allowed,
             torch.randn(2, 2, 3, 7), False, 1.0, 1.0,
         )  # fmt: skip
+
+
+def test_the_script_that_measures_them(capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = "--model DIN --pe cope --tile 16,32 --batch-size 2 --repeats 1"
+    assert kernels.main(arguments.split()) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("DIN")]
+    assert [line.split()[:3] for line in lines] == [["DIN", "cope", "16"], ["DIN", "cope", "32"]]
+    assert all(float(number) > 0 for line in lines for number in line.split()[3:6])
 
 
 def test_registration() -> None:

@@ -14,7 +14,7 @@ import torch
 
 from ctr_pe.ops import accelerator, native
 
-needs_triton = pytest.mark.skipif(not accelerator.INSTALLED, reason="triton is not installed")
+needs_triton = pytest.mark.skipif(not accelerator.USABLE, reason="triton is not installed")
 
 
 @pytest.mark.slow
@@ -35,7 +35,7 @@ import torch
 from ctr_pe import Positions, build_pe
 from ctr_pe.ops import accelerator, native
 from ctr_pe.units import SelfAttention
-assert not accelerator.INSTALLED and not accelerator.runs_on(torch.device("cuda"))
+assert not accelerator.USABLE and not accelerator.runs_on(torch.device("cuda"))
 layer = SelfAttention(8, 2, build_pe("cape", dim=8, max_len=5, num_heads=2), dropout=0.5)
 layer(torch.randn(2, 5, 8), Positions.from_mask(torch.ones(2, 5, dtype=torch.bool))).sum().backward()
 """
@@ -43,7 +43,7 @@ layer(torch.randn(2, 5, 8), Positions.from_mask(torch.ones(2, 5, dtype=torch.boo
 
 
 def test_they_take_what_is_on_their_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accelerator, "INSTALLED", True)
+    monkeypatch.setattr(accelerator, "USABLE", True)
     monkeypatch.setattr(accelerator, "INTERPRETED", False)
     cuda, x = torch.device("cuda"), torch.ones(3)
     assert accelerator.runs_on(cuda)

@@ -2,11 +2,13 @@
 
 They take float32, bfloat16 and float16 on CUDA devices where the package ``triton`` is installed, as it is beside
 torch's CUDA builds. With ``TRITON_INTERPRET=1`` in the environment they run on the CPU, number by number: for tests.
+``CTR_PE_COMPILED=0`` leaves them alone.
 """
 
 from __future__ import annotations
 
 import os
+from importlib.metadata import version
 from importlib.util import find_spec
 from typing import Any
 
@@ -15,8 +17,8 @@ from torch import Tensor
 
 from ctr_pe.ops import native
 
-INSTALLED = find_spec("triton") is not None
-INTERPRETED = INSTALLED and os.environ.get("TRITON_INTERPRET") == "1"
+USABLE = find_spec("triton") is not None and os.environ.get(native.SWITCH) != "0"
+INTERPRETED = USABLE and os.environ.get("TRITON_INTERPRET") == "1"
 
 DEVICES = ("CPU",) if INTERPRETED else ("CUDA",)
 """Where the operators run, as torch's dispatcher calls them."""
@@ -31,9 +33,14 @@ OPTIONS = {"num_warps": 4, "num_stages": 1, "enable_fp_fusion": True}
 """One stage: loads that run ahead would pass the stores that they are to see."""
 
 
+def description() -> str:
+    """``triton`` and its version, or ``torch``."""
+    return f"triton {version('triton')}" if USABLE else "torch"
+
+
 def runs_on(device: torch.device) -> bool:
     """Whether kernels of Triton run on a device."""
-    return INSTALLED and device.type == ("cpu" if INTERPRETED else "cuda") and not native.seen_into()
+    return USABLE and device.type == ("cpu" if INTERPRETED else "cuda") and not native.seen_into()
 
 
 def takes(*tensors: Tensor | None) -> bool:

@@ -13,7 +13,7 @@ from fenced import Fenced
 from torch import Tensor
 
 from ctr_pe.ops import native
-from ctr_pe.ops.contextual import contextual_attention, contextual_bias
+from ctr_pe.ops.contextual import contextual_attention, contextual_bias, cpu
 
 Given = list[Tensor]
 
@@ -329,6 +329,15 @@ def test_shapes_that_do_not_match_are_refused(attention: bool, which: str) -> No
     else:
         with pytest.raises(ValueError, match="does not match"):
             contextual_bias(torch.ones(2, 3, 5, 8), query.transpose(1, 2), *others, sign=1.0)
+
+
+@needs_kernels
+def test_a_mask_of_dropout_that_does_not_match_is_refused() -> None:
+    query, key = torch.ones(2, 5, 3, 4), torch.ones(2, 8, 3, 4)
+    learned = None, None, torch.ones(9, 4), None, torch.ones(2, 1, 5, 8, dtype=torch.bool)
+    for kept in (torch.ones(2, 3, 5, 9).short(), torch.ones(2, 3, 5, 8)):
+        with pytest.raises(ValueError, match=r"kept .* does not match"):
+            cpu.contextual_attention(query, key, key, *learned, kept, 1.0, 1.0, 1.0, 1.0)
 
 
 @needs_kernels
