@@ -10,9 +10,11 @@ import torch
 from models import SMALL, Rows, batch, build, randomised
 from torch import Tensor, nn
 
+from ctr_pe import Positions
 from ctr_pe.elsewhere import elsewhere
-from ctr_pe.pe import available_pes
+from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.training import save
+from ctr_pe.units import SelfAttention
 
 MODELS = tuple(SMALL)
 ENCODINGS = available_pes()
@@ -82,11 +84,46 @@ class TestDevice:
             call(x)
         assert (counted.launches, counted.waits) == (launches, waits), counted
 
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_attention_is_one_kernel_each_way_with_the_values_of_the_cpu(self, masked: bool) -> None:
+        vectors, allowed = torch.randn(3, 2, 3, 5, 4), torch.rand(2, 1, 5, 5).bernoulli() + torch.eye(5)
+        mask = allowed > 0 if masked else torch.randn(2, 1, 5, 5)
+        found = []
+        for device in ("cpu", "elsewhere"):
+            with elsewhere() as counted:
+                leaves = [x.to(device).requires_grad_() for x in vectors]
+                y = nn.functional.scaled_dot_product_attention(*leaves, mask.to(device), scale=0.3)
+                y.sin().sum().backward()
+                found.append([y.detach().cpu(), *(x.grad.cpu() for x in leaves)])
+        assert sum(count for name, count in counted.kernels.items() if "attention" in name) == 2
+        assert all(torch.allclose(got, want, atol=1e-6) for got, want in zip(*found, strict=True))
+
     def test_outside_the_block_the_machine_is_as_it_is(self) -> None:
         before = torch.accelerator.is_available()
         with elsewhere():
             assert torch.accelerator.is_available()
         assert torch.accelerator.is_available() is before
+
+
+@pytest.mark.parametrize("pe", ["none", "rope", "t5", "rope+alibi", "xlnet"])
+def test_attention_is_fused_where_its_bias_knows_nothing_of_the_items(pe: str) -> None:
+    """And gives what the CPU gives, at padding and in an empty row too."""
+    torch.manual_seed(0)
+    mask = torch.arange(4) < torch.tensor([[4], [0], [1], [3]])
+    unit, items = SelfAttention(8, 2, build_pe(pe, dim=8, max_len=3, num_heads=2)), torch.randn(4, 4, 8)
+    randomised(unit)
+    wanted = unit(items, Positions.from_mask(mask))
+    wanted.sin().sum().backward()
+    gradients = [p.grad.clone() for p in unit.parameters()]
+    unit.zero_grad()
+    with elsewhere() as counted:
+        there = unit.to("elsewhere")
+        states = there(items.to("elsewhere"), Positions.from_mask(mask.to("elsewhere"), known=mask))
+        states.sin().sum().backward()
+        assert torch.allclose(states.detach().cpu(), wanted, atol=1e-6)
+        for got, want in zip(there.parameters(), gradients, strict=True):
+            assert torch.allclose(got.grad.cpu(), want, atol=1e-5)
+    assert any("attention" in name for name in counted.kernels) == (pe != "xlnet")
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -197,6 +197,18 @@ def test_nan_stays_in_its_row(which: str) -> None:
     assert all(x[0].isfinite().all() for x in torch.autograd.grad(pooled.sum(), leaves))
 
 
+def test_open_gates_reach_a_row_each() -> None:
+    """The most that a tile of keys can reach."""
+    torch.manual_seed(0)
+    allowed, likeness = torch.ones(1, 1, 3, 40, dtype=torch.bool), torch.full((1, 1, 3, 40), 30.0)
+
+    def call(logits: Tensor, query: Tensor, table: Tensor) -> Tensor:
+        found: Tensor = contextual_bias(logits, query, table, allowed, likeness=likeness.to(logits.dtype), sign=1.0)
+        return found
+
+    compare(call, torch.randn(1, 1, 3, 40), torch.randn(1, 1, 3, 8), torch.randn(60, 8), factor=4)
+
+
 def test_open_gates_reach_whole_positions_exactly() -> None:
     """What a control with gates of 0 and 1 relies on: no interpolation moves it to the next row."""
     logits = torch.full((1, 1, 1, 40), -200.0)

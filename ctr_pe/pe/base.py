@@ -151,6 +151,12 @@ class PositionEncoding(Checked, nn.Module):
         nothing else: then that operator replaces the hooks."""
         return None
 
+    def added(self, pairs: Pairs) -> Tensor | float | None:
+        """What ``bias`` adds to the logits of self-attention, (B or 1, H or 1, Q, L), if it adds the same to any and
+        ``mix`` changes nothing: then one operator replaces the two."""
+        plain = type(self).bias is PositionEncoding.bias and type(self).mix is PositionEncoding.mix
+        return 0.0 if plain else None
+
 
 class Chain(PositionEncoding):
     """Several encodings, one after the other: ``Chain([rope, cape])`` rotates, then adds CAPE's bias to the result.
@@ -189,6 +195,13 @@ class Chain(PositionEncoding):
         for pe in self.encodings:
             weights, vectors = pe.mix(weights, vectors, pairs)
         return weights, vectors
+
+    def added(self, pairs: Pairs) -> Tensor | float | None:
+        total: Tensor | float | None = 0.0
+        for pe in self.encodings:
+            own = pe.added(pairs)
+            total = None if total is None or own is None else total + own
+        return total
 
     def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

@@ -29,10 +29,17 @@ class RelativeBias(PositionEncoding):
         raise NotImplementedError
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+        return logits + self._by_query(pairs)
+
+    def added(self, pairs: Pairs) -> Tensor | None:
+        plain = type(self).bias is RelativeBias.bias and type(self).mix is PositionEncoding.mix
+        return self._by_query(pairs) if plain else None
+
+    def _by_query(self, pairs: Pairs) -> Tensor:
+        """β (H, Q, L)."""
         offset = pairs.offset[0, 0]  # (Q, L), of every row, and one less from key to key
         largest = offset.shape[1] - pairs.query.distance[0, 0, -1]  # of the last query and the oldest key
         distinct = largest - torch.arange(sum(offset.shape) - 1, device=offset.device)  # from the largest on
         place = largest - offset  # among the distinct ones
         curve = self.curve(distinct, pairs.causal)
-        by_query = torch.unflatten(curve.index_select(-1, place.flatten()), -1, offset.shape)
-        return logits + by_query
+        return torch.unflatten(curve.index_select(-1, place.flatten()), -1, offset.shape)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.ops import attention as fused
 from ctr_pe.ops.contextual import contextual_attention
 from ctr_pe.pe.base import PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, ItemVectors
@@ -149,6 +150,11 @@ class SelfAttention(nn.Module):
         query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (R, H, W, d)
         vectors = ItemVectors(query, self.scale, key, value)
         rotated_query, rotated_key = self.pe.rotate(query, key, pairs.query, pairs.key)
+        added = self.pe.added(pairs) if fused.takes(query) and not self._learns else None
+        if added is not None:
+            rate = self.dropout.p if self.dropout.draws else 0.0
+            pooled = fused.attention(rotated_query, rotated_key, value, pairs.barrier + added, self.scale, rate)
+            return pooled.transpose(1, 2), None
         logits = rotated_query * self.scale @ rotated_key.transpose(-1, -2)  # scaled before: the products are more
         logits = self.pe.bias(logits, vectors, pairs)
         weights, mixed = self.pe.mix(self.dropout(pairs.softmax(logits)), vectors, pairs)
