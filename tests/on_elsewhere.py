@@ -91,8 +91,8 @@ class TestDevice:
         found = []
         for device in ("cpu", "elsewhere"):
             with elsewhere() as counted:
-                leaves = [x.to(device).requires_grad_() for x in vectors]
-                y = nn.functional.scaled_dot_product_attention(*leaves, mask.to(device), scale=0.3)
+                query, key, value = leaves = [x.to(device).requires_grad_() for x in vectors]
+                y = nn.functional.scaled_dot_product_attention(query, key, value, mask.to(device), scale=0.3)
                 y.sin().sum().backward()
                 found.append([y.detach().cpu(), *(x.grad.cpu() for x in leaves)])
         assert sum(count for name, count in counted.kernels.items() if "attention" in name) == 2

@@ -151,11 +151,14 @@ class PositionEncoding(Checked, nn.Module):
         nothing else: then that operator replaces the hooks."""
         return None
 
-    def added(self, pairs: Pairs) -> Tensor | float | None:
+    def plain_bias(self, pairs: Pairs) -> Tensor | float | None:
         """What ``bias`` adds to the logits of self-attention, (B or 1, H or 1, Q, L), if it adds the same to any and
         ``mix`` changes nothing: then one operator replaces the two."""
-        plain = type(self).bias is PositionEncoding.bias and type(self).mix is PositionEncoding.mix
-        return 0.0 if plain else None
+        return 0.0 if self._has_hooks_of(PositionEncoding) else None
+
+    def _has_hooks_of(self, owner: type[PositionEncoding]) -> bool:
+        """Whether no subclass has given ``bias`` or ``mix`` another meaning."""
+        return type(self).bias is owner.bias and type(self).mix is owner.mix
 
 
 class Chain(PositionEncoding):
@@ -196,10 +199,10 @@ class Chain(PositionEncoding):
             weights, vectors = pe.mix(weights, vectors, pairs)
         return weights, vectors
 
-    def added(self, pairs: Pairs) -> Tensor | float | None:
-        total: Tensor | float | None = 0.0
+    def plain_bias(self, pairs: Pairs) -> Tensor | float | None:
+        total: Tensor | float | None = 0.0 if self._has_hooks_of(Chain) else None
         for pe in self.encodings:
-            own = pe.added(pairs)
+            own = pe.plain_bias(pairs)
             total = None if total is None or own is None else total + own
         return total
 

@@ -31,9 +31,8 @@ class RelativeBias(PositionEncoding):
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         return logits + self._by_query(pairs)
 
-    def added(self, pairs: Pairs) -> Tensor | None:
-        plain = type(self).bias is RelativeBias.bias and type(self).mix is PositionEncoding.mix
-        return self._by_query(pairs) if plain else None
+    def plain_bias(self, pairs: Pairs) -> Tensor | None:
+        return self._by_query(pairs) if self._has_hooks_of(RelativeBias) else None
 
     def _by_query(self, pairs: Pairs) -> Tensor:
         """β (H, Q, L)."""

@@ -150,7 +150,7 @@ class SelfAttention(nn.Module):
         query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (R, H, W, d)
         vectors = ItemVectors(query, self.scale, key, value)
         rotated_query, rotated_key = self.pe.rotate(query, key, pairs.query, pairs.key)
-        added = self.pe.added(pairs) if fused.takes(query) and not self._learns else None
+        added = self.pe.plain_bias(pairs) if fused.takes(query) and not self._learns else None
         if added is not None:
             rate = self.dropout.p if self.dropout.draws else 0.0
             pooled = fused.attention(rotated_query, rotated_key, value, pairs.barrier + added, self.scale, rate)

@@ -28,7 +28,7 @@ def test_it_is_what_the_bias_adds(name: str, causal: bool) -> None:
     pe, pairs = build_pe(name, dim=6, max_len=4, num_heads=2), pairs_of(causal)
     for parameter in pe.parameters():
         torch.nn.init.normal_(parameter)
-    added = pe.added(pairs)
+    added = pe.plain_bias(pairs)
     assert (added is not None) == (name in ADDS)
     if added is None:
         return
@@ -46,8 +46,8 @@ def test_a_chain_adds_what_its_encodings_add() -> None:
     names = "rope", "alibi", "t5", "cape"
     rope, alibi, t5, cape = (build_pe(name, dim=6, max_len=4, num_heads=2) for name in names)
     torch.nn.init.normal_(t5.table)
-    assert torch.equal(Chain([rope, alibi, t5]).added(pairs), alibi.added(pairs) + t5.added(pairs))
-    assert Chain([rope, alibi, cape]).added(pairs) is None
+    assert torch.equal(Chain([rope, alibi, t5]).plain_bias(pairs), alibi.plain_bias(pairs) + t5.plain_bias(pairs))
+    assert Chain([rope, alibi, cape]).plain_bias(pairs) is None
 
 
 def test_another_hook_is_not_left_out() -> None:
@@ -59,5 +59,10 @@ def test_another_hook_is_not_left_out() -> None:
         def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
             return weights / 2, vectors
 
-    assert More(6, 4, 2).added(pairs_of(True)) is None
-    assert Mixed(6, 4, 2).added(pairs_of(True)) is None
+    class Watched(Chain):
+        def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+            return super().bias(logits, vectors, pairs)
+
+    assert Watched([ALiBi(6, 4, 2)]).plain_bias(pairs_of(True)) is None
+    assert More(6, 4, 2).plain_bias(pairs_of(True)) is None
+    assert Mixed(6, 4, 2).plain_bias(pairs_of(True)) is None
