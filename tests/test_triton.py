@@ -19,9 +19,11 @@ needs_triton = pytest.mark.skipif(not accelerator.USABLE, reason="triton is not 
 
 @pytest.mark.slow
 @needs_triton
-def test_they_give_what_torch_gives() -> None:
-    cases = Path(__file__).with_name("on_triton.py")
-    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(cases)]
+@pytest.mark.parametrize(("cases", "chosen"), [("on_triton.py", ""), ("contract/test_battery.py", "cape or cope")])
+def test_they_give_what_torch_gives(cases: str, chosen: str) -> None:
+    """The second: what holds for every encoding holds for theirs by the kernels."""
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", chosen]
+    command += ["-W", "ignore::RuntimeWarning", str(Path(__file__).parent / cases)]
     run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
     assert run.returncode == 0, run.stdout
 
