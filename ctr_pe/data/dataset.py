@@ -89,6 +89,8 @@ def open_dataset(name: str, root: Path | None = None) -> Dataset:
 
     Raises UserError, with the command that builds it, when the set is missing, half-built or changed since.
     """
+    from ctr_pe.data.report import report_problem
+
     path = next((path for path in (data_root(root) / name, Path(name)) if path.is_dir()), None)
     if path is None:
         known = [] if os.sep in name else [found for found, _ in list_datasets(root)]
@@ -99,9 +101,11 @@ def open_dataset(name: str, root: Path | None = None) -> Dataset:
         raise UserError(f"{path}: half-built, it has no {REPORT}: {again}")
     try:
         report = load_json(path / REPORT)
-        files = report["files"]
         if report["format"] != FORMAT:
             raise UserError(f"{path}: data format {report['format']}, this version reads {FORMAT}: {again}")
+        if problem := report_problem(report):
+            raise UserError(f"{path / REPORT}: not a readable report ({problem}): {again}")
+        files = report["files"]
         for file, facts in files.items():
             check_name(f"{path / REPORT}: file", file)
             _check_file(path / file, facts, again)

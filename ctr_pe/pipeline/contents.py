@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
+from ctr_pe.data.report import FileFacts
 from ctr_pe.data.sources.events import ITEM
 from ctr_pe.data.sources.tables import readable
 from ctr_pe.errors import UserError, explain
@@ -35,13 +36,6 @@ class _Metrics(BaseModel):
     test: dict[str, float | None]
 
 
-class _File(BaseModel):
-    model_config = _STRICT
-
-    bytes: Annotated[int, Field(ge=0)]
-    blake2b: str
-
-
 class _Manifest(BaseModel):
     """What is read of model.json; the rest is for readers."""
 
@@ -58,7 +52,7 @@ class _Manifest(BaseModel):
     vocabulary: str
     metrics: _Metrics
     history: list[dict[str, Any]]
-    files: dict[Name, _File]
+    files: dict[Name, FileFacts]
 
 
 def check_manifest(file: Path, content: Any) -> None:

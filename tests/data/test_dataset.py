@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import polars as pl
 import pytest
@@ -168,6 +169,27 @@ def test_a_damaged_report_gives_one_line(tmp_path: Path, text: str) -> None:
     with pytest.raises(UserError, match=r"report|format") as error:
         open_dataset("shop", tmp_path)
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("files", None),
+        ("files", []),
+        ("files", {"train.parquet": {"bytes": "x", "blake2b": "x"}}),
+        ("rows", -1.5),
+        ("rows", {"train": "x"}),
+        ("group_id", [[]]),
+        ("label", None),
+        ("max_len", "x"),
+        ("groups", [{"target": "item_id"}]),
+    ],
+)
+def test_a_report_of_another_content_gives_one_line(key: str, value: Any, tmp_path: Path) -> None:
+    report = write(tmp_path / "mine").path / "report.json"
+    report.write_text(json.dumps({**json.loads(report.read_text()), key: value}))
+    with pytest.raises(UserError, match=rf"report\.json: not a readable report \('{key}[^\n]+ build it with `ctr-pe"):
+        open_dataset("mine", tmp_path)
 
 
 def test_a_missing_set_names_the_command_that_makes_it(tmp_path: Path) -> None:

@@ -59,7 +59,7 @@ def changed_folders(sound: Path) -> Iterator[Changed]:
         content = json.loads((sound / file).read_text())
         for place in _places(content):
             for value in [GONE, *WRONG]:
-                yield Changed(f"a value of {file}", file, partial(_with, place, value))
+                yield Changed(f"a value of {file}", file, with_value(place, value))
         for text in (b"", b"{", b"[]", b"5", b"null", b"\xff\xfe", b"[" * 100_000 + b"]" * 100_000):
             yield Changed(f"{file} is no such file", file, partial(_replaced, text))
     for file in ("items.parquet", "histories.parquet", "model.safetensors"):
@@ -114,6 +114,16 @@ def _places(content: Any) -> Iterator[tuple[Any, ...]]:
         for step, value in steps if len(steps) < 40 else steps[:FIRST]:
             yield (step,)
             yield from ((step, *rest) for rest in _places(value))
+
+
+def with_value(place: tuple[Any, ...], value: Any) -> Callable[[bytes], bytes]:
+    """A JSON file with another value at one place, ``GONE`` for none."""
+    return partial(_with, place, value)
+
+
+def with_column(name: str, value: float) -> Callable[[bytes], bytes]:
+    """A table with this value in all rows of a column."""
+    return partial(_table, lambda table: table.with_columns(pl.lit(value).alias(name)))
 
 
 def _with(place: tuple[Any, ...], value: Any, content: bytes) -> bytes:
