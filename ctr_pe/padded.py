@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ctr_pe.lazily import lazily
 from ctr_pe.positions import Positions
-from ctr_pe.ragged import Block, Blocks, Padded
+from ctr_pe.ragged import Blocks, OneBlock, Padded, Whole
 
 
 class EverySlot(Padded):
@@ -39,30 +39,8 @@ class EverySlot(Padded):
         return self.count, torch.arange(self.mask.shape[0], device=self.mask.device)
 
 
-class PaddedBlock(EverySlot, Block):
+class PaddedBlock(EverySlot, Whole):
     """All rows."""
-
-    def pad(self, packed: Tensor) -> Tensor:
-        return self.unpack(packed)
-
-
-class OneBlock(Blocks):
-    """A list of one block with all rows, in their order."""
-
-    def split(self, packed: Tensor) -> list[Tensor]:
-        return [packed]
-
-    def join(self, parts: list[Tensor]) -> Tensor:
-        return parts[0]
-
-    def split_rows(self, per_row: Tensor) -> list[Tensor]:
-        return [per_row]
-
-    def join_rows(self, parts: list[Tensor]) -> Tensor:
-        return parts[0]
-
-    def pad(self, packed: Tensor) -> list[Tensor]:
-        return [self[0].unpack(packed)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -25,6 +25,8 @@ class Dice(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, units) -> (N, units)."""
         single = x.float() if x.itemsize < 4 else x
+        if not x.is_cpu:
+            return gate(single, self.normed(single).sigmoid(), self.alpha.to(single.dtype)).to(x.dtype)
         mean = variance = single.new_zeros(())
         own = self.uses_own_statistics(x.shape[0])
         if own:
@@ -34,6 +36,15 @@ class Dice(nn.Module):
         factor, shift = self.norm(x.shape[0], mean, variance)
         y = dice(single, factor, shift, self.alpha.to(single.dtype), mean if own else None)
         return y.to(x.dtype)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """(N, units) -> (N, units) by torch's batch norm, one kernel each way."""
+        own, bn = self.uses_own_statistics(x.shape[0]), self.bn
+        if own and bn.num_batches_tracked is not None:
+            bn.num_batches_tracked += 1
+        return nn.functional.batch_norm(
+            x, bn.running_mean, bn.running_var, training=own, momentum=bn.momentum or 0.0, eps=bn.eps
+        )
 
     def uses_own_statistics(self, rows: int) -> bool:
         """Whether a batch of so many rows is normed by its own mean and variance."""
@@ -55,6 +66,11 @@ class Dice(nn.Module):
             mean, variance = running_mean, running_variance
         factor = (variance + self.bn.eps).rsqrt()
         return factor, -mean * factor
+
+
+def gate(x: Tensor, share: Tensor, alpha: Tensor) -> Tensor:
+    """x (p + (1 - p) α); x and p (N, units), α (units,)."""
+    return x * torch.addcmul(alpha, 1 - alpha, share)
 
 
 def make_activation(name: str, units: int) -> nn.Module:
