@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe.lazily import lazily
+from ctr_pe.sending import sent
 
 NARROWEST = 4
 """Shorter rows are of like length: smaller blocks lose more to the overhead of calls."""
@@ -194,7 +195,17 @@ class Ragged(Padded):
     """A batch of histories of different lengths.
 
     ``mask`` (B, L) bool: True = real item. Real items are in time order, oldest first; padding may lie anywhere.
+    ``layout``: of its blocks, None for that of the device that the mask is on.
     """
+
+    layout: Layout | None = field(default=None, kw_only=True)
+
+    def plan(self) -> None:
+        """Compute all that attention asks for, so that it can be sent where the batch goes (:mod:`ctr_pe.sending`)."""
+        for blocks in (self.whole, self.blocks, self.newest_blocks):
+            for block in blocks:
+                _ = block.mask_here, block._slots, block.distance
+        _ = self.mask_here, self.count_here, self._slots, self.real, self.newest, self._with_last
 
     @lazily
     def real(self) -> tuple[Tensor, Tensor]:
@@ -257,7 +268,7 @@ class Ragged(Padded):
         return self._blocks(lambda width: width * SLOT)
 
     def _blocks(self, cost: Callable[[int], int]) -> Blocks:
-        layout = Layout.on(self.mask.device)
+        layout = self.layout or Layout.on(self.mask.device)
         if not layout.like and 0 < len(self.mask) * cost(self._longest) <= layout.largest:
             return self.whole
         order = self.count_here.argsort(stable=True)
@@ -295,13 +306,6 @@ class Ragged(Padded):
     def _with_last(self) -> Tensor:
         rows, _ = self.real
         return torch.cat([rows, torch.arange(len(self.mask), device=rows.device)]).argsort(stable=True)
-
-
-def sent(x: Tensor, device: torch.device) -> Tensor:
-    """On the device, without waiting for it: from pinned memory a copy lines up with the kernels."""
-    if x.is_cpu and device.type == "cuda":
-        x = x.pin_memory()
-    return x.to(device, non_blocking=x.is_cpu)
 
 
 def as_numbers(mask: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ctr_pe.errors import nearest
 from ctr_pe.pe.base import PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, TargetVectors
-from ctr_pe.positions import Items, Positions, Where
+from ctr_pe.positions import Items, Positions
 from ctr_pe.units.scores import SCORES, candidate_scores
 
 
@@ -64,10 +64,8 @@ class TargetAttention(nn.Module):
         target, (rows, _), pairs = embedded, positions.real, positions.target_pairs()
         several = target.dim() == 3
         queries = target.flatten(0, -2)  # (B K, D)
-        zero, age, block = positions.distance.new_zeros(queries.shape[0]), positions.age, pairs.block
-        here = Where(zero, None if age is None else zero)
-        there = Where(positions.pack(positions.distance), None if age is None else positions.pack(age))
-        query, keys = self.pe.rotate(queries, items, here, there)
+        block = pairs.block
+        query, keys = self.pe.rotate(queries, items, positions.at_target, positions.at_items)
 
         def scored(rotated: Tensor) -> Tensor:
             if several:
