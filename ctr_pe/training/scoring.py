@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
+from ctr_pe.training.source import with_plans
 
 Floats = npt.NDArray[np.float64]
 
@@ -36,7 +37,7 @@ def score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Scored:
     """Score all rows with a FuxiCTR model, which is in evaluation mode then. Raises UserError if there are none."""
     model.eval()
     labels, scores, groups = [], [], []
-    for batch in batches:
+    for batch in with_plans(model, batches):
         scores.append(model.forward(batch)["y_pred"].view(-1).double().cpu().numpy())
         labels.append(model.get_labels(batch).view(-1).double().cpu().numpy())
         if model.feature_map.group_id is not None:
