@@ -21,6 +21,7 @@ from ctr_pe.pe.base import PositionEncoding, PositionLinear
 from ctr_pe.positions import Positions, Where
 from ctr_pe.units import DINScore, SelfAttention, TargetAttention
 from ctr_pe.units.dropout import Dropout
+from ctr_pe.units.together import each
 
 
 class QueryPositions(PositionEncoding):
@@ -105,23 +106,25 @@ class Interests(nn.Module):
         """That of the encoding."""
         return (self.refiner or self.extractor).pe.embed(target, history, positions)
 
-    def encode(self, items: Tensor, positions: Positions) -> tuple[Tensor, list[Tensor]]:
+    def encode(self, items: Tensor, positions: Positions) -> tuple[Tensor, Sequence[Tensor]]:
         """items (N, D) after ``embed`` -> the refined history (N, D), and the states (N, D) of its items per head."""
         for unit in (self.extractor, *self.units):
             positions.embedded[unit.pe] = None  # positions are in the items already
         if self.refiner and self.after_refiner:
             items = self.after_refiner(self.refiner(items, positions), items)
         heads, output = self.extractor.heads(items, positions), self.extractor.output
-        projected = (
-            nn.functional.linear(heads[:, index], columns, output.bias)
-            for index, columns in enumerate(output.weight.chunk(len(self.units), dim=1))
-        )
-        return items, [after(own, items) for after, own in zip(self.after_heads, projected, strict=True)]
 
-    def attend(self, query: Tensor, states: list[Tensor], positions: Positions) -> Tensor:
+        def after(module: AfterAttention, head: Tensor, columns: Tensor) -> Tensor:
+            states: Tensor = module(nn.functional.linear(head, columns, output.bias), items)
+            return states
+
+        columns = output.weight.unflatten(1, heads.shape[1:])
+        return items, each(after, self.after_heads, heads.unbind(1), columns.unbind(1))
+
+    def attend(self, query: Tensor, states: Sequence[Tensor], positions: Positions) -> Tensor:
         """targets (B, D) after ``embed``, states of ``encode`` -> interests (B, H D); of K targets, (B, K, …) each."""
-        found = [unit(query, own, positions)[0] for unit, own in zip(self.units, states, strict=True)]
-        return torch.cat(found, dim=-1)
+        found = each(lambda unit, own: unit(query, own, positions)[0], self.units, states)
+        return torch.cat(list(found), dim=-1)
 
 
 class DMIN(NextItemModel):

@@ -105,5 +105,7 @@ def _side_stream(device: torch.device) -> Iterator[None]:
     runs of one seed stay paired."""
     own = {} if device.type == "cpu" else {"device_type": device.type}
     with torch.random.fork_rng([device] if own else [], **own):
-        torch.manual_seed(int(torch.randint(2**62, ())))
+        with torch._C._DisableFuncTorch():  # a number, not one per module of vmap
+            seed = int(torch.randint(2**62, ()))
+        torch.manual_seed(seed)
         yield
