@@ -31,8 +31,9 @@ class EverySlot(Padded):
         padding = ~self.mask.view(rows, slots, *[1] * (packed.dim() - 1))
         return packed.view(rows, slots, *packed.shape[1:]).masked_fill(padding, 0)
 
-    def places(self, allowed: Tensor) -> tuple[Tensor, ...]:
-        axes = [torch.arange(size, device=allowed.device) for size in allowed.shape]
+    def places(self, queries: int = 1) -> tuple[Tensor, ...]:
+        rows, slots = self.mask.shape
+        axes = [torch.arange(size, device=self.mask.device) for size in (rows, queries, slots)]
         return tuple(index.flatten() for index in torch.meshgrid(*axes, indexing="ij"))
 
     def lengths(self) -> tuple[Tensor, Tensor]:
@@ -53,7 +54,7 @@ class PaddedPositions(EverySlot, Positions):
 
     @lazily
     def real(self) -> tuple[Tensor, Tensor]:
-        rows, slots = self.places(self.mask)
+        rows, _, slots = self.places()
         return rows, slots
 
     @lazily

@@ -84,9 +84,10 @@ class Padded:
             packed = packed.new_zeros(self.mask.numel(), *packed.shape[1:]).index_copy(0, self._slots, packed)
         return packed.view(*self.mask.shape, *packed.shape[1:])
 
-    def places(self, allowed: Tensor) -> tuple[Tensor, ...]:
-        """Indices, an int64 tensor per axis, of the pairs of a query and a real item where ``allowed`` is True."""
-        return allowed.nonzero(as_tuple=True)
+    def places(self, queries: int = 1) -> tuple[Tensor, ...]:
+        """Row, query and slot, int64 tensors, of the pairs of each of so many queries of a row and its real items."""
+        real = self.mask_here.unsqueeze(1).expand(-1, queries, -1)
+        return tuple(map(self.sent, real.nonzero(as_tuple=True)))
 
     def lengths(self) -> tuple[Tensor, Tensor]:
         """The different lengths of histories (U,), and which of them each row has (B,)."""

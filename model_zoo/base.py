@@ -260,11 +260,10 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         """A batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}; in training also "penalties", the
         regularisation of embedding tables by their weights, and "losses", what else is to be minimised, by name."""
         plan = self.planned(inputs).plan
-        positions, packed = plan.positions, plan.packed
-        ids = plan.fields | {field: torch.cat(parts) for field, parts in packed.items()}
+        ids, positions = plan.ids(), plan.positions
         embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer if self.training else None)
-        items = {field: iter(torch.split(embedded[field], [*map(len, parts)])) for field, parts in packed.items()}
-        read = {field: iter(parts) for field, parts in packed.items()}
+        items = {field: iter(plan.of_groups(field, embedded[field])) for field in plan.packed}
+        read = {field: iter(parts) for field, parts in plan.packed.items()}
         features = [embedded[name] for name in self.other_fields]
         clicked = plan.label > 0 if self.training and plan.label is not None else None
         for index, group in enumerate(self.groups):

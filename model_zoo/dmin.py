@@ -106,7 +106,7 @@ class Interests(nn.Module):
         """That of the encoding."""
         return (self.refiner or self.extractor).pe.embed(target, history, positions)
 
-    def encode(self, items: Tensor, positions: Positions) -> tuple[Tensor, Sequence[Tensor]]:
+    def encode(self, items: Tensor, positions: Positions) -> tuple[Tensor, list[Tensor]]:
         """items (N, D) after ``embed`` -> the refined history (N, D), and the states (N, D) of its items per head."""
         for unit in (self.extractor, *self.units):
             positions.embedded[unit.pe] = None  # positions are in the items already
@@ -118,13 +118,20 @@ class Interests(nn.Module):
             states: Tensor = module(nn.functional.linear(head, columns, output.bias), items)
             return states
 
-        columns = output.weight.unflatten(1, heads.shape[1:])
-        return items, each(after, self.after_heads, heads.unbind(1), columns.unbind(1))
+        return items, each(after, self.after_heads, heads.unbind(1), output.weight.chunk(heads.shape[1], dim=1))
 
-    def attend(self, query: Tensor, states: Sequence[Tensor], positions: Positions) -> Tensor:
+    def attend(self, query: Tensor, states: list[Tensor], positions: Positions) -> Tensor:
         """targets (B, D) after ``embed``, states of ``encode`` -> interests (B, H D); of K targets, (B, K, …) each."""
-        found = each(lambda unit, own: unit(query, own, positions)[0], self.units, states)
-        return torch.cat(list(found), dim=-1)
+
+        def attended(unit: TargetAttention, own: Tensor) -> Tensor:
+            interest: Tensor = unit(query, own, positions)[0]
+            return interest
+
+        if self.training and self.units[0].pe.loss_names:  # positions keep the losses of units
+            found = [attended(unit, own) for unit, own in zip(self.units, states, strict=True)]
+        else:
+            found = each(attended, self.units, states)
+        return torch.cat(found, dim=-1)
 
 
 class DMIN(NextItemModel):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -22,6 +22,16 @@ class Plan:
     label: Tensor | None
     positions: list[Positions]
     packed: dict[str, list[Tensor]]
+
+    def ids(self) -> dict[str, Tensor]:
+        """By field, those of the packed items of all groups one after the other."""
+        joined = {field: parts[0] if len(parts) == 1 else torch.cat(parts) for field, parts in self.packed.items()}
+        return self.fields | joined
+
+    def of_groups(self, field: str, joined: Tensor) -> Sequence[Tensor]:
+        """What was made of a history field's ids (N of all groups, ...) -> (N, ...) of each group that has it."""
+        sizes = [len(part) for part in self.packed[field]]
+        return [joined] if len(sizes) == 1 else torch.split(joined, sizes)
 
 
 class Planned(dict[str, Tensor]):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -26,7 +27,8 @@ class Dice(nn.Module):
         """(N, units) -> (N, units)."""
         single = x.float() if x.itemsize < 4 else x
         if not x.is_cpu:
-            return gate(single, self.normed(single).sigmoid(), self.alpha.to(single.dtype)).to(x.dtype)
+            y: Tensor = _Gate.apply(single, self.normed(single), self.alpha.to(single.dtype))[0]  # type: ignore[no-untyped-call]
+            return y.to(x.dtype)
         mean = variance = single.new_zeros(())
         own = self.uses_own_statistics(x.shape[0])
         if own:
@@ -68,9 +70,29 @@ class Dice(nn.Module):
         return factor, -mean * factor
 
 
-def gate(x: Tensor, share: Tensor, alpha: Tensor) -> Tensor:
-    """x (p + (1 - p) α); x and p (N, units), α (units,)."""
-    return x * torch.addcmul(alpha, 1 - alpha, share)
+class _Gate(torch.autograd.Function):
+    """x (p + (1 - p) α) with p = σ(normed), by hand: half the kernels. x and normed (N, units), α (units,)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, normed: Tensor, alpha: Tensor) -> tuple[Tensor, ...]:
+        share = normed.sigmoid()
+        slope = torch.addcmul(alpha, 1 - alpha, share)
+        return x * slope, share, slope
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(inputs[0], inputs[2], *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, of_y: Tensor, *none: Tensor) -> tuple[Tensor, ...]:
+        x, alpha, share, slope = ctx.saved_tensors
+        of_slope = of_y * x
+        of_normed = torch.ops.aten.sigmoid_backward(of_slope * (1 - alpha), share)
+        return of_y * slope, of_normed, torch.addcmul(of_slope, of_slope, share, value=-1).sum(0)
 
 
 def make_activation(name: str, units: int) -> nn.Module:

@@ -74,10 +74,10 @@ class TargetAttention(nn.Module):
 
         def rescored(shift: Tensor) -> Tensor:
             if several:  # as one pair after the other
-                allowed = pairs.allowed[:, 0].expand(-1, target.shape[1], -1)
-                places = row, one, slot = block.places(allowed)
+                places = row, one, slot = block.places(target.shape[1])
                 own: Tensor = self.score(query, block.pad(keys)[row, slot] + shift, row * target.shape[1] + one)
-                return own.new_zeros(allowed.shape).index_put(places, own).unsqueeze(1)
+                padded = own.new_zeros(*target.shape[:2], block.mask.shape[1])
+                return padded.index_put(places, own).unsqueeze(1)
             with _side_stream(shift.device) if self.training else nullcontext():
                 return scored(keys + shift)
 
@@ -91,12 +91,12 @@ class TargetAttention(nn.Module):
         if several:
             of_items = positions.unpack(block.pack(weights[:, 0].mT)).mT
             return mixed[:, 0].to(items.dtype) @ block.pad(items), of_items
-        pooling = block.pack(mixed[:, 0, 0]).to(items.dtype).unsqueeze(-1)
+        pooling = block.pack(mixed.flatten(1)).to(items.dtype).unsqueeze(-1)
         interest = positions.total(pooling * items)
         if self.training and self.pe.loss_names:
             attended = Attended(logits, interest[:, None, None, :], vectors, pairs)
             positions.add_losses(self.pe.losses([attended]))
-        return interest, positions.unpack(block.pack(weights[:, 0, 0]))
+        return interest, positions.unpack(block.pack(weights.flatten(1)))
 
 
 @contextmanager

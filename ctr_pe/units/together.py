@@ -5,7 +5,7 @@ H modules.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import attrgetter
 
 import torch
@@ -13,26 +13,26 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 
-def each(call: Callable[..., Tensor], modules: Sequence[nn.Module], *own: Sequence[Tensor]) -> Sequence[Tensor]:
-    """``call(module, x, …)`` for each module and what it has of ``own``: lists of H tensors, or (H, ...). All calls
-    give the same shape.
+def each(call: Callable[..., Tensor], modules: Iterable[nn.Module], *own: Sequence[Tensor]) -> list[Tensor]:
+    """``call(module, x, …)`` for each module and what it has of ``own``, H tensors each; all calls give one shape.
 
-    Off the CPU there is one call for all, with stacked weights, and the result is (H, ...). It sees one module in place
-    of all (:func:`torch.func.vmap`), so it may keep nothing that it computes.
+    Off the CPU there is one call for all, with stacked weights. It sees one module in place of them
+    (:func:`torch.func.vmap`), so it may keep nothing that it computes.
     """
+    modules = list(modules)
     if own[0][0].is_cpu:
         return [call(*some) for some in zip(modules, *own, strict=True)]
     one = _Called(call, modules[0])
     names = [name for name, _ in (*one.named_parameters(), *one.named_buffers())]
     states = {name: [attrgetter(name.removeprefix("module."))(module) for module in modules] for name in names}
     stacked = {name: torch.stack(tensors) for name, tensors in states.items()}
-    inputs = [x if isinstance(x, Tensor) else torch.stack(list(x)) for x in own]
+    inputs = [torch.stack(list(some)) for some in own]
     found: Tensor = vmap(lambda state, *x: functional_call(one, state, x), randomness="different")(stacked, *inputs)
     running = [name for name, _ in one.named_buffers()] if one.training else []
     if running:
-        new = [x for name in running for x in stacked[name].unbind()]
-        torch._foreach_copy_([x for name in running for x in states[name]], new)
-    return found
+        moved = [x for name in running for x in stacked[name].unbind()]
+        torch._foreach_copy_([x for name in running for x in states[name]], moved)
+    return list(found.unbind())
 
 
 class _Called(nn.Module):
