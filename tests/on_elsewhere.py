@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from pathlib import Path
+from threading import current_thread
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from models import SMALL, Rows, batch, build, randomised
+from speed.cases import Settings, launches
+from speed.launching import step
 from torch import Tensor, nn
 
 from ctr_pe.elsewhere import elsewhere
 from ctr_pe.pe import available_pes
+from ctr_pe.positions import Positions
+from ctr_pe.ragged import Layout
+from ctr_pe.sending import Parcel
 from ctr_pe.training import save
+from ctr_pe.units.activations import Dice
+from ctr_pe.units.together import each
 
 MODELS = tuple(SMALL)
 ENCODINGS = available_pes()
@@ -89,6 +98,80 @@ class TestDevice:
         assert torch.accelerator.is_available() is before
 
 
+@pytest.mark.parametrize("counts", [[3, 0, 6, 1], [2, 2], [0, 0], [1]], ids=str)
+def test_a_plan_arrives_in_a_copy_per_dtype_and_nothing_is_left_to_ask(counts: list[int]) -> None:
+    ids, given = batch(counts)["item_history"], Positions.from_mask(batch(counts)["item_history"] != 0)
+    packed = torch.arange(1.0, 2 * sum(counts) + 1).view(-1, 2)
+    with elsewhere() as counted:
+        at = Positions.from_mask(ids != 0, layout=Layout.on(torch.device("elsewhere")))
+        at.plan(with_target=True)
+        there, items = Parcel((at, packed), torch.device("elsewhere")).unpack()
+        found = [there.at_items.distance, there.newest, there.count, there.unpack(items), there.total(items)]
+        found += [there.whole.pad(items)[0], there.newest_of(items), there.in_last(items, 3), *there.real]
+        for blocks in (there.blocks, there.with_target().blocks, there.with_target().newest_blocks):
+            assert len(blocks) <= 1
+            found += [block.mask for block in blocks]
+        assert counted.waits == 0
+        assert counted.sent.total() == 3 + 2 + 3  # and what newest_of and in_last send
+        wanted = [given.pack(given.distance), given.newest, given.count, given.unpack(packed), given.total(packed)]
+        wanted += [given.whole.pad(packed)[0], given.newest_of(packed), given.in_last(packed, 3), *given.real]
+        for x, y in zip(found, wanted, strict=False):
+            assert torch.equal(x.cpu(), y)
+
+
+def test_a_batch_of_training_and_evaluation_is_planned_ahead(tmp_path: Path) -> None:
+    threads: list[str] = []
+    with elsewhere():
+        model = there("BST", tmp_path, "cape")
+        plan = model.planned
+        with mock.patch.object(model, "planned", lambda rows: (threads.append(current_thread().name), plan(rows))[1]):
+            model.fit(Rows(), 1, Rows())
+    ahead = [name for name in threads if name.startswith("ThreadPoolExecutor")]
+    assert len(ahead) == len(threads) / 2 == 2 * len(Rows())
+
+
+class TestEach:
+    """Modules that are computed as one."""
+
+    def test_has_the_results_gradients_and_statistics_of_a_loop(self) -> None:
+        def made() -> list[nn.Module]:
+            torch.manual_seed(0)
+            return [nn.Sequential(nn.Linear(3, 4), Dice(4), nn.Linear(4, 2)) for _ in range(3)]
+
+        inputs, weight = torch.randn(3, 7, 3), torch.randn(7, 2)
+        loop, alone = made(), made()
+        (torch.stack(each(lambda module, x: module(x), loop, inputs)) * weight).sum().backward()
+        with elsewhere() as counted:
+            together = [module.to("elsewhere") for module in alone]
+            given = [x.to("elsewhere") for x in inputs]
+            counted.kernels.clear()
+            found = each(lambda module, x: module(x), together, given)
+            assert counted.kernels["native_batch_norm"] == 1
+            (torch.stack(found) * weight.to("elsewhere")).sum().backward()
+            for one, other in zip(loop, together, strict=True):
+                for (name, x), y in zip(one.named_parameters(), other.parameters(), strict=True):
+                    assert torch.allclose(x.grad, y.grad.cpu(), atol=1e-6), name
+                for (name, x), y in zip(one.named_buffers(), other.buffers(), strict=True):
+                    assert torch.allclose(x, y.cpu(), atol=1e-6), name
+
+    def test_in_evaluation_statistics_stay(self) -> None:
+        modules = [nn.BatchNorm1d(2).eval() for _ in range(2)]
+        with elsewhere():
+            modules = [module.to("elsewhere") for module in modules]
+            x = torch.randn(5, 2).to("elsewhere")
+            assert torch.allclose(torch.stack(each(lambda module, own: module(own), modules, [x, x])).cpu()[1], x.cpu())
+            assert modules[0].running_mean.tolist() == [0, 0]
+
+    def test_losses_of_units_are_not_lost(self, tmp_path: Path) -> None:
+        params = {"position_encoding": "euler", "euler_contrast": 0.5, "euler_mask_rate": 1e-6, "max_len": 4}
+        here = randomised(build("DMIN", tmp_path, **params)).train()
+        with elsewhere():
+            other = build("DMIN", tmp_path, gpu=0, **params).train()
+            other.load_state_dict(here.state_dict())
+            found = [model(BATCH)["losses"]["phase contrast"].item() for model in (here, other)]
+        assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_training_step_waits_for_nothing(name: str, tmp_path: Path) -> None:
     params = {"aux_loss_lambda": 0} if name == "DMIN" else {}
@@ -100,6 +183,16 @@ def test_a_training_step_waits_for_nothing(name: str, tmp_path: Path) -> None:
         model.train_step(BATCH)
     assert not counted.waited
     assert counted.launches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pe", ["none", "cape"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name != "DIEN"])  # DIEN's steps in time are launches
+def test_a_training_step_takes_few_launches_and_waits_for_nothing(name: str, pe: str, tmp_path: Path) -> None:
+    """With the published configurations."""
+    counted = step(Settings(False, tmp_path), name, pe)
+    assert counted.waits == 0
+    assert counted.launches <= launches(name, pe)
 
 
 @pytest.mark.parametrize("pe", ["none", "cape"])
@@ -144,6 +237,9 @@ def assert_trains(name: str, pe: str, folder: Path) -> None:
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)
         assert {p.grad.device.type for p in other.parameters() if p.grad is not None} == {"elsewhere"}
         assert not missing(here.state_dict(), other.state_dict())
+    with elsewhere() as counted:
+        other.train_step(BATCH)
+    assert not counted.waited or name == "DMIN"  # whose next items are drawn from those that differ
 
 
 def missing(here: dict[str, Tensor], there: dict[str, Tensor]) -> set[str]:
