@@ -106,6 +106,7 @@ def test_a_plan_arrives_in_a_copy_per_dtype_and_nothing_is_left_to_ask(counts: l
         at = Positions.from_mask(ids != 0, layout=Layout.on(torch.device("elsewhere")))
         at.plan(with_target=True)
         there, items = Parcel((at, packed), torch.device("elsewhere")).unpack()
+        assert (there.blocks is there.whole) == (sum(counts) > 0)
         found = [there.at_items.distance, there.newest, there.count, there.unpack(items), there.total(items)]
         found += [there.whole.pad(items)[0], there.newest_of(items), there.in_last(items, 3), *there.real]
         for blocks in (there.blocks, there.with_target().blocks, there.with_target().newest_blocks):
@@ -151,8 +152,8 @@ class TestEach:
             for one, other in zip(loop, together, strict=True):
                 for (name, x), y in zip(one.named_parameters(), other.parameters(), strict=True):
                     assert torch.allclose(x.grad, y.grad.cpu(), atol=1e-6), name
-                for (name, x), y in zip(one.named_buffers(), other.buffers(), strict=True):
-                    assert torch.allclose(x, y.cpu(), atol=1e-6), name
+                for (name, state), its in zip(one.named_buffers(), other.buffers(), strict=True):
+                    assert torch.allclose(state, its.cpu(), atol=1e-6), name
 
     def test_in_evaluation_statistics_stay(self) -> None:
         modules = [nn.BatchNorm1d(2).eval() for _ in range(2)]

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 
 from ctr_pe.positions import Positions
 from ctr_pe.sending import Parcel, sent
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
-    content = {"x": torch.ones(2), "positions": Positions.from_mask(torch.ones(2, 3, dtype=torch.bool))}
+    x = torch.ones(2)
+    content = [x, Positions.from_mask(torch.ones(2, 3, dtype=torch.bool))]
     assert Parcel(content, torch.device("cpu")).unpack() is content
-    assert sent(content["x"], torch.device("cpu")) is content["x"]
+    assert sent(x, torch.device("cpu")) is x
 
 
 def test_a_dtype_travels_in_one_copy_and_what_is_twice_in_it_once() -> None:
     x = torch.arange(6).view(2, 3)
-    parcel = Parcel([x, (x, torch.zeros(0, 4)), {"mask": x > 2, "more": torch.ones(5)}], torch.device("meta"))
+    content: tuple[Tensor, tuple[Tensor, Tensor], dict[str, Tensor]]
+    content = x, (x, torch.zeros(0, 4)), {"mask": x > 2, "more": torch.ones(5)}
+    parcel = Parcel(content, torch.device("meta"))
     assert [buffer.dtype for buffer in parcel.buffers] == [torch.int64, torch.float32, torch.bool]
     assert [len(buffer) for buffer in parcel.buffers] == [6, 5, 6]
     one, (same, empty), others = parcel.unpack()
