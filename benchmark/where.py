@@ -2,7 +2,7 @@
 
 From the runs of a benchmark and the data set that they were tested on: by length of the history, age of its last event,
 unlike items between the last like item and the target, and whether events share a time. Of a user with several clicked
-rows their mean counts.
+rows their mean counts. These facts are kept in RESULTS/users, and then the data set is not needed.
 
 example:
   python benchmark/where.py benchmark/results/DIN-amazon_sports --pe naive,cape
@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import math
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -25,10 +25,12 @@ from ctr_pe.errors import UserError, exit_code
 from ctr_pe.evaluation.paired import Difference, arm, difference
 from ctr_pe.study.differences import Runs, Setting, settings
 from ctr_pe.study.rendering import Table, as_markdown, as_text
-from ctr_pe.study.store import Store
+from ctr_pe.study.store import Key, Store
 from ctr_pe.study.users import STEPS
 
 DAY, BINS = 86_400, 4
+FACTS = "-facts.parquet"
+SHOWN = ("naive", "cape", "cape_constant", "cape_cosine")
 TITLES = {
     "all": "",
     "length": "history",
@@ -53,23 +55,40 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(args: argparse.Namespace) -> int:
-    store = Store(args.results)
-    tables = []
+    for table in write(args.results, args.pe, args.data_root):
+        print(as_text(table), end="\n\n")
+    return 0
+
+
+def write(results: Path, pes: Sequence[str] = SHOWN, root: Path | None = None) -> list[Table]:
+    """where.md, a table per model and data set, and a figure of each."""
+    store, tables = Store(results), []
     for setting in settings(store):
         if "none" not in setting.runs:
             continue
-        dataset = open_dataset(setting.key.dataset, data_root(args.data_root))
-        if dataset.data_hash != setting.key.data_hash:
-            raise UserError(f"{dataset.path} is not the data that the runs were tested on")
         mixed = np.nan_to_num(setting.statistics.shares["gAUC"]) > 0
-        found = [some for some in bins(of_users(dataset)) if (some.users & mixed).any()]
-        encodings = [pe for pe in setting.runs if pe != "none" and (not args.pe or pe in args.pe)]
-        table = make_table(setting, found, encodings)
-        print(as_text(table), end="\n\n")
-        tables.append(table)
-        draw(setting, found, encodings, args.results / f"where-{setting.key.model}-{setting.key.dataset}.png")
-    (args.results / "where.md").write_text(as_markdown(tables), encoding="utf-8")
-    return 0
+        found = [some for some in bins(kept_facts(store, setting.key, root)) if (some.users & mixed).any()]
+        encodings = [pe for pe in setting.runs if pe in pes]
+        tables.append(make_table(setting, found, encodings))
+        draw(setting, found, encodings, results / f"where-{setting.key.model}-{setting.key.dataset}.png")
+    (results / "where.md").write_text(as_markdown(tables), encoding="utf-8")
+    return tables
+
+
+def facts_file(store: Store, key: Key) -> Path:
+    return store.path / "users" / f"{key.data_hash}{FACTS}"
+
+
+def kept_facts(store: Store, key: Key, root: Path | None) -> pl.DataFrame:
+    """Of the store, or counted in the data set and kept."""
+    file = facts_file(store, key)
+    if not file.exists():
+        dataset = open_dataset(key.dataset, data_root(root))
+        if dataset.data_hash != key.data_hash:
+            raise UserError(f"{dataset.path} is not the data that the runs were tested on")
+        file.parent.mkdir(exist_ok=True)
+        of_users(dataset).drop(dataset.group_id or "").cast(pl.Float32).write_parquet(file, compression_level=19)
+    return pl.read_parquet(file)
 
 
 def of_users(dataset: Dataset) -> pl.DataFrame:
@@ -174,6 +193,7 @@ def draw(setting: Setting, found: list[Bin], encodings: list[str], file: Path) -
             at = np.arange(len(those)) + 0.6 * (number + 0.5) / len(encodings) - 0.3
             value, low, high = (np.array([getattr(one, name) for one in ones]) for name in ("value", "low", "high"))
             panel.errorbar(at, value, [value - low, high - value], fmt="o", markersize=3, linewidth=1, label=pe)
+        panel.set_xlim(-0.6, len(those) - 0.4)
         panel.axhline(0, color="grey", linewidth=0.8)
         panel.set_xticks(range(len(those)), [some.name for some in those], rotation=35, ha="right", fontsize=7)
         panel.set_title(TITLES[fact], fontsize=9)
@@ -187,7 +207,10 @@ def _parser() -> argparse.ArgumentParser:
     form = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser("where.py", description=__doc__, formatter_class=form)
     parser.add_argument("results", type=Path, metavar="RESULTS", help="folder of a benchmark; where.md goes there")
-    parser.add_argument("--pe", type=lambda text: text.split(","), metavar="NAME,…", help="encodings (default: all)")
+    some = ",".join(SHOWN)
+    parser.add_argument(
+        "--pe", type=lambda text: text.split(","), default=SHOWN, metavar="NAME,…", help=f"encodings (default: {some})"
+    )
     parser.add_argument("--data-root", type=Path, metavar="DIR", help="data sets (default: data, or $CTR_PE_DATA)")
     return parser
 

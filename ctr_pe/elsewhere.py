@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, partial
 from typing import Any
 from unittest import mock
 
@@ -35,7 +35,9 @@ SIZES = frozenset("bincount masked_select nonzero unique_consecutive unique_dim 
 INDEXING = frozenset("index index_put index_put_ _index_put_impl_ _unsafe_index".split())
 COPIES = frozenset("_to_copy copy_ copy".split())
 KERNELS = frozenset(("aten", "prims"))
-"""Namespaces of operators that an accelerator has; those of this package have a kernel for the CPU alone."""
+"""Namespaces of operators that an accelerator has."""
+OURS = frozenset("recurrence recurrence_back".split())
+"""Operators of this package that an accelerator has; others have a kernel for the CPU alone."""
 
 _LIBRARY = torch.library.Library("_", "IMPL")  # type: ignore[no-untyped-call]
 
@@ -159,6 +161,7 @@ def elsewhere() -> Iterator[Counted]:
         mock.patch("torch.accelerator.device_count", return_value=1),
         mock.patch("torch.tensor", tensor),
         mock.patch("torch._C._InferenceMode", _no_grad),
+        mock.patch("torch._VF.gru", partial(_gru, counted, torch._VF.gru)),
         # As on any accelerator, one call for all parameters; torch looks at the class of the tensors.
         mock.patch("torch.nn.utils.clip_grad._has_foreach_support", lambda tensors, where: where.type == NAME),
         mock.patch("torch.optim.optimizer._foreach_supported_types", [Tensor, nn.Parameter, Elsewhere]),
@@ -195,22 +198,42 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], counted: Cou
     _count(func, args, kwargs, wanted, bool(others), counted)
     here = [_on_cpu(x) for x in flat]
     given, named = tree_unflatten(here, spec)
-    found = MISSING.get(name, func)(*given, **named)
+    found = func(*given, **named)
     if wanted != NAME:
         return found
     return tree_map_only(Tensor, lambda x: theirs[id(x)] if id(x) in theirs else Elsewhere(x), found)
 
 
-def _gru_cell(of_item: Tensor, of_state: Tensor, state: Tensor, *biases: Tensor) -> tuple[Tensor, Tensor]:
-    if biases:
-        of_item, of_state = of_item + biases[0], of_state + biases[1]
-    (reset, keep, new), (of_reset, of_keep, of_new) = of_item.chunk(3, -1), of_state.chunk(3, -1)
-    new = (new + (reset + of_reset).sigmoid() * of_new).tanh()
-    return torch.lerp(new, state, (keep + of_keep).sigmoid()), new.new_empty(0)
+class _GRU(torch.autograd.Function):
+    """cuDNN's: one call each way, which counts as one kernel. It launches by itself what it needs for all steps."""
+
+    @staticmethod
+    def forward(ctx: Any, counted: Counted, run: Callable[[Sequence[Tensor]], Any], *given: Any) -> Any:
+        counted.kernels["gru"] += 1
+        ctx.counted, ctx.given = counted, [x.here.detach().requires_grad_() for x in given]
+        with torch.enable_grad():
+            ctx.found = run(ctx.given)
+        return tuple(Elsewhere(x.detach()) for x in ctx.found)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Any) -> Any:
+        ctx.counted.kernels["gru_backward"] += 1
+        found = torch.autograd.grad(ctx.found, ctx.given, [grad.here for grad in grads])
+        return None, None, *map(Elsewhere, found)
 
 
-MISSING: dict[str, Callable[..., Any]] = {"_thnn_fused_gru_cell": _gru_cell}
-"""What torch asks of every accelerator and the CPU has no kernel for."""
+def _gru(counted: Counted, run: Any, *given: Any) -> Any:
+    """``torch._VF.gru``."""
+    flat, spec = tree_flatten(given)
+    theirs = [k for k, x in enumerate(flat) if isinstance(x, Elsewhere)]
+    if not theirs:
+        return run(*given)
+
+    def on_cpu(tensors: Sequence[Tensor]) -> Any:
+        found = dict(zip(theirs, tensors, strict=True))
+        return run(*tree_unflatten([found.get(k, x) for k, x in enumerate(flat)], spec))
+
+    return _GRU.apply(counted, on_cpu, *(flat[k] for k in theirs))  # type: ignore[no-untyped-call]
 
 
 def _on_cpu(x: Any) -> Any:
@@ -220,7 +243,7 @@ def _on_cpu(x: Any) -> Any:
 
 
 def _check(func: Any, name: str, others: Sequence[Tensor]) -> None:
-    if func.namespace not in KERNELS:
+    if func.namespace not in KERNELS and name not in OURS:
         raise NotImplementedError(f"{func} has no kernel for '{NAME}'")
     if others and name not in COPIES | INDEXING:
         shapes = [tuple(x.shape) for x in others]

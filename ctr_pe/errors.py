@@ -51,6 +51,9 @@ def nearest(name: object, choices: Iterable[object]) -> str:
 
 def no_such_file(file: Path) -> UserError:
     """The error for a missing file, with the nearest name in its directory."""
+    name = str(file)
+    if len(name) > 250:
+        return UserError(f"{name[:60]} …: no such file: a name of {len(name):,} characters")
     beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
     return UserError(f"{file}: no such file" + (f"; {nearest(file.name, beside)}" if beside else ""))
 

@@ -16,7 +16,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe import legacy, tracking
+from ctr_pe import legacy, ranks, tracking
 from ctr_pe.config import load_yaml, overridden
 from ctr_pe.data.built_in import BUILT_IN, generate_built_in
 from ctr_pe.data.dataset import CONFIG, REPORT, SPLITS, data_root, open_dataset
@@ -147,24 +147,31 @@ def run(
 
     The log goes to the terminal and to ``<model_root>/<dataset_id>/<model_id>.log``, beside the checkpoint. ``keep``:
     called with the folder beside the checkpoint, ``<model_id>``, and what ``Run.keep`` gets, to write the model there.
-    Raises UserError for invalid data or parameters.
+    If this process is killed, the same experiment goes on from its last epoch, whose state is in
+    ``<model_id>-<code>.unfinished`` until the end. Raises UserError for invalid data or parameters.
     """
     from fuxictr.utils import set_logger
 
     from ctr_pe.checks import check_values, model_class
+    from ctr_pe.study.runner import made_by
+    from ctr_pe.study.store import hash_of
     from ctr_pe.training import Run, train
 
     cls = model_class(params["model"])
     params = {"model_root": "./checkpoints", **params}
     check_values(cls, params)  # before the log's file, which they name
-    set_logger(dict(params))
+    if ranks.is_first():
+        set_logger(dict(params))
     logging.info("Params: %s", json.dumps({key: str(value) for key, value in params.items()}, indent=4))
     params["track"] = tracking.below(Path(params["model_root"]), tracking.check(params.get("track")))
-    source, pe = open_source(params), params.get("position_encoding", "none")
+    source, pe = ranks.from_first(lambda: open_source(params)), params.get("position_encoding", "none")
     seed = int(params.get("seed", 0))
     folder = Path(params["model_root"]) / source.dataset_id / str(params.get("model_id", cls.__name__))
-    how: dict[str, Any] = {"gpu": params.get("gpu", -1), "threads": 0}
+    state = folder.with_name(f"{folder.name}-{hash_of(made_by())}.unfinished")
+    how: dict[str, Any] = {"gpu": params.get("gpu", -1), "threads": 0, "resume": state}
     outcome = train(Run(cls, source, pe, seed, params=params, keep=partial(keep, folder) if keep else None, **how))
+    if ranks.is_first():
+        state.unlink(missing_ok=True)
     logging.info("validation: %s", _in_words(outcome.valid))
     logging.info("test: %s", _in_words(outcome.metrics))
     return dict(outcome.valid), outcome.metrics

@@ -17,7 +17,16 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Self, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
 
@@ -119,7 +128,7 @@ class Spec(BaseModel):
     type: Literal["categorical", "sequence", "meta", "numeric", "embedding"]
     source: str = ""
     padding_idx: Index | None = None
-    oov_idx: Index | None = None
+    oov_idx: Index = 0
     vocab_size: Index = 0
     max_len: Length = 1
     share_embedding: str | None = None
@@ -130,6 +139,15 @@ class Spec(BaseModel):
     pretrain_dim: Width | None = None
     pretrain_usage: Literal["init", "sum", "concat"] = "init"
     freeze_emb: bool = True
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        needed = {"categorical": ("vocab_size",), "sequence": ("vocab_size", "max_len")}
+        if type(self) is Spec and (
+            missing := [key for key in needed.get(self.type, ()) if key not in self.model_fields_set]
+        ):
+            raise ValueError(f"a {self.type} feature needs '{missing[0]}'")
+        return self
 
 
 class SpecChange(Spec):
@@ -162,8 +180,10 @@ class Key:
         config = ConfigDict(strict=True, arbitrary_types_allowed=True)
         try:
             return TypeAdapter(self.kind, config=config)
-        except (PydanticUserError, PydanticUndefinedAnnotation):  # an annotation for readers alone
-            return TypeAdapter(Any)
+        except (PydanticUserError, PydanticUndefinedAnnotation) as error:
+            if error.code == "type-adapter-config-unused":  # a model, which has its own
+                return TypeAdapter(self.kind)
+            return TypeAdapter(Any)  # an annotation for readers alone
 
     def problem(self, key: str, value: Any) -> str | None:
         """What is wrong with the value of ``key``, or None."""
@@ -234,6 +254,7 @@ DATA = _keys(
 TRAINING = _keys(
     amp=bool,
     batch_size=Count,
+    deterministic=bool,
     early_stop_patience=Index,
     embedding_init=PositiveText,
     embedding_regularizer=Regularizer,

@@ -12,9 +12,12 @@ import torch
 from fuxictr.pytorch import layers
 from torch import Tensor, nn
 
+from ctr_pe import ranks
+from ctr_pe.draws import Draws
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo.base import RankModel, dice_layers, summed
 from ctr_pe.positions import Positions
+from ctr_pe.sending import sent
 
 
 def with_sum(interest: Tensor, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
@@ -33,13 +36,17 @@ class NextItemLoss(layers.MLP_Block):  # type: ignore[misc]
     """
 
     def forward(self, states: Tensor, following: Tensor, others: Tensor) -> Tensor:
-        """states b_t (P, S), the items that followed (P, D), items that did not (P, D) -> scalar, 0 without pairs."""
-        if not len(states):
+        """states b_t (P, S), the items that followed (P, D), items that did not (P, D) -> scalar, 0 without pairs.
+
+        Of several processes each has its own pairs, and P is their average.
+        """
+        if not len(states) and ranks.processes() == 1:
             return states.new_zeros(())
         pairs = torch.cat([torch.cat([states, items], -1) for items in (following, others)])
         logits = super().forward(pairs).squeeze(-1)
         followed = (torch.arange(len(pairs), device=logits.device) < len(states)).to(logits.dtype)
-        return 2 * nn.functional.binary_cross_entropy_with_logits(logits, followed)
+        total = nn.functional.binary_cross_entropy_with_logits(logits, followed, reduction="sum")
+        return 2 * total / max(ranks.average(float(len(pairs))), 1.0)
 
 
 class NextItemModel(RankModel):
@@ -47,7 +54,7 @@ class NextItemModel(RankModel):
 
     ``__init__`` calls ``build_next_item_losses`` before ``build_tower``; ``interest`` calls ``learn_next_item``. The
     items that did not come next are those of ``neg_seq_field``; without it, drawn uniformly from the batch's other
-    items, by a generator of its own, so that other draws of training stay the same.
+    items (``draws``).
     """
 
     _weight = 0.0
@@ -57,7 +64,7 @@ class NextItemModel(RankModel):
     ) -> None:
         """One loss per group for states of ``state_dims``; nothing with weight 0. ``mlp``: FuxiCTR's MLP_Block."""
         self._weight = float(weight)
-        self._seed = torch.initial_seed()
+        self.draws = Draws(torch.initial_seed())
         if self._weight > 0:
             mlp = dice_layers({**mlp, "hidden_units": list(hidden_units), "hidden_activations": activation})
             self.aux_net = nn.ModuleList(
@@ -72,14 +79,18 @@ class NextItemModel(RankModel):
         """
         if not (self.training and self._weight > 0):
             return
-        rows, _ = positions.real
-        now = (rows[1:] == rows[:-1]).nonzero().squeeze(1)
+        # Which items are meant is found on the CPU: an accelerator would have to be waited for.
+        rows, _ = positions.mask_here.nonzero(as_tuple=True)
+        following = (rows[1:] == rows[:-1]).nonzero().squeeze(1) + 1
+        read = self._real(index, positions)
         if self.groups[index].negative:
-            others, known = self._given(index, positions, now + 1)
+            following, others = self._given(index, read, following)
         else:
-            others, known = self._drawn(items, positions, now + 1)
-        now = now[known]
-        loss = self.aux_net[index](states[now], items[now + 1], others[known])
+            drawn = self._drawn(index, read, following)
+            following = following[: len(drawn)]
+            others = items.index_select(0, positions.sent(drawn))
+        now, after = positions.sent(torch.stack([following - 1, following]))
+        loss = self.aux_net[index](states.index_select(0, now), items.index_select(0, after), others)
         positions.add_losses({"next item": self._weight * loss})
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -90,33 +101,36 @@ class NextItemModel(RankModel):
         del self._inputs
         return outputs
 
-    def _given(self, index: int, positions: Positions, at: Tensor) -> tuple[Tensor, Tensor]:
-        """The items of ``neg_seq_field`` in the places ``at`` (P,): embeddings (P, D), and where there is one (P,)."""
-        fields, history = self.groups[index].negative, self._inputs[self.groups[index].history[0]].to(self.device)
-        slots = Positions.from_mask(history != 0)
-        read = slots.mask & (slots.distance <= positions.count.unsqueeze(1))  # a long history lost its oldest items
+    def _real(self, index: int, positions: Positions) -> Tensor:
+        """Where the batch's fields hold the group's real items, (B, slots) bool on the CPU."""
+        slots = Positions.from_mask(self._inputs[self.groups[index].history[0]].cpu() != 0)
+        return slots.mask & (slots.distance <= positions.count_here.unsqueeze(1))  # a long one lost its oldest items
+
+    def _given(self, index: int, read: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+        """The items of ``neg_seq_field``: those of the places ``at`` (P,) that have one, and their embeddings."""
+        fields = self.groups[index].negative
         for field in fields:
-            here, there = (values.shape[1] for values in (history, self._inputs[field]))
+            here, there = (values.shape[1] for values in (read, self._inputs[field]))
             if there != here:
                 one = f"neg_seq_field '{field}' has {there} slots, the history has {here}"
                 raise UserError(f"{one}: it must hold one item per history item")
-        ids = {field: self._inputs[field].to(self.device)[read][at] for field in fields}
-        embedded = self.embedding_layer(ids)
-        return torch.cat([embedded[field] for field in fields], -1), ids[fields[0]] != 0
+        ids = {field: self._inputs[field].cpu()[read][at] for field in fields}
+        known = ids[fields[0]] != 0
+        embedded = self.embedding_layer({field: sent(values[known], self.device) for field, values in ids.items()})
+        return at[known], torch.cat([embedded[field] for field in fields], -1)
 
-    def _drawn(self, items: Tensor, positions: Positions, at: Tensor) -> tuple[Tensor, Tensor]:
-        """For each place ``at`` (P,) one of the batch's items (N, D) other than the one there, and if there is one."""
-        assert positions.items is not None
-        kind = torch.zeros_like(items[:, 0], dtype=torch.int64)  # (N,), equal for equal items: 0 .. kinds - 1
-        for ids in positions.items.ids:
+    def _drawn(self, index: int, read: Tensor, at: Tensor) -> Tensor:
+        """For each place ``at`` (P,) one of the batch's items, another than the one there: indices (P,) among the N
+        packed ones. None, (0,), if all items are the same."""
+        kind = at.new_zeros(int(read.sum()))  # (N,), equal for equal items: 0 .. kinds - 1
+        for field in self.groups[index].history:
+            ids = self._inputs[field].cpu()[read]
             kind = torch.unique(kind * (ids.max() + 1) + ids, return_inverse=True)[1] if len(ids) else kind
         kinds = int(kind.max()) + 1 if len(kind) else 0
         if kinds < 2:
-            return items[at], torch.zeros_like(at, dtype=torch.bool)
-        example = torch.zeros(kinds, dtype=torch.int64, device=kind.device)
-        example[kind] = torch.arange(len(kind), device=kind.device)
-        self._seed = (self._seed + 1) % 2**63
-        # On the CPU whatever the device: all devices draw the same.
-        draw = torch.randint(kinds - 1, at.shape, generator=torch.Generator().manual_seed(self._seed)).to(at.device)
+            return at[:0]
+        example = torch.zeros(kinds, dtype=torch.int64)
+        example[kind] = torch.arange(len(kind))
+        draw = torch.randint(kinds - 1, at.shape, generator=self.draws.next())
         draw += draw >= kind[at]  # any kind but the one there
-        return items[example[draw]], torch.ones_like(at, dtype=torch.bool)
+        return example[draw]

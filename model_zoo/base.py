@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -20,6 +21,7 @@ from fuxictr.pytorch.torch_utils import get_loss
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ctr_pe import ranks
 from ctr_pe.choices import choose
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation.monitor import monitor_mode
@@ -149,6 +151,7 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         kwargs |= {key: regularizer(value) for key, value in regularizers.items()}
         super().__init__(feature_map, model_id=model_id, **kwargs)
         self.device = device  # FuxiCTR knows CUDA alone
+        self.checkpoint = str(Path(self.model_dir, f"{model_id}.safetensors").absolute())  # FuxiCTR's is a pickle
         self._encodings = 0  # built so far
         self._target_joins = False  # the sequence of its history
         self._max_gradient_norm = float(kwargs.get("max_gradient_norm", 10.0))
@@ -234,8 +237,10 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         for index, layer in enumerate(self.dnn.mlp):
             if type(layer) is nn.Dropout:
                 self.dnn.mlp[index] = Dropout(layer.p)
-            if type(layer) is nn.BatchNorm1d:
-                self.dnn.mlp[index] = BatchNorm1d(layer.num_features)
+        for block in [block for block in self.modules() if isinstance(block, layers.MLP_Block)]:
+            for index, layer in enumerate(block.mlp):
+                if type(layer) is nn.BatchNorm1d:
+                    block.mlp[index] = BatchNorm1d(layer.num_features)
         self.compile(*self._compile)
         self.reset_parameters()
         self.model_to_device()
@@ -279,7 +284,7 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
             features.append(interest.to(target.dtype))
             if index:
                 positions[0].add_losses(at.losses)
-        if self.training and len(target) == 1:  # one row has no variance: batch norm and Dice use running statistics
+        if self.training and len(target) * ranks.processes() == 1:  # no variance: batch norm and Dice use running ones
             self.dnn.eval()
         y_pred = self.dnn(torch.cat(features, dim=-1))
         self.dnn.train(self.training)
@@ -385,7 +390,10 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
     def add_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
         losses: Mapping[str, Tensor] = return_dict.get("losses", {})
         self.auxiliary_parts = {name: part.detach() for name, part in losses.items()}
-        return sum(losses.values(), super().add_loss(return_dict, y_true))
+        mean = super().add_loss(return_dict, y_true)
+        if ranks.processes() > 1:  # their rows differ by one
+            mean = mean * (len(y_true) / ranks.average(float(len(y_true))))
+        return sum(losses.values(), mean)
 
     # FuxiCTR's names for training, which is ctr_pe.training: imported when used, because it stands above the models.
 
@@ -433,6 +441,17 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         from ctr_pe.training import score
 
         return score(self, data_generator).scores
+
+    def save_weights(self, checkpoint: str | Path) -> None:
+        from ctr_pe.training import save
+
+        save(self, Path(checkpoint))
+
+    def load_weights(self, checkpoint: str | Path) -> None:
+        """Those of ``save_weights``, here or in FuxiCTR. Raises UserError."""
+        from ctr_pe.training import load
+
+        load(self, Path(checkpoint))
 
 
 def _check_heads(model: str, group: SizedGroup, width: int, num_heads: int) -> None:

@@ -25,7 +25,8 @@ def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> dict[str, str]:
     known = {*TRAINING, *pe_options(), *_with_prefixes(model)}
     for cls in model.__mro__:
         if issubclass(cls, BaseModel):
-            known |= {p.name for p in inspect.signature(cls).parameters.values() if p.kind is not p.VAR_KEYWORD}
+            named = list(inspect.signature(cls).parameters.values())[1:]  # the first is the feature map
+            known |= {p.name for p in named if p.kind is not p.VAR_KEYWORD}
     unknown = [key for key in keys if key not in known | DATA.keys() | OTHER.keys()]
     return {key: f"{model.__name__}: key {quoted(key)} is unknown: {nearest(key, known)}" for key in unknown}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from threading import current_thread
 from typing import Any
@@ -9,18 +10,22 @@ from unittest import mock
 
 import pytest
 import torch
-from models import SMALL, Rows, batch, build, randomised
+from models import ITEMS, SMALL, Rows, batch, build, randomised
 from speed.cases import Settings, launches
 from speed.launching import step
 from torch import Tensor, nn
 
-from ctr_pe.elsewhere import elsewhere
+from ctr_pe.data.synthetic import generate
+from ctr_pe.elsewhere import Counted, elsewhere
+from ctr_pe.ops.recurrence import fused
 from ctr_pe.pe import available_pes
 from ctr_pe.positions import Positions
 from ctr_pe.ragged import Layout
 from ctr_pe.sending import Parcel
-from ctr_pe.training import save
+from ctr_pe.study.tune import plan, tune
+from ctr_pe.training import load, save
 from ctr_pe.units.activations import Dice
+from ctr_pe.units.gru import GATES, GRU, AttentionGRU
 from ctr_pe.units.together import each
 
 MODELS = tuple(SMALL)
@@ -28,8 +33,8 @@ ENCODINGS = available_pes()
 BATCH = batch([3, 0, 6, 1])
 
 
-def there(name: str, folder: Path, pe: str) -> Any:
-    model = build(name, folder, position_encoding=pe, gpu=0)
+def there(name: str, folder: Path, pe: str, **params: Any) -> Any:
+    model = build(name, folder, position_encoding=pe, gpu=0, **params)
     assert {str(tensor.device) for tensor in model.state_dict().values()} == {"elsewhere:0"}
     return model
 
@@ -55,6 +60,27 @@ class TestDevice:
             with pytest.raises(RuntimeError, match="two devices"):
                 torch.ones(3).index_select(0, torch.zeros(1, dtype=torch.int64, device="elsewhere"))
             assert (x * torch.tensor(2.0)).tolist() == [2, 2, 2]  # a number goes along with the call
+
+    @pytest.mark.parametrize("kernel", [False, True])
+    @pytest.mark.parametrize("make", [GRU, AttentionGRU])
+    def test_recurrences_have_the_states_and_gradients_of_the_cpu(self, make: Any, kernel: bool) -> None:
+        torch.manual_seed(0)
+        here, mask = make(3, 4), torch.arange(6) < torch.tensor([4, 0, 6])[:, None]
+        items, weights = torch.randn(10, 3), [torch.rand(10)] * (make is AttentionGRU)
+        with elsewhere() as counted, mock.patch.object(fused, "takes", return_value=kernel):
+            found = []
+            for unit, device in ((here, "cpu"), (copy.deepcopy(here).to("elsewhere"), "elsewhere")):
+                plan = Positions.from_mask(mask)
+                plan.plan()
+                positions = Parcel(plan, torch.device(device)).unpack()
+                given = [x.to(device).requires_grad_() for x in (items.clone(), *weights)]
+                states = unit(*given, positions)
+                slope = torch.linspace(-1, 1, 40).view(10, 4).to(device)
+                gradients = torch.autograd.grad((states * slope).sum(), [*given, *unit.parameters()])
+                found.append([x.detach().cpu() for x in (states, *gradients)])
+            assert counted.launches
+        for ours, wanted in zip(*found, strict=True):
+            assert torch.allclose(ours, wanted, rtol=0, atol=1e-5)
 
     def test_an_operator_of_this_package_has_no_kernel_there(self) -> None:
         from ctr_pe.ops.dropout import cpu
@@ -175,25 +201,62 @@ class TestEach:
 
 @pytest.mark.parametrize("name", MODELS)
 def test_a_training_step_waits_for_nothing(name: str, tmp_path: Path) -> None:
-    params = {"aux_loss_lambda": 0} if name == "DMIN" else {}
-    with elsewhere():
-        model = build(name, tmp_path, position_encoding="cape", gpu=0, max_len=4, **params).train()
-        model._max_gradient_norm = 10.0
-        model.train_step(BATCH)
-    with elsewhere() as counted:
-        model.train_step(BATCH)
+    params = {"aux_loss_alpha": 0.5} if name == "DIEN" else {}
+    counted = second_step(name, tmp_path, position_encoding="cape", max_len=4, **params)
     assert not counted.waited
     assert counted.launches
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("pe", ["none", "cape"])
-@pytest.mark.parametrize("name", [name for name in MODELS if name != "DIEN"])  # DIEN's steps in time are launches
+@pytest.mark.parametrize("name", MODELS)
 def test_a_training_step_takes_few_launches_and_waits_for_nothing(name: str, pe: str, tmp_path: Path) -> None:
     """With the published configurations."""
     counted = step(Settings(False, tmp_path), name, pe)
     assert counted.waits == 0
     assert counted.launches <= launches(name, pe)
+
+
+def test_items_that_did_not_come_next_need_no_waiting(tmp_path: Path) -> None:
+    negative = {"source": "", "type": "sequence", "padding_idx": 0, "max_len": 6, "feature_encoder": None}
+    changes = {"item_neg": negative | {"vocab_size": ITEMS, "share_embedding": "item_id"}}
+    rows = BATCH | {"item_neg": BATCH["item_history"].flip(1)}
+    params = {"neg_seq_field": [["item_neg", "cate_history"]], "aux_loss_alpha": 0.5}
+    assert not second_step("DIEN", tmp_path, rows, changes=changes, **params).waited
+
+
+def second_step(name: str, folder: Path, rows: dict[str, Tensor] = BATCH, **params: Any) -> Counted:
+    """What a training step there asks for; the first makes the optimiser's state."""
+    with elsewhere():
+        model = build(name, folder, gpu=0, **params).train()
+        model._max_gradient_norm = 10.0
+        model.train_step(rows)
+    with elsewhere() as counted:
+        model.train_step(rows)
+    return counted
+
+
+@pytest.mark.parametrize("gate", GATES)
+class TestRecurrences:
+    """DIEN's GRU is cuDNN's; its gated steps are a kernel of Triton, or else a few calls each."""
+
+    def step(self, gate: str, folder: Path, items: int) -> Counted:
+        return second_step("DIEN", folder, batch([items, 2], slots=max(items, 2)), gru_type=gate)
+
+    def test_launches_do_not_depend_on_the_steps(self, gate: str, tmp_path: Path) -> None:
+        with mock.patch.object(fused, "takes", return_value=True):
+            few, many = (self.step(gate, tmp_path, items) for items in (3, 30))
+        assert {many.kernels[name] for name in ("gru", "gru_backward", "recurrence", "recurrence_back")} == {1}
+        assert few.kernels == many.kernels
+
+    def test_without_triton_a_step_is_a_few_launches(self, gate: str, tmp_path: Path) -> None:
+        few, many = (self.step(gate, tmp_path, items).launches for items in (3, 30))
+        assert many - few <= 13 * 27
+
+    @pytest.mark.parametrize("kernel", [False, True])
+    def test_loss_and_gradients_are_those_of_the_cpu(self, gate: str, kernel: bool, tmp_path: Path) -> None:
+        with mock.patch.object(fused, "takes", return_value=kernel):
+            assert_trains("DIEN", "cape", tmp_path, gru_type=gate)
 
 
 @pytest.mark.parametrize("pe", ["none", "cape"])
@@ -206,12 +269,11 @@ def test_a_model_trains_evaluates_is_saved_and_loaded(name: str, pe: str, tmp_pa
         model.eval()
         scores = model.predict(Rows())
         save(model, tmp_path / "weights")
-        found = torch.load(tmp_path / "weights", map_location="cpu", weights_only=True)
         again = there(name, tmp_path, pe)
-        again.load_state_dict(found)
+        load(again, tmp_path / "weights")
         assert again.predict(Rows()).tolist() == scores.tolist()
     here = build(name, tmp_path, position_encoding=pe)
-    here.load_state_dict(found)
+    load(here, tmp_path / "weights")
     assert here.predict(Rows()) == pytest.approx(scores, rel=1e-5)
 
 
@@ -227,12 +289,12 @@ def test_every_encoding_trains_in_every_model(name: str, pe: str, tmp_path: Path
     assert_trains(name, pe, tmp_path)
 
 
-def assert_trains(name: str, pe: str, folder: Path) -> None:
+def assert_trains(name: str, pe: str, folder: Path, **params: Any) -> None:
     """A step there has the loss of one here, and its gradients."""
-    here = randomised(build(name, folder, position_encoding=pe)).train()
+    here = randomised(build(name, folder, position_encoding=pe, **params)).train()
     here._max_gradient_norm = 10.0
     with elsewhere():
-        other = there(name, folder, pe)
+        other = there(name, folder, pe, **params)
         other.load_state_dict(here.state_dict())
         losses = [model.train().train_step(BATCH).item() for model in (here, other)]
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)
@@ -240,8 +302,20 @@ def assert_trains(name: str, pe: str, folder: Path) -> None:
         assert not missing(here.state_dict(), other.state_dict())
     with elsewhere() as counted:
         other.train_step(BATCH)
-    assert not counted.waited or name == "DMIN"  # whose next items are drawn from those that differ
+    assert not counted.waited
 
 
 def missing(here: dict[str, Tensor], there: dict[str, Tensor]) -> set[str]:
     return {key for key in here if not torch.allclose(here[key], there[key].cpu(), rtol=1e-3, atol=3e-3)}
+
+
+@pytest.mark.slow
+def test_a_second_trial_of_tune(tmp_path: Path) -> None:
+    generate(tmp_path / "small", users=20, valid_users=10, test_users=10, items=50, categories=5)
+    small = {"embedding_dim": 4, "attention_hidden_units": [4], "dnn_hidden_units": [4], "epochs": 1, "batch_size": 50}
+    space = {"learning_rate": [0.01, 0.001], "position_dim": None, "attention_dropout": None, "net_dropout": None}
+    with elsewhere():
+        search = plan("DIN", "cape", "small", tmp_path, small, space, gpu=0)
+        assert tune(search, 2, tmp_path / "out") == 0  # a model folder needs storage, which its tensors lack
+    trials = (tmp_path / "out" / "trials.csv").read_text().splitlines()[1:]
+    assert [trial.split(",")[1] for trial in trials] == ["complete", "complete"]

@@ -248,6 +248,13 @@ def python(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert seen[0]["model"] in ("DIN", "BST", "DIEN", "DMIN", "TIN", "SASRec")
 
 
+def torchrun(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert arguments[:2] == ["--nproc-per-node", "4"]
+    script = arguments[2:]
+    script[script.index("--gpu") + 1] = "-1"
+    python(script, folder, monkeypatch)
+
+
 def pip(arguments: list[str], *_: Any) -> None:
     assert arguments[0] == "install"
     if "-c" in arguments:
@@ -279,5 +286,5 @@ def curl(arguments: list[str], *_: Any) -> None:
 
 PROGRAMS: dict[str, Callable[..., None]] = {
     "ctr-pe": ctr_pe, "python": python, "python3": python, "pip": pip, "make": make, "bash": a_file, ".": a_file,
-    "pytest": our_tests, "curl": curl,
+    "pytest": our_tests, "curl": curl, "torchrun": torchrun,
 }  # fmt: skip

@@ -71,7 +71,7 @@ def test_an_experiment_is_what_the_benchmark_runs(synthetic: Path, checkout: Pat
     assert "[exp_id] DIN_synthetic_" in line
     assert "--set position_encoding=cape" in line
     checkpoints = sorted(path.suffix for path in (synthetic / "checkpoints" / "synthetic").iterdir())
-    assert checkpoints == ["", ".log", ".model"]  # the model as a folder, its log, its weights
+    assert checkpoints == ["", ".log", ".safetensors"]  # the model as a folder, its log, its weights
 
 
 def test_overrides_have_checkpoints_of_their_own(checkout: Path) -> None:

@@ -97,6 +97,7 @@ def training_options(parser: Parser) -> None:
         default=[],
         help="mixed precision: attention in bfloat16",
     )
+    deterministic_option(parser)
     add(
         "--recipe",
         metavar="NAME",
@@ -118,6 +119,18 @@ def overrides(args: argparse.Namespace) -> dict[str, Any]:
     from ctr_pe.config import parse_overrides, training_recipe
 
     return {**(training_recipe(args.recipe) if args.recipe else {}), **parse_overrides(args.set)}
+
+
+def deterministic_option(parser: argparse.ArgumentParser) -> None:
+    """``--deterministic``, of what trains; it comes before ``--set`` in ``set``."""
+    parser.add_argument(
+        "--deterministic",
+        action="append_const",
+        dest="set",
+        const="deterministic=true",
+        default=[],
+        help="the same bits again from a GPU, or an error that names the operation which cannot give them",
+    )
 
 
 def track_option(parser: argparse.ArgumentParser) -> None:

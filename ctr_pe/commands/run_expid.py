@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from ctr_pe.allocator import keep_memory
-from ctr_pe.commands.options import class_name, plugins_option, track_option
+from ctr_pe.commands.options import class_name, deterministic_option, plugins_option, track_option
 from ctr_pe.config import parse_overrides
 from ctr_pe.errors import exit_code
 from ctr_pe.experiment import append_result, load_params, run
@@ -24,24 +24,28 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--gpu", type=int, help="GPU to train on, -1 for the CPU (default: the config's, or -1)")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
                         help="a parameter that replaces the config's; may be given several times")  # fmt: skip
+    deterministic_option(parser)
     track_option(parser)
     plugins_option(parser)
     args = parser.parse_args(argv)
     keep_memory()
 
     def command() -> int:
+        from ctr_pe import ranks
         from ctr_pe.pipeline.folder import keep_model
 
-        overrides = parse_overrides(args.set)
-        for key in overrides.keys() & {"model", "position_encoding"}:
-            for name in overrides[key] if isinstance(overrides[key], list) else [overrides[key]]:
-                class_name(str(name))
-        params = load_params(args.config, args.expid, overrides)
-        if args.track is not None:
-            params["track"] = args.track
-        valid, test = run(params if args.gpu is None else {**params, "gpu": args.gpu}, keep_model)
-        line = " ".join(sys.argv if argv is None else ["run_expid.py", *argv])
-        append_result(Path(args.config or "config"), line, params, valid, test)
+        with ranks.together():
+            overrides = parse_overrides(args.set)
+            for key in overrides.keys() & {"model", "position_encoding"}:
+                for name in overrides[key] if isinstance(overrides[key], list) else [overrides[key]]:
+                    class_name(str(name))
+            params = load_params(args.config, args.expid, overrides)
+            if args.track is not None:
+                params["track"] = args.track
+            valid, test = run(params if args.gpu is None else {**params, "gpu": args.gpu}, keep_model)
+            if ranks.is_first():
+                line = " ".join(sys.argv if argv is None else ["run_expid.py", *argv])
+                append_result(Path(args.config or "config"), line, params, valid, test)
         return 0
 
     return exit_code("run_expid", command)

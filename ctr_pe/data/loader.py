@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ctr_pe.data.columns import Columns, Want
-from ctr_pe.errors import UserError, nearest, no_such_file
+from ctr_pe.errors import UserError, counted, nearest, no_such_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -36,13 +36,18 @@ class BatchLoader:
     and at least 1. The order of an epoch depends on ``seed`` and the epoch's number only. In split "train" a last batch
     of one row joins the batch before it: batch norm cannot train on one row.
 
+    Several processes have the same batches: each yields every ``share``-th row of each batch of split "train", and else
+    every ``share``-th batch. A last batch of fewer rows than processes joins the one before, too.
+
     Args:
         data_path: parquet file, or directory of parquet files, or several of either; their rows follow one another.
         shuffle: a new order in each epoch; never for split "test", as in FuxiCTR.
+        share: of one of several processes, ``slice(rank, None, processes)``.
         ignored: FuxiCTR passes all parameters of an experiment.
 
     Raises:
-        UserError: see ``Columns``; also for a missing path and a feature type that is not supported.
+        UserError: see ``Columns``; also for a missing path, a feature type that is not supported, and fewer rows in a
+            batch to train on than processes.
     """
 
     def __init__(
@@ -53,6 +58,7 @@ class BatchLoader:
         batch_size: int = 1024,
         shuffle: bool = False,
         seed: int = 0,
+        share: slice = slice(None),
         **ignored: Any,
     ) -> None:
         if batch_size < 1:
@@ -64,9 +70,14 @@ class BatchLoader:
         self.num_blocks = len(self.parts)
         self.ends = np.cumsum([part.rows for part in self.parts])
         self.num_samples = int(self.ends[-1])
-        self.cuts = [*range(0, self.num_samples, batch_size), self.num_samples]
-        if split == "train" and len(self.cuts) > 2 and batch_size > 1 and self.cuts[-1] - self.cuts[-2] == 1:
-            del self.cuts[-2]
+        cuts, processes = [*range(0, self.num_samples, batch_size), self.num_samples], share.step or 1
+        if split == "train" and (most := min(batch_size, self.num_samples)) < processes:
+            raise UserError(f"{counted(most, 'row')} in a batch (batch_size) for {processes} processes")
+        if split == "train" and len(cuts) > 2 and cuts[-1] - cuts[-2] < max(2, processes) <= batch_size:
+            del cuts[-2]
+        every = [slice(*span) for span in pairwise(cuts)]
+        self.spans, self.own = (every, share) if split == "train" else (every[share], slice(None))
+        self.is_shared = processes > 1
         self.vectors = {name for name, want in wants.items() if want.kind == "embedding"}
         self.scalars: dict[str, torch.dtype] = {}
         self.histories: dict[tuple[str, ...], list[str]] = {}  # offsets in each part -> the columns that share them
@@ -80,16 +91,16 @@ class BatchLoader:
                 raise UserError(f"{self.parts[0].parquet}: column '{name}' is a list in some of the files only")
 
     def __len__(self) -> int:
-        """Batches per epoch."""
-        return len(self.cuts) - 1
+        """Batches per epoch, of this process."""
+        return len(self.spans)
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         rows = np.arange(self.num_samples, dtype=np.min_scalar_type(self.num_samples))
         if self.shuffle:
             np.random.default_rng((self.seed, self.epoch)).shuffle(rows)
         self.epoch += 1
-        for first, last in pairwise(self.cuts):
-            yield self._batch(rows[first:last].astype(np.int64))
+        for span in self.spans:
+            yield self._batch(rows[span][self.own].astype(np.int64))
 
     def _batch(self, rows: Integers) -> dict[str, torch.Tensor]:
         batch = {name: torch.empty(len(rows), dtype=dtype) for name, dtype in self.scalars.items()}

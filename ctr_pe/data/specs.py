@@ -4,7 +4,9 @@ the unseen, which keeps its id when a vocabulary grows behind it."""
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from ctr_pe.config import load_json
 from ctr_pe.errors import UserError
@@ -41,10 +43,11 @@ def read_feature_map(file: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         UserError: it cannot be read, a specification that is none of FuxiCTR's, a name that is no directory's.
     """
     content = load_json(file)
-    if problem := _SPECS.problem("features", content.get("features")):
-        raise UserError(f"{file}: {problem}")
+    for key, kind in {"features": _SPECS, "labels": _LABELS}.items():
+        if problem := kind.problem(key, content.get(key)):
+            raise UserError(f"{file}: {problem}")
     name = check_name(f"{file}: dataset_id", content.get("dataset_id"))
     return name, {field: spec for feature in content["features"] for field, spec in feature.items()}
 
 
-_SPECS = Key(list[dict[str, Spec]])
+_SPECS, _LABELS = Key(list[dict[str, Spec]]), Key(Annotated[list[str], Field(min_length=1)])

@@ -20,7 +20,7 @@ from ctr_pe.errors import UserError, nearest
 from ctr_pe.scratch import scratch_folder
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
 from ctr_pe.study.store import Result, Store
-from ctr_pe.training import Run, build_model
+from ctr_pe.training import Run, build_model, load
 
 if TYPE_CHECKING:
     from ctr_pe.data.dataset import Dataset
@@ -67,7 +67,9 @@ class Drawn:
     def after(self) -> Any:
         """The model after training. Raises UserError if the file holds other weights."""
         assert self.weights is not None
-        return _trained(replace(self).before, self.weights)
+        model = replace(self).before
+        load(model, self.weights)
+        return model
 
 
 def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
@@ -182,12 +184,3 @@ def _command(wanted: Wanted, result: Result | None = None) -> str:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
-
-
-def _trained(model: Any, file: Path) -> Any:
-    try:
-        model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
-    except Exception as error:  # torch raises many kinds for a damaged file
-        reason = " ".join(str(error).split())[:200]
-        raise UserError(f"{file}: not the weights of this model ({type(error).__name__}: {reason})") from None
-    return model

@@ -2,7 +2,8 @@
 
 Each folder is one operator: its public function with the equation, ``reference.py``, the mathematics in torch, and
 ``cpu.py``, the kernel, registered with ``torch.library`` in the namespace ``ctr_pe``. Callers do not know which one
-runs: the kernel takes float32 tensors on a CPU, the reference all others.
+runs: the kernel takes float32 tensors on a CPU, the reference all others. ``recurrence`` is in torch on a CPU and has
+kernels of Triton for GPUs.
 """
 
 from __future__ import annotations

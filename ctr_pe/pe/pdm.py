@@ -13,6 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.draws import Draws
 from ctr_pe.keys import Positive, Share, Weight
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.contextual import widen
@@ -87,7 +88,7 @@ class PDM(PositionEncoding):
         self.table = vector_table(max_len + 1, dim)
         self.query = PositionLinear(dim, dim, bias=False)
         self.key = PositionLinear(dim, dim, bias=False)
-        self._seed = int(torch.randint(2**62, ()))
+        self.draws = Draws(int(torch.randint(2**62, ())))
 
     def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
         return weights + self.position_weights(pairs), vectors
@@ -122,9 +123,7 @@ class PDM(PositionEncoding):
 
     def _augmented(self, mask: Tensor) -> tuple[Tensor, Tensor]:
         """A view of each row: the item (its slot) in each slot (R, W) int64, and which items are still there (R, W)."""
-        self._seed = (self._seed + 1) % 2**63
-        # A generator of its own, so that other draws of training stay the same; on the CPU, so that all devices agree.
-        draw = torch.Generator().manual_seed(self._seed)
+        draw = self.draws.next()
         count, width = mask.sum(1, keepdim=True), mask.shape[1]
         start, noise = (
             torch.rand(len(mask), n, generator=draw, dtype=torch.float64).to(mask.device) for n in (1, width)

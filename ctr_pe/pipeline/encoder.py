@@ -51,7 +51,7 @@ class Columns:
     label: str | None = "label"
     time_unit: Unit = "s"
     raw: Mapping[str, str] = field(default_factory=dict)
-    normalizers: Mapping[str, Sequence[float]] = field(default_factory=dict)
+    normalizers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

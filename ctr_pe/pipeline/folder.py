@@ -15,7 +15,6 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, replace
@@ -29,14 +28,24 @@ import torch
 from ctr_pe.checks import model_class
 from ctr_pe.data.dataset import REPORT, hash_of_file
 from ctr_pe.data.published import SETS, original
+from ctr_pe.data.specs import read_feature_map
 from ctr_pe.data.writer import scratch_beside
 from ctr_pe.errors import UserError, say
 from ctr_pe.keys import DATA
 from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.keys import prefixes
+from ctr_pe.pipeline.contents import (
+    check_manifest,
+    check_sizes,
+    check_vocabularies,
+    read_columns,
+    read_items,
+    read_table,
+)
 from ctr_pe.pipeline.encoder import Columns, Encoder
 from ctr_pe.pipeline.scorer import Scorer
 from ctr_pe.training.source import Source
+from ctr_pe.training.weights import load, save
 
 if TYPE_CHECKING:
     from ctr_pe.training import Outcome, Run
@@ -107,16 +116,13 @@ def write_model(folder: str | Path, scorer: Scorer, histories: bool = True) -> N
     Raises:
         UserError: the folder exists and is none of a model, or it cannot be written.
     """
-    from safetensors.torch import save_model
-
     folder, encoder = Path(folder), scorer.encoder
     if folder.exists() and not (folder / MANIFEST).is_file():
         raise UserError(f"{folder} exists and is not a model folder: remove it or choose another name")
     try:
         with _new_folder(folder) as made:
-            save_model(scorer.model, str(made / WEIGHTS))
+            save(scorer.model, made / WEIGHTS)
             write_json(made / FEATURES, encoder.feature_map)
-            shutil.copymode(made / FEATURES, made / WEIGHTS)  # safetensors lets nobody else read it
             write_json(made / VOCABULARY, encoder.vocabularies)
             write_json(made / COLUMNS, asdict(encoder.columns))
             if encoder.items is not None:
@@ -143,25 +149,21 @@ def read_model(folder: str | Path, gpu: int = -1, model: type | None = None) -> 
     Raises:
         UserError: no model folder, one of another format, or a file that is missing or damaged.
     """
-    from safetensors.torch import load_model
-
     folder = Path(folder)
     config = _manifest(folder)
+    columns = read_columns(folder / COLUMNS)
+    feature_map, vocabularies = read_json(folder / FEATURES), read_json(folder / VOCABULARY)
+    _, features = read_feature_map(folder / FEATURES)
+    check_vocabularies(folder / VOCABULARY, vocabularies, features)
+    check_sizes(folder / FEATURES, features, folder / WEIGHTS)
+    if vocabulary_hash(vocabularies) != config["vocabulary"]:
+        raise UserError(f"{folder / VOCABULARY}: not the vocabulary of this model (another hash than in {MANIFEST})")
     try:
-        columns = Columns(**read_json(folder / COLUMNS))
-        vocabularies = read_json(folder / VOCABULARY)
-        if vocabulary_hash(vocabularies) != config["vocabulary"]:
-            raise UserError(
-                f"{folder / VOCABULARY}: not the vocabulary of this model (another hash than in {MANIFEST})"
-            )
         built = rebuild(folder, config, gpu, model)
-        load_model(built, str(folder / WEIGHTS))
-        feature_map = read_json(folder / FEATURES)
-        items, histories = (pl.read_parquet(f) if f.is_file() else None for f in (folder / ITEMS, folder / HISTORIES))
-    except (KeyError, TypeError) as error:
-        raise UserError(f"{folder}: not a readable model folder ({type(error).__name__}: {error})") from None
-    except RuntimeError as error:  # weights of other shapes or names
-        raise UserError(f"{folder / WEIGHTS}: {' '.join(str(error).split())[:200]}") from None
+    except ValueError as error:  # a UserError, or what a unit raises
+        raise UserError(f"{folder / MANIFEST}: {error}") from None
+    load(built, folder / WEIGHTS)
+    items, histories = read_items(folder / ITEMS, features), read_table(folder / HISTORIES)
     return Scorer(built, Encoder(built, feature_map, vocabularies, columns, items), config, histories)
 
 
@@ -183,8 +185,9 @@ def _manifest(folder: Path) -> dict[str, Any]:
     found = config.get("format") if isinstance(config, dict) else None
     if found != FORMAT:
         raise UserError(f"{folder}: model format {found}, this version reads {FORMAT}: train the model again")
-    files = config.get("files")
-    if not isinstance(files, dict) or not {WEIGHTS, FEATURES, VOCABULARY, COLUMNS} <= files.keys():
+    check_manifest(folder / MANIFEST, config)
+    files = config["files"]
+    if not {WEIGHTS, FEATURES, VOCABULARY, COLUMNS} <= files.keys():
         raise UserError(f"{folder / MANIFEST}: damaged: it does not list the files of a model")
     for name, facts in files.items():
         file = folder / name
@@ -261,7 +264,7 @@ def _new_folder(folder: Path) -> Iterator[Path]:
 def read_json(file: Path) -> Any:
     try:
         return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 

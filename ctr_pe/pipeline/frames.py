@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -38,11 +39,13 @@ def lazy(table: Table, what: str) -> pl.LazyFrame:
     kind = type(table).__module__.partition(".")[0]
     try:
         if kind == "pandas":
-            return pl.from_pandas(table).lazy()
-        if kind == "pyarrow":
+            made: object = pl.from_pandas(table)
+        elif kind == "pyarrow":
             made = pl.from_arrow(table)
-            if isinstance(made, pl.DataFrame):
-                return made.lazy()
+        else:
+            made = None
+        if isinstance(made, pl.DataFrame):
+            return made.lazy()
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise UserError(f"{what}: {str(error).splitlines()[0]}") from None
     found = f"{type(table).__module__}.{type(table).__qualname__}".removeprefix("builtins.")
@@ -51,8 +54,18 @@ def lazy(table: Table, what: str) -> pl.LazyFrame:
 
 def frame(table: Table, what: str) -> pl.DataFrame:
     """The same in memory."""
-    with readable(Path(table if isinstance(table, (str, Path)) else what)):
+    with _readable(table, what):
         return lazy(table, what).collect()
+
+
+def _readable(table: Table, what: str) -> AbstractContextManager[None]:
+    return readable(Path(table if isinstance(table, (str, Path)) else what))
+
+
+def schema(table: Table, what: str) -> pl.Schema:
+    """The columns of a table and their types; raises UserError as :func:`frame`."""
+    with _readable(table, what):
+        return lazy(table, what).collect_schema()
 
 
 def as_file(table: Table, folder: Path, name: str) -> Path:
@@ -84,8 +97,10 @@ def is_key(kind: pl.DataType) -> bool:
 
 def keys(values: pl.Series, what: str) -> pl.Series:
     """Raw ids as int64 or string, the two types that a log's ids have."""
+    if values.dtype.is_integer():
+        return _int64(values, what)
     if is_key(values.dtype):
-        return values.cast(pl.Int64 if values.dtype.is_integer() else pl.String)
+        return values.cast(pl.String)
     if not len(values):
         return values.cast(pl.Int64)
     raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not integers or strings")
@@ -97,7 +112,14 @@ def times(values: pl.Series, unit: Unit, what: str) -> Ints:
         values = values.cast(pl.Datetime("ms")).dt.epoch(unit)
     elif len(values) and not values.dtype.is_integer():
         raise UserError(f"{what}: time column '{values.name}' holds {values.dtype}, not integers or dates")
-    return values.cast(pl.Int64).to_numpy()
+    return _int64(values, what).to_numpy()
+
+
+def _int64(values: pl.Series, what: str) -> pl.Series:
+    found = values.cast(pl.Int64, strict=False)
+    if found.null_count() > values.null_count():
+        raise UserError(f"{what}: column '{values.name}' holds numbers of 2⁶³ or more")
+    return found
 
 
 def labels(values: pl.Series, what: str) -> npt.NDArray[np.bool_]:

@@ -27,7 +27,7 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from ctr_pe import __version__
-from ctr_pe.data.sources.tables import readable, scan
+from ctr_pe.data.sources.tables import readable, reason, scan
 from ctr_pe.errors import UserError, counted, no_such_file, say
 from ctr_pe.pipeline.folder import MANIFEST, read_model
 from ctr_pe.pipeline.histories import Events
@@ -143,6 +143,9 @@ class Source:
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{file}: not a parquet file that can be read: {str(error).splitlines()[0]}") from None
         self.file, self.schema, self._facts = file, self.parquet.schema_arrow, self.parquet.metadata
+        for name in self.schema.names:
+            if (times := self.schema.names.count(name)) > 1:
+                raise UserError(f"{file}: column '{name}' is there {times} times")
         self.rows = int(self._facts.num_rows)
         self._groups = [self._facts.row_group(number) for number in range(self._facts.num_row_groups)]
         held = max(1, PART_BYTES * self.rows // max(1, sum(group.total_byte_size for group in self._groups)))
@@ -175,8 +178,11 @@ class Source:
 
     def _batches(self, columns: list[str] | None, first: int) -> Iterator[pa.RecordBatch]:
         """Of the row groups from ``first`` on, each by a reader of its own, because a reader keeps its buffers."""
-        for group in range(first, len(self._groups)):
-            yield from self.parquet.iter_batches(min(self.size, BATCH_ROWS), [group], columns, use_threads=False)
+        try:
+            for group in range(first, len(self._groups)):
+                yield from self.parquet.iter_batches(min(self.size, BATCH_ROWS), [group], columns, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{self.file}: cannot be read: {reason(error)}") from None
 
     def check_nulls(self, columns: Sequence[str]) -> None:
         """By the file's statistics, before anything is scored; files that have none are checked part by part.
@@ -272,7 +278,8 @@ def _fingerprint(file: Path) -> list[Any]:
 
 @contextmanager
 def _folder(output: Path, key: Mapping[str, Any]) -> Iterator[Path]:
-    """The folder of the parts, for this process alone; it is removed when all is done, and stays otherwise.
+    """The folder of the parts, for this process alone; it is removed when all is done, or before any part is there, and
+    stays otherwise.
 
     A folder of this name that has anything of others is not touched.
     """
@@ -293,8 +300,13 @@ def _folder(output: Path, key: Mapping[str, Any]) -> Iterator[Path]:
             for part in found:
                 part.unlink()
         written.write_text(wanted, encoding="utf-8")
-        yield folder
-        shutil.rmtree(folder)
+        done = False
+        try:
+            yield folder
+            done = True
+        finally:
+            if done or not any(folder.glob("*.parquet")):
+                shutil.rmtree(folder)
 
 
 def _rows_of(part: Path) -> int | None:

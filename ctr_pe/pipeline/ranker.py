@@ -341,7 +341,7 @@ class CTRRanker:
     def _recipe(self, events: Path, items: Path | None = None) -> Recipe:
         from ctr_pe.data.recipe import load_recipe
 
-        columns = frames.lazy(events, "events").collect_schema().names()
+        columns = frames.schema(events, "events").names()
         protocol = self.protocol or ("impressions" if self.label in columns else "din")
         given = {name: getattr(self, name) for name in COLUMNS}
         for name in ("time", "label"):  # under their default names they may be absent
@@ -349,7 +349,7 @@ class CTRRanker:
                 del given[name]
         attributes = self.attributes
         if attributes is None and items is not None:
-            kinds = frames.lazy(items, "items").collect_schema()
+            kinds = frames.schema(items, "items")
             attributes = [name for name, kind in kinds.items() if name != self.item and frames.is_key(kind)]
             if left_out := kinds.keys() - {self.item, *attributes}:
                 log.warning("items: not read, neither integers nor strings: %s", ", ".join(sorted(left_out)))

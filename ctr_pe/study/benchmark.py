@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ctr_pe import checks, tracking
+from ctr_pe import checks, ranks, tracking
 from ctr_pe.config import model_params
 from ctr_pe.data.built_in import DEFAULT, open_or_generate
 from ctr_pe.data.dataset import Dataset
@@ -132,6 +132,7 @@ def run(request: Request, stand_in: Train | None = None) -> int:
 def plan(request: Request) -> tuple[Suite, list[Cell]]:
     """The suite of a request, with its number of seeds and protocol, and the cells to run, checked as far as possible
     without a data set."""
+    ranks.refuse("benchmark")
     tracking.check(request.track)
     checked(KEYS, {"gpu": request.gpu, "seed": request.seed})
     check_gpu(request.gpu)

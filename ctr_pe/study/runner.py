@@ -9,11 +9,13 @@ from __future__ import annotations
 import contextlib
 import importlib.metadata
 import multiprocessing
+import os
 import platform
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -38,6 +40,7 @@ if TYPE_CHECKING:
     from ctr_pe.training import Outcome, Run
 
 Train = Callable[["Run", Callable[[Mapping[str, Any]], None]], "Outcome"]
+GRACE = 10.0  # seconds that a worker has to remove its temporary files
 
 
 @dataclass(frozen=True)
@@ -246,6 +249,7 @@ def _work(connection: Connection, train: Train, known: Mapping[str, list[str]]) 
     plugins.restore(known)
     # An exception, so that temporary files are removed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     last = 0.0
 
     def progress(state: Mapping[str, Any]) -> None:
@@ -268,6 +272,16 @@ def _work(connection: Connection, train: Train, known: Mapping[str, list[str]]) 
             except Exception as error:
                 line = " ".join(f"{type(error).__name__}: {error}".split())
                 connection.send(("failed", (line, traceback.format_exc())))
+
+
+def _end_with_parent() -> None:
+    """End this process when its parent has ended, however that was: a long epoch would go on for nobody."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)
+    os._exit(128 + signal.SIGTERM)
 
 
 class _Progress:

@@ -14,6 +14,7 @@ import hashlib
 import json
 import math
 import os
+import zlib
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, asdict, dataclass, field, fields
@@ -163,7 +164,7 @@ class Store:
         """Predictions of a run on the test rows in file order, or None if the file is gone or unreadable."""
         try:
             scores = np.load(self._scores(key), allow_pickle=False)
-        except (OSError, ValueError):
+        except (OSError, EOFError, ValueError):
             return None
         return scores if scores.dtype == np.float32 and scores.ndim == 1 else None
 
@@ -185,9 +186,11 @@ class Store:
         """All that ``save_rows`` kept, by name: nothing if the file is gone or unreadable."""
         try:
             with np.load(self.path / "scores" / f"rows-{data_hash}.npz", allow_pickle=False) as rows:
-                return {name: rows[name] for name in rows.files}
-        except (OSError, ValueError, KeyError, BadZipFile):
+                found = {name: rows[name] for name in rows.files}
+        except (OSError, EOFError, ValueError, KeyError, BadZipFile, zlib.error):
             return {}
+        shapes = {found[name].shape for name in ("labels", "users") if name in found}
+        return found if len(shapes) == 1 and len(shapes.pop()) == 1 else {}
 
     def scored(self, key: Key) -> int:
         """When the scores of a run were written, in nanoseconds; -1 if they are gone."""
@@ -198,7 +201,9 @@ class Store:
 
     def weights(self, key: Key) -> Path:
         """The file for the weights of a run."""
-        return self.path / "weights" / f"{key.name}.pt"
+        file = self.path / "weights" / f"{key.name}.safetensors"
+        old = file.with_name(f"{key.name}.pt")  # of an earlier version
+        return old if old.exists() and not file.exists() else file
 
     def model(self, key: Key) -> Path:
         """The folder for the model of a run."""

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ctr_pe import tracking, training
+from ctr_pe import ranks, tracking, training
 from ctr_pe.checks import check_encoding, check_names, check_params, model_class, param_problems
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import Diverged, UserError, say
@@ -116,6 +116,7 @@ def plan(
     Raises:
         UserError: an unknown name, an invalid value, or nothing to search.
     """
+    ranks.refuse("tune")
     overrides, given = overrides or {}, given or {}
     refuse_own_keys("--set", overrides)
     refuse_own_keys("--space", given)

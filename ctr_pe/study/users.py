@@ -10,6 +10,7 @@ U users, R runs.
 from __future__ import annotations
 
 import math
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -20,6 +21,7 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
+from ctr_pe.errors import UserError, one_line
 from ctr_pe.evaluation.metrics import METRICS, Floats, check_rows, row_loss
 from ctr_pe.evaluation.paired import Arm, arm
 from ctr_pe.evaluation.users import Users, user_values
@@ -72,12 +74,16 @@ def user_statistics(store: Store, data_hash: str) -> UserStatistics:
     kept from now on.
 
     Raises:
-        UserError: the file cannot be written.
+        UserError: the file is damaged and there are no scores that could replace it, or it cannot be written.
     """
     file = store.path / "users" / f"{data_hash}.npz"
-    kept, about = _read(file), store.about(data_hash)
+    about = store.about(data_hash)
     if not about.keys() >= {"labels", "users"}:
-        return kept
+        return _read(file)
+    try:
+        kept = _read(file)
+    except UserError:  # what is not kept is new
+        kept = UserStatistics()
     labels, codes = about["labels"], about["users"]
     users = Users.of(labels.astype(bool), codes, int(codes.max()) + 1)
     since = file.stat().st_mtime_ns if kept.values else 0
@@ -105,13 +111,22 @@ def _save(file: Path, found: UserStatistics) -> None:
 
 
 def _read(file: Path) -> UserStatistics:
-    """Nothing, if the file is not there or cannot be read."""
+    """Nothing, if the file is not there. Raises UserError if it cannot be read, or holds something else."""
+    if not file.exists():
+        return UserStatistics()
     try:
         with np.load(file, allow_pickle=False) as kept:
             content = {name: kept[name] for name in kept.files}
-    except (OSError, ValueError, BadZipFile):
-        return UserStatistics()
-    users = Users(content["rows"].astype(np.int64), content["positives"].astype(np.int64))
-    by_run = zip(content["runs"].tolist(), *(content[metric] for metric in METRICS), strict=True)
-    values = {name: dict(zip(METRICS, of, strict=True)) for name, *of in by_run}
-    return UserStatistics(users, float(content["click_rate"]), values)
+        users = Users(content["rows"].astype(np.int64), content["positives"].astype(np.int64))
+        runs = [str(name) for name in content["runs"]]
+        wanted = {metric: (len(runs), len(users.rows)) for metric in METRICS} | {"positives": users.rows.shape}
+        for name, shape in wanted.items():
+            if content[name].shape != shape or not np.issubdtype(content[name].dtype, np.integer):
+                raise ValueError(f"{name} {content[name].dtype}{list(content[name].shape)}")
+        by_run = zip(runs, *(content[metric] for metric in METRICS), strict=True)
+        values = {name: dict(zip(METRICS, of, strict=True)) for name, *of in by_run}
+        return UserStatistics(users, float(content["click_rate"]), values)
+    except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, BadZipFile, zlib.error) as error:
+        raise UserError(
+            f"{file}: damaged ({one_line(str(error))[:100]}): bring back a whole one, or remove it"
+        ) from None

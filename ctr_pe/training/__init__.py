@@ -1,11 +1,12 @@
 """The one way to train: ``train`` takes a model's name and a data set, ``fit`` a model that is there."""
 
 from ctr_pe.training.divergence import Gradients
-from ctr_pe.training.loop import Epoch, Fitted, fit, save
+from ctr_pe.training.loop import Epoch, Fitted, fit
 from ctr_pe.training.run import PROTOCOLS, Outcome, Run, build_model, train
 from ctr_pe.training.scoring import score
 from ctr_pe.training.source import Source
 from ctr_pe.training.steps import make_optimizer, train_step
+from ctr_pe.training.weights import load, save
 
 __all__ = [
     "PROTOCOLS",
@@ -17,6 +18,7 @@ __all__ = [
     "Source",
     "build_model",
     "fit",
+    "load",
     "make_optimizer",
     "save",
     "score",

@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,19 +16,21 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ctr_pe.errors import UserError, nearest
+from ctr_pe import ranks
+from ctr_pe.draws import draws_of
+from ctr_pe.errors import UserError, nearest, one_line
 from ctr_pe.evaluation.monitor import monitor_mode
-from ctr_pe.scratch import replacing
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.divergence import Guard
 from ctr_pe.training.source import with_plans
 from ctr_pe.training.steady import Average, schedule
+from ctr_pe.training.weights import SUFFIX, load, read_tensors, save, write_tensors
 
 if TYPE_CHECKING:
     from ctr_pe.tracking import Watch
 
 MIN_DELTA = 1e-6  # what an improvement of the monitor is at least
-STATE = ("epoch", "steps", "best", "stale", "kept")  # plain values of a training's state
+COUNTS = ("epoch", "steps", "stale", "kept")  # of a training's state
 Progress = Callable[[Mapping[str, Any]], None]
 
 
@@ -91,32 +93,48 @@ def fit(
         raise UserError(f"{every}training has {steps} steps: none would be evaluated")
     if max_gradient_norm is not None or not hasattr(model, "_max_gradient_norm"):  # FuxiCTR's own fit sets it
         model._max_gradient_norm = 10.0 if max_gradient_norm is None else max_gradient_norm
-    best = Path(model.checkpoint)
+    best = Path(model.checkpoint).with_suffix(SUFFIX)
     best.parent.mkdir(parents=True, exist_ok=True)
-    best.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
-    training = _Training(model, batches, validation, epochs, progress or (lambda state: None), watch)
-    state = None if checkpoint is None else checkpoint.read()
-    if state is not None:
-        training.restore(state)
+    if ranks.is_first():
+        best.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
+    training = _Training(model, batches, validation, epochs, best, progress or (lambda state: None), watch)
+    state = None if checkpoint is None else ranks.from_first(checkpoint.read)
+    if checkpoint is not None and state is not None:
+        try:
+            training.restore(state)
+        except Exception as error:  # whatever a value of another type or shape leads to
+            why = one_line(f"{type(error).__name__}: {error}")[:100]
+            raise UserError(f"{checkpoint.file}: not the state of this training ({why}): remove it") from None
         logging.info("Going on after epoch %d", training.epoch)
     before = sum(epoch.seconds for epoch in training.history)
     while not training.over:
         training.train_epoch()
         if checkpoint is not None:
-            checkpoint.write(training.state())
-    model.load_weights(model.checkpoint)
+            random = ranks.gathered(random_state(model.device))
+            if ranks.is_first():
+                checkpoint.write(training.state(random))
+    if ranks.is_first():
+        load(model, best)
+    ranks.take_from_first(model)
     return Fitted(tuple(training.history), training.history[training.kept], before)
 
 
 class _Training:
     """A training under way. ``epoch`` and ``steps``: done so far; ``kept``: the place in ``history`` of the evaluation
-    whose weights are in the model's checkpoint; ``stale``: evaluations since the ``best``."""
+    whose weights are in the file ``best_weights``; ``stale``: evaluations since the ``best``."""
 
     def __init__(
-        self, model: Any, batches: Any, validation: Any, epochs: int, progress: Progress, watch: Watch | None
+        self,
+        model: Any,
+        batches: Any,
+        validation: Any,
+        epochs: int,
+        best_weights: Path,
+        progress: Progress,
+        watch: Watch | None,
     ) -> None:
         self.model, self.batches, self.validation, self.epochs = model, with_plans(model, batches), validation, epochs
-        self.progress, self.watch, self.guard = progress, watch, Guard(model)
+        self.best_weights, self.progress, self.watch, self.guard = best_weights, progress, watch, Guard(model)
         names = [name for name in model.validation_metrics if name != "gAUC" or model.feature_map.group_id]
         self.names = list(dict.fromkeys([*names, *model._monitor.kv_pairs]))
         self.every, self.often = model._eval_steps or len(batches), max(1, len(batches) // 100)
@@ -150,7 +168,8 @@ class _Training:
         """Train, and evaluate after the epoch, or each ``eval_steps`` steps."""
         self.epoch += 1
         self.model.train()
-        for index, batch in enumerate(tqdm(self.batches, file=sys.stdout) if self.model._verbose else self.batches):
+        verbose = self.model._verbose and ranks.is_first()
+        for index, batch in enumerate(tqdm(self.batches, file=sys.stdout) if verbose else self.batches):
             if index % self.often == 0:
                 self.progress({"epoch": self.epoch, "batch": index, "batches": len(self.batches)})
             self._step(index, batch)
@@ -179,7 +198,9 @@ class _Training:
     def _evaluate(self) -> None:
         model = self.model
         mean = float(self.loss) / self.every
-        auxiliary = {name: float(torch.stack(found).mean()) for name, found in self.parts.items()}
+        own = {name: float(torch.stack(found).mean()) for name, found in self.parts.items()}
+        everyone = ranks.gathered(own)
+        auxiliary = {name: sum(one.get(name, 0.0) for one in everyone) / len(everyone) for name in own}
         written = "".join(f", of which {name} {value:.6f}" for name, value in auxiliary.items())
         logging.info("Epoch %d, step %d: train loss %.6f%s", self.epoch, self.steps, mean, written)
         if self.watch is not None:
@@ -202,47 +223,54 @@ class _Training:
         better = self.best is None or (value <= self.best - MIN_DELTA if low else value >= self.best + MIN_DELTA)
         self.best, self.stale = (value, 0) if better else (self.best, self.stale + 1)
         if better or not model._save_best_only:
-            save(model, Path(model.checkpoint))
+            if ranks.is_first():
+                save(model, self.best_weights)
             self.kept = len(self.history) - 1
         if not better and model._reduce_lr_on_plateau and self.falling is None:
             logging.info("No improvement: learning rate %g", model.lr_decay())
 
-    def state(self) -> dict[str, Any]:
-        """All that the rest of the training depends on, at the end of an epoch."""
-        kept = Path(self.model.checkpoint)
+    def state(self, random: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """All that the rest of the training depends on, at the end of an epoch. ``random``: the streams of each
+        process; they have all else in common."""
         return {
-            **{name: getattr(self, name) for name in STATE},
+            **{name: getattr(self, name) for name in COUNTS},
+            "best": self.best,
             "loss": self.loss,
             "parts": {name: torch.stack(found) for name, found in self.parts.items()},
             "history": [asdict(epoch) for epoch in self.history],
-            "kept_weights": torch.load(kept, "cpu", weights_only=True) if self.history else None,
+            "kept_weights": read_tensors(self.best_weights) if self.history else None,
             "batches": getattr(self.batches, "epoch", None),
-            "random": random_state(self.model.device),
+            "random": random,
             **{name: one.state_dict() for name, one in self._stateful()},
         }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
-        for name in STATE:
-            setattr(self, name, state[name])
+        for name in COUNTS:
+            setattr(self, name, int(state[name]))
+        self.best = None if state["best"] is None else float(state["best"])
         self.loss = state["loss"].to(self.model.device)
         self.parts = {name: list(found.to(self.model.device)) for name, found in state["parts"].items()}
         self.history = [Epoch(**epoch) for epoch in state["history"]]
+        if self.history and ranks.is_first():
+            write_tensors(state["kept_weights"], self.best_weights)
+            load(self.model, self.best_weights)  # fails here rather than after all epochs
         for name, one in self._stateful():
             one.load_state_dict(state[name])
-        if self.history:
-            write_weights(state["kept_weights"], Path(self.model.checkpoint))
         if state["batches"] is not None:
             self.batches.epoch = state["batches"]
         if self.watch is not None:
             self.watch.steps = self.steps
-        set_random_state(state["random"], self.model.device)
+        [random] = state["random"][ranks.share()]
+        set_random_state(random, self.model.device)
 
     def _stateful(self) -> Iterator[tuple[str, Any]]:
         """What keeps a state of its own."""
         yield "model", self.model
         yield "optimizer", self.model.optimizer
         yield "guard", self.guard
+        for name, draws in draws_of(self.model):
+            yield f"draws of {name}", draws
         if self.falling is not None:
             yield "schedule", self.falling
         if self.average is not None:
@@ -268,17 +296,3 @@ def _monitored(model: Any, metrics: Mapping[str, float], first: bool) -> float:
     if math.isnan(value):
         logging.warning("The monitor is NaN: no improvement.")
     return value
-
-
-def save(model: torch.nn.Module, file: Path) -> None:
-    """Write a model's weights: all or nothing, also when two processes write the same file, or raise UserError."""
-    write_weights(model.state_dict(), file)
-
-
-def write_weights(weights: Mapping[str, Tensor], file: Path) -> None:
-    """As :func:`save`, of weights by name."""
-    try:
-        with replacing(file) as partial:
-            torch.save(weights, partial)
-    except (OSError, RuntimeError) as error:  # torch's writer has its own word for a full disk
-        raise UserError(f"{file}: {getattr(error, 'strerror', None) or error}") from None

@@ -9,7 +9,7 @@ import hashlib
 import json
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ctr_pe import tracking
+from ctr_pe import ranks, tracking
 from ctr_pe.checks import check_other_model, model_class
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, nearest
@@ -25,9 +25,11 @@ from ctr_pe.evaluation import evaluate
 from ctr_pe.fields import group_params
 from ctr_pe.scratch import scratch_folder
 from ctr_pe.training.checkpoint import Checkpoint
-from ctr_pe.training.loop import Epoch, Progress, fit, save
+from ctr_pe.training.deterministic import deterministic
+from ctr_pe.training.loop import Epoch, Progress, fit
 from ctr_pe.training.scoring import score
 from ctr_pe.training.source import Source
+from ctr_pe.training.weights import save
 
 # What is trained on, and what selects the epoch.
 PROTOCOLS = {"heldout": (("train",), "valid"), "paper": (("train", "valid"), "test")}
@@ -85,13 +87,19 @@ def train(run: Run, progress: Progress | None = None) -> Outcome:
     """Train and evaluate on test.
 
     ``progress``: as in :func:`~ctr_pe.training.fit`. Raises UserError for a bad data set, hyper-parameter, encoding,
-    device or protocol, or weights that cannot be written.
+    device or protocol, or weights that cannot be written; with the parameter ``deterministic``, for an operation that
+    has no such form.
+
+    In processes that ``torchrun`` has started, each trains on its share of every batch, all have the outcome, and the
+    first writes the files and is told of the ``progress``.
     """
     if run.protocol not in PROTOCOLS:
         raise UserError(f"protocol '{run.protocol}' is unknown: {nearest(run.protocol, PROTOCOLS)}")
     track = run.track or run.params.get("track")
-    with tracking.watching(track, _name(run), lambda: _described(run)) as watch:
-        return _train(run, progress, watch)
+    with ranks.together(), deterministic(bool(run.params.get("deterministic"))):
+        first = ranks.is_first()
+        with tracking.watching(track if first else None, _name(run), lambda: _described(run)) as watch:
+            return _train(run, progress if first else None, watch)
 
 
 def _name(run: Run) -> str:
@@ -109,7 +117,8 @@ def _described(run: Run) -> dict[str, Any]:
 
 def _identity(run: Run, source: Source) -> str:
     """All that the state of a training depends on, but the code."""
-    return json.dumps([_described(run), source.dataset and source.dataset.data_hash], sort_keys=True, default=str)
+    facts = [_described(run), source.dataset and source.dataset.data_hash, ranks.processes()]
+    return json.dumps(facts, sort_keys=True, default=str)
 
 
 def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) -> Outcome:
@@ -117,6 +126,10 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
     if run.threads > 0:
         torch.set_num_threads(run.threads)
     source, params = Source.of(run.dataset), {**run.params, "seed": run.seed}
+    identity = _identity(run, source)
+    run = replace(run, gpu=ranks.own_gpu(run.gpu))
+    if ranks.processes() > 1 and not hasattr(model_class(run.model), "build_encoding"):
+        raise UserError(f"{model_class(run.model).__name__}: only models of ctr_pe train in several processes")
     with scratch_folder() as scratch:
         model = build_model(run, source, params.get("model_root") or scratch)
         if run.start is not None:
@@ -125,8 +138,8 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
         train_on, select_on = PROTOCOLS[run.protocol]
         rows = source.batches(model.feature_map, train_on, params, train=True)
         validation = source.batches(model.feature_map, [select_on], params)
-        torch.manual_seed(run.seed + 1)  # dropout has a stream of its own, the same for every encoding
-        checkpoint = None if run.resume is None else Checkpoint(run.resume, _identity(run, source))
+        torch.manual_seed(ranks.own_seed(run.seed + 1))  # dropout has a stream of its own, the same for every encoding
+        checkpoint = None if run.resume is None else Checkpoint(run.resume, identity)
         epochs = int(params.get("epochs", 10))
         fitted = fit(model, rows, validation, epochs, progress=progress, watch=watch, checkpoint=checkpoint)
         metrics, scores = {}, np.zeros(0)
@@ -136,7 +149,7 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
             metrics = evaluate(labels, scores, groups, names)
             if watch is not None:
                 watch.evaluated("test", metrics)
-        if run.weights is not None:
+        if run.weights is not None and ranks.is_first():
             save(model, run.weights)
     outcome = Outcome(
         metrics=metrics,
@@ -148,7 +161,7 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
         valid=fitted.best.metrics,
         history=fitted.history,
     )
-    if run.keep is not None:
+    if run.keep is not None and ranks.is_first():
         run.keep(model, run, source, outcome)
     return outcome
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain, zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from ctr_pe import ranks
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
 from ctr_pe.training.source import with_plans
@@ -34,14 +36,24 @@ class Scored(NamedTuple):
 
 @torch.inference_mode()
 def score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Scored:
-    """Score all rows with a FuxiCTR model, which is in evaluation mode then. Raises UserError if there are none."""
+    """Score all rows with a FuxiCTR model, which is in evaluation mode then. Raises UserError if there are none.
+
+    Several processes score every ``share``-th batch each, and all of them get the scores of all: gAUC needs the rows of
+    a user side by side, and each decides by the metrics how to go on.
+    """
     model.eval()
-    labels, scores, groups = [], [], []
-    for batch in with_plans(model, batches):
-        scores.append(model.forward(batch)["y_pred"].view(-1).double().cpu().numpy())
-        labels.append(model.get_labels(batch).view(-1).double().cpu().numpy())
-        if model.feature_map.group_id is not None:
-            groups.append(model.get_group_id(batch).view(-1).long().cpu().numpy())  # of npz files: floats
-    if not scores:
+    own = [_scored(model, batch) for batch in with_plans(model, batches)]
+    if getattr(batches, "is_shared", False):
+        own = [part for part in chain.from_iterable(zip_longest(*ranks.gathered(own))) if part is not None]
+    if not own:
         raise UserError("no rows to evaluate")
-    return Scored(np.concatenate(labels), np.concatenate(scores), np.concatenate(groups) if groups else None)
+    labels, scores, groups = zip(*own, strict=True)
+    return Scored(np.concatenate(labels), np.concatenate(scores), None if groups[0] is None else np.concatenate(groups))
+
+
+def _scored(model: Any, batch: Mapping[str, Tensor]) -> Scored:
+    scores = model.forward(batch)["y_pred"].view(-1).double().cpu().numpy()
+    labels, groups = model.get_labels(batch).view(-1).double().cpu().numpy(), None
+    if model.feature_map.group_id is not None:
+        groups = model.get_group_id(batch).view(-1).long().cpu().numpy()  # of npz files: floats
+    return Scored(labels, scores, groups)

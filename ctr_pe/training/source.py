@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ctr_pe import ranks
 from ctr_pe.data.dataset import Dataset, open_dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.specs import read_feature_map
@@ -44,7 +45,9 @@ class Source:
         from fuxictr.features import FeatureMap
 
         file = self.folder / "feature_map.json"
-        _, names = read_feature_map(file)
+        named, names = read_feature_map(file)
+        if named != self.dataset_id:
+            raise UserError(f"{file}: of data set '{named}', not '{self.dataset_id}'")
         group_id = params.get("group_id") or (self.dataset.group_id if self.dataset else None)
         given = [("group_id", group_id)] if group_id else []
         given += [("use_features", name) for name in params.get("use_features") or []]
@@ -60,7 +63,8 @@ class Source:
 
     def batches(self, feature_map: Any, splits: Sequence[str], params: Mapping[str, Any], train: bool = False) -> Any:
         """Batches of the splits, one after the other, as ``batch_size``, ``num_workers`` and, to train, ``shuffle`` and
-        ``seed`` say; it has a length. Raises UserError for a missing split, or what the loader refuses."""
+        ``seed`` say; it has a length. Of several processes each has its share. Raises UserError for a missing split, or
+        what the loader refuses."""
         for split in splits:
             if split not in self.files:
                 raise UserError(f"{self.folder}: no split '{split}': {nearest(split, self.files)}")
@@ -70,12 +74,14 @@ class Source:
         if self.dataset is None and params.get("data_format") == "npz":
             from fuxictr.pytorch.dataloaders import RankDataLoader
 
+            if ranks.processes() > 1:
+                raise UserError("data_format 'npz': FuxiCTR's loader does not share its rows between processes")
             given = {"data_format": "npz", "batch_size": size, "shuffle": shuffle, "num_workers": ahead}
             if train:
                 return RankDataLoader(feature_map, "train", train_data=paths[0], **given)[0]
             return RankDataLoader(feature_map, "test", test_data=paths[0], **given)
         role, seed = "train" if train else "valid", int(params.get("seed", 0))
-        rows = BatchLoader(feature_map, paths, role, size, shuffle=shuffle, seed=seed)
+        rows = BatchLoader(feature_map, paths, role, size, shuffle=shuffle, seed=seed, share=ranks.share())
         return MadeAhead(rows, ahead) if ahead > 0 else rows
 
 
@@ -94,6 +100,11 @@ class MadeAhead:
 
     def __len__(self) -> int:
         return len(self.batches)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other processes have the other batches."""
+        return bool(self.batches.is_shared)
 
     @property
     def epoch(self) -> int:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from ctr_pe import ranks
 from ctr_pe.choices import FUSED, FUSED_ON_CPU_ALONE, choose
 from ctr_pe.training.divergence import Gradients
 from ctr_pe.training.lazy import LazyTables
@@ -35,14 +36,17 @@ def make_optimizer(model: Any, name: str, lr: float, table_optimizer: str | None
 
 
 def train_step(model: Any, batch: Mapping[str, Tensor], max_gradient_norm: float) -> Tensor:
-    """One step of ``model.optimizer`` on a batch -> its loss, a scalar on the model's device."""
+    """One step of ``model.optimizer`` on a batch -> its loss, a scalar on the model's device.
+
+    Several processes have a share of the batch each, and get the same loss and weights.
+    """
     model.optimizer.zero_grad()
-    loss: Tensor = model.compute_loss(model.forward(batch), model.get_labels(batch))
+    loss = ranks.loss(model, batch)
     loss.backward()  # type: ignore[no-untyped-call]
     clips = model.optimizer.clip if isinstance(model.optimizer, LazyTables) else clip
     model.gradients = clips(dict(model.named_parameters()), max_gradient_norm)
     model.optimizer.step()
-    return loss
+    return ranks.average(loss)
 
 
 def clip(parameters: Mapping[str, Tensor], most: float) -> Gradients:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ctr_pe import ranks
 from ctr_pe.choices import choose
 from ctr_pe.ops.dice import dice
+from ctr_pe.units.batch_norm import keep_running, moments, over_processes
 
 
 class Dice(nn.Module):
@@ -26,17 +29,16 @@ class Dice(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, units) -> (N, units)."""
         single = x.float() if x.itemsize < 4 else x
-        if not x.is_cpu:
+        own, alone = self.uses_own_statistics(x.shape[0]), ranks.processes() == 1
+        if alone and not x.is_cpu:
             y: Tensor = _Gate.apply(single, self.normed(single), self.alpha.to(single.dtype))[0]  # type: ignore[no-untyped-call]
             return y.to(x.dtype)
         mean = variance = single.new_zeros(())
-        own = self.uses_own_statistics(x.shape[0])
         if own:
-            with torch.no_grad():
-                mean = single.mean(0)
-                variance = (single - mean).square_().mean(0)
+            with torch.no_grad() if alone else nullcontext():
+                mean, variance = moments(single)
         factor, shift = self.norm(x.shape[0], mean, variance)
-        y = dice(single, factor, shift, self.alpha.to(single.dtype), mean if own else None)
+        y = dice(single, factor, shift, self.alpha.to(single.dtype), mean if own and alone else None)
         return y.to(x.dtype)
 
     def normed(self, x: Tensor) -> Tensor:
@@ -49,23 +51,19 @@ class Dice(nn.Module):
         )
 
     def uses_own_statistics(self, rows: int) -> bool:
-        """Whether a batch of so many rows is normed by its own mean and variance."""
-        return self.training and rows > 1
+        """Whether a batch of so many rows is normed by its own mean and variance and those of other processes."""
+        return self.training and (rows > 1 or ranks.processes() > 1)
 
     def norm(self, rows: int, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Factor and shift (units,) that norm so many rows by this mean and variance, which enter the running ones, or
         by the running ones."""
-        running_mean, running_variance, batches = self.bn.running_mean, self.bn.running_var, self.bn.num_batches_tracked
-        assert running_mean is not None
-        assert running_variance is not None
-        assert batches is not None
         if self.uses_own_statistics(rows):
-            with torch.no_grad():
-                batches += 1
-                running_mean.lerp_(mean, self.bn.momentum or 0.0)
-                running_variance.lerp_(variance * (rows / (rows - 1)), self.bn.momentum or 0.0)
-        else:
-            mean, variance = running_mean, running_variance
+            rows, mean, variance = over_processes(rows, mean, variance)
+            keep_running(self.bn, rows, mean, variance)
+        if not self.training or rows < 2:
+            assert self.bn.running_mean is not None
+            assert self.bn.running_var is not None
+            mean, variance = self.bn.running_mean, self.bn.running_var
         factor = (variance + self.bn.eps).rsqrt()
         return factor, -mean * factor
 

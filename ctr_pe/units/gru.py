@@ -8,8 +8,6 @@ B batch, L history slots, N real items of the batch, n rows of one step, D item 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import Tensor, nn
 from torch._higher_order_ops.scan import scan
@@ -17,6 +15,8 @@ from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
 from ctr_pe.errors import nearest
+from ctr_pe.ops.recurrence import attention_gru
+from ctr_pe.ops.recurrence.reference import Step, agru, augru, gru, recur
 from ctr_pe.positions import Positions
 
 
@@ -39,25 +39,25 @@ class GRU(nn.GRU):
         if positions.every_slot:
             of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
             return over_slots(
-                _gru, of_items, torch.ones_like(items[:, :1]), positions, self.weight_hh_l0, self.bias_hh_l0
+                gru, of_items, torch.ones_like(items[:, :1]), positions, self.weight_hh_l0, self.bias_hh_l0
             )
         order, sizes = by_step(positions)
         items = items.index_select(0, order)
-        if sizes and (items.is_cuda or not torch.is_grad_enabled()):
+        if sizes and not (items.is_cpu and torch.is_grad_enabled()):
             with torch.autocast(items.device.type, enabled=False):  # states keep their precision
                 packed = PackedSequence(items.to(self.weight_hh_l0.dtype), torch.tensor(sizes))
                 states: Tensor = super().forward(packed)[0].data
         else:  # on a CPU torch's own takes up to several times as long for the gradients
             of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
             weights = torch.ones_like(of_items[:, :1])
-            states = recur(_gru, of_items, weights, sizes, self.weight_hh_l0, self.bias_hh_l0)
+            states = recur(gru, of_items, weights, sizes, self.weight_hh_l0, self.bias_hh_l0)
         return torch.empty_like(states).index_copy(0, order, states)
 
     def step(self, items: Tensor, states: Tensor) -> Tensor:
         """The states (B, S) after one more item (B, D)."""
         of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
         of_states = linear(states, self.weight_hh_l0, self.bias_hh_l0)
-        return _gru(of_items, of_states, states, torch.ones_like(states[:, :1]))
+        return gru(of_items, of_states, states, torch.ones_like(states[:, :1]))
 
 
 class AttentionGRU(nn.Module):
@@ -97,7 +97,7 @@ class AttentionGRU(nn.Module):
             return over_slots(GATES[self.gate], of_items, weights, positions, self.weight_hh, self.bias_hh)
         order, sizes = by_step(positions)
         of_items, weights = self._gated(items.index_select(0, order), weights.index_select(0, order))
-        states = recur(GATES[self.gate], of_items, weights, sizes, self.weight_hh, self.bias_hh)
+        states = attention_gru(of_items, weights, sizes, self.weight_hh, self.bias_hh)
         return torch.empty_like(states).index_copy(0, order, states)
 
     def _gated(self, items: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -123,30 +123,6 @@ def by_step(positions: Positions) -> tuple[Tensor, list[int]]:
     longest_first = count.argsort(descending=True, stable=True)
     rank = torch.empty_like(count).index_copy(0, longest_first, torch.arange(len(count)))
     return positions.sent((step * len(count) + rank[rows]).argsort()), step.bincount()[1:].tolist()
-
-
-# of_item (n, k S), of_state (n, k S), state (n, S), weight (n, 1) -> state (n, S); with another axis for K targets
-Step = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
-
-
-def recur(
-    step: Step, of_items: Tensor, weights: Tensor, sizes: list[int], weight_hh: Tensor, bias_hh: Tensor
-) -> Tensor:
-    """Item terms W x (N, k S) and attention (N, 1), ordered by step -> states (N, S) in this order.
-
-    For K targets of one history: item terms (N, K or 1, k S) and attention (N, K, 1) -> states (N, K, S).
-    """
-    dtype = weight_hh.dtype  # states stay in it under autocast: rounding would add up over the steps
-    of_items, weights = of_items.to(dtype), weights.to(dtype)
-    if not sizes:
-        return of_items[..., : weight_hh.shape[1]] * weights  # no item, but the gradient's graph
-    state = of_items.new_zeros(sizes[0], *weights.shape[1:-1], weight_hh.shape[1])
-    states = []
-    for of_item, weight, rows in zip(torch.split(of_items, sizes), torch.split(weights, sizes), sizes, strict=True):
-        state = state[:rows]
-        state = step(of_item, linear(state, weight_hh, bias_hh).to(dtype), state, weight)
-        states.append(state)
-    return torch.cat(states)
 
 
 def over_slots(
@@ -180,28 +156,4 @@ def over_slots(
     return states.transpose(0, 1).flatten(0, 1)
 
 
-def _gru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Tensor:
-    keep, new = _gate_and_new(of_item, of_state, reset_first=True)
-    return torch.lerp(new, state, keep)
-
-
-def _augru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Tensor:
-    update, new = _gate_and_new(of_item, of_state)
-    return torch.lerp(state, new, weight * update)
-
-
-def _agru(of_item: Tensor, of_state: Tensor, state: Tensor, weight: Tensor) -> Tensor:
-    (reset, new), (of_reset, of_new) = of_item.chunk(2, -1), of_state.chunk(2, -1)
-    new = torch.addcmul(new, torch.sigmoid(reset + of_reset), of_new).tanh()
-    return torch.lerp(state, new, weight)
-
-
-def _gate_and_new(of_item: Tensor, of_state: Tensor, reset_first: bool = False) -> tuple[Tensor, Tensor]:
-    widths = [2 * of_item.shape[-1] // 3, of_item.shape[-1] // 3]
-    (gates, new), (of_gates, of_new) = torch.split(of_item, widths, -1), torch.split(of_state, widths, -1)
-    first, second = torch.sigmoid(gates + of_gates).chunk(2, -1)
-    gate, reset = (second, first) if reset_first else (first, second)
-    return gate, torch.addcmul(new, reset, of_new).tanh()
-
-
-GATES: dict[str, Step] = {"AIGRU": _augru, "AGRU": _agru, "AUGRU": _augru}
+GATES: dict[str, Step] = {"AIGRU": augru, "AGRU": agru, "AUGRU": augru}

@@ -192,7 +192,7 @@ class _Product(torch.autograd.Function):
             if moments:
                 _merge(mean, variance, piece.start, part)
         if moments:
-            variance /= source.pairs
+            variance /= max(source.pairs, 1)
         ctx.source, ctx.moments = source, moments
         ctx.save_for_backward(out if moments else None, mean, weight, *tensors)
         return out, mean, variance
@@ -205,8 +205,8 @@ class _Product(torch.autograd.Function):
         source.start_backward(tuple(tensors))
         for_weight = torch.zeros_like(weight)
         if ctx.moments:  # they depend on every pair: d mean / d x = 1 / N, d variance / d x = 2 (x - mean) / N
-            slope = of_variance * (2 / source.pairs)
-            constant = of_mean / source.pairs - slope * mean
+            slope = of_variance * (2 / max(source.pairs, 1))
+            constant = of_mean / max(source.pairs, 1) - slope * mean
         for piece in _pieces(source.pairs, weight):
             of_part = of_out[piece]
             if ctx.moments:

@@ -12,15 +12,17 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from ctr_pe import ranks
+
 
 def each(call: Callable[..., Tensor], modules: Iterable[nn.Module], *own: Sequence[Tensor]) -> list[Tensor]:
     """``call(module, x, …)`` for each module and what it has of ``own``, H tensors each; all calls give one shape.
 
-    Off the CPU there is one call for all, with stacked weights. It sees one module in place of them
-    (:func:`torch.func.vmap`), so it may keep nothing that it computes.
+    Off the CPU there is one call for all, with stacked weights, unless several processes train. It sees one module in
+    place of them (:func:`torch.func.vmap`), so it may keep nothing that it computes.
     """
     modules = list(modules)
-    if own[0][0].is_cpu:
+    if own[0][0].is_cpu or ranks.processes() > 1:
         return [call(*some) for some in zip(modules, *own, strict=True)]
     one = _Called(call, modules[0])
     names = [name for name, _ in (*one.named_parameters(), *one.named_buffers())]

@@ -163,6 +163,31 @@ def test_a_last_batch_of_one_row_joins_the_one_before_in_training(
     assert len(loader) == len(sizes)
 
 
+@pytest.mark.parametrize("processes", [2, 3])
+def test_processes_share_each_batch_to_train_on_and_else_all_batches(tmp_path: Path, processes: int) -> None:
+    file = write(tmp_path / "a.parquet", table(50))
+
+    def ids(split: str, share: slice = slice(None)) -> list[list[int]]:
+        given = {"batch_size": 12, "shuffle": True, "seed": 3}
+        return [batch["item_id"].tolist() for batch in BatchLoader(feature_map(), file, split, **given, share=share)]
+
+    own = [slice(rank, None, processes) for rank in range(processes)]
+    whole, train = ids("train"), [ids("train", share) for share in own]
+    if processes == 3:  # of the last two rows none would be the third's
+        whole[-2:] = [whole[-2] + whole[-1]]
+    for batch, *shares in zip(whole, *train, strict=True):
+        assert [batch[share] for share in own] == shares
+        assert all(shares)
+    assert [ids("valid", share) for share in own] == [ids("valid")[share] for share in own]
+
+
+def test_a_batch_has_a_row_for_each_process(tmp_path: Path) -> None:
+    file = write(tmp_path / "a.parquet", table(5))
+    for size, rows in ((2, "2 rows"), (9, "5 rows")):
+        with pytest.raises(UserError, match=rf"^{rows} in a batch \(batch_size\) for 6 processes$"):
+            BatchLoader(feature_map(), file, "train", size, share=slice(1, None, 6))
+
+
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_several_files_are_one_set(tmp_path: Path, shuffle: bool) -> None:
     one, two = table(30, seed=1, longest=4), table(21, seed=2)

@@ -70,7 +70,9 @@ OF_MODEL: dict[str, list[Any]] = {
     **dict.fromkeys(["rope_base", "sinusoidal_scale", "time_unit", "session_gap", "alibi_slope"], POSITIVE),
     **dict.fromkeys(["embedding_regularizer", "net_regularizer"], WEIGHTS),
     **dict.fromkeys(["net_dropout", "attention_dropout"], RATES),
-    **dict.fromkeys(["amp", "shuffle", "batch_norm", "din_use_softmax", "save_best_only", "debug_mode"], SWITCHES),
+    **dict.fromkeys(
+        ["amp", "deterministic", "shuffle", "batch_norm", "din_use_softmax", "save_best_only", "debug_mode"], SWITCHES
+    ),
     **dict.fromkeys(["dnn_hidden_units", "attention_hidden_units"], WIDTHS),
     **dict.fromkeys(["dataset_id", "model_id"], NAMES),
     **dict.fromkeys(["optimizer", "loss", "dnn_activations", "learning_rate_schedule", "task"], CHOICES),
@@ -89,6 +91,7 @@ OF_MODEL: dict[str, list[Any]] = {
     "feature_specs": [5, "x", [5], [{}], [{"name": "item_id", "max_len": -5}], [{"name": "no_such"}], {"name": 1}],
     "track": ["nothing", "", 5, [], {}],
     "age_field": ["no_such", 5, {"a": 1}, ["a", "b"]],
+    "feature_map": ["x", {}],
 }
 OF_DATASET: dict[str, list[Any]] = {
     **dict.fromkeys(["train_data", "data_root"], PATHS),

@@ -139,3 +139,25 @@ def placed(folder: Path) -> None:
     (folder / "data" / "theirs" / "feature_map.json").write_text(json.dumps(FEATURE_MAP))
     theirs = {"X": {**MODEL, **FIELDS, "dataset_id": "theirs"}}
     (folder / "theirs.yaml").write_text(yaml.safe_dump(theirs))
+
+
+def with_texts(content: Any) -> Iterator[Any]:
+    """Copies in which one text is a canary's."""
+    for path in places(content):
+        for text in TEXTS:
+            copy = deepcopy(content)
+            at = copy
+            for step in path[:-1]:
+                at = at[step]
+            at[path[-1]] = text
+            yield copy
+
+
+def places(content: Any) -> Iterator[tuple[Any, ...]]:
+    """Where the texts of a file are."""
+    steps = content.items() if isinstance(content, dict) else enumerate(content)
+    for step, value in steps:
+        if isinstance(value, str):
+            yield (step,)
+        elif isinstance(value, dict | list):
+            yield from ((step, *path) for path in places(value))

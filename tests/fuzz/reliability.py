@@ -9,10 +9,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+import broken_tables
+import folders
 from attempts import answer, files, prepared, tried
 from configs import every_broken
 from data_files import REFUSED, cases, run
 from hostile import hostile, placed
+
+from ctr_pe import load
 
 PAGE = """# Reliability
 
@@ -49,6 +53,21 @@ def attacks(folder: Path) -> Mapping[str, tuple[int, int]]:
     return {wants: (count, refused[wants]) for wants, count in found.items()}
 
 
+def tables(folder: Path) -> Mapping[str, tuple[int, int]]:
+    """Per method and table: tried, and refused."""
+    sound = folders.made(folder / "model")
+    found, _ = broken_tables.outcomes(load(sound), sound)
+    return {what: (of.total(), of[broken_tables.REFUSED]) for what, of in found.items()}
+
+
+def model_folders(folder: Path) -> Mapping[str, tuple[int, int]]:
+    """Per kind of change: tried, and refused."""
+    (folder / "here").mkdir()
+    found, wrong = folders.outcomes(folders.made(folder.parent / "sound"), folder / "here")
+    assert not wrong, wrong
+    return {what: (of.total(), of["refused"]) for what, of in found.items()}
+
+
 SECTIONS: dict[str, tuple[Callable[[Path], Mapping[str, tuple[int, int]]], str]] = {
     "Broken configs": (
         configs,
@@ -63,6 +82,19 @@ SECTIONS: dict[str, tuple[Callable[[Path], Mapping[str, tuple[int, int]]], str]]
     "Hostile files": (
         attacks,
         "They want code to run, files outside their folder, or more time and memory than is there.",
+    ),
+    "Broken tables": (
+        tables,
+        "For `CTRRanker` and `ctr-pe predict`: no tables, missing columns, values of another type, nulls, NaN, times\n"
+        "that cannot be, damaged files. Refused in one line. The rest is read: users below 0 and requests of no rows\n"
+        "are no mistakes, and what a model does not know has its reserved id.",
+    ),
+    "Model folders": (
+        model_folders,
+        "With hashes that are right and one place that is not: a value of a JSON file gone, of another type, out\n"
+        "of range, a path or code; tables and weights that are cut or another model's. Refused in one line by\n"
+        "`ctr_pe.load`; the rest is read as the model that it describes, most of it in places that only people read.\n"
+        "None ran, none wrote, none gave a raw error.",
     ),
 }
 """Title -> what is tried in an empty folder, and what is said about it."""

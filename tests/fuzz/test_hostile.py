@@ -7,7 +7,6 @@ import resource
 import time
 from collections import Counter
 from collections.abc import Iterator
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ import pytest
 import yaml
 from attempts import answer, files, prepared
 from configs import DATASET, MODEL, RECIPE, SUITE
-from hostile import FEATURE_MAP, TEXTS, Hostile, hostile, placed
+from hostile import FEATURE_MAP, Hostile, hostile, placed, with_texts
 
 SECONDS, KILOBYTES = 20.0, 1_000_000
 """What one file may take, of a processor and of memory beyond what the process has."""
@@ -84,25 +83,3 @@ def test_no_text_at_any_place_is_run(kind: str, here: Path) -> None:
         )
         answer(["validate", "theirs.yaml" if is_map else "given.yaml"])
         assert not (here / "CANARY").exists(), changed
-
-
-def with_texts(content: Any) -> Iterator[Any]:
-    """Copies in which one text is a canary's."""
-    for path in places(content):
-        for text in TEXTS:
-            copy = deepcopy(content)
-            at = copy
-            for step in path[:-1]:
-                at = at[step]
-            at[path[-1]] = text
-            yield copy
-
-
-def places(content: Any) -> Iterator[tuple[Any, ...]]:
-    """Where the texts of a file are."""
-    steps = content.items() if isinstance(content, dict) else enumerate(content)
-    for step, value in steps:
-        if isinstance(value, str):
-            yield (step,)
-        elif isinstance(value, dict | list):
-            yield from ((step, *path) for path in places(value))

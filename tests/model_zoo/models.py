@@ -40,6 +40,11 @@ SMALL: dict[str, dict[str, Any]] = {  # what each model needs on top
     "TIN": {},
     "SASRec": {"num_heads": 2, "num_blocks": 3},
 }
+NEGATIVE = {"source": "", "type": "sequence", "padding_idx": 0, "max_len": 6, "feature_encoder": None}
+NEGATIVES = {  # fields that ``with_negatives`` adds
+    "item_neg": NEGATIVE | {"vocab_size": 40, "share_embedding": "item_id"},
+    "cate_neg": NEGATIVE | {"vocab_size": 9, "share_embedding": "cate_id"},
+}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "DIN with softmax": ("DIN", {"din_use_softmax": True, "attention_dropout": 0.3}),
     "DIEN AGRU": ("DIEN", {"gru_type": "AGRU", "enable_sum_pooling": True, "use_attention_softmax": False}),
@@ -96,6 +101,11 @@ def batch(counts: Sequence[int], seed: int = 0, slots: int | None = None, left: 
         "age_history": age,
         "label": (torch.arange(rows) % 2).float(),
     }
+
+
+def with_negatives(rows: dict[str, Tensor]) -> dict[str, Tensor]:
+    items = (rows["item_history"] * 7 % 37 + 1) * (rows["item_history"] > 0)
+    return rows | {"item_neg": items, "cate_neg": (items % 8 + 1) * (items > 0)}
 
 
 def build(name: str, folder: Path, changes: dict[str, dict[str, Any]] | None = None, **params: Any) -> Any:

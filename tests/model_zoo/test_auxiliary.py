@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from models import PARAMS, batch, feature_map
+from models import NEGATIVES, PARAMS, batch, feature_map, with_negatives
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
@@ -16,12 +16,6 @@ from ctr_pe.errors import UserError
 from ctr_pe.keys import WeightText
 from ctr_pe.model_zoo.auxiliary import NextItemModel
 from ctr_pe.positions import Positions
-
-NEGATIVE = {"source": "", "type": "sequence", "padding_idx": 0, "max_len": 6, "feature_encoder": None}
-NEGATIVES = {
-    "item_neg": NEGATIVE | {"vocab_size": 40, "share_embedding": "item_id"},
-    "cate_neg": NEGATIVE | {"vocab_size": 9, "share_embedding": "cate_id"},
-}
 
 
 class Last(NextItemModel):
@@ -50,11 +44,6 @@ def build(folder: Path, negatives: bool = False, **params: Any) -> Last:
 def loss_of(outputs: dict[str, Any]) -> Tensor:
     loss: Tensor = outputs["losses"]["next item"]
     return loss
-
-
-def with_negatives(rows: dict[str, Tensor]) -> dict[str, Tensor]:
-    items = (rows["item_history"] * 7 % 37 + 1) * (rows["item_history"] > 0)
-    return rows | {"item_neg": items, "cate_neg": (items % 8 + 1) * (items > 0)}
 
 
 def embed(model: Last, item: Tensor, category: Tensor) -> Tensor:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe import Positions, build_pe
+from ctr_pe.draws import Draws
 from ctr_pe.errors import UserError
 from ctr_pe.pe.pdm import AUGMENTATIONS, CONTRASTED, PDM, contrast
 from ctr_pe.units import SelfAttention, TargetAttention
@@ -377,7 +378,7 @@ class TestTraining:
         module, items = self.module(unit, pdm_contrast=0.1, pdm_contrast_on="norm"), torch.randn(5, L, D)
         losses = []
         for enabled in (False, True):
-            module.pe._seed = 0
+            module.pe.draws = Draws(0)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
                 losses.append(loss_of(self.run(module, items)))
         assert losses[1].dtype == torch.float32

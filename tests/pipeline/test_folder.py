@@ -152,7 +152,7 @@ def test_a_missing_or_damaged_file_is_named(folder: Path, file: str) -> None:
         ({"vocabulary": "0"}, "feature_vocab.json: not the vocabulary of this model"),
         ({"params": {"embedding_dim": 16}}, "model.safetensors: "),
         ({"params": {"embeding_dim": 8}}, "key 'embeding_dim' is unknown"),
-        ({"groups": None}, "not a readable model folder"),
+        ({"groups": None}, "model.json: damaged: 'groups': "),
     ],
 )
 def test_a_manifest_of_something_else_is_refused_in_one_line(

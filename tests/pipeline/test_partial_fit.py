@@ -68,8 +68,9 @@ def rows_trained_on(monkeypatch: pytest.MonkeyPatch, ranker: CTRRanker, *given: 
         assert batch["label"].dtype == torch.float32
         return torch.zeros(())
 
-    monkeypatch.setattr("ctr_pe.model_zoo.base.RankModel.train_step", record)
-    ranker.partial_fit(*given, **options)
+    with monkeypatch.context() as patched:  # a fit after it trains for real
+        patched.setattr("ctr_pe.model_zoo.base.RankModel.train_step", record)
+        ranker.partial_fit(*given, **options)
     names = {number: text for text, number in ranker.scorer_.encoder.vocabularies["item_id"].items()} | {0: "pad"}
     return Counter((label, names[item], tuple(names[one] for one in history)) for label, item, history in found)
 

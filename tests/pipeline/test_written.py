@@ -56,7 +56,7 @@ def test_run_expid(root: Path) -> None:
     assert run_expid.main(asked) == 0
     assert run_expid.main(asked) == 0  # replaces it
     (folder,) = (path for path in Path("kept/synthetic").iterdir() if path.is_dir())
-    assert folder.with_suffix(".model").exists()
+    assert folder.with_suffix(".safetensors").exists()
     reported = Path("config.csv").read_text().splitlines()[0].partition("[test]")[2].split(" - ")
     found = test_metrics(folder, root)
     assert [f"{name}: {found[name]:.6f}" for name in ("gAUC", "AUC", "logloss")] == [part.strip() for part in reported]

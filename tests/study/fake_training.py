@@ -144,7 +144,7 @@ def append_many(folder: str, first_seed: int, count: int) -> None:
         store.append(result_of(job.key), scores_of("none", job.key.seed))
 
 
-def run_in_background(folder: str, seeds: int, workers: int) -> None:
+def run_in_background(folder: str, seeds: int, workers: int, sleep: float = 0.3) -> None:
     """For tests that kill it from outside."""
     path = Path(folder)
-    run_all(jobs_of(seeds=seeds, sleep=0.3, log=str(path.with_suffix(".log"))), Store(path), train, workers)  # type: ignore[arg-type]
+    run_all(jobs_of(seeds=seeds, sleep=sleep, log=str(path.with_suffix(".log"))), Store(path), train, workers)  # type: ignore[arg-type]

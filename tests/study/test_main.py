@@ -200,5 +200,5 @@ def test_weights_are_kept_where_asked_for_and_are_no_part_of_a_runs_key(
     jobs.clear()
     assert run(arguments(root, tmp_path, repeats=1, keep_weights=True), fast) == 0
     assert [job.key for job in jobs] == keys
-    assert [job.run.weights for job in jobs] == [tmp_path / "weights" / f"{key.name}.pt" for key in keys]
+    assert [job.run.weights for job in jobs] == [tmp_path / "weights" / f"{key.name}.safetensors" for key in keys]
     assert "1 there already, without weights" in capsys.readouterr().err

@@ -79,6 +79,21 @@ def test_a_killed_benchmark_goes_on(tmp_path: Path) -> None:
     assert len(log.read_text().splitlines()) == 8 - stored
 
 
+@pytest.mark.slow
+def test_workers_in_a_long_epoch_end_when_the_benchmark_is_killed(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    process = multiprocessing.get_context("spawn").Process(target=run_in_background, args=(str(out), 2, 2, 600.0))
+    process.start()
+    assert process.pid is not None
+    log = out.with_suffix(".log")
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 2, 120)  # both have begun
+    workers = workers_of(process.pid)
+    assert len(workers) == 2
+    process.kill()
+    process.join()
+    wait_for(lambda: not any(alive(pid) for pid in workers))
+
+
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, workers: int) -> None:
     stream = io.StringIO()

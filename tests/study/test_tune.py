@@ -168,6 +168,12 @@ def test_spaces_of_ones_own(root: Path, tmp_path: Path) -> None:
         ),
         ({"space": ["position_encoding=[cape, rope]"]}, "position_encoding: use --pe"),
         (
+            {"space": ["batch_size={low: 64, high: 16}"]},
+            "--space batch_size must be {low: 1e-4, high: 1e-2, log: true}",
+        ),
+        ({"space": ["learning_rate={low: 0, high: 1, log: true}"]}, "low not above high"),
+        ({"space": ["loss={low: a, high: b}"]}, "low not above high"),
+        (
             {"space": [f"{key}=null" for key in ("position_dim", "attention_dropout", "net_dropout")]},
             "nothing to search",
         ),

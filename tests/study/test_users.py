@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from fake_training import fill, jobs_of, result_of, rows_of_test, scores_of
 
+from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.users import Users, user_values
@@ -97,3 +100,36 @@ def test_a_lost_or_broken_file_is_made_again(tmp_path: Path) -> None:
     file.write_bytes(file.read_bytes()[:100])
     assert user_statistics(store, DATA).values.keys() == whole.values.keys()
     assert user_statistics(Store(tmp_path), "e" * 32).values == {}
+
+
+@pytest.mark.parametrize("change", [None, {}, "runs", "gAUC", "rows", "positives", "click_rate"])
+def test_a_broken_file_that_cannot_be_made_again_is_one_line(change: Any, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    fill(store, jobs_of())
+    user_statistics(store, DATA)
+    shutil.rmtree(tmp_path / "scores")
+    (file,) = (tmp_path / "users").iterdir()
+    with np.load(file) as kept:
+        content = dict(kept)
+    if change is None:
+        file.write_bytes(file.read_bytes()[:100])
+    else:
+        np.savez(file, **({**content, change: np.array([["x"]])} if change else {"x": np.zeros(1)}))
+    with pytest.raises(UserError, match=r"\.npz: damaged \([^\n]{1,120}\): bring back a whole one, or remove it$"):
+        user_statistics(store, DATA)
+    if change:
+        np.savez(file, **{name: of for name, of in content.items() if name != change})
+        with pytest.raises(UserError, match="damaged"):
+            user_statistics(store, DATA)
+
+
+@pytest.mark.parametrize("name", ["labels", "users"])
+def test_labels_of_another_shape_are_none(name: str, tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    fill(store, jobs_of())
+    file = tmp_path / "scores" / f"rows-{DATA}.npz"
+    with np.load(file) as kept:
+        content = dict(kept)
+    np.savez(file, **{**content, name: content[name][:-1]})
+    assert store.rows(DATA) is None
+    assert user_statistics(store, DATA).values == {}

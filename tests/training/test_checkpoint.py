@@ -7,11 +7,13 @@ import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from models import Rows, batch, build
 from torch import Tensor, nn
 
 from ctr_pe.choices import OPTIMIZERS
@@ -20,6 +22,7 @@ from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.training import Outcome, Run, train
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
+from ctr_pe.training.loop import _Training
 
 PARAMS: dict[str, Any] = {
     "embedding_dim": 4,
@@ -70,6 +73,7 @@ def facts(outcome: Outcome) -> Any:
     return outcome.metrics, outcome.epoch, outcome.scores.tolist(), outcome.valid, outcome.auxiliary, epochs
 
 
+CPU = torch.device("cpu")
 QUICK = [
     {"eval_steps": 3},
     {"table_optimizer": "lazy_adam", "learning_rate_schedule": "cosine", "weight_average": 0.3},
@@ -111,6 +115,25 @@ def test_an_interrupted_training_ends_as_another(changes: dict[str, Any], run: R
     assert [file.name for file in tmp_path.iterdir()] == ["state.safetensors"]
 
 
+@pytest.mark.parametrize(
+    ("model", "pe", "params"),
+    [
+        ("DIEN", "none", {"aux_loss_alpha": 1.0}),
+        ("SASRec", "euler", {"euler_contrast": 0.1}),
+        ("SASRec", "pdm", {"pdm_contrast": 0.1}),
+    ],
+)
+def test_numbers_that_modules_draw_themselves_go_on(
+    model: str, pe: str, params: dict[str, Any], dataset: Dataset, tmp_path: Path
+) -> None:
+    small = {"embedding_dim": 4, "dnn_hidden_units": [4], "batch_size": 60, "epochs": 2, "monitor": "AUC"}
+    run = Run(model, dataset.path, pe, seed=3, params={**small, **params})
+    kept = replace(run, resume=tmp_path / "state")
+    with pytest.raises(Interruption):
+        train(kept, interrupting(2))
+    assert facts(train(kept)) == facts(train(run))
+
+
 def test_no_epoch_is_trained_twice(run: Run, tmp_path: Path) -> None:
     kept, steps = replace(run, resume=tmp_path / "state"), list[tuple[int, int]]()
     with pytest.raises(Interruption):
@@ -140,6 +163,25 @@ def test_a_damaged_state_is_as_none(keep: int, run: Run, tmp_path: Path) -> None
     assert facts(train(replace(run, resume=file))) == facts(whole)
 
 
+@pytest.mark.parametrize("key", ["epoch", "history", "model", "optimizer", "guard", "random", "kept_weights"])
+def test_a_state_of_another_content_is_one_line(key: str, run: Run, tmp_path: Path) -> None:
+    run = replace(run, params=PARAMS | {"epochs": 1}, resume=tmp_path / "state")
+    train(run)
+    assert run.resume is not None
+    content = run.resume.read_bytes()
+    end = 8 + int.from_bytes(content[:8], "little")
+    checkpoint = Checkpoint(run.resume, json.loads(content[8:end])["__metadata__"]["run"])
+    state = checkpoint.read()
+    first = next(iter(state[key])) if isinstance(state[key], dict) else None
+    for wrong in (
+        {**state, key: {first: torch.zeros(1, 2, 3)}},
+        {name: of for name, of in state.items() if name != key},
+    ):
+        checkpoint.write(wrong)
+        with pytest.raises(UserError, match=r"state: not the state of this training \([^\n]{1,150}\): remove it$"):
+            train(run)
+
+
 def test_a_state_is_values_and_no_code(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "state"
     train(replace(run, resume=file))
@@ -147,6 +189,43 @@ def test_a_state_is_values_and_no_code(run: Run, tmp_path: Path) -> None:
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
     assert header["__metadata__"].keys() == {"run", "state"}
     json.loads(header["__metadata__"]["state"])
+
+
+def test_every_part_of_a_state_comes_back(tmp_path: Path) -> None:
+    """Also those that make a difference in few trainings only."""
+    rows: Any = Rows(*(batch([3, 2, 5], seed=seed) for seed in range(4)))
+    rows.epoch = 1
+
+    def training() -> _Training:
+        how = {"weight_average": 0.3, "learning_rate_schedule": "cosine", "eval_steps": 3}
+        watch = SimpleNamespace(steps=0, step=lambda *_: None, report=lambda *_: None, evaluated=lambda *_, **__: None)
+        model = build("DIN", tmp_path, **how)
+        return _Training(model, rows, Rows(), 3, tmp_path / "best", lambda state: None, watch)  # type: ignore[arg-type]
+
+    one = training()
+    one.train_epoch()
+    assert float(one.loss) > 0  # of the step since the evaluation
+    one.stale, one.best, one.guard.above = 1, 0.25, 7
+    one.parts = {"smallness": [torch.tensor(1.0), torch.tensor(2.0)]}
+    random.gauss(0, 1), np.random.randn()  # noqa: NPY002  each leaves a second number for the next call
+    Checkpoint(tmp_path / "state", "one").write(one.state([random_state(CPU)]))
+    state = Checkpoint(tmp_path / "state", "one").read()
+    assert state.keys() > {"model", "optimizer", "schedule", "average", "guard", "random", "kept_weights"}
+    disturb()
+    other, rows.epoch = training(), 0
+    other.restore(state)
+    assert plain(other.state([random_state(CPU)])) == plain(state)
+    assert other.watch is not None
+    assert other.watch.steps == other.steps == 4
+
+
+def plain(value: Any) -> Any:
+    """Lists for tuples and tensors."""
+    if isinstance(value, Tensor):
+        return [str(value.dtype), value.tolist()]
+    if isinstance(value, dict):
+        return {key: plain(one) for key, one in value.items()}
+    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 def test_tensors_and_values_come_back(tmp_path: Path) -> None:
@@ -179,11 +258,11 @@ def test_random_streams_go_on() -> None:
         return [random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn(), torch.rand(1).item()]  # noqa: NPY002
 
     random.gauss(0, 1), np.random.randn()  # noqa: NPY002  each leaves a second number for the next call
-    state = json.loads(json.dumps({**random_state(torch.device("cpu")), "torch": None}))
+    state = json.loads(json.dumps({**random_state(CPU), "torch": None}))
     state["torch"] = torch.get_rng_state()
     wanted = drawn()
     disturb()
-    set_random_state(state, torch.device("cpu"))
+    set_random_state(state, CPU)
     assert drawn() == wanted
 
 

@@ -38,6 +38,7 @@ BASE = {
 CHANGES = {
     "amp": "true",
     "batch_size": "48",
+    "deterministic": "true",
     "early_stop_patience": "1",
     "embedding_init": "0.1",
     "embedding_regularizer": "0.01",
@@ -74,6 +75,7 @@ class Seen(NamedTuple):
     outcome: Sequence[Any] = ()
     made_ahead: bool = False
     bar: bool = False
+    deterministic: bool = False
 
     def of(self, outcome: Outcome) -> Seen:
         history = [(e.number, e.steps, e.loss, *e.metrics.items()) for e in outcome.history]
@@ -120,6 +122,7 @@ def way(
     """Trains with BASE and what is given, in this process."""
     outcomes: list[Outcome] = []
     made_by: set[bool] = set()
+    held: set[bool] = set()
     train, batches = training.train, BatchLoader.__iter__
 
     def recording(run: Run, progress: Any = None) -> Outcome:
@@ -129,6 +132,7 @@ def way(
     def iterate(self: BatchLoader) -> Iterator[dict[str, Tensor]]:
         for made in batches(self):
             made_by.add(threading.current_thread() is threading.main_thread())
+            held.add(torch.are_deterministic_algorithms_enabled())
             yield made
 
     def run_all(jobs: Sequence[Any], *_: Any) -> int:
@@ -148,7 +152,8 @@ def way(
         if code:
             return Seen(code, shown.err)
         (outcome,) = outcomes
-        return Seen(code, made_ahead=False in made_by, bar="it/s" in shown.out).of(outcome)
+        seen = Seen(code, made_ahead=False in made_by, bar="it/s" in shown.out, deterministic=True in held)
+        return seen.of(outcome)
 
     yield run
     logging.root.handlers[:], level = before
@@ -184,6 +189,9 @@ def test_every_key_changes_something_or_is_refused(key: str, baseline: Seen, way
         assert found != baseline
     if key == "num_workers":  # who makes the batches, and nothing else
         assert found == baseline._replace(made_ahead=True)
+    if key == "deterministic":  # a CPU is so anyway
+        assert found == baseline._replace(deterministic=True)
+        assert not torch.are_deterministic_algorithms_enabled()
     if key == "verbose":
         assert found == baseline._replace(bar=True)
 

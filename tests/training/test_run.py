@@ -21,7 +21,7 @@ from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
 from ctr_pe.pe import available_pes
-from ctr_pe.training import Outcome, Run, build_model, train
+from ctr_pe.training import Outcome, Run, build_model, load, train
 
 PARAMS: dict[str, Any] = {
     "embedding_dim": 4,
@@ -66,20 +66,20 @@ def test_metrics_are_those_of_the_stored_scores_in_file_order(run: Run, dataset:
 
 
 def test_kept_weights_are_those_of_the_metrics(run: Run, dataset: Dataset, tmp_path: Path) -> None:
-    file = tmp_path / "weights" / "run.pt"
+    file = tmp_path / "weights" / "run.safetensors"
     outcome = train(replace(run, weights=file))
     assert outcome.metrics == train(run).metrics
-    assert [path.name for path in file.parent.iterdir()] == ["run.pt"]
+    assert [path.name for path in file.parent.iterdir()] == ["run.safetensors"]
     model = build_model(run, dataset, "unused")
-    model.load_state_dict(torch.load(file, weights_only=True))
+    load(model, file)
     rows = BatchLoader(model.feature_map, dataset.split("test"), split="test", batch_size=PARAMS["batch_size"])
     assert np.array_equal(model.predict(rows).astype(np.float32), outcome.scores)
 
 
 def test_weights_that_cannot_be_written_are_one_line(run: Run, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match=r"file/run\.pt: "):
-        train(replace(run, weights=tmp_path / "file" / "run.pt"))
+    with pytest.raises(UserError, match=r"file/run\.safetensors: "):
+        train(replace(run, weights=tmp_path / "file" / "run.safetensors"))
 
 
 @pytest.fixture
@@ -152,10 +152,10 @@ def test_the_epoch_is_selected_on_the_split_of_the_protocol(
     protocol: str, split: str, run: Run, dataset: Dataset, tmp_path: Path
 ) -> None:
     """The metrics that select it are those of its weights on the rows of that split."""
-    file = tmp_path / "best.pt"
+    file = tmp_path / "best.safetensors"
     outcome = train(replace(run, protocol=protocol, weights=file))
     model = build_model(run, dataset, "unused")
-    model.load_state_dict(torch.load(file, weights_only=True))
+    load(model, file)
     rows = pl.read_parquet(dataset.split(split))
     scores = model.predict(BatchLoader(model.feature_map, dataset.split(split), split=split, batch_size=100))
     expected = evaluate(rows["label"].to_numpy(), scores, rows["user_id"].to_numpy())

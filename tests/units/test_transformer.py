@@ -11,6 +11,7 @@ import torch
 from encoding_cases import known
 from torch import Tensor, nn
 
+from ctr_pe.draws import Draws
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.positions import Positions
 from ctr_pe.units.transformer import Transformer
@@ -95,7 +96,7 @@ def test_an_auxiliary_loss_sees_all_queries(
     losses = []
     for alone in (True, False):
         for layer, block in enumerate(unit.blocks):
-            block.attention.pe._seed = layer  # type: ignore[assignment, union-attr]
+            block.attention.pe.draws = Draws(layer)  # type: ignore[assignment, union-attr]
         positions.losses.clear()
         found: list[Tensor] = []
         for block in unit.blocks:

@@ -1,0 +1,78 @@
+"""A model's weights in one file: safetensors, which holds numbers and no code. FuxiCTR's own files are read too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.errors import UserError, no_such_file, one_line
+from ctr_pe.scratch import replacing
+
+SUFFIX = ".safetensors"
+LONGEST = 120  # characters of another library's message in an error line
+
+
+def save(model: nn.Module, file: Path) -> None:
+    """Write a model's weights: all or nothing, also when two processes write the same file, or raise UserError."""
+    from safetensors.torch import save_model
+
+    _write(partial(save_model, model), file)
+
+
+def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
+    """As :func:`save`, of weights by name that :func:`read_tensors` gave."""
+    from safetensors.torch import save_file
+
+    _write(partial(save_file, dict(tensors)), file)
+
+
+def read_tensors(file: Path) -> dict[str, Tensor]:
+    """What :func:`save` wrote, by name; weights that have two names have one of them."""
+    from safetensors.torch import load_file
+
+    return load_file(file)
+
+
+def load(model: nn.Module, file: Path) -> None:
+    """Give a model the weights that :func:`save` wrote, or FuxiCTR's ``save_weights``, which ``torch.load`` reads
+    without running code.
+
+    Raises UserError for a file that is missing or damaged, or holds the weights of another model.
+    """
+    from safetensors.torch import load_model
+
+    try:
+        if _is_safetensors(file):
+            load_model(model, str(file))
+        else:
+            model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+    except FileNotFoundError:
+        raise no_such_file(file) from None
+    except Exception as error:  # safetensors and torch raise many kinds for a damaged file
+        reason = one_line(str(error))
+        reason = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]} …"
+        raise UserError(f"{file}: not the weights of this model ({type(error).__name__}: {reason})") from None
+
+
+def _is_safetensors(file: Path) -> bool:
+    """Its header, a JSON object, follows eight bytes with the header's length."""
+    with open(file, "rb") as stream:
+        return stream.read(9)[8:] == b"{"
+
+
+def _write(write: Callable[[str], Any], file: Path) -> None:
+    from safetensors import SafetensorError
+
+    try:
+        with replacing(file) as part:
+            part.touch()
+            mode = part.stat().st_mode
+            write(str(part))
+            part.chmod(mode)  # safetensors lets nobody else read it
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file}: {getattr(error, 'strerror', None) or error}") from None

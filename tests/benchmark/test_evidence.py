@@ -1,0 +1,37 @@
+"""benchmark/evidence.py: docs/evidence.md is what the rows say, and cannot say anything else."""
+
+from __future__ import annotations
+
+import evidence
+import pytest
+
+RESULTS = evidence.ROOT / "benchmark" / "results"
+PLACE = "DIN-synthetic_context"
+
+
+def test_the_page_is_made_from_the_rows() -> None:
+    page = (evidence.ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+    assert page == evidence.page(evidence.Rows(RESULTS))
+
+
+def test_a_claim_that_the_rows_do_not_bear_out_is_refused() -> None:
+    rows = evidence.Rows(RESULTS)
+    assert rows.above(PLACE, "cape").startswith("+.24")
+    assert rows.level(PLACE, "cape", "cape_constant")
+    for claim, pes in [("below", ["cape"]), ("level", ["cape"]), ("above", ["cape", "cape_constant"])]:
+        with pytest.raises(evidence.NotBorneOut, match="cape"):
+            getattr(rows, claim)(PLACE, *pes)
+    with pytest.raises(evidence.NotBorneOut, match="no runs of rope"):
+        rows.mean(PLACE, "rope")
+    with pytest.raises(evidence.NotBorneOut, match="tables of this name, not one"):
+        rows.setting("all_encodings")
+    with pytest.raises(evidence.NotBorneOut, match="no case"):
+        rows.speed("encoding.nothing")
+
+
+def test_paragraphs_are_filled_and_intervals_whole() -> None:
+    text = "# Title\n\na " + "word " * 21 + "+.0024 [+.0009,\n+.0039] end\n\n- one\n  two\n- three\n\n| a | b |"
+    found = evidence.filled(text)
+    assert "[+.0009, +.0039]" in found
+    assert found.endswith("- one two\n- three\n\n| a | b |\n")
+    assert max(map(len, found.splitlines())) <= 120

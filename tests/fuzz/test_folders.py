@@ -1,0 +1,25 @@
+"""Model folders whose hashes are right and whose content is not: one line, or scores; never a raw error."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import folders
+import pytest
+
+
+@pytest.mark.slow
+def test_every_folder_is_refused_in_one_line_or_scores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    here = tmp_path / "a" / "b"
+    here.mkdir(parents=True)
+    monkeypatch.chdir(here.parent)
+    found, wrong = folders.outcomes(folders.made(tmp_path / "sound"), here)
+    with capsys.disabled():
+        print(json.dumps(found))
+    assert not wrong, "\n".join(wrong)
+    assert sum(counts["refused"] for counts in found.values()) > 1000
+    for kind in ("a file that is cut", "a file of another kind"):
+        assert found[kind].keys() == {"refused"}
