@@ -76,6 +76,13 @@ class Elsewhere(Tensor):
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         return _run(func, args, kwargs or {}, Counted())
 
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """torch asks no kernel of a new device for attention, which is one on any other."""
+        if func is nn.functional.scaled_dot_product_attention:
+            return _attend(*args, **(kwargs or {}))
+        return torch._C._disabled_torch_function_impl(func, types, args, kwargs or {})
+
     def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"{NAME}: {self.here!r}"
 
@@ -198,7 +205,7 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], counted: Cou
     _count(func, args, kwargs, wanted, bool(others), counted)
     here = [_on_cpu(x) for x in flat]
     given, named = tree_unflatten(here, spec)
-    found = func(*given, **named)
+    found = MISSING.get(name, func)(*given, **named)
     if wanted != NAME:
         return found
     return tree_map_only(Tensor, lambda x: theirs[id(x)] if id(x) in theirs else Elsewhere(x), found)
@@ -234,6 +241,61 @@ def _gru(counted: Counted, run: Any, *given: Any) -> Any:
         return run(*tree_unflatten([found.get(k, x) for k, x in enumerate(flat)], spec))
 
     return _GRU.apply(counted, on_cpu, *(flat[k] for k in theirs))  # type: ignore[no-untyped-call]
+
+
+def _attend(
+    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None, dropout_p: float = 0.0, **options: Any
+) -> Tensor:
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        attn_mask = torch.where(attn_mask, 0.0, torch.finfo(query.dtype).min / 2)
+    found: Tensor = torch.ops.aten._scaled_dot_product_fused_attention_overrideable(
+        query, key, value, attn_mask, dropout_p, **options
+    )[0]
+    return found
+
+
+def _weights(query: Tensor, key: Tensor, bias: Tensor | None, scale: float | None) -> Tensor:
+    logits = query * (scale or query.shape[-1] ** -0.5) @ key.mT
+    return (logits if bias is None else logits + bias).softmax(-1)
+
+
+def _attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    rate: float = 0.0,
+    *others: Any,
+    scale: float | None = None,
+) -> tuple[Any, ...]:
+    weights = _weights(query, key, bias, scale)
+    kept = torch.empty_like(weights).bernoulli_(1 - rate) / (1 - rate)
+    none = query.new_empty(0)
+    return (weights * kept) @ value, none, none, none, query.shape[-2], key.shape[-2], kept, none, none
+
+
+def _attention_backward(
+    grad: Tensor,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None,
+    *others: Any,
+    scale: float | None = None,
+) -> tuple[Tensor, ...]:
+    *_, kept, _ = others
+    weights = _weights(query, key, bias, scale)
+    of_weights = grad @ value.mT * kept
+    of_logits = weights * (of_weights - (weights * of_weights).sum(-1, keepdim=True))
+    of_products = of_logits * (scale or query.shape[-1] ** -0.5)
+    return of_products @ key, of_products.mT @ query, (weights * kept).mT @ grad, of_logits
+
+
+MISSING: dict[str, Callable[..., Any]] = {
+    "_scaled_dot_product_fused_attention_overrideable": _attention,
+    "_scaled_dot_product_fused_attention_overrideable_backward": _attention_backward,
+}
+"""What torch asks of every accelerator and the CPU has no kernel for."""
 
 
 def _on_cpu(x: Any) -> Any:

@@ -17,13 +17,14 @@ from torch import Tensor, nn
 
 from ctr_pe.data.synthetic import generate
 from ctr_pe.elsewhere import Counted, elsewhere
-from ctr_pe.ops.recurrence import fused
-from ctr_pe.pe import available_pes
+from ctr_pe.ops.recurrence import gpu
+from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.positions import Positions
 from ctr_pe.ragged import Layout
 from ctr_pe.sending import Parcel
 from ctr_pe.study.tune import plan, tune
 from ctr_pe.training import load, save
+from ctr_pe.units import SelfAttention
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.gru import GATES, GRU, AttentionGRU
 from ctr_pe.units.together import each
@@ -37,6 +38,13 @@ def there(name: str, folder: Path, pe: str, **params: Any) -> Any:
     model = build(name, folder, position_encoding=pe, gpu=0, **params)
     assert {str(tensor.device) for tensor in model.state_dict().values()} == {"elsewhere:0"}
     return model
+
+
+def planned(mask: Tensor, device: str) -> Positions:
+    """Positions that were made on the CPU and sent."""
+    positions = Positions.from_mask(mask, layout=Layout.on(torch.device(device)))
+    positions.plan()
+    return Parcel(positions, torch.device(device)).unpack()
 
 
 class TestDevice:
@@ -67,12 +75,10 @@ class TestDevice:
         torch.manual_seed(0)
         here, mask = make(3, 4), torch.arange(6) < torch.tensor([4, 0, 6])[:, None]
         items, weights = torch.randn(10, 3), [torch.rand(10)] * (make is AttentionGRU)
-        with elsewhere() as counted, mock.patch.object(fused, "takes", return_value=kernel):
+        with elsewhere() as counted, mock.patch.object(gpu, "takes", return_value=kernel):
             found = []
             for unit, device in ((here, "cpu"), (copy.deepcopy(here).to("elsewhere"), "elsewhere")):
-                plan = Positions.from_mask(mask)
-                plan.plan()
-                positions = Parcel(plan, torch.device(device)).unpack()
+                positions = planned(mask, device)
                 given = [x.to(device).requires_grad_() for x in (items.clone(), *weights)]
                 states = unit(*given, positions)
                 slope = torch.linspace(-1, 1, 40).view(10, 4).to(device)
@@ -116,6 +122,20 @@ class TestDevice:
         with elsewhere() as counted:
             call(x)
         assert (counted.launches, counted.waits) == (launches, waits), counted
+
+    @pytest.mark.parametrize("masked", [False, True])
+    def test_attention_is_one_kernel_each_way_with_the_values_of_the_cpu(self, masked: bool) -> None:
+        vectors, allowed = torch.randn(3, 2, 3, 5, 4), torch.rand(2, 1, 5, 5).bernoulli() + torch.eye(5)
+        mask = allowed > 0 if masked else torch.randn(2, 1, 5, 5)
+        found = []
+        for device in ("cpu", "elsewhere"):
+            with elsewhere() as counted:
+                query, key, value = leaves = [x.to(device).requires_grad_() for x in vectors]
+                y = nn.functional.scaled_dot_product_attention(query, key, value, mask.to(device), scale=0.3)
+                y.sin().sum().backward()
+                found.append([y.detach().cpu(), *(x.grad.cpu() for x in leaves)])
+        assert sum(count for name, count in counted.kernels.items() if "attention" in name) == 2
+        assert all(torch.allclose(got, want, atol=1e-6) for got, want in zip(*found, strict=True))
 
     def test_outside_the_block_the_machine_is_as_it_is(self) -> None:
         before = torch.accelerator.is_available()
@@ -199,6 +219,27 @@ class TestEach:
         assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
+@pytest.mark.parametrize("pe", ["none", "rope", "t5", "rope+alibi", "xlnet"])
+def test_attention_is_fused_where_its_bias_knows_nothing_of_the_items(pe: str) -> None:
+    """And gives what the CPU gives, at padding and in an empty row too."""
+    torch.manual_seed(0)
+    mask = torch.arange(4) < torch.tensor([[4], [0], [1], [3]])
+    unit, items = SelfAttention(8, 2, build_pe(pe, dim=8, max_len=3, num_heads=2)), torch.randn(4, 4, 8)
+    randomised(unit)
+    wanted = unit(items, Positions.from_mask(mask))
+    wanted.sin().sum().backward()
+    gradients = [p.grad.clone() for p in unit.parameters()]
+    unit.zero_grad()
+    with elsewhere() as counted:
+        there = unit.to("elsewhere")
+        states = there(items.to("elsewhere"), planned(mask, "elsewhere"))
+        states.sin().sum().backward()
+        assert torch.allclose(states.detach().cpu(), wanted, atol=1e-6)
+        for got, want in zip(there.parameters(), gradients, strict=True):
+            assert torch.allclose(got.grad.cpu(), want, atol=1e-5)
+    assert any("attention" in name for name in counted.kernels) == (pe != "xlnet")
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_training_step_waits_for_nothing(name: str, tmp_path: Path) -> None:
     params = {"aux_loss_alpha": 0.5} if name == "DIEN" else {}
@@ -244,7 +285,7 @@ class TestRecurrences:
         return second_step("DIEN", folder, batch([items, 2], slots=max(items, 2)), gru_type=gate)
 
     def test_launches_do_not_depend_on_the_steps(self, gate: str, tmp_path: Path) -> None:
-        with mock.patch.object(fused, "takes", return_value=True):
+        with mock.patch.object(gpu, "takes", return_value=True):
             few, many = (self.step(gate, tmp_path, items) for items in (3, 30))
         assert {many.kernels[name] for name in ("gru", "gru_backward", "recurrence", "recurrence_back")} == {1}
         assert few.kernels == many.kernels
@@ -255,7 +296,7 @@ class TestRecurrences:
 
     @pytest.mark.parametrize("kernel", [False, True])
     def test_loss_and_gradients_are_those_of_the_cpu(self, gate: str, kernel: bool, tmp_path: Path) -> None:
-        with mock.patch.object(fused, "takes", return_value=kernel):
+        with mock.patch.object(gpu, "takes", return_value=kernel):
             assert_trains("DIEN", "cape", tmp_path, gru_type=gate)
 
 

@@ -212,7 +212,16 @@ def test_info_says_what_times_depend_on(capsys: pytest.CaptureFixture[str]) -> N
     assert found["ctr_pe"].strip() == __version__
     assert found["torch"].strip() == torch.__version__
     assert int(found["torch threads"]) == torch.get_num_threads()
-    assert found.keys() >= {"python", "fuxictr", "numpy", "polars", "cores", "C compiler", "kernels from"}
+    assert found.keys() >= {
+        "python",
+        "fuxictr",
+        "numpy",
+        "polars",
+        "cores",
+        "C compiler",
+        "kernels from",
+        "kernels on a GPU",
+    }
     assert {name: found[f"  {name}"].strip() for name in ops.kernels()} == ops.kernels()
 
 

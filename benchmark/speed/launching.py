@@ -8,7 +8,7 @@ from __future__ import annotations
 from unittest import mock
 
 from ctr_pe.elsewhere import Counted, elsewhere
-from ctr_pe.ops.recurrence import fused
+from ctr_pe.ops.recurrence import gpu
 from speed import data, models
 from speed.cases import Settings
 from speed.timing import Figure
@@ -34,6 +34,6 @@ def step(settings: Settings, model: str, pe: str) -> Counted:
         one = models.ours(model, dataset, 0, pe=pe)
         (first, _), (second, _) = data.batches(dataset, one.feature_map, size, 2)
         one.train_step(first)
-    with elsewhere() as counted, mock.patch.object(fused, "takes", return_value=True):
+    with elsewhere() as counted, mock.patch.object(gpu, "takes", return_value=True):
         one.train_step(second)
     return counted

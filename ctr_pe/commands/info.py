@@ -27,7 +27,7 @@ def facts() -> dict[str, str]:
     import torch
 
     from ctr_pe import ops
-    from ctr_pe.ops import native
+    from ctr_pe.ops import accelerator, native
     from ctr_pe.study.runner import versions
 
     compilers = filter(None, map(shutil.which, [os.environ.get("CC") or "cc", "cc", "gcc", "clang"]))
@@ -40,4 +40,5 @@ def facts() -> dict[str, str]:
         "C compiler": next(compilers, "none"),
         "kernels from": native.compiler() or "none compiled",
         **{f"  {name}": kernel for name, kernel in ops.kernels().items()},
+        "kernels on a GPU": accelerator.description(),
     }

@@ -1,9 +1,9 @@
 """Operators: what encodings and units compute in one call, by a compiled kernel where there is one, else in torch.
 
-Each folder is one operator: its public function with the equation, ``reference.py``, the mathematics in torch, and
-``cpu.py``, the kernel, registered with ``torch.library`` in the namespace ``ctr_pe``. Callers do not know which one
-runs: the kernel takes float32 tensors on a CPU, the reference all others. ``recurrence`` is in torch on a CPU and has
-kernels of Triton for GPUs.
+A folder is one operator: its public function with the equation, ``reference.py``, the mathematics in torch, ``cpu.py``,
+the kernel in C, and for some ``gpu.py``, that for CUDA devices, registered with ``torch.library`` in the namespace
+``ctr_pe``. ``csrc`` and ``triton`` have the code of the kernels, ``native.py`` and ``accelerator.py`` call it. Callers
+do not know which one runs: a kernel takes what it can, the reference all others.
 """
 
 from __future__ import annotations

@@ -36,9 +36,8 @@ LIBRARY = load()
 
 
 def takes(*tensors: Tensor | None) -> bool:
-    """Whether a kernel can take these: float32 on a CPU, and outside of ``torch.func``, whose transforms see into the
-    torch code only."""
-    usable = LIBRARY is not None and not transforms() and not _PORTABLE
+    """Whether a kernel can take these: float32 on a CPU."""
+    usable = LIBRARY is not None and not seen_into()
     return usable and all(x is None or (x.dtype == torch.float32 and x.is_cpu) for x in tensors)
 
 
@@ -56,9 +55,14 @@ def portable() -> Iterator[None]:
         _PORTABLE.pop()
 
 
+def seen_into() -> bool:
+    """Whether what runs now has to be torch's own operators: ``torch.func`` transforms these alone."""
+    return bool(_PORTABLE) or transforms()
+
+
 def traced() -> bool:
     """Whether what runs now becomes a graph or is transformed, so that no step may depend on the size of a batch."""
-    return bool(_PORTABLE) or torch.compiler.is_compiling() or transforms()
+    return seen_into() or torch.compiler.is_compiling()
 
 
 def transforms() -> bool:

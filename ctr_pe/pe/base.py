@@ -151,6 +151,15 @@ class PositionEncoding(Checked, nn.Module):
         nothing else: then that operator replaces the hooks."""
         return None
 
+    def plain_bias(self, pairs: Pairs) -> Tensor | float | None:
+        """What ``bias`` adds to the logits of self-attention, (B or 1, H or 1, Q, L), if it adds the same to any and
+        ``mix`` changes nothing: then one operator replaces the two."""
+        return 0.0 if self._has_hooks_of(PositionEncoding) else None
+
+    def _has_hooks_of(self, owner: type[PositionEncoding]) -> bool:
+        """Whether no subclass has given ``bias`` or ``mix`` another meaning."""
+        return type(self).bias is owner.bias and type(self).mix is owner.mix
+
 
 class Chain(PositionEncoding):
     """Several encodings, one after the other: ``Chain([rope, cape])`` rotates, then adds CAPE's bias to the result.
@@ -189,6 +198,13 @@ class Chain(PositionEncoding):
         for pe in self.encodings:
             weights, vectors = pe.mix(weights, vectors, pairs)
         return weights, vectors
+
+    def plain_bias(self, pairs: Pairs) -> Tensor | float | None:
+        total: Tensor | float | None = 0.0 if self._has_hooks_of(Chain) else None
+        for pe in self.encodings:
+            own = pe.plain_bias(pairs)
+            total = None if total is None or own is None else total + own
+        return total
 
     def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
         found: dict[str, Tensor] = {}

@@ -29,10 +29,16 @@ class RelativeBias(PositionEncoding):
         raise NotImplementedError
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+        return logits + self._by_query(pairs)
+
+    def plain_bias(self, pairs: Pairs) -> Tensor | None:
+        return self._by_query(pairs) if self._has_hooks_of(RelativeBias) else None
+
+    def _by_query(self, pairs: Pairs) -> Tensor:
+        """β (H, Q, L)."""
         offset = pairs.offset[0, 0]  # (Q, L), of every row, and one less from key to key
         largest = offset.shape[1] - pairs.query.distance[0, 0, -1]  # of the last query and the oldest key
         distinct = largest - torch.arange(sum(offset.shape) - 1, device=offset.device)  # from the largest on
         place = largest - offset  # among the distinct ones
         curve = self.curve(distinct, pairs.causal)
-        by_query = torch.unflatten(curve.index_select(-1, place.flatten()), -1, offset.shape)
-        return logits + by_query
+        return torch.unflatten(curve.index_select(-1, place.flatten()), -1, offset.shape)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ctr_pe.errors import UserError
 from ctr_pe.scratch import replacing
+from ctr_pe.training.weights import own
 
 TENSOR, PAIRS = "tensor", "pairs"  # the keys of JSON objects that stand for a tensor and for a mapping
 
@@ -80,10 +81,7 @@ def _packed(value: Any, tensors: dict[str, Tensor]) -> Any:
     """The value as JSON; its tensors go into ``tensors``, one that is there under two names once."""
     if isinstance(value, Tensor):
         same = f"{value.data_ptr()} {value.dtype} {list(value.shape)} {value.stride()}"
-        own = value.detach().cpu()
-        if own.untyped_storage().nbytes() != own.nbytes or not own.is_contiguous():
-            own = own.clone(memory_format=torch.contiguous_format)  # a part of a larger one
-        tensors.setdefault(same, own)
+        tensors.setdefault(same, own(value))
         return {TENSOR: same}
     if isinstance(value, Mapping):
         return {PAIRS: [[key, _packed(one, tensors)] for key, one in value.items()]}

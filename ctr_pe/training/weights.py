@@ -19,9 +19,8 @@ LONGEST = 120  # characters of another library's message in an error line
 
 def save(model: nn.Module, file: Path) -> None:
     """Write a model's weights: all or nothing, also when two processes write the same file, or raise UserError."""
-    from safetensors.torch import save_model
-
-    _write(partial(save_model, model), file)
+    names = _names(model)
+    write_tensors({name: own(x) for name, x in model.state_dict().items() if names[name] == name}, file)
 
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
@@ -44,19 +43,34 @@ def load(model: nn.Module, file: Path) -> None:
 
     Raises UserError for a file that is missing or damaged, or holds the weights of another model.
     """
-    from safetensors.torch import load_model
-
     try:
         if _is_safetensors(file):
-            load_model(model, str(file))
+            found, names = read_tensors(file), _names(model)
+            by_first = {names.get(name, name): x for name, x in found.items()}
+            found |= {name: by_first[first] for name, first in names.items() if first in by_first}
         else:
-            model.load_state_dict(torch.load(file, map_location="cpu", weights_only=True))
+            found = torch.load(file, map_location="cpu", weights_only=True)
+        model.load_state_dict(found)
     except FileNotFoundError:
         raise no_such_file(file) from None
     except Exception as error:  # safetensors and torch raise many kinds for a damaged file
         reason = one_line(str(error))
         reason = reason if len(reason) <= LONGEST else f"{reason[:LONGEST]} …"
         raise UserError(f"{file}: not the weights of this model ({type(error).__name__}: {reason})") from None
+
+
+def own(x: Tensor) -> Tensor:
+    """On the CPU, in a storage with nothing else in it, as safetensors wants it."""
+    here = x.detach().cpu()
+    if here.untyped_storage().nbytes() != here.nbytes or not here.is_contiguous():
+        here = here.clone(memory_format=torch.contiguous_format)
+    return here
+
+
+def _names(model: nn.Module) -> dict[str, str]:
+    """Each name of a weight -> the first name of the same one."""
+    first: dict[int, str] = {}
+    return {name: first.setdefault(id(x), name) for name, x in model.state_dict(keep_vars=True).items()}
 
 
 def _is_safetensors(file: Path) -> bool:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.ops.dropout import CHOICES, dropped, keep_mask
+from ctr_pe.ops.dropout import CHOICES, dropped, factor_of, mask_on
+
+HERE = torch.device("cpu")
 
 
 class Dropout(nn.Dropout):
@@ -25,12 +27,13 @@ class Dropout(nn.Dropout):
     @property
     def factor(self) -> float:
         """Of what is kept."""
-        return CHOICES / (CHOICES - dropped(self.p)) if dropped(self.p) < CHOICES else 0.0
+        return factor_of(self.p)
 
-    def draw(self, shape: torch.Size, device: torch.device | None = None) -> Tensor:
-        """1 for what is kept, 0 elsewhere, int16. On the CPU (default) it takes one number of torch's random stream,
-        whatever the shape, and none where all is dropped; elsewhere one per element of the device's."""
-        if device is not None and device.type != "cpu":
-            return torch.empty(shape, dtype=torch.int16, device=device).bernoulli_(1 - dropped(self.p) / CHOICES)
+    def seed(self) -> Tensor:
+        """(1,) int64 on the CPU: one number of torch's random stream, or any where all is dropped."""
         seed = torch.empty(1, dtype=torch.int64)
-        return keep_mask(seed.random_(-(2**63), None) if dropped(self.p) < CHOICES else seed, shape, self.p)
+        return seed.random_(-(2**63), None) if dropped(self.p) < CHOICES else seed
+
+    def draw(self, shape: torch.Size, device: torch.device = HERE) -> Tensor:
+        """1 for what is kept, 0 elsewhere, int16."""
+        return mask_on(device, self.seed(), shape, self.p)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.ops import attention as fused
 from ctr_pe.ops.contextual import contextual_attention
 from ctr_pe.pe.base import PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, ItemVectors
@@ -143,13 +144,17 @@ class SelfAttention(nn.Module):
         query, key, value = (x.view(*x.shape[:2], self.num_heads, -1) for x in (query, key, value))
         operands = None if self._learns else self.pe.contextual(pairs)
         if operands is not None:  # one operator for all that follows
-            shape = torch.Size((query.shape[0], self.num_heads, query.shape[1], key.shape[1]))
-            kept = (self.dropout.draw(shape, query.device), self.dropout.factor) if self.dropout.draws else None
-            given = operands._asdict() | {"allowed": pairs.allowed, "product": self.scale, "dropout": kept}
+            dropout = (self.dropout.seed(), self.dropout.p) if self.dropout.draws else None
+            given = operands._asdict() | {"allowed": pairs.allowed, "product": self.scale, "dropout": dropout}
             return contextual_attention(query, key, value, **given), None
         query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (R, H, W, d)
         vectors = ItemVectors(query, self.scale, key, value)
         rotated_query, rotated_key = self.pe.rotate(query, key, pairs.query, pairs.key)
+        added = self.pe.plain_bias(pairs) if fused.takes(query) and not self._learns else None
+        if added is not None:
+            rate = self.dropout.p if self.dropout.draws else 0.0
+            pooled = fused.attention(rotated_query, rotated_key, value, pairs.barrier + added, self.scale, rate)
+            return pooled.transpose(1, 2), None
         logits = rotated_query * self.scale @ rotated_key.transpose(-1, -2)  # scaled before: the products are more
         logits = self.pe.bias(logits, vectors, pairs)
         weights, mixed = self.pe.mix(self.dropout(pairs.softmax(logits)), vectors, pairs)

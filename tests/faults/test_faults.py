@@ -261,7 +261,7 @@ FAULTS = [
     ),
     Fault(
         "what is kept is not scaled",
-        "return CHOICES / (CHOICES - dropped(self.p)) if dropped(self.p) < CHOICES else 0.0",
+        "return CHOICES / (CHOICES - dropped(rate)) if dropped(rate) < CHOICES else 0.0",
         "return 1.0",
         "tests/units/test_dropout.py::test_rate_and_mean_and_independence",
     ),

@@ -41,13 +41,13 @@ def outcome(call: Callable[..., Tensor], *given: Tensor) -> list[Tensor]:
 
 def compare(name: str, call: Callable[..., Tensor], *given: Tensor, tolerance: float = 1e-5) -> None:
     """``call`` of float32 tensors runs the kernel ``name`` and its backward, and gives what the reference gives in
-    float64, gradients too."""
+    float64, gradients too. Masks of dropout are the same in both."""
     with calls() as seen:
         ours = outcome(call, *given)
-    assert set(seen) == {name, f"{name}_backward"}
+    assert {*seen} - {"keep_mask"} == {name, f"{name}_backward"}
     with calls() as seen:
         wanted = outcome(call, *(x.double() for x in given))
-    assert not seen
+    assert not {*seen} - {"keep_mask"}
     for got, want in zip(ours, wanted, strict=True):
         assert got.dtype == torch.float32
         assert got.shape == want.shape

@@ -13,7 +13,7 @@ from fenced import Fenced
 from torch import Tensor
 
 from ctr_pe.ops import native
-from ctr_pe.ops.contextual import contextual_attention, contextual_bias
+from ctr_pe.ops.contextual import contextual_attention, contextual_bias, cpu
 
 Given = list[Tensor]
 
@@ -90,7 +90,7 @@ def test_attention_equals_the_reference_over_random_shapes_and_masks(seed: int, 
     allowed = torch.rand(rows, 1, queries, keys) < (0.6, 0.1)[seed % 2]
     allowed[0, :, 0] = False
     gated, stepped = seed % 3 > 0, seed % 4 > 1
-    dropout = None if rate is None else ((torch.rand(rows, heads, queries, keys) >= rate).short(), 1.5)
+    dropout = None if rate is None else (torch.tensor([seed]), rate)
     options = {"sign": 1.0 - 2 * (seed % 2), "scale": 0.5, "product": 0.7, "dropout": dropout}
     given = torch.randn(rows, queries, heads, dim), *(torch.randn(rows, keys, heads, dim) for _ in "kv")
     call = attention_of(allowed, gated, stepped, **options)
@@ -155,7 +155,7 @@ def test_threads_share_the_work(rows: int, number: int) -> None:
     torch.manual_seed(0)
     allowed = torch.ones(rows, 1, 3, 12, dtype=torch.bool).tril()
     others = learned(True, True, 16, 5, rows, 1, 12, 9)
-    dropout = (torch.rand(rows, 1, 3, 12) < 0.7).short(), 1.4
+    dropout = torch.tensor([5]), 0.3
     with threads(number):
         given = torch.randn(rows, 1, 3, 12), torch.randn(rows, 1, 3, 5)
         compare("contextual_bias", bias_of(allowed, True, True, sign=1.0), *given, *others)
@@ -311,7 +311,6 @@ SHAPES = {
     "bias": (4,),
     "steps": (2, 3, 8),
     "allowed": (2, 1, 5, 8),
-    "kept": (2, 3, 5, 8),
 }
 
 
@@ -324,13 +323,21 @@ def test_shapes_that_do_not_match_are_refused(attention: bool, which: str) -> No
     allowed, gate = given["allowed"].bool(), (given["weight"], given["bias"])
     others = torch.ones(9, 4), allowed, gate, given["steps"]
     query, vectors = given["query"], (given["query"], given["key"], given["value"])
-    if attention or which in ("key", "value", "kept"):
-        dropout = given["kept"].short(), 1.0
+    if attention or which in ("key", "value"):
         with pytest.raises(ValueError, match="does not match"):
-            contextual_attention(*vectors, *others, sign=1.0, product=1.0, dropout=dropout)
+            contextual_attention(*vectors, *others, sign=1.0, product=1.0)
     else:
         with pytest.raises(ValueError, match="does not match"):
             contextual_bias(torch.ones(2, 3, 5, 8), query.transpose(1, 2), *others, sign=1.0)
+
+
+@needs_kernels
+def test_a_mask_of_dropout_that_does_not_match_is_refused() -> None:
+    query, key = torch.ones(2, 5, 3, 4), torch.ones(2, 8, 3, 4)
+    learned = None, None, torch.ones(9, 4), None, torch.ones(2, 1, 5, 8, dtype=torch.bool)
+    for kept in (torch.ones(2, 3, 5, 9).short(), torch.ones(2, 3, 5, 8)):
+        with pytest.raises(ValueError, match=r"kept .* does not match"):
+            cpu.contextual_attention(query, key, key, *learned, kept, 1.0, 1.0, 1.0, 1.0)
 
 
 @needs_kernels

@@ -15,8 +15,8 @@ from comparing import outcome
 from recurrences import CASES, Case
 
 from ctr_pe import Positions
-from ctr_pe.ops import gpu
-from ctr_pe.ops.recurrence import fused
+from ctr_pe.ops import accelerator
+from ctr_pe.ops.recurrence import gpu
 from ctr_pe.units import AttentionGRU
 from ctr_pe.units.gru import GATES, last_state
 
@@ -26,14 +26,14 @@ TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Which kernels are launched, and how often. New memory is NaN: what a kernel should have written shows."""
-    assert gpu.INTERPRETED
-    seen, launch = Counter[str](), fused._launch
+    assert accelerator.INTERPRETED
+    seen, launch = Counter[str](), gpu._launch
 
     def noting(kernel: Any, *given: Any, **options: Any) -> None:
         seen[kernel.__name__] += 1
         launch(kernel, *given, **options)
 
-    monkeypatch.setattr(fused, "_launch", noting)
+    monkeypatch.setattr(gpu, "_launch", noting)
     torch.use_deterministic_algorithms(True)
     yield seen
     torch.use_deterministic_algorithms(False)

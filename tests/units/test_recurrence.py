@@ -14,12 +14,12 @@ from comparing import outcome
 from recurrences import CASES, Case
 from torch import Tensor
 
-from ctr_pe.ops import gpu
-from ctr_pe.ops.recurrence import fused
-from ctr_pe.ops.recurrence.accelerator import Recurrence
+from ctr_pe.ops import accelerator
+from ctr_pe.ops.recurrence import gpu
+from ctr_pe.ops.recurrence.gradients import Recurrence
 from ctr_pe.ops.recurrence.reference import attention_step
 
-needs_triton = pytest.mark.skipif(not gpu.INSTALLED, reason="triton is not installed")
+needs_triton = pytest.mark.skipif(not accelerator.USABLE, reason="triton is not installed")
 
 
 @pytest.mark.parametrize("case", CASES, ids=str)
@@ -51,11 +51,11 @@ def test_on_the_cpu_it_is_the_plain_loop() -> None:
 
 
 def test_what_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(gpu, "takes", lambda *given: all(x.is_floating_point() for x in given))
+    monkeypatch.setattr(accelerator, "takes", lambda *given: all(x.is_floating_point() for x in given))
     of_items = torch.ones(3, 2)
-    assert fused.takes(of_items, torch.ones(3 * fused.LARGEST, fused.LARGEST))
-    assert not fused.takes(of_items, torch.ones(3 * fused.LARGEST + 3, fused.LARGEST + 1))
-    assert not fused.takes(of_items.long(), torch.ones(6, 2))
+    assert gpu.takes(of_items, torch.ones(3 * gpu.LARGEST, gpu.LARGEST))
+    assert not gpu.takes(of_items, torch.ones(3 * gpu.LARGEST + 3, gpu.LARGEST + 1))
+    assert not gpu.takes(of_items.long(), torch.ones(6, 2))
 
 
 @pytest.mark.slow
@@ -80,11 +80,11 @@ def test_kernels_compile_for_a_gpu_that_is_not_there(
     from triton.compiler import ASTSource
     from triton.compiler import compile as compiled
 
-    from ctr_pe.ops.recurrence import triton_steps
+    from ctr_pe.ops.triton import recurrence
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    kernel = getattr(triton_steps, name)
-    options = fused.options(torch.empty(3 * width, width))
+    kernel = getattr(recurrence, name)
+    options = gpu.options(torch.empty(3 * width, width))
     constants = {key: value for key, value in options.items() if key.isupper()}
     types = dict.fromkeys(kernel.arg_names, "*fp32") | {"sizes": "*i64", "S": "i32", "shared": "i32"}
     types = {key: "constexpr" if key in constants else types[key] for key in kernel.arg_names}

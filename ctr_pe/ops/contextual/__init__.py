@@ -5,11 +5,14 @@ B batch, H heads, Q queries, L keys, D width of the queries, T rows of the table
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from ctr_pe.ops import native
-from ctr_pe.ops.contextual import cpu, reference
+from ctr_pe.ops import accelerator, native
+from ctr_pe.ops.contextual import cpu, gpu, reference
 from ctr_pe.ops.contextual.reference import widen
+from ctr_pe.ops.dropout import factor_of, mask_on
+from ctr_pe.sending import sent
 
 
 def contextual_bias(
@@ -49,6 +52,11 @@ def contextual_bias(
         ValueError: shapes or types that do not match.
     """
     logits, (weight, bias) = widen(logits), gate or (None, None)
+    if not between and accelerator.takes(logits, query, table, weight, bias, steps, likeness):
+        apart = None if likeness is None else likeness.expand_as(logits)
+        learned = logits, query, weight, bias, table, steps, allowed, apart
+        added: Tensor = gpu.contextual_bias(*learned, among_items, float(sign), float(scale))
+        return added
     gating = logits if likeness is None else likeness.to(logits.dtype).expand_as(logits)
     if not between and query.itemsize <= 4 and native.takes(logits, gating, table, weight, bias, steps):
         given = gating, query.float(), weight, bias, table, steps, allowed
@@ -79,7 +87,7 @@ def contextual_attention(
     Args:
         query: (B, Q, H, D). key, value: (B, L, H, D).
         product: factor of the logits, 1 / sqrt(D) as a rule.
-        dropout: of the attention weights: which are kept, (B, H, Q, L) int16, 1 or 0, and their factor.
+        dropout: of the attention weights: a seed (1,) int64 on the CPU, and the rate.
         table, allowed, gate, steps, sign, scale: as in :func:`contextual_bias`.
 
     Returns:
@@ -88,16 +96,23 @@ def contextual_attention(
     Raises:
         ValueError: shapes or types that do not match.
     """
-    weight, bias = gate or (None, None)
+    (weight, bias), (B, Q, H, _), L = gate or (None, None), query.shape, key.shape[1]
+    if accelerator.takes(query, key, value, table, weight, bias, steps):
+        seed, rate = (None, 0.0) if dropout is None else (sent(dropout[0], query.device), dropout[1])
+        learned = query, key, value, weight, bias, table, steps, allowed, seed
+        return gpu.contextual_attention(*learned, float(sign), float(scale), float(product), rate)[0]  # type: ignore[no-any-return]
+    kept, factor = None, 1.0
+    if dropout is not None:
+        seed, rate = dropout
+        kept, factor = mask_on(query.device, seed, torch.Size((B, H, Q, L)), rate), factor_of(rate)
     if native.takes(query, key, value, table, weight, bias, steps):
-        kept, factor = dropout or (None, 1.0)
         given = query, key, value, weight, bias, table, steps, allowed, kept
         pooled: Tensor = cpu.contextual_attention(*given, float(sign), float(scale), float(product), float(factor))[0]
         return pooled
     query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (B, H, L, D)
     logits = (query * product) @ key.transpose(-1, -2)  # not the products: there are more of them
     logits = contextual_bias(logits, query, table, allowed, gate, steps, sign=sign, scale=scale, among_items=True)
-    return reference.pool(logits, value, allowed, dropout).transpose(1, 2)
+    return reference.pool(logits, value, allowed, kept, factor).transpose(1, 2)
 
 
 __all__ = ["contextual_attention", "contextual_bias"]

@@ -3,15 +3,16 @@ dozen. With the products of queries and keys and the pooling of values it is all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ctr_pe.ops import native
+from ctr_pe.ops.contextual.shapes import checked
 from ctr_pe.ops.operator import operator
 
+FLOATS = (torch.float32,)
 _LEARNED = "Tensor? weight, Tensor? bias, Tensor table, Tensor? steps, Tensor allowed"
 _BIAS = f"Tensor logits, Tensor query, {_LEARNED}, bool among_items, float sign, float scale"
 _ATTENTION = (
@@ -36,7 +37,7 @@ def _bias_given(*arguments: Any, grad: Tensor | None = None) -> tuple[Any, ...]:
     B, H, Q, L = logits.shape
     sizes = B, H, Q, L, query.shape[-1]
     of_pairs = {"query": (query, (B, H, Q, query.shape[-1])), "grad": (grad, (B, H, Q, L))}
-    return *_checked(sizes, of_pairs, *learned), *arguments[7:], *arguments[:7]
+    return *checked(FLOATS, sizes, of_pairs, *learned), *arguments[7:], *arguments[:7]
 
 
 def _attention(*arguments: Any) -> tuple[Tensor, Tensor]:
@@ -66,35 +67,7 @@ def _attention_given(grad: Tensor | None, norms: Tensor | None, *arguments: Any)
         "grad": (grad, (B, Q, H, D)),
         "norms": (norms, (B, H, Q, 2)),
     }
-    return *_checked((B, H, Q, L, D), of_pairs, *learned), *arguments[9:], *arguments[:9]
-
-
-def _checked(
-    sizes: tuple[int, ...],
-    others: Mapping[str, tuple[Tensor | None, tuple[int, ...]]],
-    weight: Tensor | None,
-    bias: Tensor | None,
-    table: Tensor,
-    steps: Tensor | None,
-    allowed: Tensor,
-) -> tuple[int, ...]:
-    """Sizes as C takes them, if all shapes and types match."""
-    (B, H, Q, L, D), (rows, P) = sizes, table.shape
-    given = {
-        "table": (table if weight is None else None, (rows, D)),
-        "weight": (weight, (P, D)),
-        "bias": (bias, (P,)),
-        "steps": (steps, (B, H, L)),
-        "allowed": (allowed, (B, 1, Q, L)),
-        **others,
-    }
-    for name, (x, shape) in given.items():
-        dtype = {"allowed": torch.bool, "kept": torch.int16}.get(name, torch.float32)
-        if x is not None and (x.shape != shape or x.dtype != dtype):
-            raise ValueError(f"{name} {tuple(x.shape)} {x.dtype} does not match the others: {tuple(shape)} {dtype}")
-    if rows == 0:
-        raise ValueError("a table without rows")
-    return *sizes, P, rows
+    return *checked(FLOATS, (B, H, Q, L, D), of_pairs, *learned), *arguments[9:], *arguments[:9]
 
 
 contextual_bias = operator(

@@ -35,12 +35,11 @@ def contextual_bias(
     return logits + place_scores(query, table, position)
 
 
-def pool(logits: Tensor, value: Tensor, allowed: Tensor, dropout: tuple[Tensor, float] | None) -> Tensor:
+def pool(logits: Tensor, value: Tensor, allowed: Tensor, kept: Tensor | None, factor: float) -> Tensor:
     """Softmax of logits (B, H, Q, L) over the allowed keys, dropout, and the values (B, H, L, D) pooled by it:
-    (B, H, Q, D), zeros where nothing is allowed."""
+    (B, H, Q, D), zeros where nothing is allowed. ``kept`` (B, H, Q, L) int16, and the factor of what is kept."""
     weights = (logits + barrier(allowed)).softmax(-1)
-    if dropout is not None:
-        kept, factor = dropout
+    if kept is not None:
         weights = weights * kept.to(weights.dtype).mul_(factor)
     return (weights.to(value.dtype) @ value).masked_fill(~allowed.any(-1, keepdim=True), 0)
 

@@ -6,8 +6,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ctr_pe.ops import native
-from ctr_pe.ops.dropout import cpu, reference
+from ctr_pe.ops import accelerator, native
+from ctr_pe.ops.dropout import cpu, gpu, reference
+from ctr_pe.sending import sent
 
 CHOICES = 2**16
 """Rates are multiples of 1 / CHOICES."""
@@ -16,6 +17,16 @@ CHOICES = 2**16
 def dropped(rate: float) -> int:
     """The rate as a number of CHOICES."""
     return round(rate * CHOICES)
+
+
+def least(rate: float) -> int:
+    """The lowest of the random numbers, which are int16, that keeps an entry."""
+    return dropped(rate) - CHOICES // 2
+
+
+def factor_of(rate: float) -> float:
+    """Of what is kept."""
+    return CHOICES / (CHOICES - dropped(rate)) if dropped(rate) < CHOICES else 0.0
 
 
 def keep_mask(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
@@ -28,8 +39,15 @@ def keep_mask(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
     """
     if dropped(rate) == CHOICES:
         return torch.zeros(shape, dtype=torch.int16, device=seed.device)
-    least = dropped(rate) - CHOICES // 2
-    if native.LIBRARY is not None and seed.is_cpu:
-        mask: Tensor = cpu.keep_mask(seed, shape, least)
-        return mask
-    return reference.keep_mask(seed, shape, least)
+    compiled = native.LIBRARY is not None and seed.is_cpu
+    run = gpu.keep_mask if accelerator.runs_on(seed.device) else cpu.keep_mask if compiled else reference.keep_mask
+    mask: Tensor = run(seed, shape, least(rate))
+    return mask
+
+
+def mask_on(device: torch.device, seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
+    """:func:`keep_mask` on a device, of a seed on the CPU. A device without a kernel for it draws numbers of its own,
+    in one call."""
+    if device.type == "cpu" or accelerator.runs_on(device):
+        return keep_mask(sent(seed, device), shape, rate)
+    return torch.empty(shape, dtype=torch.int16, device=device).bernoulli_(1 - dropped(rate) / CHOICES)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ctr_pe.ops import gpu, native
-from ctr_pe.ops.recurrence.accelerator import Recurrence
+from ctr_pe.ops import accelerator, native
+from ctr_pe.ops.recurrence.gradients import Recurrence
 from ctr_pe.ops.recurrence.reference import attention_step, recur
 
 
@@ -25,7 +25,7 @@ def attention_gru(of_items: Tensor, weights: Tensor, sizes: list[int], weight_hh
         The states (N, S) in this order, or (N, K, S), of the type of ``weight_hh``.
     """
     step = attention_step(weight_hh)
-    if not sizes or native.traced() or (of_items.is_cpu and not gpu.INTERPRETED):
+    if not sizes or native.traced() or (of_items.is_cpu and not accelerator.INTERPRETED):
         return recur(step, of_items, weights, sizes, weight_hh, bias_hh)
     given = (of_items.to(weight_hh.dtype), weights.to(weight_hh.dtype))
     found: Tensor = Recurrence.apply(step, *given, sizes, weight_hh, bias_hh)  # type: ignore[no-untyped-call]

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctr_pe.ops import gpu
+from ctr_pe.ops import accelerator
 from ctr_pe.ops.recurrence import reference
 from ctr_pe.sending import sent
 
@@ -17,7 +17,7 @@ ROWS, COLUMNS, LARGEST = 16, 32, 256
 
 def takes(of_items: Tensor, weight_hh: Tensor) -> bool:
     """Whether the kernels can take these."""
-    return gpu.takes(of_items, weight_hh) and weight_hh.shape[1] <= LARGEST
+    return accelerator.takes(of_items, weight_hh) and weight_hh.shape[1] <= LARGEST
 
 
 def recur(of_items: Tensor, weights: Tensor, sizes: list[int], weight_hh: Tensor, bias_hh: Tensor) -> Tensor:
@@ -41,25 +41,25 @@ def _recurrence(
     of_items: Tensor, weights: Tensor, weight_hh: Tensor, bias_hh: Tensor, sizes: list[int], shared: int
 ) -> Tensor:
     """``shared``: so many entries that follow each other have the same item."""
-    if not gpu.takes(of_items):  # on a device that is not there
+    if not accelerator.takes(of_items):  # on a device that is not there
         of_items, step = of_items.flatten(0, -2).repeat_interleave(shared, 0), reference.attention_step(weight_hh)
         return reference.recur(step, of_items, weights.view(-1, 1), sizes, weight_hh, bias_hh)
-    from ctr_pe.ops.recurrence import triton_steps
+    from ctr_pe.ops.triton import recurrence
 
     states = weight_hh.new_empty(weights.numel(), weight_hh.shape[1])
-    _launch(triton_steps.advance, sizes, of_items, weights, bias_hh, weight_hh, states, shared=shared)
+    _launch(recurrence.advance, sizes, of_items, weights, bias_hh, weight_hh, states, shared=shared)
     return states
 
 
 @torch.library.custom_op("ctr_pe::recurrence_back", mutates_args=())
 def _recurrence_back(grad: Tensor, keep: Tensor, slope: Tensor, weight_hh: Tensor, sizes: list[int]) -> Tensor:
-    if not gpu.takes(grad):
+    if not accelerator.takes(grad):
         flat = [x.flatten(0, -2) for x in (grad, keep, slope)]
         return reference.carry_back(flat[0], flat[1], flat[2], weight_hh, sizes).view_as(grad)
-    from ctr_pe.ops.recurrence import triton_steps
+    from ctr_pe.ops.triton import recurrence
 
     found = torch.empty_like(grad, memory_format=torch.contiguous_format)
-    _launch(triton_steps.carry_back, sizes, grad, keep, slope, weight_hh, found)
+    _launch(recurrence.carry_back, sizes, grad, keep, slope, weight_hh, found)
     return found
 
 
@@ -75,7 +75,7 @@ def _launch(kernel: Any, sizes: list[int], *tensors: Tensor, **numbers: int) -> 
 def options(weight_hh: Tensor) -> dict[str, Any]:
     """Sizes of tiles, and how the kernels are compiled. Products are near to float32's, by three in TF32, unless torch
     is told that less will do or U is in half."""
-    state_dim, width = weight_hh.shape[1], gpu.padded(weight_hh.shape[1])
+    state_dim, width = weight_hh.shape[1], accelerator.padded(weight_hh.shape[1])
     exact = torch.get_float32_matmul_precision() == "highest" and weight_hh.dtype == torch.float32
     return {
         "PARTS": len(weight_hh) // state_dim,

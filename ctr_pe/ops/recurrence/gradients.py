@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.nn.functional import linear
 
-from ctr_pe.ops.recurrence import fused, reference
+from ctr_pe.ops.recurrence import gpu, reference
 from ctr_pe.ops.recurrence.reference import Step
 
 
@@ -27,8 +27,8 @@ class Recurrence(torch.autograd.Function):
         bias_hh: Tensor,
     ) -> Tensor:
         with torch.autocast(of_items.device.type, enabled=False):
-            if fused.takes(of_items, weight_hh):
-                states = fused.recur(of_items, weights, sizes, weight_hh, bias_hh)
+            if gpu.takes(of_items, weight_hh):
+                states = gpu.recur(of_items, weights, sizes, weight_hh, bias_hh)
             else:
                 states = reference.recur(step, of_items, weights, sizes, weight_hh, bias_hh)
         ctx.save_for_backward(of_items, weights, weight_hh, bias_hh, states)
@@ -48,7 +48,7 @@ class Recurrence(torch.autograd.Function):
         with torch.enable_grad():
             after = ctx.step(of_items, of_states, before, weights)
         keep, slope = torch.autograd.grad(after, (before, of_states), torch.ones_like(after), retain_graph=True)
-        back = fused.carry_back if fused.takes(of_items, weight_hh) else reference.carry_back
+        back = gpu.carry_back if gpu.takes(of_items, weight_hh) else reference.carry_back
         found = back(grad, keep, slope, weight_hh, ctx.sizes)
         by_item, by_weight, by_state = torch.autograd.grad(after, (of_items, weights, of_states), found)
         by_state, before = by_state.flatten(0, -2), before.detach().flatten(0, -2)

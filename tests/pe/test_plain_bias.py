@@ -1,0 +1,68 @@
+"""What an encoding says that its bias adds is what it adds, and is said only where hooks may be replaced by it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from ctr_pe import Chain, PositionEncoding, Positions, available_pes, build_pe
+from ctr_pe.pe.alibi import ALiBi
+from ctr_pe.pe.vectors import ItemVectors, Vectors
+from ctr_pe.positions import Items, Pairs
+
+ADDS = {"none", "naive", "sinusoidal", "rope", "time_rope", "euler", "t5", "alibi", "kerple_log", "kerple_power"}
+
+
+def pairs_of(causal: bool) -> Pairs:
+    mask = torch.arange(5) < torch.tensor([[5], [4], [4]])
+    age = torch.randint(0, 10**5, mask.shape).sort(1, descending=True).values
+    positions = Positions.from_mask(mask, age).carrying(Items(torch.randn(13, 6)))
+    return positions.item_pairs(causal)[0]
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("name", available_pes())
+def test_it_is_what_the_bias_adds(name: str, causal: bool) -> None:
+    torch.manual_seed(0)
+    pe, pairs = build_pe(name, dim=6, max_len=4, num_heads=2), pairs_of(causal)
+    for parameter in pe.parameters():
+        torch.nn.init.normal_(parameter)
+    added = pe.plain_bias(pairs)
+    assert (added is not None) == (name in ADDS)
+    if added is None:
+        return
+    query, key, value = torch.randn(3, 3, 2, 5, 3)
+    logits, weights = torch.randn(2, 3, 2, 5, 5)
+    vectors = ItemVectors(query, 1.0, key, value)
+    assert torch.allclose(pe.bias(logits, vectors, pairs), logits + added, atol=1e-6)
+    mixed, same = pe.mix(weights, vectors, pairs)
+    assert mixed is weights
+    assert same is vectors
+
+
+def test_a_chain_adds_what_its_encodings_add() -> None:
+    pairs = pairs_of(True)
+    names = "rope", "alibi", "t5", "cape"
+    rope, alibi, t5, cape = (build_pe(name, dim=6, max_len=4, num_heads=2) for name in names)
+    torch.nn.init.normal_(t5.table)
+    assert torch.equal(Chain([rope, alibi, t5]).plain_bias(pairs), alibi.plain_bias(pairs) + t5.plain_bias(pairs))
+    assert Chain([rope, alibi, cape]).plain_bias(pairs) is None
+
+
+def test_another_hook_is_not_left_out() -> None:
+    class More(ALiBi):
+        def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+            return 2 * super().bias(logits, vectors, pairs)
+
+    class Mixed(PositionEncoding):
+        def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
+            return weights / 2, vectors
+
+    class Watched(Chain):
+        def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
+            return super().bias(logits, vectors, pairs)
+
+    assert Watched([ALiBi(6, 4, 2)]).plain_bias(pairs_of(True)) is None
+    assert More(6, 4, 2).plain_bias(pairs_of(True)) is None
+    assert Mixed(6, 4, 2).plain_bias(pairs_of(True)) is None
