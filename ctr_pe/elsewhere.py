@@ -26,7 +26,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map_only, tree_unflatten
 
 NAME = "elsewhere"
-ALLOCATES = frozenset("empty empty_like empty_strided new_empty new_empty_strided".split())
+ALLOCATES = frozenset("empty empty_like empty_strided new_empty new_empty_strided _unsafe_view".split())
+"""What starts no kernel and is no view either."""
 READS = frozenset("_local_scalar_dense is_nonzero equal item".split())
 """What gives the host a value."""
 SIZES = frozenset("bincount masked_select nonzero unique_consecutive unique_dim _unique _unique2".split())

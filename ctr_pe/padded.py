@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ctr_pe.lazily import lazily
 from ctr_pe.positions import Positions
-from ctr_pe.ragged import Block, Blocks, Padded
+from ctr_pe.ragged import Blocks, OneBlock, Padded, Whole
 
 
 class EverySlot(Padded):
@@ -31,38 +31,17 @@ class EverySlot(Padded):
         padding = ~self.mask.view(rows, slots, *[1] * (packed.dim() - 1))
         return packed.view(rows, slots, *packed.shape[1:]).masked_fill(padding, 0)
 
-    def places(self, allowed: Tensor) -> tuple[Tensor, ...]:
-        axes = [torch.arange(size, device=allowed.device) for size in allowed.shape]
+    def places(self, queries: int = 1) -> tuple[Tensor, ...]:
+        rows, slots = self.mask.shape
+        axes = [torch.arange(size, device=self.mask.device) for size in (rows, queries, slots)]
         return tuple(index.flatten() for index in torch.meshgrid(*axes, indexing="ij"))
 
     def lengths(self) -> tuple[Tensor, Tensor]:
         return self.count, torch.arange(self.mask.shape[0], device=self.mask.device)
 
 
-class PaddedBlock(EverySlot, Block):
+class PaddedBlock(EverySlot, Whole):
     """All rows."""
-
-    def pad(self, packed: Tensor) -> Tensor:
-        return self.unpack(packed)
-
-
-class OneBlock(Blocks):
-    """A list of one block with all rows, in their order."""
-
-    def split(self, packed: Tensor) -> list[Tensor]:
-        return [packed]
-
-    def join(self, parts: list[Tensor]) -> Tensor:
-        return parts[0]
-
-    def split_rows(self, per_row: Tensor) -> list[Tensor]:
-        return [per_row]
-
-    def join_rows(self, parts: list[Tensor]) -> Tensor:
-        return parts[0]
-
-    def pad(self, packed: Tensor) -> list[Tensor]:
-        return [self[0].unpack(packed)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,7 +54,7 @@ class PaddedPositions(EverySlot, Positions):
 
     @lazily
     def real(self) -> tuple[Tensor, Tensor]:
-        rows, slots = self.places(self.mask)
+        rows, _, slots = self.places()
         return rows, slots
 
     @lazily

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.lazily import lazily
-from ctr_pe.ragged import Block, Blocks, Ragged, as_numbers, repeated
+from ctr_pe.ragged import Block, Blocks, Layout, Ragged, as_numbers, repeated
 
 
 @dataclass(frozen=True)
@@ -161,13 +162,14 @@ class Positions(Ragged):
     losses: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def from_mask(cls, mask: Tensor, age: Tensor | None = None, known: Tensor | None = None) -> Positions:
+    def from_mask(cls, mask: Tensor, age: Tensor | None = None, layout: Layout | None = None) -> Positions:
         """Count positions from a mask.
 
         Args:
             mask: (B, L) bool, True = real item, any padding side.
             age: (B, L) integers, seconds from each event to the request.
-            known: the mask on the CPU. An accelerator that has the only one has to be waited for.
+            layout: of blocks, for a batch that will be sent to another device. An accelerator that has the only mask
+                has to be waited for.
 
         Raises:
             ValueError: mask is not a (B, L) bool tensor, or age is not an integer tensor of its shape.
@@ -181,7 +183,7 @@ class Positions(Ragged):
                 )
             age = age.long().masked_fill(~mask, 0)
         newer = mask.sum(1, keepdim=True) - mask.cumsum(1)
-        return cls(mask=mask, distance=(newer + 1).masked_fill(~mask, 0), age=age, known=known)
+        return cls(mask=mask, distance=(newer + 1).masked_fill(~mask, 0), age=age, layout=layout)
 
     @property
     def rank(self) -> Tensor:
@@ -193,15 +195,18 @@ class Positions(Ragged):
 
         Models call it once per batch. Without it, encodings take what the unit is given for the items' embeddings.
         """
-        return replace(self, items=items, target=target)
+        return self._but(items=items, target=target)
+
+    def plan(self, with_target: bool = False) -> None:
+        """Compute all that attention asks for, of these positions or :meth:`with_target`."""
+        super().plan()
+        _ = self.at_items, self.at_target
+        if with_target:
+            self._and_target.plan()
 
     def with_target(self) -> Positions:
         """Positions of the sequence [history; target], one slot more: the target is its newest item, of age 0."""
-        age = None if self.age is None else nn.functional.pad(self.age, (0, 1))
-        mask = nn.functional.pad(self.mask, (0, 1), value=True)
-        known = None if self.known is None else nn.functional.pad(self.known, (0, 1), value=True)
-        whole = self.from_mask(mask, age, known)
-        whole = replace(whole, embedded=self.embedded, losses=self.losses)
+        whole = self._and_target._but(embedded=self.embedded, losses=self.losses)
         if self.items is None or self.target is None:
             return whole
         old, new = self.items, self.target
@@ -211,6 +216,17 @@ class Positions(Ragged):
         ids = tuple(self.append(*pair) for pair in zip(old.ids, new.ids, strict=True))
         return whole.carrying(Items(self.append(old.embedding, new.embedding), ids, chosen))
 
+    @lazily
+    def at_items(self) -> Where:
+        """Of the packed items, (N,)."""
+        return Where(self.pack(self.distance), None if self.age is None else self.pack(self.age))
+
+    @lazily
+    def at_target(self) -> Where:
+        """Of the target, (1,)."""
+        zero = self.distance.new_zeros(1)
+        return Where(zero, None if self.age is None else zero)
+
     def add_losses(self, losses: dict[str, Tensor]) -> None:
         """Add to those of the same name."""
         for name, loss in losses.items():
@@ -218,7 +234,7 @@ class Positions(Ragged):
 
     def target_pairs(self) -> Pairs:
         """Target attention over all rows in one block: one query, the target at distance 0."""
-        zero = self.distance.new_zeros(1, 1, 1)
+        zero = self.at_target.distance.view(1, 1, 1)
         at_target = Where(zero, None if self.age is None else zero)
         return self._pairs(self.whole, 0, at_target, causal=True, self_attention=False)
 
@@ -266,6 +282,20 @@ class Positions(Ragged):
     def _keys(self, block: Block) -> Where:
         age = None if self.age is None else block.pad(self.pack(self.age)).unsqueeze(1)
         return Where(block.distance[None, None], age)
+
+    def _but(self, **fields: Any) -> Positions:
+        """These with other fields and what has been computed from the mask so far."""
+        found, own = replace(self, **fields), vars(self)
+        vars(found).update({name: own[name] for name in own.keys() - vars(found).keys() - {"_item_pairs"}})
+        return found
+
+    @lazily
+    def _and_target(self) -> Positions:
+        age = None if self.age is None else nn.functional.pad(self.age, (0, 1))
+        whole = self.from_mask(nn.functional.pad(self.mask, (0, 1), value=True), age, self.layout)
+        if self.mask.is_cpu or self.every_slot:
+            return whole
+        return replace(whole, known=nn.functional.pad(self.mask_here, (0, 1), value=True))
 
     @lazily
     def _item_pairs(self) -> dict[bool, list[Pairs]]:

@@ -17,12 +17,27 @@ import torch
 from torch import Tensor
 
 from ctr_pe.lazily import lazily
+from ctr_pe.sending import sent
 
-NARROWEST, LARGEST = 4, 180_000
-"""Rows with up to so many items share a block; a block has at most so many (query, key) pairs per head. Smaller blocks
-lose more to the overhead of calls, larger ones do not fit the cache."""
+NARROWEST = 4
+"""Shorter rows are of like length: smaller blocks lose more to the overhead of calls."""
 SLOT = 24
 """Pairs that a slot counts for where each row has one query."""
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Which rows share a block: those of ``like`` length, the longest at most half longer than the shortest or
+    ``NARROWEST`` items long, or any; ``largest``: (query, key) pairs of a block per head."""
+
+    like: bool
+    largest: int
+
+    @classmethod
+    def on(cls, device: torch.device) -> Layout:
+        """On a CPU larger blocks do not fit the cache. Elsewhere a block costs its launches, whatever its size, until
+        the pairs of a head take 64 MB."""
+        return cls(True, 180_000) if device.type == "cpu" else cls(False, 2**24)
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,9 +84,10 @@ class Padded:
             packed = packed.new_zeros(self.mask.numel(), *packed.shape[1:]).index_copy(0, self._slots, packed)
         return packed.view(*self.mask.shape, *packed.shape[1:])
 
-    def places(self, allowed: Tensor) -> tuple[Tensor, ...]:
-        """Indices, an int64 tensor per axis, of the pairs of a query and a real item where ``allowed`` is True."""
-        return allowed.nonzero(as_tuple=True)
+    def places(self, queries: int = 1) -> tuple[Tensor, ...]:
+        """Row, query and slot, int64 tensors, of the pairs of each of so many queries of a row and its real items."""
+        real = self.mask_here.unsqueeze(1).expand(-1, queries, -1)
+        return tuple(map(self.sent, real.nonzero(as_tuple=True)))
 
     def lengths(self) -> tuple[Tensor, Tensor]:
         """The different lengths of histories (U,), and which of them each row has (B,)."""
@@ -108,8 +124,15 @@ class Block(Padded):
         return self.unpack(packed.index_select(0, self.items))
 
 
+class Whole(Block):
+    """All rows of a batch, in their order."""
+
+    def pad(self, packed: Tensor) -> Tensor:
+        return self.unpack(packed)
+
+
 class Blocks(list[Block]):
-    """Blocks that together have every row with items, once."""
+    """Blocks that together have every row with items, once; a row without is in none, or in one of all rows."""
 
     def split(self, packed: Tensor) -> list[Tensor]:
         """Packed items of the batch (N, ...) -> the items (n, ...) of each block."""
@@ -125,7 +148,7 @@ class Blocks(list[Block]):
         return list(torch.split(per_row.index_select(0, self._rows), [len(block.rows) for block in self]))
 
     def join_rows(self, parts: list[Tensor]) -> Tensor:
-        """(R, ...) of each block -> (B, ...); every row has items."""
+        """(R, ...) of each block -> (B, ...); every row is in one."""
         whole = torch.cat(parts)
         return torch.empty_like(whole).index_copy(0, self._rows, whole)
 
@@ -152,12 +175,38 @@ class Blocks(list[Block]):
         return torch.cat([block.rows for block in self])
 
 
+class OneBlock(Blocks):
+    """A list of one block, which has all rows in their order."""
+
+    def split(self, packed: Tensor) -> list[Tensor]:
+        return [packed]
+
+    def join(self, parts: list[Tensor]) -> Tensor:
+        return parts[0]
+
+    def split_rows(self, per_row: Tensor) -> list[Tensor]:
+        return [per_row]
+
+    def join_rows(self, parts: list[Tensor]) -> Tensor:
+        return parts[0]
+
+
 @dataclass(frozen=True, eq=False)
 class Ragged(Padded):
     """A batch of histories of different lengths.
 
     ``mask`` (B, L) bool: True = real item. Real items are in time order, oldest first; padding may lie anywhere.
+    ``layout``: of its blocks, None for that of the device that the mask is on.
     """
+
+    layout: Layout | None = field(default=None, kw_only=True)
+
+    def plan(self) -> None:
+        """Compute all that attention asks for, so that it can be sent where the batch goes (:mod:`ctr_pe.sending`)."""
+        for blocks in (self.whole, self.blocks, self.newest_blocks):
+            for block in blocks:
+                _ = block.mask_here, block._slots, block.distance
+        _ = self.mask_here, self.count_here, self._slots, self.real, self.newest, self._with_last
 
     @lazily
     def real(self) -> tuple[Tensor, Tensor]:
@@ -207,14 +256,11 @@ class Ragged(Padded):
     def whole(self) -> Blocks:
         """All rows in one block, in their order, as wide as the longest history."""
         rows, items = torch.arange(len(self.mask)), torch.arange(len(self._slots_here))
-        return Blocks([self._block(rows, items, int(self.count_here.max()) if len(rows) else 0)])
+        return OneBlock([self._block(Whole, rows, items, self._longest)])
 
     @lazily
     def blocks(self) -> Blocks:
-        """Every row that has items, in blocks of like length: attention costs the square of the longest in a block.
-
-        A block's longest history is at most half longer than its shortest, or ``NARROWEST`` items long.
-        """
+        """Every row that has items, in blocks of like length: attention costs the square of the longest in a block."""
         return self._blocks(lambda width: width**2)
 
     @lazily
@@ -223,26 +269,34 @@ class Ragged(Padded):
         return self._blocks(lambda width: width * SLOT)
 
     def _blocks(self, cost: Callable[[int], int]) -> Blocks:
+        layout = self.layout or Layout.on(self.mask.device)
+        if not layout.like and 0 < len(self.mask) * cost(self._longest) <= layout.largest:
+            return self.whole
         order = self.count_here.argsort(stable=True)
         counts = self.count_here[order].tolist()
         start = self.count_here.cumsum(0)[order] - self.count_here[order]  # of each row's first item among the packed
         blocks, first, last = Blocks(), sum(count == 0 for count in counts), len(counts)
         while first < last:
-            widest, stop = max(NARROWEST, counts[first] + counts[first] // 2), first + 1
-            while stop < last and counts[stop] <= widest and (stop + 1 - first) * cost(counts[stop]) <= LARGEST:
+            widest = max(NARROWEST, counts[first] + counts[first] // 2) if layout.like else counts[-1]
+            stop = first + 1
+            while stop < last and counts[stop] <= widest and (stop + 1 - first) * cost(counts[stop]) <= layout.largest:
                 stop += 1
             rows, sizes = order[first:stop], self.count_here[order[first:stop]]
             shift = start[first:stop] - sizes.cumsum(0) + sizes
             n = sum(counts[first:stop])
             items = torch.arange(n) + shift.repeat_interleave(sizes, output_size=n)
-            blocks.append(self._block(rows, items, counts[stop - 1]))
+            blocks.append(self._block(Block, rows, items, counts[stop - 1]))
             first = stop
         return blocks
 
-    def _block(self, rows: Tensor, items: Tensor, width: int) -> Block:
+    def _block(self, kind: type[Block], rows: Tensor, items: Tensor, width: int) -> Block:
         distance = torch.arange(width, 0, -1)
         mask = distance <= self.count_here[rows].unsqueeze(1)
-        return Block(self.sent(mask), self.sent(rows), self.sent(items), known=mask)
+        return kind(self.sent(mask), self.sent(rows), self.sent(items), known=mask)
+
+    @lazily
+    def _longest(self) -> int:
+        return int(self.count_here.max()) if len(self.mask) else 0
 
     @lazily
     def _newer(self) -> Tensor:
@@ -253,13 +307,6 @@ class Ragged(Padded):
     def _with_last(self) -> Tensor:
         rows, _ = self.real
         return torch.cat([rows, torch.arange(len(self.mask), device=rows.device)]).argsort(stable=True)
-
-
-def sent(x: Tensor, device: torch.device) -> Tensor:
-    """On the device, without waiting for it: from pinned memory a copy lines up with the kernels."""
-    if x.is_cpu and device.type == "cuda":
-        x = x.pin_memory()
-    return x.to(device, non_blocking=x.is_cpu)
 
 
 def as_numbers(mask: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from ctr_pe.draws import Draws
 from ctr_pe.errors import UserError
 from ctr_pe.model_zoo.base import RankModel, dice_layers, summed
 from ctr_pe.positions import Positions
-from ctr_pe.ragged import sent
+from ctr_pe.sending import sent
 
 
 def with_sum(interest: Tensor, target: Tensor, history: Tensor, positions: Positions) -> Tensor:

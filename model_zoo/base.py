@@ -42,12 +42,14 @@ from ctr_pe.model_zoo import candidates
 from ctr_pe.model_zoo.candidates import Encoded
 from ctr_pe.model_zoo.fields import SizedGroup, field_dim, other_fields, sized_groups, take_encoders
 from ctr_pe.model_zoo.keys import check_gpu, check_keys, known_keys, prefixes
+from ctr_pe.model_zoo.plan import Plan, Planned
 from ctr_pe.model_zoo.tables import look_up, regularization
 from ctr_pe.names import check_name
 from ctr_pe.pe import build_pe, check_encodings, pe_options
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Items, Positions
-from ctr_pe.ragged import sent
+from ctr_pe.ragged import Layout
+from ctr_pe.sending import sent
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.batch_norm import BatchNorm1d
 from ctr_pe.units.dropout import Dropout
@@ -151,6 +153,7 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         self.device = device  # FuxiCTR knows CUDA alone
         self.checkpoint = str(Path(self.model_dir, f"{model_id}.safetensors").absolute())  # FuxiCTR's is a pickle
         self._encodings = 0  # built so far
+        self._target_joins = False  # the sequence of its history
         self._max_gradient_norm = float(kwargs.get("max_gradient_norm", 10.0))
         self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
         self.gradients: Gradients | None = None  # of the last training step
@@ -221,6 +224,7 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
 
         Raises UserError as ``build_encoding``.
         """
+        self._target_joins = True
         first = self.build_encoding(group, group.dim, num_heads, 1)
         return [first, *(self.build_encoding(group, group.dim, num_heads, 1, first) for _ in range(layers - 1))]
 
@@ -260,14 +264,13 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         """A batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}; in training also "penalties", the
         regularisation of embedding tables by their weights, and "losses", what else is to be minimised, by name."""
-        ids = {field: values for field, values in self.get_inputs(inputs).items() if field not in self._unread}
-        positions, packed = self.read_histories(inputs, ids)
-        ids |= {field: torch.cat(parts) for field, parts in packed.items()}
+        plan = self.planned(inputs).plan
+        ids, positions = plan.ids(), plan.positions
         embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer if self.training else None)
-        items = {field: iter(torch.split(embedded[field], [*map(len, parts)])) for field, parts in packed.items()}
-        read = {field: iter(parts) for field, parts in packed.items()}
+        items = {field: iter(plan.of_groups(field, embedded[field])) for field in plan.packed}
+        read = {field: iter(parts) for field, parts in plan.packed.items()}
         features = [embedded[name] for name in self.other_fields]
-        clicked = self.get_labels(inputs).view(-1) > 0 if self.training else None
+        clicked = plan.label > 0 if self.training and plan.label is not None else None
         for index, group in enumerate(self.groups):
             target = torch.cat([embedded[field] for field in group.target], dim=-1)
             history = torch.cat([next(items[field]) for field in group.history], dim=-1)
@@ -289,6 +292,21 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
             return {"y_pred": y_pred}
         return {"y_pred": y_pred, "penalties": penalties, "losses": positions[0].losses}
 
+    def planned(self, inputs: Mapping[str, Tensor]) -> Planned:
+        """The batch with what ``forward`` takes of it, which another thread may ask for ahead."""
+        if isinstance(inputs, Planned):
+            return inputs
+        features, labels = self.feature_map.features, self.feature_map.labels
+        histories = self._unread.union(*(group.history for group in self.groups))
+        others = [field for field in inputs if field not in labels and field not in histories]
+        fields = {field: inputs[field] for field in others if features[field]["type"] != "meta"}
+        label = inputs[labels[0]].float().view(-1) if labels[0] in inputs else None
+        plan = Plan(fields, label, *self.read_histories(inputs))
+        if self.device.type != "cpu":
+            for positions in plan.positions:
+                positions.plan(self._target_joins)
+        return Planned(inputs, plan, self.device)
+
     def get_inputs(self, inputs: Mapping[str, Tensor], feature_source: Any = None) -> dict[str, Tensor]:
         features, labels = self.feature_map.features, self.feature_map.labels
         read = [field for field in inputs if field not in labels and features[field]["type"] != "meta"]
@@ -296,28 +314,25 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         return found
 
     def get_labels(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        if isinstance(inputs, Planned) and inputs.plan.label is not None:
+            return inputs.plan.label.view(-1, 1)
         label = self.feature_map.labels[0]
         found: Tensor = super().get_labels({label: sent(inputs[label], self.device)})
         return found
 
-    def read_histories(
-        self, inputs: Mapping[str, Tensor], ids: Mapping[str, Tensor]
-    ) -> tuple[list[Positions], dict[str, list[Tensor]]]:
-        """Per group the positions, and per field the ids of real items (N,) for each group that has it: most slots are
-        padding."""
+    def read_histories(self, inputs: Mapping[str, Tensor]) -> tuple[list[Positions], dict[str, list[Tensor]]]:
+        """Per group the positions, and per field the ids of real items (N,) for each group that has it."""
         positions: list[Positions] = []
         packed: dict[str, list[Tensor]] = {}
         for group in self.groups:
-            age = sent(inputs[group.age], self.device) if group.age else None
-            own = {field: ids[field] for field in group.history}
-            mask, given = own[group.history[0]] != 0, inputs[group.history[0]]
-            known = given != 0 if given.is_cpu and not mask.is_cpu else None
+            age = inputs[group.age] if group.age else None
+            own = {field: inputs[field] for field in group.history}
+            mask = own[group.history[0]] != 0
             if self.max_len is not None and mask.shape[1] > self.max_len:
                 newest = self.newest(mask)
                 mask, age = mask.gather(1, newest), None if age is None else age.gather(1, newest)
                 own = {field: values.gather(1, newest) for field, values in own.items()}
-                known = None if known is None else known.gather(1, self.newest(known))
-            positions.append(Positions.from_mask(mask, age, known))
+            positions.append(Positions.from_mask(mask, age, Layout.on(self.device)))
             for field, values in own.items():
                 packed.setdefault(field, []).append(positions[-1].pack(values))
         return positions, packed

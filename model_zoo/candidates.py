@@ -15,6 +15,7 @@ from torch import Tensor
 from ctr_pe.model_zoo.tables import look_up
 from ctr_pe.positions import Items, Positions
 from ctr_pe.ragged import repeated
+from ctr_pe.sending import Parcel
 
 if TYPE_CHECKING:
     from ctr_pe.model_zoo.base import RankModel
@@ -36,8 +37,7 @@ class Encoded:
 def encode(model: RankModel, inputs: Mapping[str, Tensor], states: bool = True) -> Encoded:
     """``inputs``: history fields and ages (B, L), as in a batch; other fields are not read. Without ``states`` only
     what the embedding tables give."""
-    fields = {field for group in model.groups for field in group.history}
-    positions, packed = model.read_histories(inputs, model.get_inputs({field: inputs[field] for field in fields}))
+    positions, packed = Parcel(model.read_histories(inputs), model.device).unpack()
     return encode_packed(model, positions, packed, states)
 
 

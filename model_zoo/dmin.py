@@ -21,6 +21,7 @@ from ctr_pe.pe.base import PositionEncoding, PositionLinear
 from ctr_pe.positions import Positions, Where
 from ctr_pe.units import DINScore, SelfAttention, TargetAttention
 from ctr_pe.units.dropout import Dropout
+from ctr_pe.units.together import each
 
 
 class QueryPositions(PositionEncoding):
@@ -112,15 +113,24 @@ class Interests(nn.Module):
         if self.refiner and self.after_refiner:
             items = self.after_refiner(self.refiner(items, positions), items)
         heads, output = self.extractor.heads(items, positions), self.extractor.output
-        projected = (
-            nn.functional.linear(heads[:, index], columns, output.bias)
-            for index, columns in enumerate(output.weight.chunk(len(self.units), dim=1))
-        )
-        return items, [after(own, items) for after, own in zip(self.after_heads, projected, strict=True)]
+
+        def after(module: AfterAttention, head: Tensor, columns: Tensor) -> Tensor:
+            states: Tensor = module(nn.functional.linear(head, columns, output.bias), items)
+            return states
+
+        return items, each(after, self.after_heads, heads.unbind(1), output.weight.chunk(heads.shape[1], dim=1))
 
     def attend(self, query: Tensor, states: list[Tensor], positions: Positions) -> Tensor:
         """targets (B, D) after ``embed``, states of ``encode`` -> interests (B, H D); of K targets, (B, K, …) each."""
-        found = [unit(query, own, positions)[0] for unit, own in zip(self.units, states, strict=True)]
+
+        def attended(unit: TargetAttention, own: Tensor) -> Tensor:
+            interest: Tensor = unit(query, own, positions)[0]
+            return interest
+
+        if self.training and self.units[0].pe.loss_names:  # positions keep the losses of units
+            found = [attended(unit, own) for unit, own in zip(self.units, states, strict=True)]
+        else:
+            found = each(attended, self.units, states)
         return torch.cat(found, dim=-1)
 
 

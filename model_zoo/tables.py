@@ -101,8 +101,10 @@ def _in_order(x: Tensor) -> bool:
 
 def _penalty(x: Tensor, terms: Sequence[tuple[int, float]]) -> Tensor:
     flat = x.flatten()
-    parts = [weight * (torch.dot(flat, flat) / 2 if power == 2 else flat.abs().sum()) for power, weight in terms]
-    return torch.stack(parts).sum() if parts else x.new_zeros(())
+    parts = [
+        torch.dot(flat, flat) * (weight / 2) if power == 2 else flat.abs().sum() * weight for power, weight in terms
+    ]
+    return sum(parts[1:], parts[0]) if parts else x.new_zeros(())
 
 
 def _slope(x: Tensor, terms: Sequence[tuple[int, float]], grad: Tensor) -> Tensor:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import copy
 from pathlib import Path
+from threading import current_thread
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
 from models import ITEMS, SMALL, Rows, batch, build, randomised
+from speed.cases import Settings, launches
+from speed.launching import step
 from torch import Tensor, nn
 
 from ctr_pe.data.synthetic import generate
@@ -17,10 +20,14 @@ from ctr_pe.elsewhere import Counted, elsewhere
 from ctr_pe.ops.recurrence import gpu
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.positions import Positions
+from ctr_pe.ragged import Layout
+from ctr_pe.sending import Parcel
 from ctr_pe.study.tune import plan, tune
 from ctr_pe.training import load, save
 from ctr_pe.units import SelfAttention
+from ctr_pe.units.activations import Dice
 from ctr_pe.units.gru import GATES, GRU, AttentionGRU
+from ctr_pe.units.together import each
 
 MODELS = tuple(SMALL)
 ENCODINGS = available_pes()
@@ -31,6 +38,13 @@ def there(name: str, folder: Path, pe: str, **params: Any) -> Any:
     model = build(name, folder, position_encoding=pe, gpu=0, **params)
     assert {str(tensor.device) for tensor in model.state_dict().values()} == {"elsewhere:0"}
     return model
+
+
+def planned(mask: Tensor, device: str) -> Positions:
+    """Positions that were made on the CPU and sent."""
+    positions = Positions.from_mask(mask, layout=Layout.on(torch.device(device)))
+    positions.plan()
+    return Parcel(positions, torch.device(device)).unpack()
 
 
 class TestDevice:
@@ -64,7 +78,7 @@ class TestDevice:
         with elsewhere() as counted, mock.patch.object(gpu, "takes", return_value=kernel):
             found = []
             for unit, device in ((here, "cpu"), (copy.deepcopy(here).to("elsewhere"), "elsewhere")):
-                positions = Positions.from_mask(mask.to(device), known=mask)
+                positions = planned(mask, device)
                 given = [x.to(device).requires_grad_() for x in (items.clone(), *weights)]
                 states = unit(*given, positions)
                 slope = torch.linspace(-1, 1, 40).view(10, 4).to(device)
@@ -130,6 +144,81 @@ class TestDevice:
         assert torch.accelerator.is_available() is before
 
 
+@pytest.mark.parametrize("counts", [[3, 0, 6, 1], [2, 2], [0, 0], [1]], ids=str)
+def test_a_plan_arrives_in_a_copy_per_dtype_and_nothing_is_left_to_ask(counts: list[int]) -> None:
+    ids, given = batch(counts)["item_history"], Positions.from_mask(batch(counts)["item_history"] != 0)
+    packed = torch.arange(1.0, 2 * sum(counts) + 1).view(-1, 2)
+    with elsewhere() as counted:
+        at = Positions.from_mask(ids != 0, layout=Layout.on(torch.device("elsewhere")))
+        at.plan(with_target=True)
+        there, items = Parcel((at, packed), torch.device("elsewhere")).unpack()
+        assert (there.blocks is there.whole) == (sum(counts) > 0)
+        found = [there.at_items.distance, there.newest, there.count, there.unpack(items), there.total(items)]
+        found += [there.whole.pad(items)[0], there.newest_of(items), there.in_last(items, 3), *there.real]
+        for blocks in (there.blocks, there.with_target().blocks, there.with_target().newest_blocks):
+            assert len(blocks) <= 1
+            found += [block.mask for block in blocks]
+        assert counted.waits == 0
+        assert counted.sent.total() == 3 + 2 + 3  # and what newest_of and in_last send
+        wanted = [given.pack(given.distance), given.newest, given.count, given.unpack(packed), given.total(packed)]
+        wanted += [given.whole.pad(packed)[0], given.newest_of(packed), given.in_last(packed, 3), *given.real]
+        for x, y in zip(found, wanted, strict=False):
+            assert torch.equal(x.cpu(), y)
+
+
+def test_a_batch_of_training_and_evaluation_is_planned_ahead(tmp_path: Path) -> None:
+    threads: list[str] = []
+    with elsewhere():
+        model = there("BST", tmp_path, "cape")
+        plan = model.planned
+        with mock.patch.object(model, "planned", lambda rows: (threads.append(current_thread().name), plan(rows))[1]):
+            model.fit(Rows(), 1, Rows())
+    ahead = [name for name in threads if name.startswith("ThreadPoolExecutor")]
+    assert len(ahead) == len(threads) / 2 == 2 * len(Rows())
+
+
+class TestEach:
+    """Modules that are computed as one."""
+
+    def test_has_the_results_gradients_and_statistics_of_a_loop(self) -> None:
+        def made() -> list[nn.Module]:
+            torch.manual_seed(0)
+            return [nn.Sequential(nn.Linear(3, 4), Dice(4), nn.Linear(4, 2)) for _ in range(3)]
+
+        inputs, weight = torch.randn(3, 7, 3), torch.randn(7, 2)
+        loop, alone = made(), made()
+        (torch.stack(each(lambda module, x: module(x), loop, inputs)) * weight).sum().backward()
+        with elsewhere() as counted:
+            together = [module.to("elsewhere") for module in alone]
+            given = [x.to("elsewhere") for x in inputs]
+            counted.kernels.clear()
+            found = each(lambda module, x: module(x), together, given)
+            assert counted.kernels["native_batch_norm"] == 1
+            (torch.stack(found) * weight.to("elsewhere")).sum().backward()
+            for one, other in zip(loop, together, strict=True):
+                for (name, x), y in zip(one.named_parameters(), other.parameters(), strict=True):
+                    assert torch.allclose(x.grad, y.grad.cpu(), atol=1e-6), name
+                for (name, state), its in zip(one.named_buffers(), other.buffers(), strict=True):
+                    assert torch.allclose(state, its.cpu(), atol=1e-6), name
+
+    def test_in_evaluation_statistics_stay(self) -> None:
+        modules = [nn.BatchNorm1d(2).eval() for _ in range(2)]
+        with elsewhere():
+            modules = [module.to("elsewhere") for module in modules]
+            x = torch.randn(5, 2).to("elsewhere")
+            assert torch.allclose(torch.stack(each(lambda module, own: module(own), modules, [x, x])).cpu()[1], x.cpu())
+            assert modules[0].running_mean.tolist() == [0, 0]
+
+    def test_losses_of_units_are_not_lost(self, tmp_path: Path) -> None:
+        params = {"position_encoding": "euler", "euler_contrast": 0.5, "euler_mask_rate": 1e-6, "max_len": 4}
+        here = randomised(build("DMIN", tmp_path, **params)).train()
+        with elsewhere():
+            other = build("DMIN", tmp_path, gpu=0, **params).train()
+            other.load_state_dict(here.state_dict())
+            found = [model(BATCH)["losses"]["phase contrast"].item() for model in (here, other)]
+        assert found[1] == pytest.approx(found[0], rel=1e-4)
+
+
 @pytest.mark.parametrize("pe", ["none", "rope", "t5", "rope+alibi", "xlnet"])
 def test_attention_is_fused_where_its_bias_knows_nothing_of_the_items(pe: str) -> None:
     """And gives what the CPU gives, at padding and in an empty row too."""
@@ -143,7 +232,7 @@ def test_attention_is_fused_where_its_bias_knows_nothing_of_the_items(pe: str) -
     unit.zero_grad()
     with elsewhere() as counted:
         there = unit.to("elsewhere")
-        states = there(items.to("elsewhere"), Positions.from_mask(mask.to("elsewhere"), known=mask))
+        states = there(items.to("elsewhere"), planned(mask, "elsewhere"))
         states.sin().sum().backward()
         assert torch.allclose(states.detach().cpu(), wanted, atol=1e-6)
         for got, want in zip(there.parameters(), gradients, strict=True):
@@ -157,6 +246,16 @@ def test_a_training_step_waits_for_nothing(name: str, tmp_path: Path) -> None:
     counted = second_step(name, tmp_path, position_encoding="cape", max_len=4, **params)
     assert not counted.waited
     assert counted.launches
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pe", ["none", "cape"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_training_step_takes_few_launches_and_waits_for_nothing(name: str, pe: str, tmp_path: Path) -> None:
+    """With the published configurations."""
+    counted = step(Settings(False, tmp_path), name, pe)
+    assert counted.waits == 0
+    assert counted.launches <= launches(name, pe)
 
 
 def test_items_that_did_not_come_next_need_no_waiting(tmp_path: Path) -> None:
@@ -242,6 +341,9 @@ def assert_trains(name: str, pe: str, folder: Path, **params: Any) -> None:
         assert losses[1] == pytest.approx(losses[0], rel=1e-4)
         assert {p.grad.device.type for p in other.parameters() if p.grad is not None} == {"elsewhere"}
         assert not missing(here.state_dict(), other.state_dict())
+    with elsewhere() as counted:
+        other.train_step(BATCH)
+    assert not counted.waited
 
 
 def missing(here: dict[str, Tensor], there: dict[str, Tensor]) -> set[str]:

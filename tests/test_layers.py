@@ -18,7 +18,7 @@ LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest cou
         *("legacy", "fuxictr_imports", "plugins", "scratch", "tracking", "elsewhere", "ranks", "draws"),
         *("model_zoo.fields", "data.specs", "data.published"),
     ),
-    "positions": ("positions", "ragged", "padded"),
+    "positions": ("positions", "ragged", "padded", "sending"),
     "ops": ("ops", "compiled"),
     "pe": ("pe",),
     "units": ("units", "testing", "catalog"),

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
+from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor
 
-from ctr_pe.ragged import LARGEST, NARROWEST, Block, Blocks, Ragged
+from ctr_pe.ragged import NARROWEST, Block, Blocks, Layout, OneBlock, Ragged
 
 COUNTS = [[3, 0, 20, 9, 1, 40, 17, 0, 8], [5], [4, 4, 4], [0, 2], [0], [0, 0, 0], []]
+
+
+WIDE, SMALL = Layout(False, 2**24), Layout(False, 900)
 
 
 def left(count: int, width: int, row: int) -> Tensor:
@@ -48,7 +53,11 @@ def numbered(of: Ragged, *shape: int) -> Tensor:
 
 
 def blocks_of(of: Ragged) -> dict[str, Blocks]:
-    return {"blocks": of.blocks, "newest": of.newest_blocks, "whole": of.whole}
+    found = {"blocks": of.blocks, "newest": of.newest_blocks, "whole": of.whole}
+    for layout in (WIDE, SMALL):
+        with mock.patch.object(Layout, "on", return_value=layout):
+            found[str(layout)] = Ragged(of.mask).blocks
+    return found
 
 
 @layouts
@@ -120,10 +129,10 @@ class TestBlocks:
     def test_every_row_with_items_is_in_one_block_and_every_item_too(self, counts: list[int], side: Side) -> None:
         of = ragged(counts, side)
         filled = [row for row, count in enumerate(counts) if count]
-        for name, blocks in blocks_of(of).items():
+        for blocks in blocks_of(of).values():
             rows = torch.cat([block.rows for block in blocks]).tolist() if blocks else []
             items = torch.cat([block.items for block in blocks]).tolist() if blocks else []
-            assert sorted(rows) == ([*range(len(counts))] if name == "whole" else filled)
+            assert sorted(rows) == ([*range(len(counts))] if isinstance(blocks, OneBlock) else filled)
             assert sorted(items) == [*range(sum(counts))]
             for block in blocks:
                 assert block.mask.sum(1).tolist() == [counts[row] for row in block.rows.tolist()]
@@ -168,8 +177,16 @@ class TestBlocks:
             for block in blocks:
                 shortest, longest = int(block.mask.sum(1).min()), block.mask.shape[1]
                 assert longest <= max(NARROWEST, 1.5 * shortest)
+        largest = Layout.on(of.mask.device).largest
         for block in of.blocks:
-            assert len(block.rows) * block.mask.shape[1] ** 2 <= max(LARGEST, block.mask.shape[1] ** 2)
+            assert len(block.rows) * block.mask.shape[1] ** 2 <= max(largest, block.mask.shape[1] ** 2)
+
+    def test_on_an_accelerator_blocks_are_as_few_as_their_size_allows(self, counts: list[int], side: Side) -> None:
+        assert len(blocks_of(ragged(counts, side))[str(WIDE)]) == (sum(counts) > 0)
+        with mock.patch.object(Layout, "on", return_value=SMALL):
+            blocks = ragged(counts, side).blocks
+        for block, wider in pairwise(blocks):
+            assert (len(block.rows) + 1) * int(wider.mask.sum(1).min()) ** 2 > SMALL.largest
 
     def test_padding_is_done_once_for_each_key(self, counts: list[int], side: Side) -> None:
         of, calls = ragged(counts, side), []

@@ -16,18 +16,18 @@ from speed.timing import Figure
 
 def launches(settings: Settings, model: str, pe: str) -> Figure:
     """Kernels of forward, backward, clipping and optimiser."""
-    counted = _step(settings, model, pe)
+    counted = step(settings, model, pe)
     return Figure([counted.launches], unit="", details=dict(counted.kernels))
 
 
 def waits(settings: Settings, model: str) -> Figure:
     """How often the host waits for the device in a step with CAPE."""
-    counted = _step(settings, model, "cape")
+    counted = step(settings, model, "cape")
     return Figure([counted.waits], unit="", details=dict(counted.waited))
 
 
-def _step(settings: Settings, model: str, pe: str) -> Counted:
-    """Of the second step: the first makes the optimiser's state."""
+def step(settings: Settings, model: str, pe: str) -> Counted:
+    """Of a training step, the second: the first makes the optimiser's state."""
     size = settings.size(256, 64)
     dataset = data.write(settings.folder / "amazon", data.draw(2 * size), ages=models.needs_age(pe))
     with elsewhere():

@@ -36,8 +36,8 @@ class AdditiveCAPE(ContextualEncoding):
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         if not isinstance(vectors, TargetVectors):
             return super().bias(logits, vectors, pairs)
-        places = pairs.block.places(pairs.allowed.expand_as(logits))
-        position = self.fractional_positions(logits, pairs)[places].clamp(max=self.max_len)
+        places = pairs.block.places(logits.shape[2])
+        position = self.fractional_positions(logits, pairs)[:, 0][places].clamp(max=self.max_len)
         low, table = position.detach().floor().long(), widen(self.table)
         vector = torch.lerp(table[low], table[(low + 1).clamp(max=self.max_len)], (position - low).unsqueeze(1))
         return vectors.rescore(vector.to(self.table.dtype))

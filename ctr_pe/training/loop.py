@@ -22,6 +22,7 @@ from ctr_pe.errors import UserError, nearest, one_line
 from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.divergence import Guard
+from ctr_pe.training.source import with_plans
 from ctr_pe.training.steady import Average, schedule
 from ctr_pe.training.weights import SUFFIX, load, read_tensors, save, write_tensors
 
@@ -132,7 +133,7 @@ class _Training:
         progress: Progress,
         watch: Watch | None,
     ) -> None:
-        self.model, self.batches, self.validation, self.epochs = model, batches, validation, epochs
+        self.model, self.batches, self.validation, self.epochs = model, with_plans(model, batches), validation, epochs
         self.best_weights, self.progress, self.watch, self.guard = best_weights, progress, watch, Guard(model)
         names = [name for name in model.validation_metrics if name != "gAUC" or model.feature_map.group_id]
         self.names = list(dict.fromkeys([*names, *model._monitor.kv_pairs]))

@@ -15,6 +15,7 @@ from torch import Tensor
 from ctr_pe import ranks
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
+from ctr_pe.training.source import with_plans
 
 Floats = npt.NDArray[np.float64]
 
@@ -41,7 +42,7 @@ def score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Scored:
     a user side by side, and each decides by the metrics how to go on.
     """
     model.eval()
-    own = [_scored(model, batch) for batch in batches]
+    own = [_scored(model, batch) for batch in with_plans(model, batches)]
     if getattr(batches, "is_shared", False):
         own = [part for part in chain.from_iterable(zip_longest(*ranks.gathered(own))) if part is not None]
     if not own:

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-
-from torch import Tensor
 
 from ctr_pe import ranks
 from ctr_pe.data.dataset import Dataset, open_dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.specs import read_feature_map
 from ctr_pe.errors import UserError, nearest
+
+PLANNED = 2
+"""Batches whose plan is made ahead."""
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,18 @@ class Source:
         return MadeAhead(rows, ahead) if ahead > 0 else rows
 
 
-class MadeAhead:
-    """The same batches; a thread makes up to ``count`` of them before they are asked for."""
+def with_plans(model: Any, batches: Any) -> Any:
+    """The batches; for a model on an accelerator with its plan of each, made ahead so that no step waits for one."""
+    if model.device.type == "cpu" or not hasattr(model, "planned"):
+        return batches
+    return MadeAhead(batches, PLANNED, model.planned)
 
-    def __init__(self, batches: Any, count: int) -> None:
-        self.batches, self.count = batches, count
+
+class MadeAhead:
+    """The same batches, or what ``make`` makes of them; a thread makes up to ``count`` before they are asked for."""
+
+    def __init__(self, batches: Any, count: int, make: Callable[[Any], Any] = lambda batch: batch) -> None:
+        self.batches, self.count, self.make = batches, count, make
 
     def __len__(self) -> int:
         return len(self.batches)
@@ -107,10 +115,10 @@ class MadeAhead:
     def epoch(self, epoch: int) -> None:
         self.batches.epoch = epoch
 
-    def __iter__(self) -> Iterator[dict[str, Tensor]]:
-        iterator: Iterator[dict[str, Tensor]] = iter(self.batches)
+    def __iter__(self) -> Iterator[Any]:
+        made: Iterator[Any] = map(self.make, self.batches)
         with ThreadPoolExecutor(1) as thread:
-            coming = deque(thread.submit(next, iterator, None) for _ in range(self.count))
+            coming = deque(thread.submit(next, made, None) for _ in range(self.count))
             while (batch := coming.popleft().result()) is not None:
-                coming.append(thread.submit(next, iterator, None))
+                coming.append(thread.submit(next, made, None))
                 yield batch

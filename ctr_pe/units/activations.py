@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,14 +29,26 @@ class Dice(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, units) -> (N, units)."""
         single = x.float() if x.itemsize < 4 else x
-        mean = variance = single.new_zeros(())
         own, alone = self.uses_own_statistics(x.shape[0]), ranks.processes() == 1
+        if alone and not x.is_cpu:
+            y: Tensor = _Gate.apply(single, self.normed(single), self.alpha.to(single.dtype))[0]  # type: ignore[no-untyped-call]
+            return y.to(x.dtype)
+        mean = variance = single.new_zeros(())
         if own:
             with torch.no_grad() if alone else nullcontext():
                 mean, variance = moments(single)
         factor, shift = self.norm(x.shape[0], mean, variance)
         y = dice(single, factor, shift, self.alpha.to(single.dtype), mean if own and alone else None)
         return y.to(x.dtype)
+
+    def normed(self, x: Tensor) -> Tensor:
+        """(N, units) -> (N, units) by torch's batch norm, one kernel each way."""
+        own, bn = self.uses_own_statistics(x.shape[0]), self.bn
+        if own and bn.num_batches_tracked is not None:
+            bn.num_batches_tracked += 1
+        return nn.functional.batch_norm(
+            x, bn.running_mean, bn.running_var, training=own, momentum=bn.momentum or 0.0, eps=bn.eps
+        )
 
     def uses_own_statistics(self, rows: int) -> bool:
         """Whether a batch of so many rows is normed by its own mean and variance and those of other processes."""
@@ -53,6 +66,31 @@ class Dice(nn.Module):
             mean, variance = self.bn.running_mean, self.bn.running_var
         factor = (variance + self.bn.eps).rsqrt()
         return factor, -mean * factor
+
+
+class _Gate(torch.autograd.Function):
+    """x (p + (1 - p) α) with p = σ(normed), by hand: half the kernels. x and normed (N, units), α (units,)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(x: Tensor, normed: Tensor, alpha: Tensor) -> tuple[Tensor, ...]:
+        share = normed.sigmoid()
+        slope = torch.addcmul(alpha, 1 - alpha, share)
+        return x * slope, share, slope
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: tuple[Tensor, ...]) -> None:
+        ctx.mark_non_differentiable(*output[1:])
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(inputs[0], inputs[2], *output[1:])
+
+    @staticmethod
+    def backward(ctx: Any, of_y: Tensor, *none: Tensor) -> tuple[Tensor, ...]:
+        x, alpha, share, slope = ctx.saved_tensors
+        of_slope = of_y * x
+        of_normed = torch.ops.aten.sigmoid_backward(of_slope * (1 - alpha), share)
+        return of_y * slope, of_normed, torch.addcmul(of_slope, of_slope, share, value=-1).sum(0)
 
 
 def make_activation(name: str, units: int) -> nn.Module:

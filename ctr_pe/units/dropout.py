@@ -15,9 +15,9 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape and floating type."""
-        if x.device.type != "cpu":
-            return super().forward(x)
-        return x * self.draw(x.shape).to(x.dtype).mul_(self.factor) if self.draws else x
+        if not self.draws:
+            return x
+        return x * self.draw(x.shape).to(x.dtype).mul_(self.factor) if x.is_cpu else super().forward(x)
 
     @property
     def draws(self) -> bool:

@@ -113,7 +113,7 @@ class DINScore(nn.Module):
             return pieces.mlp(shared, torch.cat([of_item, of_product], 1), rest).squeeze(-1)
         per_pair = nn.functional.linear(target, of_target, first.bias)
         if rows is not None:
-            target, per_pair = target[rows], per_pair[rows]
+            target, per_pair = _of_rows(target, rows), _of_rows(per_pair, rows)
         hidden = torch.addmm(per_pair, items, of_item.T)
         hidden = torch.addmm(hidden, target * items, of_product.T)
         for layer in rest:
@@ -189,5 +189,9 @@ SCORES: dict[str, Callable[[int], nn.Module]] = {"dot": DotScore, "bilinear": Bi
 
 
 def _dot(target: Tensor, items: Tensor, rows: Tensor) -> Tensor:
-    # As a look-up: the gradient of target[rows] adds up one row after the other.
-    return (nn.functional.embedding(rows, target) * items).sum(-1)
+    return (_of_rows(target, rows) * items).sum(-1)
+
+
+def _of_rows(x: Tensor, rows: Tensor) -> Tensor:
+    """x[rows], as a look-up: the gradient of x[rows] adds up one row after the other."""
+    return nn.functional.embedding(rows, x)

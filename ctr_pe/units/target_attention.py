@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ctr_pe.errors import nearest
 from ctr_pe.pe.base import PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, TargetVectors
-from ctr_pe.positions import Items, Positions, Where
+from ctr_pe.positions import Items, Positions
 from ctr_pe.units.scores import SCORES, candidate_scores
 
 
@@ -64,10 +64,8 @@ class TargetAttention(nn.Module):
         target, (rows, _), pairs = embedded, positions.real, positions.target_pairs()
         several = target.dim() == 3
         queries = target.flatten(0, -2)  # (B K, D)
-        zero, age, block = positions.distance.new_zeros(queries.shape[0]), positions.age, pairs.block
-        here = Where(zero, None if age is None else zero)
-        there = Where(positions.pack(positions.distance), None if age is None else positions.pack(age))
-        query, keys = self.pe.rotate(queries, items, here, there)
+        block = pairs.block
+        query, keys = self.pe.rotate(queries, items, positions.at_target, positions.at_items)
 
         def scored(rotated: Tensor) -> Tensor:
             if several:
@@ -76,10 +74,10 @@ class TargetAttention(nn.Module):
 
         def rescored(shift: Tensor) -> Tensor:
             if several:  # as one pair after the other
-                allowed = pairs.allowed[:, 0].expand(-1, target.shape[1], -1)
-                places = row, one, slot = block.places(allowed)
+                places = row, one, slot = block.places(target.shape[1])
                 own: Tensor = self.score(query, block.pad(keys)[row, slot] + shift, row * target.shape[1] + one)
-                return own.new_zeros(allowed.shape).index_put(places, own).unsqueeze(1)
+                padded = own.new_zeros(*target.shape[:2], block.mask.shape[1])
+                return padded.index_put(places, own).unsqueeze(1)
             with _side_stream(shift.device) if self.training else nullcontext():
                 return scored(keys + shift)
 
@@ -93,12 +91,12 @@ class TargetAttention(nn.Module):
         if several:
             of_items = positions.unpack(block.pack(weights[:, 0].mT)).mT
             return mixed[:, 0].to(items.dtype) @ block.pad(items), of_items
-        pooling = block.pack(mixed[:, 0, 0]).to(items.dtype).unsqueeze(-1)
+        pooling = block.pack(mixed.flatten(1)).to(items.dtype).unsqueeze(-1)
         interest = positions.total(pooling * items)
         if self.training and self.pe.loss_names:
             attended = Attended(logits, interest[:, None, None, :], vectors, pairs)
             positions.add_losses(self.pe.losses([attended]))
-        return interest, positions.unpack(block.pack(weights[:, 0, 0]))
+        return interest, positions.unpack(block.pack(weights.flatten(1)))
 
 
 @contextmanager
@@ -107,5 +105,7 @@ def _side_stream(device: torch.device) -> Iterator[None]:
     runs of one seed stay paired."""
     own = {} if device.type == "cpu" else {"device_type": device.type}
     with torch.random.fork_rng([device] if own else [], **own):
-        torch.manual_seed(int(torch.randint(2**62, ())))
+        with torch._C._DisableFuncTorch():  # a number, not one per module of vmap
+            seed = int(torch.randint(2**62, ()))
+        torch.manual_seed(seed)
         yield

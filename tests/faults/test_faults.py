@@ -237,8 +237,8 @@ FAULTS = [
     ),
     Fault(
         "the target's distance is one",
-        "zero = self.distance.new_zeros(1, 1, 1)",
-        "zero = self.distance.new_ones(1, 1, 1)",
+        "zero = self.distance.new_zeros(1)",
+        "zero = self.distance.new_ones(1)",
         f"{POSITIONS}test_pairs_of_a_target",
     ),
     Fault(
