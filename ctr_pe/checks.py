@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ctr_pe import legacy, plugins
-from ctr_pe.config import load_json
+from ctr_pe.config import load_json, packaged_yaml, parse_yaml
 from ctr_pe.data.built_in import BUILT_IN
 from ctr_pe.data.dataset import REPORT, stored_groups
 from ctr_pe.errors import UserError, nearest, quoted, shown
@@ -171,8 +171,8 @@ STAND_IN = Group(("item_id", "cate_id"), ("item_history", "cate_history"))
 def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[str, Any]], Sequence[Group], str | None]:
     """Features, field groups and group id of an experiment's data set.
 
-    From ``feature_cols``, from the data set if it is built, or from the description of a published one; empty if
-    nothing is known.
+    From ``feature_cols``, from the data set if it is built, or from what is known of a published or built-in one or one
+    with a recipe; empty if nothing is known.
 
     Raises:
         UserError: invalid ``feature_cols``.
@@ -199,6 +199,9 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
         return specs, published.groups, published.group_id
     if name in BUILT_IN:
         return {}, [replace(STAND_IN, age="age_history")], "user_id"
+    if recipe := packaged_yaml("recipe").get(name):
+        timed = parse_yaml(recipe, name).get("time") is not None
+        return {}, [replace(STAND_IN, age="age_history" if timed else None)], None
     return {}, (), None
 
 

@@ -178,11 +178,11 @@ def test_weights_are_written_whole_or_not_at_all(tmp_path: Path, monkeypatch: py
     save(model, file)
     before = file.read_bytes()
 
-    def broken(model: Any, path: str) -> None:
+    def broken(tensors: Any, path: str) -> None:
         Path(path).write_bytes(b"half")
         raise OSError(28, "disk full")
 
-    monkeypatch.setattr(safetensors.torch, "save_model", broken)
+    monkeypatch.setattr(safetensors.torch, "save_file", broken)
     with pytest.raises(UserError, match="weights: disk full"):
         save(model, file)
     assert file.read_bytes() == before
