@@ -46,6 +46,7 @@ def of_model(tmp_path: Path, root: Path, **changes: Any) -> list[str]:
     return problems({"X": {**SECTION, **changes}}, tmp_path, root)
 
 
+@pytest.mark.slow
 def test_what_is_shipped_is_right(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parsed = cache(config.parse_yaml)  # once per file, and not for every cell of a suite
     monkeypatch.setattr(config, "parse_yaml", lambda text, source: deepcopy(parsed(text, source)))

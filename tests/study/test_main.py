@@ -130,6 +130,7 @@ def test_a_built_in_set_is_generated_once(
     assert "generating" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_training_side_by_side_gives_what_one_after_another_in_this_process_does(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
