@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError, nearest
-from ctr_pe.keys import Layers, Rate, Width
+from ctr_pe.keys import Layers, Positive, Rate, Width
 from ctr_pe.model_zoo import candidates
 from ctr_pe.model_zoo.base import RankModel, summed
 from ctr_pe.model_zoo.keys import own_position_switch
@@ -29,15 +29,18 @@ class ConcatenatedPositions(PositionEncoding):
     it is the distance from the target, whatever the padding.
 
     Heads need not divide the item dim D: they split D + P, P ``position_dim``. ``max_len``: slots of [history; target].
-    Parameters: ``table (max_len, P)``, row 0 for the target; starts as sines and cosines of the distance.
+    Parameters: ``table (max_len, P)``, row 0 for the target; starts as sines and cosines of the distance, times
+    ``scale``.
     """
 
-    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: int) -> None:
+    def __init__(
+        self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: int, scale: float = 1.0
+    ) -> None:
         super().__init__(dim, max_len)
         self.num_heads, self.out_dim = num_heads, dim + position_dim
         column = torch.arange(position_dim)
         angle = torch.arange(max_len).unsqueeze(1) * 10000.0 ** (-(column - column % 2) / position_dim)
-        self.table = nn.Parameter(torch.where(column % 2 == 0, angle.sin(), angle.cos()))
+        self.table = nn.Parameter(scale * torch.where(column % 2 == 0, angle.sin(), angle.cos()))
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         index = positions.like(history, positions.distance).clamp(max=self.max_len - 1)
@@ -63,6 +66,8 @@ class BST(RankModel):
         seq_pooling_type: ``mean`` or ``sum`` over history and target, the state at the ``target``, or ``concat``: all
             states, oldest first, each in the slot of its distance from the target.
         use_causal_mask: each item sees itself and the items before it.
+        native_scale: of the waves that the vectors of ``native`` start as. FuxiCTR's 1 drowns item embeddings, which
+            start at 1e-4; of a model that is to use them it is best as large as trained embeddings, .02 or so.
         use_position_emb: FuxiCTR's switch of ``native``: True or False without position_encoding means native or none.
 
     Raises:
@@ -83,12 +88,13 @@ class BST(RankModel):
         use_residual: bool = True,
         seq_pooling_type: str = "mean",
         use_causal_mask: bool = False,
+        native_scale: Positive = 1.0,
         use_position_emb: bool | None = None,
         **kwargs: Any,
     ) -> None:
         own_position_switch("BST", "use_position_emb", use_position_emb, kwargs)
         super().__init__(feature_map, model_id, net_dropout=net_dropout, **kwargs)
-        self.native_options = {"position_dim": self.embedding_dim}
+        self.native_options = {"position_dim": self.embedding_dim, "scale": native_scale}
         pooling = seq_pooling_type
         if pooling not in POOLINGS:
             raise UserError(f"BST: seq_pooling_type '{pooling}' is unknown: {nearest(pooling, POOLINGS)}")

@@ -112,14 +112,18 @@ class Euler(PositionEncoding):
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         if self.table is None:
             return target, history
-        moved = self._at_input(
-            history, positions.like(history, positions.rank - 1 if self.from_oldest else positions.distance)
-        )
+        index = positions.like(history, positions.rank - 1 if self.from_oldest else positions.distance)
+        if target is None:
+            moved = self._at_input(history, index)
+        else:  # in one go
+            own = positions.count if self.from_oldest else positions.count.new_zeros(1)
+            indices = per_target(own, target).expand(target.shape[:-1]), index
+            both = torch.cat([target.flatten(0, -2), history.flatten(0, -2)])
+            parts = [one.numel() for one in indices]
+            own_moved, moved = self._at_input(both, torch.cat([one.flatten() for one in indices])).split(parts)
+            target, moved = own_moved.view_as(target), moved.view_as(history)
         if history.dim() == 3:  # padding keeps what it holds
             moved = torch.where(positions.mask.unsqueeze(-1), moved, history)
-        if target is not None:
-            own = positions.count if self.from_oldest else positions.count.new_zeros(1)
-            target = self._at_input(target, per_target(own, target))
         return target, moved
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:

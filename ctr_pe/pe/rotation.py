@@ -30,7 +30,7 @@ def rotate_planes(vectors: Tensor, angle: Tensor, *, interleaved: bool = False) 
 
 
 def planes(vectors: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    """Copies of real parts (..., P) and imaginary parts (..., P), and the coordinate left over from an odd d.
+    """Real parts (..., P) and imaginary parts (..., P), and the coordinate left over from an odd d.
 
     Plane c is made of the coordinates c and c + P of vectors (..., d), ``interleaved`` of 2c and 2c + 1.
     """
@@ -40,7 +40,12 @@ def planes(vectors: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor, 
         real, imaginary = torch.unflatten(paired, -1, (count, 2)).unbind(-1)
     else:
         real, imaginary, rest = torch.split(vectors, [count, count, odd], -1)
-    return real.contiguous(), imaginary.contiguous(), rest  # every operation on half of each row is slower
+    return _side_by_side(real), _side_by_side(imaginary), rest
+
+
+def _side_by_side(x: Tensor) -> Tensor:
+    """On a CPU every operation on half of each row is slower, on an accelerator a copy is one more launch."""
+    return x.contiguous() if x.is_cpu else x
 
 
 def phases(real: Tensor, imaginary: Tensor) -> Tensor:
@@ -67,7 +72,7 @@ class _Rotation(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, real: Tensor, imaginary: Tensor) -> tuple[Tensor | None, ...]:
         cos, sin, *output = ctx.saved_tensors
-        real, imaginary = real.contiguous(), imaginary.contiguous()
+        real, imaginary = _side_by_side(real), _side_by_side(imaginary)
         of_angle = None
         if output:
             of_angle = torch.addcmul(imaginary * output[0], real, output[1], value=-1).sum_to_size(ctx.angle_shape)

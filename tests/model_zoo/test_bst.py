@@ -35,6 +35,15 @@ class TestConcatenatedPositions:
             angle = distance * 10000.0 ** (-(column // 2) * 2 / width)
             assert torch.allclose(table[:, column], angle.cos() if column % 2 else angle.sin(), atol=1e-6)
 
+    def test_starts_as_large_as_one_says(self, tmp_path: Path) -> None:
+        tables = [
+            build("BST", tmp_path, position_encoding="native", native_scale=scale).transformers[0].encodings[0].table
+            for scale in (1.0, 0.25)
+        ]
+        assert torch.equal(tables[0] / 4, tables[1])
+        with pytest.raises(UserError, match="native_scale must be a positive number, got 0"):
+            build("BST", tmp_path, position_encoding="native", native_scale=0)
+
     def test_is_of_the_embedding_s_width_beside_every_item(self, tmp_path: Path) -> None:
         model = build("BST", tmp_path, position_encoding="native")
         encoding = model.transformers[0].encodings[0]
