@@ -16,7 +16,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cache, partial, partialmethod
 from typing import Any
 from unittest import mock
 
@@ -168,6 +168,7 @@ def elsewhere() -> Iterator[Counted]:
         mock.patch("torch.accelerator.device_count", return_value=1),
         mock.patch("torch.tensor", tensor),
         mock.patch("torch._C._InferenceMode", _no_grad),
+        mock.patch("torch.nn.Module._apply", partialmethod(_apply, nn.Module._apply)),
         mock.patch("torch._VF.gru", partial(_gru, counted, torch._VF.gru)),
         # As on any accelerator, one call for all parameters; torch looks at the class of the tensors.
         mock.patch("torch.nn.utils.clip_grad._has_foreach_support", lambda tensors, where: where.type == NAME),
@@ -180,6 +181,13 @@ def elsewhere() -> Iterator[Counted]:
 def _no_grad(mode: bool) -> torch.no_grad:
     """Instead of inference mode, in which some views of a subclass fail."""
     return torch.no_grad()
+
+
+def _apply(module: nn.Module, apply: Callable[..., nn.Module], *given: Any, **named: Any) -> nn.Module:
+    """``module._apply``, after which shared parameters are still shared, as on any accelerator."""
+    swaps = not isinstance(module, nn.RNNBase)  # which has references to its parameters
+    with mock.patch("torch.__future__._swap_module_params_on_conversion", swaps):
+        return apply(module, *given, **named)
 
 
 @cache

@@ -88,7 +88,7 @@ class Pairs:
         all layers."""
         items = self.positions.items
         assert items is not None
-        return self.blocks.pad_once(name, lambda: read(items))[self.index]
+        return self.blocks.pad_once(name, lambda: self.positions.read_once(name, read))[self.index]
 
     def of_queries(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
         """(B, Q, ...): the same of the queries."""
@@ -98,13 +98,26 @@ class Pairs:
         assert target is not None
         return read(target) if target.several else read(target).unsqueeze(1)
 
-    def products(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
-        """(B, 1, Q, L): product of the vectors that ``read`` makes of query and key."""
+    def products(self, name: Hashable, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """(B, 1, Q, L): product of the vectors that ``read`` makes of the embeddings of query and key."""
         target, items = self.positions.target, self.positions.items
         if self.self_attention or target is None or items is None or target.several:
-            return (self.of_queries(name, read) @ self.of_keys(name, read).mT).unsqueeze(1)
+            query, keys = (of(name, lambda one: read(one.embedding)) for of in (self.of_queries, self.of_keys))
+            return (query @ keys.mT).unsqueeze(1)
+        both = target.embedding, items.embedding
+        of_target, of_items = torch.split(read(torch.cat(both)), [len(one) for one in both])
         rows, _ = self.positions.real  # one target: numbers are padded and no vectors
-        return self.block.pad((read(target).index_select(0, rows) * read(items)).sum(-1))[:, None, None]
+        return self.block.pad((of_target.index_select(0, rows) * of_items).sum(-1))[:, None, None]
+
+    def once(self, name: Hashable, compute: Callable[[Pairs], Tensor]) -> Tensor:
+        """What ``compute`` gives for these pairs, computed once per ``name`` for all layers."""
+        if name not in self._found:
+            self._found[name] = compute(self)
+        return self._found[name]
+
+    @lazily
+    def _found(self) -> dict[Hashable, Tensor]:
+        return {}
 
     # Floats, because torch takes many times as long where it combines a bool with a float.
 
@@ -286,8 +299,19 @@ class Positions(Ragged):
     def _but(self, **fields: Any) -> Positions:
         """These with other fields and what has been computed from the mask so far."""
         found, own = replace(self, **fields), vars(self)
-        vars(found).update({name: own[name] for name in own.keys() - vars(found).keys() - {"_item_pairs"}})
+        vars(found).update({name: own[name] for name in own.keys() - vars(found).keys() - {"_item_pairs", "_read"}})
         return found
+
+    def read_once(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
+        """What ``read`` takes from the items (N, ...), computed at the first call with a name."""
+        if name not in self._read:
+            assert self.items is not None
+            self._read[name] = read(self.items)
+        return self._read[name]
+
+    @lazily
+    def _read(self) -> dict[Hashable, Tensor]:
+        return {}
 
     @lazily
     def _and_target(self) -> Positions:

@@ -33,9 +33,7 @@ class ConcatenatedPositions(PositionEncoding):
     ``scale``.
     """
 
-    def __init__(
-        self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: int, scale: float = 1.0
-    ) -> None:
+    def __init__(self, dim: int, max_len: int, num_heads: int = 1, *, position_dim: int, scale: float = 1.0) -> None:
         super().__init__(dim, max_len)
         self.num_heads, self.out_dim = num_heads, dim + position_dim
         column = torch.arange(position_dim)

@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import torch
 from models import ITEMS, SMALL, Rows, batch, build, randomised
-from speed.cases import Settings, launches
+from speed.cases import ENCODED, Settings, launches
 from speed.launching import step
 from torch import Tensor, nn
 
@@ -48,6 +48,14 @@ def planned(mask: Tensor, device: str) -> Positions:
 
 
 class TestDevice:
+    def test_what_modules_share_they_share_there(self) -> None:
+        lower, upper = nn.Linear(2, 2), nn.Linear(2, 2)
+        upper.weight = lower.weight
+        with elsewhere():
+            nn.Sequential(lower, upper, nn.GRU(2, 2)).to("elsewhere")
+            assert upper.weight is lower.weight
+            assert {one.device.type for one in (lower.weight, upper.bias)} == {"elsewhere"}
+
     def test_tensors_say_that_they_are_elsewhere_and_have_the_values_of_the_cpu(self) -> None:
         x, weight = torch.randn(3, 4), torch.randn(5, 4)
         with elsewhere():
@@ -254,6 +262,15 @@ def test_a_training_step_waits_for_nothing(name: str, tmp_path: Path) -> None:
 def test_a_training_step_takes_few_launches_and_waits_for_nothing(name: str, pe: str, tmp_path: Path) -> None:
     """With the published configurations."""
     counted = step(Settings(False, tmp_path), name, pe)
+    assert counted.waits == 0
+    assert counted.launches <= launches(name, pe)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pe", [pe for pe in ENCODINGS if pe not in ("none", "cape")])
+@pytest.mark.parametrize("name", ENCODED)
+def test_so_does_one_with_any_encoding(name: str, pe: str, tmp_path: Path) -> None:
+    counted = step(Settings(True, tmp_path), name, pe)
     assert counted.waits == 0
     assert counted.launches <= launches(name, pe)
 

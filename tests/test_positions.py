@@ -174,7 +174,7 @@ def test_products_are_of_what_each_query_and_key_is() -> None:
         pairs: Pairs, asking: Callable[[int], Tensor], asked: Callable[[int], Tensor], keys: list[Tensor]
     ) -> None:
         """``asking``, ``asked``: vectors and ids of the queries of a row."""
-        found = pairs.products("doubled", lambda items: 2 * items.embedding)
+        found = pairs.products("doubled", lambda embedding: 2 * embedding)
         known = pairs.of_queries("id", lambda items: items.ids[0])
         for row, own in enumerate(keys):
             width = len(own)

@@ -151,7 +151,7 @@ class PositionEncoding(Checked, nn.Module):
         nothing else: then that operator replaces the hooks."""
         return None
 
-    def plain_bias(self, pairs: Pairs) -> Tensor | float | None:
+    def plain_bias(self, vectors: Vectors, pairs: Pairs) -> Tensor | float | None:
         """What ``bias`` adds to the logits of self-attention, (B or 1, H or 1, Q, L), if it adds the same to any and
         ``mix`` changes nothing: then one operator replaces the two."""
         return 0.0 if self._has_hooks_of(PositionEncoding) else None
@@ -199,10 +199,10 @@ class Chain(PositionEncoding):
             weights, vectors = pe.mix(weights, vectors, pairs)
         return weights, vectors
 
-    def plain_bias(self, pairs: Pairs) -> Tensor | float | None:
+    def plain_bias(self, vectors: Vectors, pairs: Pairs) -> Tensor | float | None:
         total: Tensor | float | None = 0.0 if self._has_hooks_of(Chain) else None
         for pe in self.encodings:
-            own = pe.plain_bias(pairs)
+            own = pe.plain_bias(vectors, pairs)
             total = None if total is None or own is None else total + own
         return total
 

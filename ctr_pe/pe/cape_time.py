@@ -53,7 +53,11 @@ class TimeCAPE(CAPE):
 
     def steps(self, pairs: Pairs) -> Tensor:
         """(B, H, L) in [0, 1]: the part of a gate that counts between each key and the next newer one."""
-        age = ages(pairs.key, "cape_time")  # (B, 1, L)
-        pause = (age - nn.functional.pad(age[..., 1:], (0, 1))).clamp(min=0)
-        rate = (-widen(self.stretch)).exp().view(-1, 1) / self.session_gap
-        return -torch.expm1(-rate * pause)
+        gap = widen(self.stretch).exp().view(-1, 1) * -self.session_gap
+        return -torch.expm1(pairs.once("pauses", pauses) / gap)
+
+
+def pauses(pairs: Pairs) -> Tensor:
+    """(B, 1, L) int64: seconds between each key and the next newer one."""
+    age = ages(pairs.key, "cape_time")
+    return (age - nn.functional.pad(age[..., 1:], (0, 1))).clamp(min=0)

@@ -50,7 +50,15 @@ class ContextualEncoding(PositionEncoding):
         given, between = self.operands(pairs)._asdict(), self.between and not pairs.causal
         given["allowed"] = pairs.allowed.expand(*pairs.allowed.shape[:-2], logits.shape[-2], -1)
         given["likeness"] = self.likeness(pairs)
+        given["barrier"] = pairs.barrier
         return contextual_bias(logits, vectors.query, **given, among_items=pairs.self_attention, between=between)
+
+    def plain_bias(self, vectors: Vectors, pairs: Pairs) -> Tensor | None:
+        of_logits = self.sign != 0 and type(self).likeness is ContextualEncoding.likeness
+        if of_logits or not self._has_hooks_of(ContextualEncoding):
+            return None
+        nothing = widen(vectors.query).new_zeros(())
+        return self.bias(nothing.expand(*vectors.query.shape[:-1], pairs.allowed.shape[-1]), vectors, pairs)
 
     def contextual(self, pairs: Pairs) -> Contextual | None:
         hooks = ("rotate", "bias", "mix", "likeness")
@@ -68,7 +76,7 @@ class ContextualEncoding(PositionEncoding):
     def fractional_positions(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """logits -> p (B, H, Q, L), which ``ctr-pe draw`` shows."""
         likeness, steps = self.likeness(pairs), self.steps(pairs)
-        gates = open_gates(widen(logits if likeness is None else likeness), pairs.allowed, self.sign)
+        gates = open_gates(widen(logits if likeness is None else likeness), pairs.barrier, self.sign)
         if steps is not None:
             gates = gates * towards_query(steps.unsqueeze(2), pairs.allowed, pairs.self_attention, self.between)
         return contextual_positions(gates, self.between and pairs.self_attention)

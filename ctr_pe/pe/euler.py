@@ -16,7 +16,7 @@ from ctr_pe.draws import Draws
 from ctr_pe.keys import Chance, Positive, Weight
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
-from ctr_pe.pe.rotation import phases, planes, rotate_planes
+from ctr_pe.pe.rotation import phases, planes, rotate_planes, rotated
 from ctr_pe.pe.vectors import Attended, TargetVectors
 from ctr_pe.positions import Positions, Where
 from ctr_pe.ragged import per_target
@@ -120,7 +120,8 @@ class Euler(PositionEncoding):
             indices = per_target(own, target).expand(target.shape[:-1]), index
             both = torch.cat([target.flatten(0, -2), history.flatten(0, -2)])
             parts = [one.numel() for one in indices]
-            own_moved, moved = self._at_input(both, torch.cat([one.flatten() for one in indices])).split(parts)
+            of_both = self._at_input(both, torch.cat([one.flatten() for one in indices]))
+            own_moved, moved = torch.split(of_both, parts)
             target, moved = own_moved.view_as(target), moved.view_as(history)
         if history.dim() == 3:  # padding keeps what it holds
             moved = torch.where(positions.mask.unsqueeze(-1), moved, history)
@@ -129,11 +130,13 @@ class Euler(PositionEncoding):
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         if self.scale is None and not self.rotates:
             return query, keys
-        of_keys = self._angle(keys_at.distance, keys)
-        of_query = of_keys if query_at is keys_at else self._angle(query_at.distance, query)
+        turn = self._turn(keys)
+        of_keys = keys_at.distance.unsqueeze(-1) * turn
+        of_query = of_keys if query_at is keys_at else query_at.distance.unsqueeze(-1) * turn
         if self.shift is not None:
             of_query = of_query + self.shift
-        return self._rotated(query, of_query), self._rotated(keys, of_keys)
+        more = None if self.scale is None else self.scale.to(turn.dtype) - 1  # than the phase that there is
+        return self._rotated(query, of_query, more), self._rotated(keys, of_keys, more)
 
     def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
         if not self.contrast or not attended:
@@ -168,12 +171,12 @@ class Euler(PositionEncoding):
             return moved
         return rotate_planes(moved, nn.functional.embedding(rows, self.psi), interleaved=self.interleaved)
 
-    def _rotated(self, vectors: Tensor, angle: Tensor) -> Tensor:
-        """vectors (..., d) with phases scaled, and rotated by angle (..., P)."""
-        moved = self._merged(vectors)
-        if self.scale is not None:  # by (δ - 1) θ and the angle
-            angle = torch.addcmul(angle, self._phases(moved), self.scale.to(angle.dtype) - 1)
-        moved = rotate_planes(moved, angle, interleaved=self.interleaved)
+    def _rotated(self, vectors: Tensor, angle: Tensor, more: Tensor | None) -> Tensor:
+        """vectors (..., d) rotated by angle (..., P) and, with ``more``, δ - 1, by (δ - 1) θ."""
+        parts = self._planes(vectors)
+        if more is not None:
+            angle = torch.addcmul(angle, phases(*parts[:2]), more)
+        moved = rotated(parts, angle, self.interleaved).to(vectors.dtype)
         if self._merges:
             moved = moved.squeeze(-3).view(*moved.shape[:-3], -1, self.num_heads, self.head_dim).transpose(-3, -2)
         return moved
@@ -186,19 +189,18 @@ class Euler(PositionEncoding):
         """vectors of which planes are taken: those of the heads (B, H, L, d), or of the whole item (B, 1, L, D)."""
         return vectors.transpose(-3, -2).flatten(-2).unsqueeze(-3) if self._merges else vectors
 
-    def _phases(self, vectors: Tensor) -> Tensor:
-        """θ of the planes, (..., P)."""
-        real, imaginary, _ = planes(widen(vectors), self.interleaved)
-        return phases(real, imaginary)
+    def _planes(self, vectors: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Of vectors (..., d): real parts, imaginary parts and the rest, without -0."""
+        return planes(widen(self._merged(vectors)) + 0.0, self.interleaved)
 
-    def _angle(self, distance: Tensor, like: Tensor) -> Tensor:
-        """-distance · g (..., P), in float32 at least: in half precision fast planes are soon off."""
+    def _turn(self, like: Tensor) -> Tensor:
+        """-g (P,), or one zero, in float32 at least: in half precision fast planes are soon off."""
         dtype = torch.promote_types(like.dtype, torch.float32)
         if not self.rotates:
-            return like.new_zeros((1,) * like.dim(), dtype=dtype)
+            return like.new_zeros(1, dtype=dtype)
         if self.frequencies is None:
-            return -distance.unsqueeze(-1) * self._fixed_frequencies(dtype, like.device)
-        return -distance.unsqueeze(-1) * self.frequencies.to(dtype)
+            return -self._fixed_frequencies(dtype, like.device)
+        return -self.frequencies.to(dtype)
 
     def _fixed_frequencies(self, dtype: torch.dtype, device: torch.device) -> Tensor:
         plane = torch.arange(self.width // 2, device=device, dtype=dtype)
@@ -206,7 +208,7 @@ class Euler(PositionEncoding):
 
     def _phase_loss(self, vectors: Tensor, shift: Tensor | None, real: Tensor) -> Tensor:
         """Phase contrast of vectors (R, H, W, d), summed over the real ones (R, W)."""
-        phase = self._phases(self._merged(vectors))
+        phase = phases(*self._planes(vectors)[:2])
         if self.scale is not None:
             phase = phase * self.scale
         if shift is not None:

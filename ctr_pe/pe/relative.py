@@ -31,7 +31,7 @@ class RelativeBias(PositionEncoding):
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         return logits + self._by_query(pairs)
 
-    def plain_bias(self, pairs: Pairs) -> Tensor | None:
+    def plain_bias(self, vectors: Vectors, pairs: Pairs) -> Tensor | None:
         return self._by_query(pairs) if self._has_hooks_of(RelativeBias) else None
 
     def _by_query(self, pairs: Pairs) -> Tensor:

@@ -23,10 +23,14 @@ def rotate_planes(vectors: Tensor, angle: Tensor, *, interleaved: bool = False) 
         (..., d), of the type of the vectors; computed in float32 at least.
     """
     wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-    real, imaginary, rest = planes(wide, interleaved)
-    rotated = _Rotation.apply(real, imaginary, angle, angle.cos(), angle.sin())  # type: ignore[no-untyped-call]
-    parts = [torch.stack(rotated, -1).flatten(-2)] if interleaved else rotated
-    return torch.cat((*parts, rest), -1).to(vectors.dtype)
+    return rotated(planes(wide, interleaved), angle, interleaved).to(vectors.dtype)
+
+
+def rotated(parts: tuple[Tensor, Tensor, Tensor], angle: Tensor, interleaved: bool = False) -> Tensor:
+    """Vectors (..., d) whose :func:`planes` are the parts, rotated."""
+    *pair, rest = parts
+    found = _Rotation.apply(*pair, angle, angle.cos(), angle.sin())  # type: ignore[no-untyped-call]
+    return torch.cat((*([torch.stack(found, -1).flatten(-2)] if interleaved else found), rest), -1)
 
 
 def planes(vectors: Tensor, interleaved: bool = False) -> tuple[Tensor, Tensor, Tensor]:
@@ -49,7 +53,7 @@ def _side_by_side(x: Tensor) -> Tensor:
 
 
 def phases(real: Tensor, imaginary: Tensor) -> Tensor:
-    """θ in [-π, π] of real and imaginary parts (..., P); zero takes the phase of 1."""
+    """θ in [-π, π] of real and imaginary parts (..., P); zero takes the phase of 1, as long as none is -0."""
     found: Tensor = _Phases.apply(real, imaginary)  # type: ignore[no-untyped-call]
     return found
 
@@ -87,7 +91,7 @@ class _Phases(torch.autograd.Function):
 
     @staticmethod
     def forward(real: Tensor, imaginary: Tensor) -> Tensor:
-        return torch.atan2(imaginary + 0.0, real + 0.0)  # -0 becomes 0
+        return torch.atan2(imaginary, real)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.ops import attention as fused
-from ctr_pe.ops.contextual import contextual_attention
+from ctr_pe.ops import contextual
 from ctr_pe.pe.base import PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, ItemVectors
 from ctr_pe.positions import CandidatePairs, Items, Pairs, Positions
@@ -142,15 +142,15 @@ class SelfAttention(nn.Module):
 
     def _block(self, pairs: Pairs, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Attended | None]:
         query, key, value = (x.view(*x.shape[:2], self.num_heads, -1) for x in (query, key, value))
-        operands = None if self._learns else self.pe.contextual(pairs)
+        operands = None if self._learns or not contextual.takes(query, key, value) else self.pe.contextual(pairs)
         if operands is not None:  # one operator for all that follows
             dropout = (self.dropout.seed(), self.dropout.p) if self.dropout.draws else None
             given = operands._asdict() | {"allowed": pairs.allowed, "product": self.scale, "dropout": dropout}
-            return contextual_attention(query, key, value, **given), None
+            return contextual.contextual_attention(query, key, value, **given), None
         query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (R, H, W, d)
         vectors = ItemVectors(query, self.scale, key, value)
         rotated_query, rotated_key = self.pe.rotate(query, key, pairs.query, pairs.key)
-        added = self.pe.plain_bias(pairs) if fused.takes(query) and not self._learns else None
+        added = self.pe.plain_bias(vectors, pairs) if fused.takes(query) and not self._learns else None
         if added is not None:
             rate = self.dropout.p if self.dropout.draws else 0.0
             pooled = fused.attention(rotated_query, rotated_key, value, pairs.barrier + added, self.scale, rate)

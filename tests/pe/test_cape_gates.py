@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.errors import UserError
-from ctr_pe.pe import build_pe
+from ctr_pe.pe import build_pe, cape_cosine
 from ctr_pe.pe.cape_cosine import CosineCAPE
 from ctr_pe.pe.contextual import ContextualEncoding
 from ctr_pe.positions import Items, Pairs, Positions
@@ -183,8 +183,8 @@ class TestCosine:
 
     def test_layers_project_the_items_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = []
-        directions = CosineCAPE._directions
-        monkeypatch.setattr(CosineCAPE, "_directions", lambda pe, items: calls.append(pe) or directions(pe, items))
+        direction = cape_cosine.direction
+        monkeypatch.setattr(cape_cosine, "direction", lambda x: calls.append(x) or direction(x))
         lowest = encoding("cape_cosine", 2)
         unit = Transformer([lowest, lowest.next_layer(lambda: encoding("cape_cosine", 2))], causal=True).double()
         target, items, at = batch()

@@ -18,7 +18,7 @@ from ctr_pe.pe import build_pe
 from ctr_pe.pe.euler import Euler, phase_contrast
 from ctr_pe.pe.naive import Naive
 from ctr_pe.pe.rope import RoPE
-from ctr_pe.pe.rotation import phases, planes, rotate_planes
+from ctr_pe.pe.rotation import phases, rotate_planes
 from ctr_pe.positions import Where
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
@@ -44,7 +44,7 @@ def drawn(dim: int = D, heads: int = 1, **options: Any) -> Euler:
 
 
 def phases_of(x: Tensor) -> Tensor:
-    return phases(*planes(x)[:2])
+    return phases(*Euler(x.shape[-1], 1)._planes(x)[:2])
 
 
 def turn(x: Tensor, angle: Tensor, scale: Tensor | None = None) -> Tensor:

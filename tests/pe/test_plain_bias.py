@@ -12,13 +12,19 @@ from ctr_pe.pe.vectors import ItemVectors, Vectors
 from ctr_pe.positions import Items, Pairs
 
 ADDS = {"none", "naive", "sinusoidal", "rope", "time_rope", "euler", "t5", "alibi", "kerple_log", "kerple_power"}
+ADDS |= {"cape_constant", "cape_cosine", "cape_oracle"}  # whose positions know nothing of the logits
 
 
 def pairs_of(causal: bool) -> Pairs:
     mask = torch.arange(5) < torch.tensor([[5], [4], [4]])
     age = torch.randint(0, 10**5, mask.shape).sort(1, descending=True).values
-    positions = Positions.from_mask(mask, age).carrying(Items(torch.randn(13, 6)))
+    positions = Positions.from_mask(mask, age).carrying(Items(torch.randn(13, 6), (torch.randint(1, 3, (13,)),)))
     return positions.item_pairs(causal)[0]
+
+
+def random_vectors() -> Vectors:
+    query, key, value = torch.randn(3, 3, 2, 5, 3)
+    return ItemVectors(query, 1.0, key, value)
 
 
 @pytest.mark.parametrize("causal", [False, True])
@@ -28,13 +34,11 @@ def test_it_is_what_the_bias_adds(name: str, causal: bool) -> None:
     pe, pairs = build_pe(name, dim=6, max_len=4, num_heads=2), pairs_of(causal)
     for parameter in pe.parameters():
         torch.nn.init.normal_(parameter)
-    added = pe.plain_bias(pairs)
+    vectors, (logits, weights) = random_vectors(), torch.randn(2, 3, 2, 5, 5)
+    added = pe.plain_bias(vectors, pairs)
     assert (added is not None) == (name in ADDS)
     if added is None:
         return
-    query, key, value = torch.randn(3, 3, 2, 5, 3)
-    logits, weights = torch.randn(2, 3, 2, 5, 5)
-    vectors = ItemVectors(query, 1.0, key, value)
     assert torch.allclose(pe.bias(logits, vectors, pairs), logits + added, atol=1e-6)
     mixed, same = pe.mix(weights, vectors, pairs)
     assert mixed is weights
@@ -42,12 +46,12 @@ def test_it_is_what_the_bias_adds(name: str, causal: bool) -> None:
 
 
 def test_a_chain_adds_what_its_encodings_add() -> None:
-    pairs = pairs_of(True)
+    given = random_vectors(), pairs_of(True)
     names = "rope", "alibi", "t5", "cape"
     rope, alibi, t5, cape = (build_pe(name, dim=6, max_len=4, num_heads=2) for name in names)
     torch.nn.init.normal_(t5.table)
-    assert torch.equal(Chain([rope, alibi, t5]).plain_bias(pairs), alibi.plain_bias(pairs) + t5.plain_bias(pairs))
-    assert Chain([rope, alibi, cape]).plain_bias(pairs) is None
+    assert torch.equal(Chain([rope, alibi, t5]).plain_bias(*given), alibi.plain_bias(*given) + t5.plain_bias(*given))
+    assert Chain([rope, alibi, cape]).plain_bias(*given) is None
 
 
 def test_another_hook_is_not_left_out() -> None:
@@ -63,6 +67,7 @@ def test_another_hook_is_not_left_out() -> None:
         def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
             return super().bias(logits, vectors, pairs)
 
-    assert Watched([ALiBi(6, 4, 2)]).plain_bias(pairs_of(True)) is None
-    assert More(6, 4, 2).plain_bias(pairs_of(True)) is None
-    assert Mixed(6, 4, 2).plain_bias(pairs_of(True)) is None
+    given = random_vectors(), pairs_of(True)
+    assert Watched([ALiBi(6, 4, 2)]).plain_bias(*given) is None
+    assert More(6, 4, 2).plain_bias(*given) is None
+    assert Mixed(6, 4, 2).plain_bias(*given) is None

@@ -23,6 +23,7 @@ def contextual_bias(
     gate: tuple[Tensor, Tensor] | None = None,
     steps: Tensor | None = None,
     likeness: Tensor | None = None,
+    barrier: Tensor | None = None,
     *,
     sign: float,
     scale: float = 1.0,
@@ -40,6 +41,7 @@ def contextual_bias(
         gate: W (P, D) and b (P,), or None, then P is D.
         steps: (B, H, L) in [0, 1], or None for ones.
         likeness: (B, H or 1, Q, L), or None for the logits.
+        barrier: of allowed, if it is known (:func:`~ctr_pe.ops.contextual.reference.barrier`).
         among_items: self-attention, whose queries are the last Q of the L items; then the newest allowed key's gate
             counts in full, whatever its step. Otherwise queries come after all keys.
         between: sum the gates from the key to the query itself, in both directions. It differs in self-attention that
@@ -62,8 +64,13 @@ def contextual_bias(
         given = gating, query.float(), weight, bias, table, steps, allowed
         out: Tensor = cpu.contextual_bias(*given, among_items, float(sign), float(scale))
         return out if likeness is None else logits + (out - gating)
-    options = sign, scale, among_items, between
+    options = sign, scale, among_items, between, reference.barrier(allowed) if barrier is None else barrier
     return reference.contextual_bias(logits, query, table, allowed, gate, steps, gating, *options)
+
+
+def takes(*tensors: Tensor | None) -> bool:
+    """Whether a kernel computes :func:`contextual_attention` of these; in torch its parts one by one are no slower."""
+    return accelerator.takes(*tensors) or native.takes(*tensors)
 
 
 def contextual_attention(
@@ -115,4 +122,4 @@ def contextual_attention(
     return reference.pool(logits, value, allowed, kept, factor).transpose(1, 2)
 
 
-__all__ = ["contextual_attention", "contextual_bias"]
+__all__ = ["contextual_attention", "contextual_bias", "takes"]

@@ -26,8 +26,9 @@ def contextual_bias(
     scale: float,
     among_items: bool,
     between: bool,
+    apart: Tensor,
 ) -> Tensor:
-    gates = open_gates(likeness, allowed, sign)
+    gates = open_gates(likeness, apart, sign)
     if steps is not None:
         gates = gates * towards_query(steps.unsqueeze(2), allowed, among_items, between)
     position = contextual_positions(gates, among_items and between)
@@ -44,9 +45,9 @@ def pool(logits: Tensor, value: Tensor, allowed: Tensor, kept: Tensor | None, fa
     return (weights.to(value.dtype) @ value).masked_fill(~allowed.any(-1, keepdim=True), 0)
 
 
-def open_gates(likeness: Tensor, allowed: Tensor, sign: float) -> Tensor:
-    """σ(sign · likeness), zero where not allowed: (B, H, Q, L)."""
-    return torch.sigmoid(torch.add(barrier(allowed), likeness, alpha=sign))
+def open_gates(likeness: Tensor, apart: Tensor, sign: float) -> Tensor:
+    """σ(sign · likeness), zero where not allowed: (B, H, Q, L). ``apart``: :func:`barrier` of what is allowed."""
+    return torch.sigmoid(torch.add(apart, likeness, alpha=sign))
 
 
 def barrier(allowed: Tensor) -> Tensor:
@@ -86,7 +87,7 @@ def towards_query(steps: Tensor, allowed: Tensor, among_items: bool, between: bo
         offset, before = _offset(allowed), nn.functional.pad(steps[..., :-1], (1, 0))
         return torch.where(offset > 0, steps, before).masked_fill(offset == 0, 1)
     from_here = allowed.flip(-1).cumsum(-1).flip(-1)  # how many keys are allowed from each one on
-    return torch.where(allowed & (from_here == 1), 1, steps)
+    return steps.masked_fill(allowed & (from_here == 1), 1)
 
 
 def _offset(pairs: Tensor) -> Tensor:
@@ -108,8 +109,10 @@ def place_scores(query: Tensor, table: Tensor, position: Tensor) -> Tensor:
     Returns:
         (B, H, Q, L), float32 at least.
     """
-    rows = table if native.traced() else table[: position.shape[-1] + 1]
-    return _between(widen(query @ torch.cat([rows, rows[-1:]]).T), position)
+    reached = position.shape[-1] + 1
+    fits = not native.traced() and reached <= len(table)
+    rows = table[:reached] if fits and reached < len(table) else table
+    return _between(widen(query @ rows.T), position if fits else position.clamp(max=len(table) - 1))
 
 
 def interpolate(table: Tensor, position: Tensor) -> Tensor:
@@ -122,15 +125,14 @@ def interpolate(table: Tensor, position: Tensor) -> Tensor:
     Returns:
         (B, H, Q, L).
     """
-    return _between(torch.cat([table, table[..., -1:]], -1), position)
+    return _between(table, position.clamp(0, table.shape[-1] - 1))
 
 
 def _between(table: Tensor, position: Tensor) -> Tensor:
-    """table (B, H, Q, T + 1), whose last row is there twice."""
-    position = position.clamp(0, table.shape[-1] - 2)
+    """:func:`interpolate` of positions that the table has."""
     low = position.detach().long()  # and the row after it, not the ceiling, which has no slope at integers
     value = table.gather(-1, low)
-    return torch.addcmul(value, table[..., 1:].gather(-1, low) - value, position.frac())
+    return torch.addcmul(value, table.gather(-1, (low + 1).clamp(max=table.shape[-1] - 1)) - value, position.frac())
 
 
 def widen(x: Tensor) -> Tensor:
