@@ -263,6 +263,7 @@ TRAINING = _keys(
     gpu=Annotated[int, Field(ge=-1, lt=1024, description="the number of a GPU, or -1 for the CPU")],
     learning_rate=PositiveText,
     learning_rate_schedule=str,
+    like_length=Index,
     loss=str,
     max_gradient_norm=PositiveText,
     metrics=Metrics,

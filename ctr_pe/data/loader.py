@@ -42,6 +42,9 @@ class BatchLoader:
     Args:
         data_path: parquet file, or directory of parquet files, or several of either; their rows follow one another.
         shuffle: a new order in each epoch; never for split "test", as in FuxiCTR.
+        like_length: with ``shuffle``, rows of so many batches are sorted by the lengths of their histories, and the
+            batches that this makes come in random order: rows of a batch have about as many items. Each row is still
+            once in an epoch. 0: rows of any length together.
         share: of one of several processes, ``slice(rank, None, processes)``.
         ignored: FuxiCTR passes all parameters of an experiment.
 
@@ -59,11 +62,12 @@ class BatchLoader:
         shuffle: bool = False,
         seed: int = 0,
         share: slice = slice(None),
+        like_length: int = 0,
         **ignored: Any,
     ) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size {batch_size}: must be at least 1")
-        self.batch_size, self.seed, self.epoch = batch_size, seed, 0
+        self.batch_size, self.seed, self.epoch, self.like_length = batch_size, seed, 0, like_length
         self.shuffle = shuffle and split != "test"
         wants = _wants(feature_map)
         self.parts = [Columns(file, wants) for file in _parquet_files(data_path)]
@@ -96,11 +100,29 @@ class BatchLoader:
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         rows = np.arange(self.num_samples, dtype=np.min_scalar_type(self.num_samples))
+        spans = self.spans
         if self.shuffle:
-            np.random.default_rng((self.seed, self.epoch)).shuffle(rows)
+            numbers = np.random.default_rng((self.seed, self.epoch))
+            numbers.shuffle(rows)
+            if self.like_length > 1 and self.histories:
+                self._sort(rows)
+                spans = [spans[k] for k in numbers.permutation(len(spans))]
         self.epoch += 1
-        for span in self.spans:
+        for span in spans:
             yield self._batch(rows[span][self.own].astype(np.int64))
+
+    def _sort(self, rows: Integers) -> None:
+        """By the items of a row's longest history, within ``like_length`` batches; rows of one length stay as drawn."""
+        window = self.like_length * self.batch_size
+        for start in range(0, len(rows), window):
+            some = rows[start : start + window].astype(np.int64)
+            items = np.zeros(len(some), np.int64)
+            for part, slots, local in self._pieces(some):
+                for offsets in self.histories:
+                    bounds = self.parts[part].offsets[offsets[part]]
+                    length = bounds[local + 1].astype(np.int64) - bounds[local].astype(np.int64)
+                    items[slots] = np.maximum(items[slots], length)
+            rows[start : start + window] = some[np.argsort(items, kind="stable")]
 
     def _batch(self, rows: Integers) -> dict[str, torch.Tensor]:
         batch = {name: torch.empty(len(rows), dtype=dtype) for name, dtype in self.scalars.items()}

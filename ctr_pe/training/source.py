@@ -62,9 +62,9 @@ class Source:
         return feature_map
 
     def batches(self, feature_map: Any, splits: Sequence[str], params: Mapping[str, Any], train: bool = False) -> Any:
-        """Batches of the splits, one after the other, as ``batch_size``, ``num_workers`` and, to train, ``shuffle`` and
-        ``seed`` say; it has a length. Of several processes each has its share. Raises UserError for a missing split, or
-        what the loader refuses."""
+        """Batches of the splits, one after the other, as ``batch_size``, ``num_workers`` and, to train, ``shuffle``,
+        ``seed`` and ``like_length`` say; it has a length. Of several processes each has its share. Raises UserError for
+        a missing split, or what the loader refuses."""
         for split in splits:
             if split not in self.files:
                 raise UserError(f"{self.folder}: no split '{split}': {nearest(split, self.files)}")
@@ -76,12 +76,15 @@ class Source:
 
             if ranks.processes() > 1:
                 raise UserError("data_format 'npz': FuxiCTR's loader does not share its rows between processes")
+            if params.get("like_length"):
+                raise UserError("data_format 'npz': FuxiCTR's loader does not know like_length, leave it out")
             given = {"data_format": "npz", "batch_size": size, "shuffle": shuffle, "num_workers": ahead}
             if train:
                 return RankDataLoader(feature_map, "train", train_data=paths[0], **given)[0]
             return RankDataLoader(feature_map, "test", test_data=paths[0], **given)
         role, seed = "train" if train else "valid", int(params.get("seed", 0))
-        rows = BatchLoader(feature_map, paths, role, size, shuffle=shuffle, seed=seed, share=ranks.share())
+        how = {"shuffle": shuffle, "seed": seed, "like_length": int(params.get("like_length") or 0)}
+        rows = BatchLoader(feature_map, paths, role, size, share=ranks.share(), **how)
         return MadeAhead(rows, ahead) if ahead > 0 else rows
 
 

@@ -144,6 +144,59 @@ def test_each_epoch_is_a_new_order_that_depends_on_seed_and_epoch_only(
     assert order(BatchLoader(feature_map(), path, split="test", shuffle=True)) == in_file
 
 
+class TestLikeLength:
+    @pytest.fixture
+    def batches(self, tmp_path: Path) -> Any:
+        columns = table(330)
+        files = [write(tmp_path / f"{k}.parquet", {n: c[part] for n, c in columns.items()})
+                 for k, part in enumerate((slice(200), slice(200, None)))]  # fmt: skip
+
+        def read(epochs: int = 1, split: str = "train", **given: Any) -> list[list[dict[str, Any]]]:
+            loader = BatchLoader(feature_map(), files, split, 10, **{"shuffle": True, "seed": 3, **given})
+            return [list(loader) for _ in range(epochs)]
+
+        return read
+
+    @staticmethod
+    def spread(batches: list[dict[str, Any]]) -> float:
+        """Slots per item."""
+        return sum(b["item_history"].numel() for b in batches) / sum(
+            int((b["item_history"] > 0).sum()) for b in batches
+        )
+
+    def test_every_row_is_once_in_an_epoch_and_batches_waste_few_slots(self, batches: Any) -> None:
+        (plain,), (sorted_,) = batches(), batches(like_length=11)
+        rows = [sorted(price for batch in epoch for price in batch["price"].tolist()) for epoch in (plain, sorted_)]
+        assert rows[0] == rows[1]
+        assert len(set(rows[0])) == 330
+        assert self.spread(sorted_) < 1.15 < 1.7 < self.spread(plain)
+
+    def test_batches_come_in_random_order_and_hold_other_rows_in_each_epoch(self, batches: Any) -> None:
+        epochs = batches(8, like_length=11)
+        widths = [[batch["item_history"].shape[1] for batch in epoch] for epoch in epochs]
+        assert all(own not in (sorted(own), sorted(own, reverse=True)) for own in widths)
+        assert len({tuple(own) for own in widths}) == 8
+        together = [{frozenset(batch["price"].tolist()) for batch in epoch} for epoch in epochs]
+        assert not set.intersection(*together)
+        # Early and late in an epoch rows are as long: 8 epochs of 33 batches, lengths from 0 to 12.
+        first, last = (np.mean([own[part] for own in widths]) for part in (slice(16), slice(16, None)))
+        assert abs(first - last) < 1.5
+        assert [[b["price"].tolist() for b in one] for one in batches(2, like_length=11)] == [
+            [b["price"].tolist() for b in one] for one in epochs[:2]
+        ]
+
+    @pytest.mark.parametrize("given", [{"shuffle": False}, {"split": "test"}, {"like_length": 1}])
+    def test_changes_nothing_where_rows_keep_their_order(self, batches: Any, given: dict[str, Any]) -> None:
+        (plain,), (found,) = batches(**{**given, "like_length": 0}), batches(**{"like_length": 11, **given})
+        assert all(torch.equal(a["price"], b["price"]) for a, b in zip(plain, found, strict=True))
+
+    def test_processes_share_each_batch(self, batches: Any) -> None:
+        (whole,) = batches(like_length=11)
+        shares = [batches(like_length=11, share=slice(rank, None, 2))[0] for rank in range(2)]
+        for batch, *own in zip(whole, *shares, strict=True):
+            assert sorted(batch["price"].tolist()) == sorted(p for one in own for p in one["price"].tolist())
+
+
 @pytest.mark.parametrize(
     ("rows", "batch_size", "split", "sizes"),
     [
