@@ -64,7 +64,7 @@ def write(
 def in_loops(splits: dict[str, list[Row]]) -> dict[str, Any]:
     rows = [row for of_split in splits.values() for row in of_split]
     lengths = sorted(len(row["item_history"]) for row in rows)
-    unlike, several, before, repeats, gaps = [], 0, 0, 0, []
+    unlike, several, before, repeats, gaps, newest = [], 0, 0, 0, [], []
     for row in rows:
         likes = [place for place, kind in enumerate(row["cate_history"]) if kind == row["cate_id"]]
         if likes:
@@ -72,6 +72,7 @@ def in_loops(splits: dict[str, list[Row]]) -> dict[str, Any]:
         several += len(likes) > 1
         before += row["item_id"] in row["item_history"]
         repeats += len(row["item_history"]) - len(set(row["item_history"]))
+        newest += row["age_history"][-1:]
         gaps += [older - newer for older, newer in pairwise(row["age_history"])]
     labels: dict[int, list[int]] = {}
     for row in splits["test"]:
@@ -82,7 +83,11 @@ def in_loops(splits: dict[str, list[Row]]) -> dict[str, Any]:
         "empty": lengths.count(0) / len(rows),
         "single": lengths.count(1) / len(rows),
         "full": lengths.count(MAX_LEN) / len(rows),
-        "tied": gaps.count(0) / len(gaps),
+        "times": (
+            gaps.count(0) / len(gaps),
+            sum(a < 86_400 for a in newest) / len(newest),
+            sum(a > 92 * 86_400 for a in newest) / len(newest),
+        ),
         "no_like": 1 - len(unlike) / len(rows),
         "several": several / len(rows),
         "seen_before": before / len(rows),
@@ -108,16 +113,20 @@ def test_facts_equal_a_count_in_loops(
     monkeypatch.setattr(recommend, "CHUNK_ROWS", chunk)
     facts = measure(write(tmp_path / "log", splits, padded=padded))
     wanted = in_loops(splits)
-    assert facts.times == Times(pytest.approx(wanted.pop("tied")), "minute")
+    assert (facts.times.tied, facts.times.fresh, facts.times.stale) == pytest.approx(wanted.pop("times"))
+    assert facts.times.unit == "minute"
     assert (facts.lengths, facts.unlike) == (wanted.pop("lengths"), wanted.pop("unlike"))
     assert {key: getattr(facts, key) for key in wanted} == pytest.approx(wanted)
     assert (facts.rows, facts.every, facts.like) == ({"train": 400, "valid": 60, "test": 80}, 1, "cate_id")
 
 
-@pytest.mark.parametrize(("unit", "name"), [(1, "second"), (120, "minute"), (3600, "hour"), (86_400, "day")])
-def test_the_resolution_of_times(splits: dict[str, list[Row]], unit: int, name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("unit", "name"), [(1, "second"), (120, "minute"), (3600, "hour"), (31 * 86_400, "day")])
+def test_resolution_and_age_of_times(splits: dict[str, list[Row]], unit: int, name: str, tmp_path: Path) -> None:
     drawn = {split: rows_of(np.random.default_rng(1), len(rows), unit) for split, rows in splits.items()}
-    assert measure(write(tmp_path / "log", drawn)).times.unit == name
+    found, wanted = measure(write(tmp_path / "log", drawn)).times, in_loops(drawn)["times"]
+    assert found.unit == name
+    assert (found.tied, found.fresh, found.stale) == pytest.approx(wanted)
+    assert (found.stale > 0.1) == (name == "day")
 
 
 def test_without_times_and_users(splits: dict[str, list[Row]], tmp_path: Path) -> None:
@@ -146,6 +155,7 @@ def test_histories_of_a_large_set_are_read_of_some_rows(
     assert facts.one_class_users == in_loops(splits)["one_class_users"]  # of all test rows
 
 
+TIMES = Times(0.0, "second", 0.5, 0.2)
 FACTS = Facts(
     dataset="mine",
     rows={"train": 10, "test": 5},
@@ -156,7 +166,7 @@ FACTS = Facts(
     empty=0.0,
     single=0.1,
     full=0.0,
-    times=Times(0.0, "second"),
+    times=TIMES,
     one_class_users=0.0,
     one_class_rows=0.0,
     like="cate_id",
@@ -168,28 +178,36 @@ FACTS = Facts(
 )
 
 
+USUAL = "none,naive,rope,cape,cape_constant,cape_cosine"
+
+
 @pytest.mark.parametrize(
     ("change", "words", "compared"),
     [
-        ({}, None, "none,naive,rope,cape"),
+        ({}, None, USUAL),
         ({"times": None}, "leave out time_bias, time_rope, cape_time: the data set has no times",
-         "none,naive,rope,cape"),
-        ({"times": Times(0.48, "day")}, "try time_bias: 48% of neighbours", "none,naive,rope,cape,time_bias"),
+         USUAL),
+        ({"times": replace(TIMES, tied=0.48)}, "try time_bias: 48% of neighbours",
+         "none,naive,rope,cape,time_bias,cape_constant,cape_cosine"),
+        ({"times": replace(TIMES, fresh=0.3, stale=0.25)},
+         "mind: the newest item is less than a day old in 30% of the histories and over 92 days in 25%.", USUAL),
         ({"empty": 0.25, "single": 0.75, "several": 0.0}, "leave out rope, cape: no history has two items",
          "none,naive"),
-        ({"empty": 0.1, "single": 0.3}, "mind: 40% of the rows have at most one item", "none,naive,rope,cape"),
+        ({"empty": 0.1, "single": 0.3}, "mind: 40% of the rows have at most one item", USUAL),
         ({"several": 0.05}, "try cape_constant: only 5.0% of the rows have two items of the target's cate_id",
          "none,naive,rope,cape,cape_constant"),
-        ({"full": 0.2}, "mind: 20% of the histories have 100 items", "none,naive,rope,cape"),
+        ({"several": 0.6}, "try cape_constant, cape_cosine: 60% of the rows have two items", USUAL),
+        ({"full": 0.2}, "mind: 20% of the histories have 100 items", USUAL),
         ({"one_class_users": 0.4, "one_class_rows": 0.2}, "mind: 40% of the test users, with 20% of the test rows",
-         "none,naive,rope,cape"),
+         USUAL),
     ],
 )  # fmt: skip
 def test_each_rule_holds_where_its_facts_do(change: dict[str, Any], words: str | None, compared: str) -> None:
     facts = replace(FACTS, **change)
-    lines = [rule.line(facts) for rule in advice(facts)]
-    assert len(lines) == (words is not None)
-    assert not lines or lines[0].startswith(words)
+    usual, lines = ([rule.line(one) for rule in advice(one)] for one in (FACTS, facts))
+    new = [line for line in lines if line not in usual]
+    assert len(new) == (words is not None)
+    assert all(line.startswith(str(words)) for line in new)
     text = report(facts, "mine")
     assert ",".join(encodings(facts)) == compared
     *_, dry, command = text.splitlines()
