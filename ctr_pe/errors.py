@@ -9,6 +9,9 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+OWN = "ctr-pe-"
+"""What the names of this package's temporary files and folders begin with."""
+
 
 class UserError(ValueError):
     """A mistake in a command, a config or a data file. The command line prints its one line and exits with code 2."""
@@ -40,13 +43,19 @@ def one_line(text: str) -> str:
 
 
 def nearest(name: object, choices: Iterable[object]) -> str:
-    """The end of an error line: the closest of ``choices`` to ``name``, and all of them when that is short."""
+    """The end of an error line: the closest of ``choices`` to ``name``, and all of them when that is short; of many
+    that are not close, the three that are least far."""
     names = sorted(str(choice) for choice in choices)
     written = {choice.lower(): choice for choice in names}
-    close = difflib.get_close_matches(str(name)[:100].lower(), written, n=1, cutoff=0.5)
-    hint = f"did you mean '{written[close[0]]}'? " if close else ""
+
+    def closest(count: int, cutoff: float) -> list[str]:
+        return [written[one] for one in difflib.get_close_matches(str(name)[:100].lower(), written, count, cutoff)]
+
+    hint = "".join(f"did you mean '{one}'? " for one in closest(1, 0.5))
     listed = ", ".join(names)
-    return f"{hint}({listed})" if len(listed) <= 80 else hint.rstrip() or f"({len(names)} choices)"
+    if len(listed) <= 80:
+        return f"{hint}({listed})"
+    return hint.rstrip() or f"({len(names)} choices, such as {', '.join(map(quoted, closest(3, 0.0)))})"
 
 
 def no_such_file(file: Path) -> UserError:
@@ -55,6 +64,7 @@ def no_such_file(file: Path) -> UserError:
     if len(name) > 250:
         return UserError(f"{name[:60]} …: no such file: a name of {len(name):,} characters")
     beside = [path.name for path in file.parent.iterdir()] if file.parent.is_dir() else []
+    beside = [one for one in beside if not one.startswith(OWN)]
     return UserError(f"{file}: no such file" + (f"; {nearest(file.name, beside)}" if beside else ""))
 
 

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-PREFIX, LOCK = "ctr-pe-", ".lock"
+from ctr_pe.errors import OWN
+
+LOCK = ".lock"
 """A folder ``ctr-pe-abc`` has a file ``ctr-pe-abc.lock`` beside it, which is made before it and removed after it, and
 locked as long as the process lives."""
 TRIES = 100  # to make a folder, while others remove it
@@ -44,7 +46,7 @@ def remove_abandoned(parent: Path | None = None) -> None:
     """Remove the folders of processes that have been killed: their locks are free. What has no lock beside it is not
     ours and is not touched."""
     home = Path(tempfile.gettempdir()) if parent is None else parent
-    for file in home.glob(f"{PREFIX}{'?' * 8}{LOCK}"):
+    for file in home.glob(f"{OWN}{'?' * 8}{LOCK}"):
         try:
             lock = os.open(file, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:  # another user's, or gone
@@ -63,7 +65,7 @@ def _locked(home: Path) -> tuple[Path, int]:
     for more in range(TRIES, -1, -1):
         home.mkdir(parents=True, exist_ok=True)
         try:
-            lock, name = tempfile.mkstemp(LOCK, PREFIX, home)
+            lock, name = tempfile.mkstemp(LOCK, OWN, home)
         except FileNotFoundError:  # another process has just removed home, which was empty, or nothing can be made here
             if not more:
                 raise
