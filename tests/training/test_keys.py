@@ -47,6 +47,7 @@ CHANGES = {
     "gpu": "7",
     "learning_rate": "0.1",
     "learning_rate_schedule": "linear",
+    "like_length": "4",
     "loss": "mse_loss",
     "max_gradient_norm": "0.01",
     "metrics": "[logloss]",
