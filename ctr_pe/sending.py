@@ -15,7 +15,7 @@ Content = TypeVar("Content")
 
 def sent(x: Tensor, device: torch.device) -> Tensor:
     """On the device."""
-    return _pinned(x, device).to(device, non_blocking=x.is_cpu)
+    return pinned(x, device).to(device, non_blocking=x.is_cpu)
 
 
 class Parcel(Generic[Content]):
@@ -28,7 +28,7 @@ class Parcel(Generic[Content]):
         self.by_dtype: dict[torch.dtype, list[Tensor]] = {}
         for x in found.values():
             self.by_dtype.setdefault(x.dtype, []).append(x)
-        self.buffers = [_pinned(torch.cat([x.flatten() for x in some]), device) for some in self.by_dtype.values()]
+        self.buffers = [pinned(torch.cat([x.flatten() for x in some]), device) for some in self.by_dtype.values()]
 
     def unpack(self) -> Content:
         """A copy of the content, on the device."""
@@ -40,7 +40,8 @@ class Parcel(Generic[Content]):
         return there
 
 
-def _pinned(x: Tensor, device: torch.device) -> Tensor:
+def pinned(x: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a CPU, where it can be copied from without waiting."""
     return x.pin_memory() if x.is_cpu and device.type == "cuda" else x
 
 

@@ -9,6 +9,7 @@ from typing import Any
 from unittest import mock
 
 import pytest
+import recorded
 import torch
 from models import ITEMS, SMALL, Rows, batch, build, randomised
 from speed.cases import ENCODED, Settings, launches
@@ -19,6 +20,8 @@ from ctr_pe.data.synthetic import generate
 from ctr_pe.elsewhere import Counted, elsewhere
 from ctr_pe.ops.recurrence import gpu
 from ctr_pe.pe import available_pes, build_pe
+from ctr_pe.pipeline.captured import Captured
+from ctr_pe.pipeline.graph import random_request
 from ctr_pe.positions import Positions
 from ctr_pe.ragged import Layout
 from ctr_pe.sending import Parcel
@@ -365,6 +368,44 @@ def assert_trains(name: str, pe: str, folder: Path, **params: Any) -> None:
 
 def missing(here: dict[str, Tensor], there: dict[str, Tensor]) -> set[str]:
     return {key for key in here if not torch.allclose(here[key], there[key].cpu(), rtol=1e-3, atol=3e-3)}
+
+
+@pytest.mark.parametrize("pe", ["none", "cape"])
+@pytest.mark.parametrize("name", MODELS)
+def test_requests_of_like_size_are_one_recording(name: str, pe: str, tmp_path: Path) -> None:
+    assert_records(name, pe, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pe", [pe for pe in ENCODINGS if pe not in ("none", "cape")])
+@pytest.mark.parametrize("name", ENCODED)
+def test_so_are_those_of_any_encoding(name: str, pe: str, tmp_path: Path) -> None:
+    assert_records(name, pe, tmp_path)
+
+
+def assert_records(name: str, pe: str, folder: Path) -> None:
+    """Kernels that were recorded with one request score others as the model does."""
+    model = randomised(build(name, folder, position_encoding=pe)).eval()
+    inputs = [requested(model, *size, seed) for seed, size in enumerate([(2, 5, 3), (2, 3, 4), (1, 1, 1), (2, 6, 3)])]
+    wanted = [model.score_candidates(model.encode(given), given).detach() for given in inputs]
+    with elsewhere(), mock.patch.multiple(torch.cuda, **recorded.CUDA):
+        other = there(name, folder, pe)
+        other.load_state_dict(model.state_dict())
+        captured = Captured(other)
+        for _ in range(2):
+            for given, want in zip(inputs, wanted, strict=True):
+                assert torch.allclose(captured(given), want, atol=1e-5)
+        with elsewhere() as counted:
+            captured(inputs[1])
+    assert set(captured._recorded) == {(2, 6, 4), (2, 4, 4), (1, 1, 1)}
+    assert counted.waited.total() == 1  # for the scores
+
+
+def requested(model: Any, rows: int, slots: int, targets: int, seed: int) -> dict[str, Tensor]:
+    """Fields of K targets of each history; one is empty if there are several."""
+    given = random_request(model, rows, slots, targets, seed)
+    given |= {field: x.unsqueeze(1).expand(-1, targets) for field, x in given.items() if x.dim() == 1}
+    return {group.age: torch.zeros(rows, slots, dtype=torch.int64) for group in model.groups} | given
 
 
 @pytest.mark.slow

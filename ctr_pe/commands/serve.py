@@ -32,6 +32,7 @@ def add_options(parser: Parser) -> None:
     add("--max-waiting", type=count, default=256, metavar="N", help="open requests; more get 503 (default: 256)")
     add("--workers", type=count, default=1, metavar="N", help="requests scored at once (default: 1)")
     add("--threads", type=count, default=1, metavar="N", help="of each scoring (default: 1)")
+    add("--gpu", type=int, default=-1, metavar="N", help="GPU to score on, -1 for the CPU (default: -1)")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -42,5 +43,5 @@ def run(args: argparse.Namespace) -> int:
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("ctr_pe").setLevel(logging.INFO)
     limits = Limits(args.max_history, args.max_candidates, args.max_body, args.max_waiting)
-    serve(args.model, args.port, args.host, limits, workers=args.workers, threads=args.threads)
+    serve(args.model, args.port, args.host, limits, workers=args.workers, threads=args.threads, gpu=args.gpu)
     return 0

@@ -5,7 +5,7 @@ B requests, L history slots, K targets of each request, S entries of a list.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -28,12 +28,12 @@ class RequestGraph(nn.Module):
     """Scores (B, K), those of ``score_candidates``, of K targets of each history.
 
     ``forward`` takes the model's inputs by name, see :func:`inputs_of`, all int64 but numbers, which are float32.
-    Histories are padded with 0 on any side; there is at least one slot.
+    Histories are padded with 0 on any side; there is at least one slot. ``of_request``: see :func:`inputs_of`.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, of_request: Collection[str] = OF_REQUEST) -> None:
         super().__init__()
-        self.model, self.inputs = model.eval(), inputs_of(model)
+        self.model, self.inputs = model.eval(), inputs_of(model, of_request)
 
     def forward(self, given: Mapping[str, Tensor]) -> Tensor:
         """given: each of ``inputs`` -> (B, K)."""
@@ -58,9 +58,9 @@ class RequestGraph(nn.Module):
         return score_at_once(model, encoded, others["target"], shared)
 
 
-def inputs_of(model: Any) -> dict[str, str]:
+def inputs_of(model: Any, of_request: Collection[str] = OF_REQUEST) -> dict[str, str]:
     """Input -> its kind, in order: histories (B, L), ages in seconds (B, L) where an encoding reads them, targets and
-    other fields (B, K), fields of the user or the context (B,). Fields that are lists have an axis more."""
+    other fields (B, K), and (B,) those of the sources ``of_request``. Fields that are lists have an axis more."""
     needs_age = any(module.about.needs_age for module in model.modules() if isinstance(module, PositionEncoding))
     found: dict[str, str] = {}
     for group in model.groups:
@@ -69,7 +69,7 @@ def inputs_of(model: Any) -> dict[str, str]:
             found[group.age] = "age"
     targets = {field for group in model.groups for field in group.target}
     for field in model.other_fields:
-        shared = field not in targets and model.feature_map.features[field].get("source") in OF_REQUEST
+        shared = field not in targets and model.feature_map.features[field].get("source") in of_request
         found[field] = "request" if shared else "target"
     return found
 

@@ -25,9 +25,9 @@ TRIES = 5  # to read a folder that is replaced again and again
 class Model:
     """A loaded model folder: ``scorer``, and ``name``, which changes with the content of the folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, gpu: int = -1) -> None:
         """Raises UserError for a folder that cannot be read, or a model that cannot score one user's candidates."""
-        self.scorer: Scorer = read_model(folder)
+        self.scorer: Scorer = read_model(folder, gpu)
         config = self.scorer.config
         self.name = hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=6).hexdigest()
         self.loaded = time.time()
@@ -55,10 +55,10 @@ class Watched:
         wake: set it to load the folder now.
     """
 
-    def __init__(self, folder: Path, poll: float = 2.0, told: Callable[[bool], object] = bool) -> None:
+    def __init__(self, folder: Path, poll: float = 2.0, told: Callable[[bool], object] = bool, gpu: int = -1) -> None:
         """``poll``: seconds between looks at the folder; ``told``: called after each reload with whether it was used.
         Raises UserError as ``Model``."""
-        self.folder, self.poll, self.told = folder, poll, told
+        self.folder, self.poll, self.told, self.gpu = folder, poll, told, gpu
         self.wake, self._over = threading.Event(), False
         self.refused: str | None = None
         self._seen = self._content()
@@ -95,7 +95,7 @@ class Watched:
         for _ in range(TRIES):
             before, error = self._content(), None
             try:
-                model = Model(self.folder)
+                model = Model(self.folder, self.gpu)
             except UserError as found:
                 error = found
             if self._content() == before:

@@ -13,6 +13,7 @@ import polars as pl
 import torch
 
 from ctr_pe.errors import UserError
+from ctr_pe.pipeline.captured import Captured
 from ctr_pe.pipeline.encoder import Encoded, Encoder
 from ctr_pe.pipeline.frames import seconds
 from ctr_pe.pipeline.histories import Events
@@ -106,14 +107,26 @@ class Scorer:
         encoded once."""
         scores = np.empty(encoded.rows, np.float32)
         tiles, alone = encoded.tiles(self.encoder.needs_age, TILE, SHARED)
-        for rows in tiles:
+        for rows in (*tiles, *(some[:, None] for some in encoded.batches(alone, batch_size, ITEMS))):
             histories = encoded.histories(rows[:, 0])
-            found = self.model.score_candidates(self.model.encode(histories), histories | encoded.fields(rows))
-            scores[rows] = found.float().cpu().numpy()
-        for rows in encoded.batches(alone, batch_size, ITEMS):
-            scores[rows] = self.probabilities(encoded.batch(rows)).float().cpu().numpy()
+            scores[rows] = self._score(histories, encoded.fields(rows)).float().cpu().numpy()
         self.counts.update(encoded.counts)
         return scores
+
+    def _score(self, histories: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Tensor:
+        """(H, K): fields of histories (H, L), and of their targets (H, K)."""
+        given = {**histories, **others}
+        if self.captured is not None and self.captured.takes(given):
+            return self.captured(given)
+        if next(iter(others.values())).shape[1] == 1:
+            return self.probabilities({**histories, **{name: x.squeeze(1) for name, x in others.items()}}).unsqueeze(1)
+        found: Tensor = self.model.score_candidates(self.model.encode(histories), given)
+        return found
+
+    @cached_property
+    def captured(self) -> Captured | None:
+        """What scores small requests on a GPU; None elsewhere."""
+        return Captured(self.model) if self.model.device.type == "cuda" else None
 
     @torch.inference_mode()
     def probabilities(self, batch: Mapping[str, Tensor]) -> Tensor:

@@ -125,7 +125,13 @@ class Metrics:
 
 
 def application(
-    folder: str | Path, limits: Limits = Limits(), *, poll: float = 2.0, workers: int = 1, threads: int = 1
+    folder: str | Path,
+    limits: Limits = Limits(),
+    *,
+    poll: float = 2.0,
+    workers: int = 1,
+    threads: int = 1,
+    gpu: int = -1,
 ) -> FastAPI:
     """The service of a model folder as an ASGI application; ``app.state.watched`` has the model.
 
@@ -133,13 +139,14 @@ def application(
         poll: seconds between looks at the folder.
         workers: requests scored at once.
         threads: torch's, of each.
+        gpu: -1 for the CPU.
 
     Raises:
         UserError: a folder that cannot be read, or a model that needs more than a history and candidates.
     """
     metrics = Metrics()
     told = [metrics.reloads.labels(outcome) for outcome in ("refused", "loaded")]
-    watched = Watched(Path(folder), poll, lambda used: told[used].inc())
+    watched = Watched(Path(folder), poll, lambda used: told[used].inc(), gpu)
     pool = ThreadPoolExecutor(workers, "scoring", torch.set_num_threads, (threads,))
     waiting: set[int] = set()
     metrics.open.set_function(lambda: len(waiting))
@@ -284,13 +291,14 @@ def serve(
     poll: float = 2.0,
     workers: int = 1,
     threads: int = 1,
+    gpu: int = -1,
 ) -> None:
     """Serve a model folder until SIGTERM or Ctrl-C; open requests are finished. SIGHUP loads the folder again.
 
     Raises:
         UserError: as ``application``, or an address that cannot be used.
     """
-    app = application(folder, limits, poll=poll, workers=workers, threads=threads)
+    app = application(folder, limits, poll=poll, workers=workers, threads=threads, gpu=gpu)
     watched: Watched = app.state.watched
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

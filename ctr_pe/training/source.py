@@ -83,7 +83,7 @@ class Source:
                 return RankDataLoader(feature_map, "train", train_data=paths[0], **given)[0]
             return RankDataLoader(feature_map, "test", test_data=paths[0], **given)
         role, seed = "train" if train else "valid", int(params.get("seed", 0))
-        how = {"shuffle": shuffle, "seed": seed, "like_length": int(params.get("like_length") or 0)}
+        how: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "like_length": int(params.get("like_length") or 0)}
         rows = BatchLoader(feature_map, paths, role, size, share=ranks.share(), **how)
         return MadeAhead(rows, ahead) if ahead > 0 else rows
 

@@ -132,10 +132,15 @@ class DINScore(nn.Module):
         per_item = nn.functional.linear(items, of_item, first.bias)
         if shift is not None:
             per_item = per_item + shift @ of_target.T + (shift * items) @ of_product.T
-        if native.traced():  # in one piece
-            of_products = of_product.T.unsqueeze(1) * items.mT.unsqueeze(-1) + of_target.T.unsqueeze(1)  # (B, D, L, U)
-            hidden: Tensor = torch.unflatten(target @ of_products.flatten(2), 2, of_products.shape[2:])
-            hidden = (hidden + per_item.unsqueeze(1)).flatten(0, 2)
+        if native.traced() or not items.is_cpu:  # in one piece
+            if native.traced():
+                of_products = of_product.T.unsqueeze(1) * items.mT.unsqueeze(-1) + of_target.T.unsqueeze(1)
+                hidden: Tensor = torch.unflatten(target @ of_products.flatten(2), 2, of_products.shape[2:])  # B K L U
+                hidden = (hidden + per_item.unsqueeze(1)).flatten(0, 2)
+            else:
+                added = per_item.unsqueeze(1) + (target @ of_target.T).unsqueeze(2)
+                products = target.unsqueeze(2) * items.unsqueeze(1)
+                hidden = torch.addmm(added.flatten(0, 2), products.flatten(0, 2), of_product.T)
             for layer in rest:
                 hidden = layer(hidden)
             return hidden.view(*target.shape[:2], items.shape[1])

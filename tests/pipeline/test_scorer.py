@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import polars as pl
 import pytest
 from small_log import SMALL
+from torch import Tensor
 
 from ctr_pe import CTRRanker
+from ctr_pe.pipeline import captured
 from ctr_pe.pipeline import scorer as of_scorer
+from ctr_pe.pipeline.captured import Captured
 from ctr_pe.pipeline.scorer import Scorer
 
 
@@ -97,3 +101,44 @@ def test_a_log_in_a_file_is_encoded_as_one_in_memory(ranker: CTRRanker, clicks: 
             begin, end = line.first[number], line.first[number + 1]
             events.append([values[begin:end].tolist() for values in (line.time, *line.ids.values())])  # type: ignore[index]
         assert events[0] == events[1]
+
+
+class Uncaptured(Captured):
+    """Scores padded requests without a GPU, and counts them."""
+
+    asked = 0
+
+    def _record(self, padded: Mapping[str, Tensor]) -> Any:
+        def score(given: Mapping[str, Tensor]) -> Tensor:
+            self.asked += 1
+            assert {name: x.shape for name, x in given.items()} == {name: x.shape for name, x in padded.items()}
+            return self.graph(given)
+
+        return score
+
+
+@pytest.mark.parametrize("kind", ["ranker", "timed"])
+def test_small_requests_on_a_gpu_are_padded_to_few_sizes_and_keep_their_scores(
+    kind: str,
+    requests: pl.DataFrame,
+    clicks: pl.DataFrame,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scorer: Scorer = request.getfixturevalue(kind).scorer_
+    wanted = scorer.score_requests(clicks, requests)
+    small = Uncaptured(scorer.model)
+    monkeypatch.setitem(vars(scorer), "captured", small)
+    monkeypatch.setattr(of_scorer, "SHARED", 8)
+    monkeypatch.setattr(of_scorer, "TILE", 20)
+    for largest in (0, 200, captured.LARGEST):
+        monkeypatch.setattr(captured, "LARGEST", largest)
+        before = small.asked
+        np.testing.assert_allclose(scorer.score_requests(clicks, requests), wanted, atol=1e-5)
+        assert (small.asked > before) == (largest > 0)
+    assert 2 <= len(small._recorded) < 30
+    assert {size & (size - 1) for rows, _, targets in small._recorded for size in (rows, targets)} == {0}
+
+
+def test_on_a_cpu_nothing_is_captured(ranker: CTRRanker) -> None:
+    assert ranker.scorer_.captured is None

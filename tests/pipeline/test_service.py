@@ -296,8 +296,8 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(
 
     calls = []
 
-    def read(path: Path) -> Any:
-        found = read_model(path)
+    def read(path: Path, gpu: int) -> Any:
+        found = read_model(path, gpu)
         if len(calls) == 0:
             other.save(path)  # between reading and use
         calls.append(path)
