@@ -141,7 +141,7 @@ RULES = (
         ("cape_constant", "cape_cosine"),
         "{facts.several:.0%} of the rows have two items of the target's {facts.like} or more: there, what lies between "
         "can say more than distance. In DIN cape was level with cape_constant, which knows distance alone, on a "
-        "purchase log and on synthetic_context, where what lies between decides; cape_cosine was above both there.",
+        "purchase log and on synthetic_context, where what lies between decides; cape_cosine was above both on the latter.",
         "docs/evidence.md, In short",
     ),
     Rule(
@@ -149,8 +149,8 @@ RULES = (
         "mind",
         (),
         "the newest item is less than a day old in {facts.times.fresh:.0%} of the histories and over 92 days in "
-        "{facts.times.stale:.0%}. On a purchase log position gained most where it was fresh, and nothing that shows "
-        "where it was stale.",
+        "{facts.times.stale:.0%}. On a purchase log position gained most where it was fresh, and nothing where it was "
+        "stale.",
         "docs/evidence.md, Where position helps",
     ),
     Rule(
