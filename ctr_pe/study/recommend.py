@@ -141,7 +141,8 @@ RULES = (
         ("cape_constant", "cape_cosine"),
         "{facts.several:.0%} of the rows have two items of the target's {facts.like} or more: there, what lies between "
         "can say more than distance. In DIN cape was level with cape_constant, which knows distance alone, on a "
-        "purchase log and on synthetic_context, where what lies between decides; cape_cosine was above both on the latter.",
+        "purchase log and on synthetic_context, where what lies between decides; on the latter cape_cosine was above "
+        "both.",
         "docs/evidence.md, In short",
     ),
     Rule(
