@@ -189,7 +189,10 @@ CASES = [
 ON_GPU = {
     "seeds.five": 0.7,
     **{f"step.DIN.{how}": 3 for how in ("default-allocator", "tuned-allocator", "full")},
-    "step.BST": 5, "step.DMIN": 5, "step.SASRec": 5, "step.DIEN": 10,
+    "step.BST": 5,
+    "step.DMIN": 5,
+    "step.SASRec": 5,
+    "step.DIEN": 10,
     **{f"encoding.cape.{model}.{shape}": 1.1 for model in ENCODED for shape in ("amazon", "full")},
 }
 """Goals that differ there."""
