@@ -121,8 +121,8 @@ FAULTS = [
     ),
     Fault(
         "every epoch has the order of the first",
-        "np.random.default_rng((self.seed, self.epoch)).shuffle(rows)",
-        "np.random.default_rng((self.seed, 0)).shuffle(rows)",
+        "np.random.default_rng((self.seed, self.epoch))",
+        "np.random.default_rng((self.seed, 0))",
         f"{LOADER}test_each_epoch_is_a_new_order_that_depends_on_seed_and_epoch_only",
     ),
     # statistics
