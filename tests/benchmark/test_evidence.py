@@ -29,6 +29,15 @@ def test_a_claim_that_the_rows_do_not_bear_out_is_refused() -> None:
         rows.speed("encoding.nothing")
 
 
+def test_so_is_one_about_gates(monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = evidence.Rows(RESULTS)
+    assert rows.tells("BST", "cape_cosine")
+    assert not rows.tells("BST", "cape")
+    monkeypatch.setattr(rows, "gate", lambda model, pe: [0.9])
+    with pytest.raises(evidence.NotBorneOut, match="gates"):
+        evidence.page(rows)
+
+
 def test_paragraphs_are_filled_and_intervals_whole() -> None:
     text = "# Title\n\na " + "word " * 21 + "+.0024 [+.0009,\n+.0039] end\n\n- one\n  two\n- three\n\n| a | b |"
     found = evidence.filled(text)

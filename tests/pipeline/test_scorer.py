@@ -35,17 +35,16 @@ def requests(clicks: pl.DataFrame) -> pl.DataFrame:
     return table.sample(fraction=1.0, shuffle=True, seed=1)
 
 
+@pytest.fixture(params=["ranker", "timed"])
+def scorer(request: pytest.FixtureRequest) -> Scorer:
+    found: Scorer = request.getfixturevalue(request.param).scorer_
+    return found
+
+
 @pytest.mark.parametrize("at_times", [True, False])
-@pytest.mark.parametrize("kind", ["ranker", "timed"])
 def test_shared_histories_give_the_scores_of_requests_alone(
-    kind: str,
-    at_times: bool,
-    requests: pl.DataFrame,
-    clicks: pl.DataFrame,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    scorer: Scorer, at_times: bool, requests: pl.DataFrame, clicks: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer: Scorer = request.getfixturevalue(kind).scorer_
     asked = requests if at_times else requests.drop("timestamp")
     monkeypatch.setattr(of_scorer, "SHARED", 10**6)
     alone = scorer.score_requests(clicks, asked)
@@ -117,15 +116,9 @@ class Uncaptured(Captured):
         return score
 
 
-@pytest.mark.parametrize("kind", ["ranker", "timed"])
 def test_small_requests_on_a_gpu_are_padded_to_few_sizes_and_keep_their_scores(
-    kind: str,
-    requests: pl.DataFrame,
-    clicks: pl.DataFrame,
-    request: pytest.FixtureRequest,
-    monkeypatch: pytest.MonkeyPatch,
+    scorer: Scorer, requests: pl.DataFrame, clicks: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scorer: Scorer = request.getfixturevalue(kind).scorer_
     wanted = scorer.score_requests(clicks, requests)
     small = Uncaptured(scorer.model)
     monkeypatch.setitem(vars(scorer), "captured", small)
