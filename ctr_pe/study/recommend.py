@@ -80,7 +80,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Rule:
-    """``advice``: ``try`` or ``leave out`` the encodings, or ``mind`` what concerns all. ``reason``: a format of
+    """``advice``: ``try`` or ``leave out`` the encodings, or ``mind`` something. ``reason``: a format of
     ``facts``; ``evidence``: where it is shown."""
 
     holds: Callable[[Facts], bool]
@@ -141,8 +141,8 @@ RULES = (
         ("cape_constant", "cape_cosine"),
         "{facts.several:.0%} of the rows have two items of the target's {facts.like} or more: there, what lies between "
         "can say more than distance. In DIN cape was level with cape_constant, which knows distance alone, on a "
-        "purchase log and on synthetic_context, where what lies between decides; on the latter cape_cosine was above "
-        "both.",
+        "purchase log, on one of impressions and on synthetic_context, where what lies between decides; on the last "
+        "cape_cosine was above both.",
         "docs/evidence.md, In short",
     ),
     Rule(
@@ -152,6 +152,14 @@ RULES = (
         "the newest item is less than a day old in {facts.times.fresh:.0%} of the histories and over 92 days in "
         "{facts.times.stale:.0%}. On a purchase log position gained most where it was fresh, and nothing where it was "
         "stale.",
+        "docs/evidence.md, Where position helps",
+    ),
+    Rule(
+        lambda facts: facts.lengths[2] > 10,
+        "mind",
+        ("naive",),
+        "a quarter of the rows have {facts.lengths[2]} items or more. In DIN on a log of impressions naive, whose "
+        "vectors are pooled with the items, was below none, the further the longer the histories.",
         "docs/evidence.md, Where position helps",
     ),
     Rule(

@@ -13,7 +13,13 @@ from ctr_pe.pe import available_pes
 from ctr_pe.training import Run, train
 
 SHAPE: dict[str, Any] = {"users": 2000, "valid_users": 300, "test_users": 600, "items": 400, "categories": 20}
-OVERRIDES = {"learning_rate": 0.01, "epochs": 6, "sinusoidal_scale": 0.3, "alibi_slope": 0.3}
+OVERRIDES = {
+    "learning_rate": 0.01,
+    "embedding_regularizer": 1e-4,
+    "epochs": 6,
+    "sinusoidal_scale": 0.3,
+    "alibi_slope": 0.3,
+}
 """Chosen for FuxiCTR's recipe, in which embeddings start small."""
 
 

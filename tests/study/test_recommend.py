@@ -197,6 +197,8 @@ USUAL = "none,naive,rope,cape,cape_constant,cape_cosine"
         ({"several": 0.05}, "try cape_constant: only 5.0% of the rows have two items of the target's cate_id",
          "none,naive,rope,cape,cape_constant"),
         ({"several": 0.6}, "try cape_constant, cape_cosine: 60% of the rows have two items", USUAL),
+        ({"lengths": (2, 5, 11)}, "mind naive: a quarter of the rows have 11 items or more. In DIN on a log of impres",
+         USUAL),
         ({"full": 0.2}, "mind: 20% of the histories have 100 items", USUAL),
         ({"one_class_users": 0.4, "one_class_rows": 0.2}, "mind: 40% of the test users, with 20% of the test rows",
          USUAL),
