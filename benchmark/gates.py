@@ -24,6 +24,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
+from ctr_pe.commands.options import plugins_option
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.draw.measure import measure
 from ctr_pe.draw.runs import Wanted, drawn, some_requests
@@ -118,6 +119,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser("gates.py", description=__doc__, formatter_class=form)
     parser.add_argument("results", type=Path, metavar="RESULTS", help="folder of a benchmark with --keep-weights")
     parser.add_argument("--data-root", type=Path, metavar="DIR", help="data sets (default: data, or $CTR_PE_DATA)")
+    plugins_option(parser)
     return parser
 
 
