@@ -41,6 +41,8 @@ def load(model: nn.Module, file: Path) -> None:
     """Give a model the weights that :func:`save` wrote, or FuxiCTR's ``save_weights``, which ``torch.load`` reads
     without running code.
 
+    Floating-point weights may have another precision than the model's.
+
     Raises UserError for a file that is missing or damaged, or holds the weights of another model.
     """
     try:
@@ -50,6 +52,7 @@ def load(model: nn.Module, file: Path) -> None:
             found |= {name: by_first[first] for name, first in names.items() if first in by_first}
         else:
             found = torch.load(file, map_location="cpu", weights_only=True)
+        _check_kinds(model, found)
         model.load_state_dict(found)
     except FileNotFoundError:
         raise no_such_file(file) from None
@@ -71,6 +74,14 @@ def _names(model: nn.Module) -> dict[str, str]:
     """Each name of a weight -> the first name of the same one."""
     first: dict[int, str] = {}
     return {name: first.setdefault(id(x), name) for name, x in model.state_dict(keep_vars=True).items()}
+
+
+def _check_kinds(model: nn.Module, found: Mapping[str, Tensor]) -> None:
+    """torch would cast integers and complex numbers to the model's floats."""
+    for name, x in model.state_dict().items():
+        there = found.get(name, x)
+        if there.dtype != x.dtype and not (there.is_floating_point() and x.is_floating_point()):
+            raise ValueError(f"{name} is {there.dtype}, not {x.dtype}".replace("torch.", ""))
 
 
 def _is_safetensors(file: Path) -> bool:

@@ -107,6 +107,25 @@ def test_weights_of_another_model_are_one_line(changes: dict[str, Any], tmp_path
         load(build(tmp_path, **changes), tmp_path / "weights")
 
 
+@pytest.mark.parametrize("dtype", [torch.int32, torch.complex64])
+def test_weights_of_another_kind_are_one_line_and_change_nothing(dtype: torch.dtype, tmp_path: Path) -> None:
+    model, again = moved(tmp_path), build(tmp_path)
+    before = {name: x.clone() for name, x in again.state_dict().items()}
+    torch.save({name: x.to(dtype) for name, x in model.state_dict().items()}, tmp_path / "weights")
+    with pytest.raises(UserError, match=rf"weights: not the weights of this model .ValueError: .* is {str(dtype)[6:]}"):
+        load(again, tmp_path / "weights")
+    assert all(torch.equal(x, before[name]) for name, x in again.state_dict().items())
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_weights_of_another_precision_are_read(dtype: torch.dtype, tmp_path: Path) -> None:
+    model, again = moved(tmp_path), build(tmp_path)
+    stored = {name: x.to(dtype) if x.is_floating_point() else x for name, x in model.state_dict().items()}
+    torch.save(stored, tmp_path / "weights")
+    load(again, tmp_path / "weights")
+    assert all(torch.equal(x, stored[name].to(x.dtype)) for name, x in again.state_dict().items())
+
+
 def test_nothing_goes_through_pickle(checkout: Path) -> None:
     """``torch.load`` of FuxiCTR's files alone, and only with ``weights_only``."""
     found = []
