@@ -25,6 +25,10 @@ def test_a_claim_that_the_rows_do_not_bear_out_is_refused() -> None:
         rows.mean(PLACE, "rope")
     with pytest.raises(evidence.NotBorneOut, match="tables of this name, not one"):
         rows.setting("all_encodings")
+    with pytest.raises(evidence.NotBorneOut, match=r"a run ends at \.7290, not above 0\.75"):
+        rows.least("all_encodings", 0.75)
+    with pytest.raises(evidence.NotBorneOut, match=r"not above none are .*'DIN', 'alibi'"):
+        rows.all_above("all_encodings", set())
     with pytest.raises(evidence.NotBorneOut, match="no case"):
         rows.speed("encoding.nothing")
 
