@@ -302,12 +302,14 @@ times what position does ([how it was chosen](results.md#the-recipe)).
 
 **Where order counts by construction, encodings find it.** On the built-in set `synthetic`, DIN, BST and SASRec with
 every encoding, five seeds ([tables](../benchmark/results/all_encodings/table.md)): no run ends below
-{rows.least(every, 0.7)} (of TIN with seven encodings {rows.least("TIN-synthetic", 0.7)}), and
+{rows.least(every, 0.7)} (of TIN and DIEN with seven encodings {rows.least("TIN-synthetic", 0.7)} and
+{rows.least("DIEN-synthetic", 0.7)}), and
 {rows.all_above(every, unshown)} encodings are above `none`. Not in DIN is ALiBi, whose slope for a single head is
 nearly flat ({rows.level(every_din, "alibi")}; the option `alibi_slope`). In SASRec, whose causal attention tells
 positions without one ({rows.mean(every_sasrec, "none")}; DIN {rows.mean(every_din, "none")}), the gains are smaller,
 `time_rope` has none, and `cape`, `cape_oracle`, `cape_time`, `euler` and `dif` depend on the seed (`dif`
-{rows.mean(every_sasrec, "dif")}).
+{rows.mean(every_sasrec, "dif")}). In DIEN, whose GRU knows the order, no gain is shown (CAPE
+{rows.level("DIEN-synthetic", "cape")}).
 
 ## Do gates learn?
 
