@@ -286,7 +286,7 @@ print(*[line for line in Path("/proc/self/status").read_text().splitlines() if l
 def test_memory_does_not_grow_with_the_rows(model: Path, tmp_path: Path) -> None:
     """2 million rows and 5 million, in row groups of 2 million. Of the process itself: what the system says of a child
     begins with the size of the process that started it. From one arena of the system's allocator, because what Arrow's
-    own and further arenas keep of freed memory differs by 5 % between calls on the same rows."""
+    own and further arenas keep of freed memory differs by 4 % between calls on the same rows."""
     log = random_log(users=2000, events=20_000).drop("label")
     log.write_parquet(tmp_path / "events.parquet")
     draw, peaks = np.random.default_rng(0), []
