@@ -216,7 +216,7 @@ def page(rows: Rows) -> str:
     tin, bst, kuairand = "TIN-amazon_sports", "BST-amazon_sports", "DIN-kuairand_pure"
     shuffled = "DIN-amazon_sports_shuffled_all"
     unordered = "DIN-amazon_sports_shuffled_test"
-    every = "all_encodings"
+    every, dmin = "all_encodings", "DMIN-synthetic"
     every_din, every_sasrec = (f"{every}/{model}/synthetic" for model in ("DIN", "SASRec"))
     unsteady = ("cape", "cape_oracle", "cape_time", "dif", "euler")
     unshown = {("DIN", "alibi"), ("SASRec", "time_rope"), *(("SASRec", pe) for pe in unsteady)}
@@ -304,14 +304,15 @@ times what position does ([how it was chosen](results.md#the-recipe)).
 
 **Where order counts by construction, encodings find it.** On the built-in set `synthetic`, DIN, BST and SASRec with
 every encoding, five seeds ([tables](../benchmark/results/all_encodings/table.md)): no run ends below
-{rows.least(every, 0.7)} (of TIN and DIEN with seven encodings {rows.least("TIN-synthetic", 0.7)} and
-{rows.least("DIEN-synthetic", 0.7)}), and
+{rows.least(every, 0.7)} (of TIN, DIEN and DMIN with seven encodings {rows.least("TIN-synthetic", 0.7)},
+{rows.least("DIEN-synthetic", 0.7)} and {rows.least(dmin, 0.7)}), and
 {rows.all_above(every, unshown)} encodings are above `none`. Not in DIN is ALiBi, whose slope for a single head is
 nearly flat ({rows.level(every_din, "alibi")}; the option `alibi_slope`). In SASRec, whose causal attention tells
 positions without one ({rows.mean(every_sasrec, "none")}; DIN {rows.mean(every_din, "none")}), the gains are smaller,
 and not shown of `time_rope`, nor of `cape`, `cape_oracle`, `cape_time`, `euler` and `dif`, whose runs differ more by
-the seed (standard deviation {spreads[0]} to {spreads[-1]}). In DIEN, whose GRU knows the order, no gain is shown of any
-encoding (CAPE {rows.level("DIEN-synthetic", "cape")}).
+the seed (standard deviation {spreads[0]} to {spreads[-1]}). In DMIN `naive` ({rows.above(dmin, "naive")}), CAPE
+({rows.above(dmin, "cape")}) and RoPE ({rows.above(dmin, "rope")}) gain, CoPE does not ({rows.level(dmin, "cope")}). In
+DIEN, whose GRU knows the order, no gain is shown of any encoding (CAPE {rows.level("DIEN-synthetic", "cape")}).
 
 ## Do gates learn?
 
