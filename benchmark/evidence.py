@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import where
@@ -22,6 +22,9 @@ import where
 from ctr_pe.evaluation.paired import LEVEL, Difference
 from ctr_pe.study.differences import BASELINES, Runs, Setting, between, settings
 from ctr_pe.study.store import Store
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 ROOT = Path(__file__).resolve().parents[1]
 GLUE = "\x00"
@@ -134,6 +137,22 @@ class Rows:
             raise NotBorneOut(f"{place}: no users '{users}', but {', '.join(found)}")
         return interval(where.compared(self.setting(place), pe, found[users]))
 
+    def by(self, fact: str, places: Sequence[str], pe: str) -> str:
+        """A row per place, a column per bin of users by one fact of their histories: the difference to none there.
+
+        Raises NotBorneOut where the intervals of the first and the last bin of a place overlap.
+        """
+        lines: list[list[str]] = []
+        for place in places:
+            users = [some for some in self.bins(place) if some.fact == fact]
+            found = [where.compared(self.setting(place), pe, some) for some in users]
+            if not found[0].low > found[-1].high:
+                raise NotBorneOut(f"{place}: {pe} gains no more {users[0].name} than {users[-1].name}")
+            if not lines:
+                lines = [["model", *(some.name for some in users)], ["---"] * (1 + len(users))]
+            lines.append([self.setting(place).key.model, *map(interval, found)])
+        return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
     def bins(self, place: str) -> list[where.Bin]:
         """Bins of the users of one place."""
         store = Store(self.results / place.split("/")[0])
@@ -213,7 +232,8 @@ def _bold(text: str, is_bold: bool) -> str:
 def page(rows: Rows) -> str:
     """The text of docs/evidence.md."""
     sports, fuxictr = "DIN-amazon_sports", "DIN-amazon_sports-fuxictr"
-    tin, bst, kuairand = "TIN-amazon_sports", "BST-amazon_sports", "DIN-kuairand_pure"
+    tin, bst, sasrec = "TIN-amazon_sports", "BST-amazon_sports", "SASRec-amazon_sports"
+    kuairand = "DIN-kuairand_pure"
     shuffled = "DIN-amazon_sports_shuffled_all"
     unordered = "DIN-amazon_sports_shuffled_test"
     every, dmin = "all_encodings", "DMIN-synthetic"
@@ -224,14 +244,19 @@ def page(rows: Rows) -> str:
     contexts = built_in, bst_built_in, sasrec_built_in = [f"{model}-synthetic_context" for model in MODELS]
     forms = ("cape", "cape_constant", "cape_cosine")
     few, many = "to 7 items", "over 22 items"
-    today, long_ago, newest_like, older_like = "to 0 days", "over 92 days", "to 0 unlike items", "over 3 unlike items"
+    newest_like, older_like = "to 0 unlike items", "over 3 unlike items"
     for pe in ENCODINGS:
         rows.above(bst, pe)
+        rows.above(sasrec, pe)
         if pe != "naive":
             rows.level(sports, pe, "naive")
         rows.level("DIEN-synthetic", pe)
     for pe in forms[1:]:
         rows.level(kuairand, pe, "cape")
+    every_gain = {place: [rows.difference(place, pe).value for pe in ENCODINGS] for place in (sports, bst, sasrec)}
+    for place in (bst, sasrec):
+        if min(every_gain[place]) < 3 * max(every_gain[sports]):
+            raise NotBorneOut(f"{place}: gains are not several times those of DIN")
     for model in MODELS:
         if rows.tells(model, "cape") or not rows.tells(model, "cape_cosine"):
             raise NotBorneOut(f"gates.csv: not those of cape_cosine alone tell in {model}")
@@ -258,43 +283,47 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   and `cape_cosine` ({rows.level(kuairand, "cape_cosine")}) are level with it, but not shown to be above `none`
   once corrected. CoPE brings nothing ({rows.level(kuairand, "cope")}). `naive`, whose vectors are pooled with the
   items, brings {rows.below(kuairand, "naive")}, RoPE {rows.below(kuairand, "rope")}.
-- **BST needs it most.** Without positions it is far below DIN, and every encoding brings it more than any brings DIN:
-  `naive` {rows.above(bst, "naive")}, CAPE {rows.above(bst, "cape")}, `cape_constant`
-  {rows.above(bst, "cape_constant")}. Its own, a vector beside each item's, brings as much ({rows.above(bst, "native")};
-  against `naive` {rows.level(bst, "native", "naive")}, uncorrected), RoPE less (against `naive`
-  {rows.below(bst, "rope", "naive")}).
+- **BST and SASRec need it most.** Without positions they are far below DIN, SASRec though its causal attention tells
+  them, and every encoding brings them more than any brings DIN: BST with `naive` {rows.above(bst, "naive")}, CAPE
+  {rows.above(bst, "cape")}, `cape_constant` {rows.above(bst, "cape_constant")}; SASRec {rows.above(sasrec, "naive")},
+  {rows.above(sasrec, "cape")} and {rows.above(sasrec, "cape_constant")}. BST's own, a vector beside each item's, brings
+  as much ({rows.above(bst, "native")}; against `naive` {rows.level(bst, "native", "naive")}, uncorrected), RoPE less
+  (against `naive` {rows.below(bst, "rope", "naive")}).
 - **What is called context in CAPE has shown no effect.** On a built-in set where context is all there is, CAPE is level
   with the same encoding whose gates are all ½: {rows.level(built_in, "cape", "cape_constant")}. Both find distance. On
-  the purchase log it is not above it in any of three models (TIN {rows.level(tin, "cape", "cape_constant")}, BST
-  {rows.below(bst, "cape", "cape_constant")}, each uncorrected), nor is it on the impressions
-  ({rows.level(kuairand, "cape", "cape_constant")}). Its gates learn only where attention is made to match like items
-  ([Do gates learn?](#do-gates-learn)).
+  the purchase log it is not above it in any of four models (TIN {rows.level(tin, "cape", "cape_constant")}, BST
+  {rows.below(bst, "cape", "cape_constant")}, SASRec {rows.level(sasrec, "cape", "cape_constant")},
+  each uncorrected), nor is it on the impressions ({rows.level(kuairand, "cape", "cape_constant")}). Its gates learn
+  only where attention is made to match like items ([Do gates learn?](#do-gates-learn)).
 - **Gates with a likeness of their own find context where there is some.** In DIN `cape_cosine` is
   {rows.above(built_in, "cape_cosine", "cape")} above CAPE on that set, near gates that are told the categories
   ({rows.mean(built_in, "cape_oracle")}); in SASRec it finds it once attention matches like items
   ({rows.above(sasrec_matching, "cape_cosine", "cape")} above CAPE). On the purchase log it is level with CAPE in DIN
   ({rows.level(sports, "cape_cosine", "cape")}) and BST ({rows.level(bst, "cape_cosine", "cape")}), and above it in TIN
-  ({rows.above(tin, "cape_cosine", "cape")}, one comparison out of several).
+  ({rows.above(tin, "cape_cosine", "cape")}) and SASRec ({rows.above(sasrec, "cape_cosine", "cape")}), uncorrected for
+  several such comparisons.
 - **Start with `cape_constant`.** Try `cape_cosine` beside it where histories are long and of several kinds of items in
   turn: only what it has above `cape_constant` is context.
 
-All this is of DIN, TIN and BST on one purchase log, and of DIN on one log of impressions. Other backbones on real logs
-and longer histories have not been measured in this way yet.
+All this is of DIN, TIN, BST and SASRec on one purchase log, and of DIN on one log of impressions. Other backbones on
+real logs and longer histories have not been measured in this way yet. Learning rate and regularisation are those best
+for `none`; no encoding has settings of its own, and what it would gain by them is not in these numbers.
 
 ## Differences to none
 
 Bold: p < .05, corrected.
 
-{rows.table([*contexts, sports, tin, bst, kuairand], (*ENCODINGS, "native", "cape_oracle"))}
+{rows.table([*contexts, sports, tin, bst, sasrec, kuairand], (*ENCODINGS, "native", "cape_oracle"))}
 
 ![Differences to none with their intervals](evidence-differences.png)
 
 `none` is at chance on the built-in set by construction, but in SASRec, whose causal attention tells positions. On
 amazon_sports the runs of DIN would show differences from {rows.detectable(sports, ENCODINGS)} on, those of TIN from
-{rows.detectable(tin, ENCODINGS)} and those of BST from {rows.detectable(bst, ENCODINGS)} (80 % power, uncorrected):
+{rows.detectable(tin, ENCODINGS)}, those of BST from {rows.detectable(bst, ENCODINGS)} and those of SASRec from
+{rows.detectable(sasrec, ENCODINGS)} (80 % power, uncorrected):
 encodings that differ by less look alike there. On kuairand_pure, where seeds move `none` by
 {rows.spread(kuairand, "none")}, it is {rows.detectable(kuairand, forms)} for the forms of CAPE.
-`native` is a model's own: none in DIN, `naive` in TIN, in BST a vector
+`native` is a model's own: none in DIN, `naive` in TIN and SASRec, in BST a vector
 beside each item's.
 
 **Training matters more than position.** By FuxiCTR's recipe (constant learning rate, early stop) and the best
@@ -351,9 +380,13 @@ Users of amazon_sports by what their histories are like; intervals are not corre
 
 ![Differences to none by length, age, unlike items and ties](evidence-where.png)
 
-- **Fresh histories gain, stale ones lose.** Where the last purchase was on the day of the target CAPE is
-  {rows.among(sports, today, "cape")} against `none`, where it was over 92 days before,
-  {rows.among(sports, long_ago, "cape")}. The length of the history decides nothing that these runs could show.
+**Fresh histories gain most, stale ones least.** CAPE against `none`, by how long before the target the last purchase
+was (to 0 days: on the same day). The length of the history decides nothing that these runs could show.
+
+{rows.by("age", (sports, tin, bst, sasrec), "cape")}
+
+The rest is of DIN:
+
 - **Position is a preference for the newest.** Where the target's category is that of the newest item, `naive` is
   {rows.among(sports, newest_like, "naive")}, CAPE {rows.among(sports, newest_like, "cape")} and `cape_constant`
   {rows.among(sports, newest_like, "cape_constant")}; where more than three unlike items came after the last like one
@@ -371,6 +404,8 @@ Users of amazon_sports by what their histories are like; intervals are not corre
   `naive` is {rows.level(shuffled, "naive")} against `none`, CAPE {rows.level(shuffled, "cape")} and `cape_constant`
   {rows.level(shuffled, "cape_constant")}; {rows.seeds(shuffled)} seeds, too few to rule out a gain as small as the one
   with order.
+
+![Differences to none with histories in order and in random order](evidence-order.png)
 
 ## What it costs
 
@@ -416,28 +451,43 @@ def draw(rows: Rows, folder: Path) -> None:
     """The page's figures."""
     import matplotlib.pyplot as plt
 
-    places = ["DIN-amazon_sports", "TIN-amazon_sports", "BST-amazon_sports", "DIN-kuairand_pure"]
-    places += ["DIN-synthetic_context", f"matching/{MATCHING[1]}/synthetic_context"]
-    figure, axes = plt.subplots(2, 3, figsize=(11.6, 5.2), layout="constrained")
+    places = [f"{model}-amazon_sports" for model in ("DIN", "TIN", "BST", "SASRec")]
+    places += ["DIN-kuairand_pure", "DIN-synthetic_context"]
+    places += ["SASRec-synthetic_context", f"matching/{MATCHING[1]}/synthetic_context"]
+    figure, axes = plt.subplots(2, 4, figsize=(14.4, 5.2), layout="constrained")
     for panel, place in zip(axes.flat, places, strict=True):
-        setting = rows.setting(place)
-        pes = [pe for pe in (*ENCODINGS, "native", "cape_oracle") if pe in setting.runs]
-        for at, pe in enumerate(pes):
-            found = rows.difference(place, pe)
-            panel.plot([found.low, found.high], [at, at], color="#1f4e79", linewidth=2)
-            panel.plot(found.value, at, "s", color="#1f4e79", markersize=5)
-        panel.axvline(0, color="#9aa0a6", linewidth=1, zorder=0)
-        panel.set_yticks(range(len(pes)), pes)
-        panel.invert_yaxis()
-        panel.set_title(f"{_name(setting.key.model)} on {setting.key.dataset}", fontsize=10)
-        panel.locator_params(axis="x", nbins=4)
-        panel.set_xlabel("gAUC − none, 95 % interval", fontsize=9)
-        panel.spines[["top", "right"]].set_visible(False)
+        key = rows.setting(place).key
+        _draw_differences(panel, rows, place, f"{_name(key.model)} on {key.dataset}")
     figure.savefig(folder / "evidence-differences.png", dpi=120)
+    plt.close(figure)
+    orders = {"in order": "", "shuffled at test time": "_shuffled_test", "shuffled in training too": "_shuffled_all"}
+    figure, axes = plt.subplots(1, 3, figsize=(10.8, 2.0), layout="constrained", sharex=True)
+    for panel, (title, copy) in zip(axes, orders.items(), strict=True):
+        _draw_differences(panel, rows, f"DIN-amazon_sports{copy}", title, ("naive", "cape", "cape_constant"))
+    figure.savefig(folder / "evidence-order.png", dpi=120)
     plt.close(figure)
     sports = rows.setting("DIN-amazon_sports")
     shown = [pe for pe in where.SHOWN if pe in sports.runs]
     where.draw(sports, rows.bins("DIN-amazon_sports"), shown, folder / "evidence-where.png")
+
+
+def _draw_differences(
+    panel: Axes, rows: Rows, place: str, title: str, pes: Sequence[str] = (*ENCODINGS, "native", "cape_oracle")
+) -> None:
+    """The differences to none of one table, those of its encodings that are among ``pes``."""
+    shown = [pe for pe in pes if pe in rows.setting(place).runs]
+    for at, pe in enumerate(shown):
+        found = rows.difference(place, pe)
+        panel.plot([found.low, found.high], [at, at], color="#1f4e79", linewidth=2)
+        panel.plot(found.value, at, "s", color="#1f4e79", markersize=5)
+    panel.axvline(0, color="#9aa0a6", linewidth=1, zorder=0)
+    panel.set_yticks(range(len(shown)), shown)
+    panel.invert_yaxis()
+    panel.margins(y=0.15)
+    panel.set_title(title, fontsize=9)
+    panel.locator_params(axis="x", nbins=4)
+    panel.set_xlabel("gAUC − none, 95 % interval", fontsize=9)
+    panel.spines[["top", "right"]].set_visible(False)
 
 
 def main(root: Path = ROOT) -> None:

@@ -150,9 +150,17 @@ RULES = (
         "mind",
         (),
         "the newest item is less than a day old in {facts.times.fresh:.0%} of the histories and over 92 days in "
-        "{facts.times.stale:.0%}. On a purchase log position gained most where it was fresh, and nothing where it was "
-        "stale.",
+        "{facts.times.stale:.0%}. On a purchase log position gained most where it was fresh and least where it "
+        "was stale.",
         "docs/evidence.md, Where position helps",
+    ),
+    Rule(
+        lambda facts: facts.short < 1,
+        "mind",
+        (),
+        "models differ. On a purchase log BST and SASRec without an encoding were below DIN without one, and every "
+        "encoding gained several times in them what it gained in DIN.",
+        "docs/evidence.md, In short",
     ),
     Rule(
         lambda facts: facts.lengths[2] > 10,

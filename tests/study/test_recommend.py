@@ -218,6 +218,12 @@ def test_each_rule_holds_where_its_facts_do(change: dict[str, Any], words: str |
     assert _parser().parse_args(command.split()[1:]).encodings == compared.split(",")
 
 
+def test_models_differ_where_histories_have_two_items() -> None:
+    without = replace(FACTS, empty=0.4, single=0.6)
+    told = ["mind: models differ." in report(facts, "mine") for facts in (FACTS, without)]
+    assert told == [True, False]
+
+
 def test_rules_name_encodings_and_evidence_that_there_are(checkout: Path) -> None:
     for rule in RULES:
         assert rule.advice in ("try", "leave out", "mind")
