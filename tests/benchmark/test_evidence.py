@@ -33,6 +33,17 @@ def test_a_claim_that_the_rows_do_not_bear_out_is_refused() -> None:
         rows.speed("encoding.nothing")
 
 
+def test_so_is_one_about_some_users() -> None:
+    rows, sports = evidence.Rows(RESULTS), "DIN-amazon_sports"
+    header, _, row = rows.by("age", [sports], "cape").splitlines()
+    assert header.startswith("| model | to 0 days | over 0 to ")
+    assert row.startswith(f"| DIN | {rows.among(sports, 'to 0 days', 'cape')} |")
+    with pytest.raises(evidence.NotBorneOut, match="cape gains no more to 4 items than over 8 items"):
+        rows.by("length", [sports], "cape")
+    with pytest.raises(evidence.NotBorneOut, match="no users 'to 3 days', but all users"):
+        rows.among(sports, "to 3 days", "cape")
+
+
 def test_so_is_one_about_gates(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = evidence.Rows(RESULTS)
     assert rows.tells("BST", "cape_cosine")
