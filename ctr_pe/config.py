@@ -144,21 +144,21 @@ def parse_yaml(text: str, source: str) -> Any:
         raise UserError(f"{source}: {' '.join(str(error).split())}") from None
 
 
-def parse_overrides(pairs: Iterable[str]) -> dict[str, Any]:
+def parse_overrides(pairs: Iterable[str], option: str = "--set") -> dict[str, Any]:
     """``["learning_rate=1e-3", "dnn_hidden_units=[64, 32]"]`` as a dict; values are YAML, a later one wins.
 
-    Raises UserError if there is no ``=``, no key before it, or no YAML after it.
+    Raises UserError, which names the ``option``, if there is no ``=``, no key before it, or no YAML after it.
     """
     overrides: dict[str, Any] = {}
     for pair in pairs:
         key, sign, value = pair.partition("=")
         key = key.strip()
         if not sign or not key:
-            raise UserError(f"--set {pair}: write key=value, such as learning_rate=1e-3")
+            raise UserError(f"{option} {pair}: write key=value, such as learning_rate=1e-3")
         try:
             overrides[key] = parse_yaml(value, "")
         except UserError as error:
-            raise UserError(f"--set {pair}: {re.sub('^[^ ]*: ', '', str(error))}") from None
+            raise UserError(f"{option} {pair}: {re.sub('^[^ ]*: ', '', str(error))}") from None
     return overrides
 
 

@@ -10,6 +10,7 @@ examples:
   ctr-pe benchmark
   ctr-pe benchmark --pe none,naive,rope,cope,cape --dataset amazon_sports --jobs 2 --out results/sports
   ctr-pe benchmark --pe none,cape --repeats 1 --set epochs=1 --set 'dnn_hidden_units=[64, 32]'
+  ctr-pe benchmark --pe none,naive,cape --dataset amazon_sports --tune 'learning_rate=[3e-3, 5e-3, 1e-2]'
   ctr-pe benchmark --suite small_cape_table2 --dataset amazon_sports --dry-run
   ctr-pe benchmark --suite cape_table2 --gpu 0
 """
@@ -30,7 +31,7 @@ def add_options(parser: Parser) -> None:
         "--suite",
         metavar="NAME|FILE",
         help="a suite of `ctr-pe list`, or a YAML file with one; --model and --pe narrow it, --dataset, --repeats, "
-        "--protocol and --set change it",
+        "--protocol, --set and --tune change it",
     )
     add("--model", dest="models", type=class_names, metavar="NAME,…", help="models (default: DIN)")
     add(
@@ -63,12 +64,22 @@ def add_options(parser: Parser) -> None:
         action="store_true",
         help="first move lines of OUT/results.jsonl that are no results to OUT/results.rejected.jsonl",
     )
+    add(
+        "--tune",
+        action="append",
+        default=[],
+        metavar="KEY=[…]",
+        help="several values of a hyper-parameter, of which every encoding takes its best on validation rows: each "
+        "combination is trained once in OUT/trials; may be given several times",
+    )
     training_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
+    from ctr_pe.config import parse_overrides
     from ctr_pe.pipeline.folder import keep_model
     from ctr_pe.study import benchmark
 
-    given = {**vars(args), "params": overrides(args), "keep": keep_model if args.keep_models else None}
+    given = {**vars(args), "params": overrides(args), "tune": parse_overrides(args.tune, "--tune")}
+    given["keep"] = keep_model if args.keep_models else None
     return benchmark.run(benchmark.Request(**{field.name: given[field.name] for field in fields(benchmark.Request)}))

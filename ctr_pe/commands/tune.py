@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         args.dataset,
         args.data_root,
         overrides(args),
-        parse_overrides(args.space),
+        parse_overrides(args.space, "--space"),
         args.seed,
         args.threads,
         args.gpu,

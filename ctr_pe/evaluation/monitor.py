@@ -26,3 +26,9 @@ def monitor_mode(monitor: str | Mapping[str, float], given: Any = None) -> Liter
     if given not in (None, mode):
         raise UserError(f"monitor_mode '{given}' contradicts monitor {shown(monitor)}: leave it out, or write {mode}")
     return mode
+
+
+def monitored(monitor: str | Mapping[str, float], metrics: Mapping[str, float]) -> float:
+    """The monitor's value: a metric, or a weighted sum of metrics."""
+    weights = {monitor: 1.0} if isinstance(monitor, str) else monitor
+    return sum(weight * metrics[name] for name, weight in weights.items())

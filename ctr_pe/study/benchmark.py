@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,14 +19,15 @@ from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, counted, nearest, say
 from ctr_pe.keys import KEYS, checked
 from ctr_pe.model_zoo.keys import check_gpu
-from ctr_pe.study import estimate, runner, suite_tables
+from ctr_pe.study import estimate, runner, suite_tables, trials
 from ctr_pe.study.differences import settings
-from ctr_pe.study.files import write_files
+from ctr_pe.study.files import texts, write_files, write_texts
 from ctr_pe.study.rendering import as_text
 from ctr_pe.study.runner import Job, Train
 from ctr_pe.study.store import Key, Result, Store, device_of, hash_of, repair
 from ctr_pe.study.suite import OWN_KEYS, Cell, Grid, Suite, cells, load_suite
 from ctr_pe.study.tables import make_tables
+from ctr_pe.study.trials import Trials
 from ctr_pe.training import PROTOCOLS, Run, train
 
 
@@ -34,15 +35,17 @@ from ctr_pe.training import PROTOCOLS, Run, train
 class Request:
     """What to run: every model with every encoding, or a suite.
 
-    ``models`` and ``encodings`` select cells of a suite; ``dataset``, ``repeats``, ``protocol`` and ``params`` replace
-    its values. None means the suite's value; without a suite, DIN with none and cape on the built-in set ``DEFAULT``,
-    five seeds, heldout.
+    ``models`` and ``encodings`` select cells of a suite; ``dataset``, ``repeats``, ``protocol``, ``params``, ``tune``
+    replace its values. None means the suite's value; without a suite, DIN with none and cape on the built-in set
+    ``DEFAULT``, five seeds, heldout.
 
-    ``params``: hyper-parameters under FuxiCTR's names. ``out``: directory of results and tables. ``jobs``: runs at
-    once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``: directory of data sets.
-    ``keep``: called with a folder below ``out`` and what ``Run.keep`` gets, to write the model there. ``track``: a
-    tracker (:mod:`ctr_pe.tracking`), TensorBoard's in ``out`` unless it names a directory. ``dry_run``: only the plan
-    and an estimate of its time. ``repair``: first set aside lines of results.jsonl that are no results.
+    ``params``: hyper-parameters under FuxiCTR's names. ``tune``: several values each, of which every cell takes the
+    combination that is best on the validation rows (:mod:`ctr_pe.study.trials`). ``out``: directory of results and
+    tables. ``jobs``: runs at once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``:
+    directory of data sets. ``keep``: called with a folder below ``out`` and what ``Run.keep`` gets, to write the model
+    there. ``track``: a tracker (:mod:`ctr_pe.tracking`), TensorBoard's in ``out`` unless it names a directory.
+    ``dry_run``: only the plan and an estimate of its time. ``repair``: first set aside lines of results.jsonl that are
+    no results.
     """
 
     suite: str | None = None
@@ -53,6 +56,7 @@ class Request:
     protocol: str | None = None
     seed: int = 0
     params: Mapping[str, Any] = field(default_factory=dict)
+    tune: Mapping[str, Any] = field(default_factory=dict)
     out: Path | None = None
     jobs: int | None = None
     threads: int = 1
@@ -79,11 +83,10 @@ def run(request: Request, stand_in: Train | None = None) -> int:
     Raises:
         UserError: a name, value, data set, suite or store that cannot be used; nothing has been trained then.
     """
-    store: Store | None = None
-    jobs: list[Job] = []
+    stages: dict[Store, Sequence[Job]] = {}
     try:
-        suite, found = plan(request)
-        names = dict.fromkeys(cell.dataset for cell in found)
+        suite, rows = plan(request)
+        names = dict.fromkeys(cell.dataset for cell in rows)
         datasets = {name: find_dataset(name, request.data_root, suite.protocol) for name in names}
         first = next(iter(datasets.values())).dataset_id
         folder = Path(request.suite).stem if request.suite else f"{first}-{suite.protocol}"
@@ -91,41 +94,54 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         if request.repair:
             say(repair(out))
         store = Store(out)
-        by_cell = {cell: _jobs(request, suite, cell, datasets[cell.dataset], store) for cell in found}
-        # Seed by seed, so that a benchmark that is stopped has complete comparisons.
-        jobs = [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
-        for notice in store.notices:
-            say(notice)
-        stored = store.read()
-        _refuse_other_classes(store, jobs, stored)
+        tuning = _tuning(request, suite, rows, datasets, out)
+
+        def jobs_of_rows() -> dict[Cell, list[Job]]:
+            """Of those that tune something once their trials are there."""
+            chosen = map(tuning.choose, rows)
+            return {cell: _jobs(request, suite, cell, datasets[cell.dataset], store) for cell in chosen}
+
+        by_cell = jobs_of_rows()
+        stages = {tuning.store: _seed_by_seed(tuning.by_cell), store: _seed_by_seed(by_cell)}
+        for one, of_stage in stages.items():
+            for notice in one.notices:
+                say(notice)
+            _refuse_other_classes(one, of_stage, one.read())
         if request.suite or (stand_in is None and not request.dry_run):
-            _refuse_unbuildable(suite.title, found, datasets)
-        workers = _workers(request, len(jobs))
-        title = f"{suite.title}: {len(found)} cells" if request.suite else f"{first}: {suite.title}"
-        title += f" × {counted(suite.seeds, 'seed')} = {len(jobs)} runs"
+            _refuse_unbuildable(suite.title, [*tuning.by_cell, *by_cell], datasets)
+        workers = _workers(request, sum(map(len, stages.values())))
+        title = f"{suite.title}: {len(rows)} cells" if request.suite else f"{first}: {suite.title}"
+        title += f" × {counted(suite.seeds, 'seed')} = {len(stages[store])} runs"
+        title += f" after {counted(len(tuning.by_cell), 'trial')}" * bool(tuning.jobs)
         if not request.dry_run:
             say(f"{title}, {workers} at once; results in {store.path}")
-        done = [job.key for job in jobs if job.key in stored]
-        wanted = {"weights": request.keep_weights and store.weights, "models": request.keep and store.model}
-        for what, path in wanted.items():
-            if path and (lacking := sum(not path(key).exists() for key in done)):
-                there = f"{lacking} there already, without {what}, and not run again"
-                say(f"{there}: another --out has them all with {what}")
-        planned = estimate.measure_all(by_cell, done) if stand_in is None or request.dry_run else []
+        done = {*tuning.done, *store.read()}
+        measured = stand_in is None or request.dry_run
+        planned = estimate.measure_all({**tuning.by_cell, **by_cell}, done) if measured else []
         if request.dry_run:
             return _print_plan(title, planned, workers)
         if any(one.estimate for one in planned):
             say(estimate.summary(planned, workers))
+        how = (stand_in or train, workers)
+        if tuning.to_do:
+            runner.run_all(tuning.to_do, tuning.store, *how)
+            if missing := len(tuning.to_do):
+                say(f"{missing} of {len(tuning.by_cell)} trials failed; repeat the same command to try them again")
+                return 1
+            by_cell = jobs_of_rows()
+            stages[store] = _seed_by_seed(by_cell)
+        _say_what_is_not_kept(request, store, stages[store])
         for dataset in datasets.values():
             keep_rows(store, dataset)
-        failed = runner.run_all(jobs, store, stand_in or train, workers)
-        _write_tables(store, suite if request.suite else None, by_cell)
+        failed = runner.run_all(stages[store], store, *how)
+        _write_tables(store, suite if request.suite or tuning.jobs else None, by_cell, tuning)
     except KeyboardInterrupt:
-        finished = 0 if store is None else len({job.key for job in jobs} & store.read().keys())
-        say(f"stopped: {finished} of {len(jobs)} runs are stored; repeat the same command to run what is missing")
+        finished = sum(len({job.key for job in of_stage} & one.read().keys()) for one, of_stage in stages.items())
+        every = sum(map(len, stages.values()))
+        say(f"stopped: {finished} of {every} runs are stored; repeat the same command to run what is missing")
         return 130
     if failed:
-        say(f"{failed} of {len(jobs)} runs failed; repeat the same command to try them again")
+        say(f"{failed} of {len(stages[store])} runs failed; repeat the same command to try them again")
     return 1 if failed else 0
 
 
@@ -141,6 +157,12 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
         if value is not None and value < least:
             raise UserError(f"--{option} {value}: at least {least}")
     refuse_own_keys("--set", request.params)
+    refuse_own_keys("--tune", request.tune)
+    for key, values in request.tune.items():
+        if not isinstance(values, list) or not values:
+            raise UserError(f"--tune {key}: write a list of values, such as [1e-3, 3e-3]")
+        if key in request.params:
+            raise UserError(f"--tune {key}: it is in --set too")
     if request.suite is None:
         models = list(dict.fromkeys(["DIN"] if request.models is None else request.models))
         encodings = list(dict.fromkeys(["none", "cape"] if request.encodings is None else request.encodings))
@@ -150,11 +172,12 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
             checks.check_encoding(pe)
         for model in models:
             checks.check_params(model, request.params)
+            checks.check_names(model, request.tune)
         grid = Grid(models=models, encodings=encodings, datasets=[DEFAULT])
         suite = Suite(title=f"{', '.join(models)} × {', '.join(encodings)}", grids=[grid])
     else:
         suite = load_suite(request.suite)
-    found = every = cells(suite, request.dataset, request.params)
+    found = every = cells(suite, request.dataset, request.params, request.tune)
     for option, names in {"model": request.models, "pe": request.encodings}.items():
         known = {getattr(cell, option) for cell in every}
         for asked in names or []:
@@ -195,7 +218,7 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
     params = run_params(cell.model, dataset.dataset_id, cell.overrides)
     checks.check_params(cell.model, params)
     jobs, code = [], hash_of(runner.made_by())
-    varied = " ".join(f"{key}={value}" for key, value in cell.varied)
+    varied = " ".join(f"{key}={value}" for key, value in cell.shown)
     setting = (cell.model, dataset.dataset_id, suite.protocol, hash_of(params), dataset.data_hash)
     for seed in range(request.seed, request.seed + suite.seeds):
         key = Key(*setting, cell.pe, seed, device_of(request.gpu))
@@ -205,6 +228,34 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
         track, state = tracking.below(store.path, request.track), store.state(key, code)
         jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how, track=track, resume=state), key, varied))
     return jobs
+
+
+def _tuning(request: Request, suite: Suite, rows: Sequence[Cell], datasets: Mapping[str, Dataset], out: Path) -> Trials:
+    """Those of the rows that tune something."""
+    store = Store(out / trials.FOLDER)
+    request = replace(request, seed=trials.SEED, keep_weights=False, keep=None)
+    suite = suite.model_copy(update={"seeds": 1, "protocol": "heldout"})
+    jobs = {
+        row: {trial: _jobs(request, suite, trial, datasets[row.dataset], store)[0] for trial in row.trials()}
+        for row in rows
+        if row.tune
+    }
+    return Trials(store, jobs)
+
+
+def _seed_by_seed(by_cell: Mapping[Cell, Sequence[Job]]) -> list[Job]:
+    """So that a benchmark that is stopped has complete comparisons."""
+    return [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
+
+
+def _say_what_is_not_kept(request: Request, store: Store, jobs: Sequence[Job]) -> None:
+    """Runs that are there already are not trained again for their weights or models."""
+    stored = store.read()
+    wanted = {"weights": request.keep_weights and store.weights, "models": request.keep and store.model}
+    for what, path in wanted.items():
+        if path and (lacking := sum(job.key in stored and not path(job.key).exists() for job in jobs)):
+            there = f"{lacking} there already, without {what}, and not run again"
+            say(f"{there}: another --out has them all with {what}")
 
 
 def _refuse_unbuildable(title: str, found: Sequence[Cell], datasets: Mapping[str, Dataset]) -> None:
@@ -261,15 +312,18 @@ def keep_rows(store: Store, dataset: Dataset) -> None:
     store.save_rows(dataset.data_hash, labels, users.to_numpy(), **more)
 
 
-def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]]) -> None:
-    """Write the tables of everything in the store, and the suite's; print those of the request."""
+def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]], tuning: Trials) -> None:
+    """Write the tables of everything in the store, of the suite and of its trials; print those of the request."""
     keys = {cell: [job.key for job in jobs] for cell, jobs in by_cell.items()}
     asked = {key.setting for of_cell in keys.values() for key in of_cell}
     found = settings(store)
-    of_suite = [] if suite is None else suite_tables.make(suite, store, keys)
+    notes = [tuning.note()] if tuning.jobs else []
+    of_suite = [] if suite is None else suite_tables.make(suite, store, keys, notes)
     of_request = [table for setting in found if setting.key.setting in asked for table in make_tables(setting)]
     for table in of_suite or of_request:
         print(f"\n{as_text(table)}")
     files = write_files(store, found, of_suite)
+    if tuning.jobs:
+        files += [f"{trials.FOLDER}/{name}" for name in write_texts(tuning.store.path, texts([tuning.table()]))]
     if found:
         print(f"\n{store.path}: {', '.join(files)}, results.jsonl (one line per run)", flush=True)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from ctr_pe.errors import UserError
 from ctr_pe.study.differences import Setting
@@ -20,12 +21,20 @@ def write_files(store: Store, settings: Sequence[Setting], suite: Sequence[Table
         UserError: a file cannot be written.
     """
     tables = [table for setting in settings for table in make_tables(setting)]
-    files = {"table.md": as_markdown(tables), "table.csv": as_csv(tables), "table.tex": as_latex(tables)}
-    if suite:
-        files |= {"suite.md": as_markdown(suite), "suite.csv": as_csv(suite)}
+    files = {**texts(tables), "table.tex": as_latex(tables), **(texts(suite, "suite") if suite else {})}
+    return [*write_texts(store.path, files), *write_forest(store, settings)]
+
+
+def texts(tables: Sequence[Table], name: str = "table") -> dict[str, str]:
+    """File name -> the tables as Markdown and as CSV."""
+    return {f"{name}.md": as_markdown(tables), f"{name}.csv": as_csv(tables)}
+
+
+def write_texts(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Write them; their names. Raises UserError if one cannot be written."""
     for name, text in files.items():
         try:
-            (store.path / name).write_text(text, encoding="utf-8")
+            (folder / name).write_text(text, encoding="utf-8")
         except OSError as error:
-            raise UserError(f"{store.path / name}: {error.strerror}") from None
-    return [*files, *write_forest(store, settings)]
+            raise UserError(f"{folder / name}: {error.strerror}") from None
+    return list(files)

@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
@@ -196,6 +196,27 @@ def _explain(job: Job, folder: Path, line: str, trace: str) -> str:
     return f"{line} (traceback in {file})"
 
 
+@contextlib.contextmanager
+def _interrupted_later() -> Iterator[None]:
+    """Ctrl-C within is raised at the end: a worker that has half of what it needs to start would print a traceback.
+
+    Processes that are started within never react to it: the mask is inherited. It is of this thread alone, and the
+    system may interrupt another one, such as torch has, hence the handler.
+    """
+    came: list[int] = []
+    here = threading.current_thread() is threading.main_thread()  # no other thread is interrupted, or may set a handler
+    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number)) if here else None
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        if here:
+            signal.signal(signal.SIGINT, handler)
+    if came:
+        raise KeyboardInterrupt
+
+
 class _Worker:
     """A process that trains one run after another, and the parent's end of its pipe."""
 
@@ -204,11 +225,8 @@ class _Worker:
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_work, args=(theirs, train, plugins.state()), daemon=True)
         resource_tracker.ensure_running()  # else the first process start starts it, which lets Ctrl-C through again
-        old = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])  # inherited: only the parent reacts to Ctrl-C
-        try:
+        with _interrupted_later():
             self.process.start()
-        finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, old)
         theirs.close()
         self.start(job)
 

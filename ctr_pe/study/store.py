@@ -145,6 +145,7 @@ class Store:
         if scores is not None:
             write(self._scores(result.key), lambda stream: np.save(stream, np.asarray(scores, np.float32)))
         try:
+            self.path.mkdir(parents=True, exist_ok=True)
             with _locked(self.file) as descriptor:
                 content = self.file.read_bytes()
                 results, whole = self._parse(content)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -36,8 +36,9 @@ OWN_KEYS = {
 class Grid(BaseModel):
     """Every model with every encoding on every data set, under every combination of ``vary``.
 
-    ``encodings``: names, or ``all``. ``set``: hyper-parameters that replace those of the
-    model's config; ``vary``: several values each.
+    ``encodings``: names, or ``all``. ``set``: hyper-parameters that replace those of the model's config; ``vary``:
+    several values each, every combination in a row of its own; ``tune``: several values each, and every row takes the
+    combination that is best for it on the validation rows (:mod:`ctr_pe.study.trials`).
     """
 
     model_config = ConfigDict(extra="forbid", frozen=True)
@@ -47,6 +48,7 @@ class Grid(BaseModel):
     datasets: list[Place] = Field(min_length=1)
     set: dict[str, Any] = {}
     vary: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
+    tune: dict[str, Annotated[list[Any], Field(min_length=1)]] = {}
 
     @field_validator("encodings")
     @classmethod
@@ -57,11 +59,13 @@ class Grid(BaseModel):
 
     @model_validator(mode="after")
     def _keys(self) -> Self:
-        for name, given in {"set": self.set, "vary": self.vary}.items():
+        parts = {"set": self.set, "vary": self.vary, "tune": self.tune}
+        for name, given in parts.items():
             for key in given.keys() & OWN_KEYS.keys():
                 raise ValueError(f"{name} {key}: {OWN_KEYS[key].replace('use --', 'it is its own key, or --')}")
-        for key in self.set.keys() & self.vary.keys():
-            raise ValueError(f"{key} is both in set and in vary")
+        for (one, given), (other, also) in itertools.combinations(parts.items(), 2):
+            for key in given.keys() & also.keys():
+                raise ValueError(f"{key} is both in {one} and in {other}")
         return self
 
 
@@ -79,21 +83,34 @@ class Suite(BaseModel):
 
 @dataclass(frozen=True)
 class Cell:
-    """One row of the table, for all seeds. ``varied``: the values of ``vary``; ``fixed``: those of ``set``."""
+    """One row of the table, for all seeds. ``varied``: the values of ``vary``; ``fixed``: those of ``set``; ``tune``:
+    what is still to be chosen, several values per key; ``chosen``: what was."""
 
     model: str
     dataset: str
     pe: str
     varied: tuple[tuple[str, Any], ...] = ()
     fixed: tuple[tuple[str, Any], ...] = ()
+    tune: tuple[tuple[str, tuple[Any, ...]], ...] = ()
+    chosen: tuple[tuple[str, Any], ...] = ()
 
     @property
     def overrides(self) -> dict[str, Any]:
         """Hyper-parameters that replace those of the model's config."""
-        return {key: _plain(value) for key, value in (*self.fixed, *self.varied)}
+        return {key: _plain(value) for key, value in (*self.fixed, *self.varied, *self.chosen)}
+
+    @property
+    def shown(self) -> tuple[tuple[str, Any], ...]:
+        """Hyper-parameters that tell it from other rows."""
+        return (*self.varied, *self.chosen)
+
+    def trials(self) -> list[Cell]:
+        """It with every combination of the values to tune; itself, if there are none."""
+        keys, values = zip(*self.tune, strict=True) if self.tune else ((), ())
+        return [replace(self, tune=(), chosen=tuple(zip(keys, one, strict=True))) for one in itertools.product(*values)]
 
     def __str__(self) -> str:
-        return " ".join([self.model, self.pe, self.dataset, *(f"{key}={value}" for key, value in self.varied)])
+        return " ".join([self.model, self.pe, self.dataset, *(f"{key}={value}" for key, value in self.shown)])
 
 
 def load_suite(name: str) -> Suite:
@@ -118,23 +135,33 @@ def parse_suite(content: Any, source: str) -> Suite:
         raise UserError(f"{source}: {explain(error.errors()[0], Suite, Grid)}") from None
 
 
-def cells(suite: Suite, dataset: str | None = None, extra: Mapping[str, Any] | None = None) -> list[Cell]:
+def cells(
+    suite: Suite,
+    dataset: str | None = None,
+    extra: Mapping[str, Any] | None = None,
+    tune: Mapping[str, Sequence[Any]] | None = None,
+) -> list[Cell]:
     """The rows of the table, in the order of the suite, each once.
 
     Args:
         dataset: replaces the suite's data sets.
         extra: hyper-parameters that replace the suite's own.
+        tune: values to tune, likewise.
     """
-    extra = dict(extra or {})
+    given = {**(extra or {}), **(tune or {})}
     found: dict[Cell, None] = {}
     for grid in suite.grids:
-        vary = {key: values for key, values in grid.vary.items() if key not in extra}
-        fixed = tuple((key, _hashable(value)) for key, value in {**grid.set, **extra}.items())
+        own = [{key: one for key, one in part.items() if key not in given} for part in (grid.set, grid.vary, grid.tune)]
+        fixed, vary, to_tune = own[0] | dict(extra or {}), own[1], own[2] | dict(tune or {})
+        parts = (
+            tuple((key, _hashable(value)) for key, value in fixed.items()),
+            tuple((key, tuple(map(_hashable, values))) for key, values in to_tune.items()),
+        )
         for name, model in itertools.product([dataset] if dataset else grid.datasets, grid.models):
             for values in itertools.product(*vary.values()):
                 varied = tuple(zip(vary, map(_hashable, values), strict=True))
                 encodings = available_pes() if grid.encodings == "all" else grid.encodings
-                found |= {Cell(model, name, pe, varied, fixed): None for pe in encodings}
+                found |= {Cell(model, name, pe, varied, *parts): None for pe in encodings}
     return list(found)
 
 

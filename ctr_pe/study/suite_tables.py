@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ctr_pe.errors import counted
@@ -28,8 +29,9 @@ from ctr_pe.study.tables import (
 from ctr_pe.study.users import user_statistics
 
 
-def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]]) -> list[Table]:
-    """One table per data set, with every cell, also those that have not been run; ``keys``: the runs of each, by seed.
+def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]], more: Sequence[str] = ()) -> list[Table]:
+    """One table per data set, with every cell, also those that have not been run; ``keys``: the runs of each, by seed;
+    ``more`` notes.
 
     The difference of a cell is to ``none`` under the same settings; p is corrected for all of them in the table.
     """
@@ -39,8 +41,9 @@ def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]]) -> list
     )
     datasets = dict.fromkeys(cell.dataset for cell in keys)
     groups = [_sorted([cell for cell in keys if cell.dataset == dataset]) for dataset in datasets]
-    varied = list(dict.fromkeys(key for cells in groups for cell in cells for key, _ in cell.varied))
-    return [_table(suite, {cell: runs[cell] for cell in cells}, failed, keys, varied, store) for cells in groups]
+    varied = list(dict.fromkeys(key for cells in groups for cell in cells for key, _ in cell.shown))
+    tables = [_table(suite, {cell: runs[cell] for cell in cells}, failed, keys, varied, store) for cells in groups]
+    return [replace(table, notes=[*table.notes, *more]) for table in tables]
 
 
 def _table(
@@ -63,7 +66,7 @@ def _table(
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
     for cell, of_cell in runs.items():
-        values = dict(cell.varied)
+        values = dict(cell.shown)
         printed = {}
         if suite.published and not cell.varied:
             printed = published(dataset, cell.model, suite.published).get(cell.pe, {})

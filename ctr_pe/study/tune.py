@@ -23,7 +23,7 @@ from ctr_pe import ranks, tracking, training
 from ctr_pe.checks import check_encoding, check_names, check_params, model_class, param_problems
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import Diverged, UserError, say
-from ctr_pe.evaluation.monitor import monitor_mode
+from ctr_pe.evaluation.monitor import monitor_mode, monitored
 from ctr_pe.keys import KEYS, Finite, Key, checked
 from ctr_pe.model_zoo.keys import check_gpu
 from ctr_pe.pe import encoding_class, options_of
@@ -238,12 +238,11 @@ def _objective(
         trial.set_user_attr("params", chosen)
         params = {**search.params, **chosen}
         monitor = params.get("monitor", "AUC")
-        weights: dict[str, float] = monitor if isinstance(monitor, dict) else {monitor: 1.0}
         values: list[float] = []
 
         def progress(state: Mapping[str, Any]) -> None:
             if "valid" in state:
-                values.append(sum(weight * state["valid"][name] for name, weight in weights.items()))
+                values.append(monitored(monitor, state["valid"]))
                 if math.isfinite(values[-1]):
                     trial.report(values[-1], len(values))
                 if trial.should_prune():

@@ -19,7 +19,7 @@ from tqdm import tqdm
 from ctr_pe import ranks
 from ctr_pe.draws import draws_of
 from ctr_pe.errors import UserError, nearest, one_line
-from ctr_pe.evaluation.monitor import monitor_mode
+from ctr_pe.evaluation.monitor import monitor_mode, monitored
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.divergence import Guard
 from ctr_pe.training.source import with_plans
@@ -287,7 +287,7 @@ def _monitored(model: Any, metrics: Mapping[str, float], first: bool) -> float:
     for name in monitor:
         if name not in metrics:
             raise UserError(f"monitor '{name}' is not among the metrics: {nearest(name, metrics)}")
-    value = sum(metrics[name] * weight for name, weight in monitor.items())
+    value = monitored(monitor, metrics)
     if math.isnan(value) and first:
         raise UserError(
             f"monitor {monitor} is NaN on the validation data: labels of one class (in every group, for gAUC), or "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 import signal
 import time
@@ -20,6 +22,7 @@ from ctr_pe.study.store import Key, Result, Store, hash_of
 
 ROWS, USERS = 300, 40
 STRENGTH = {"none": 0.3, "naive": 0.3, "rope": 0.5, "cope": 0.5, "cape": 3.0}
+BEST_RATE = {"none": 1e-2, "cape": 1e-3}
 
 
 @dataclass(frozen=True)
@@ -148,3 +151,15 @@ def run_in_background(folder: str, seeds: int, workers: int, sleep: float = 0.3)
     """For tests that kill it from outside."""
     path = Path(folder)
     run_all(jobs_of(seeds=seeds, sleep=sleep, log=str(path.with_suffix(".log"))), Store(path), train, workers)  # type: ignore[arg-type]
+
+
+def train_by_rate(run: Any, progress: Callable[[Mapping[str, Any]], None]) -> Outcome:
+    """Random scores for the test rows; on the validation rows an encoding is the better the nearer its learning rate is
+    to its ``BEST_RATE``, and one above .5 diverges."""
+    rate = run.params["learning_rate"]
+    if rate > 0.5:
+        raise Diverged("diverged in epoch 1, batch 2: the loss is nan")
+    outcome = train_on_data_set(run, progress)
+    valid = 0.9 - abs(math.log10(rate / BEST_RATE[run.pe])) / 10
+    epochs = [Epoch(1, 2, 0.7, {"gAUC": valid}, 0.05), Epoch(2, 4, 0.6, {"gAUC": valid - 0.2}, 0.05)]
+    return dataclasses.replace(outcome, history=(*epochs, Epoch(3, 6, 0.5, {"gAUC": math.nan}, 0.05)))

@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -20,7 +22,7 @@ from processes import alive, wait_for, workers_of
 import ctr_pe
 from ctr_pe.errors import UserError
 from ctr_pe.scratch import LOCK
-from ctr_pe.study.runner import Job, revision, run_all, versions
+from ctr_pe.study.runner import Job, _interrupted_later, revision, run_all, versions
 from ctr_pe.study.store import Store
 
 
@@ -216,6 +218,29 @@ def test_ctrl_c_ends_the_workers_and_leaves_a_valid_store(tmp_path: Path) -> Non
 class Terminal(io.StringIO):
     def isatty(self) -> bool:
         return True
+
+
+def test_ctrl_c_while_a_worker_starts_waits_until_it_has_started() -> None:
+    """Whichever thread the system interrupts: the mask is that of the main thread alone, and torch has others."""
+    other = threading.Thread(target=(ended := threading.Event()).wait)
+    other.start()
+    reached: list[bool] = []
+
+    def start() -> None:
+        with _interrupted_later():
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.1)
+            reached.append(True)
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            start()
+        assert reached
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+        assert signal.SIGINT not in signal.pthread_sigmask(signal.SIG_BLOCK, [])
+    finally:
+        ended.set()
+        other.join()
 
 
 def test_a_terminal_sees_one_bar_and_each_worker(tmp_path: Path) -> None:
