@@ -11,7 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import ClassVar
+from itertools import accumulate
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +24,62 @@ NARROWEST = 4
 """Shorter rows are of like length: smaller blocks lose more to the overhead of calls."""
 SLOT = 24
 """Pairs that a slot counts for where each row has one query."""
+
+
+class _Taken(torch.autograd.Function):
+    """By hand, because the gradient of ``index_select`` is added up, as if a place could be taken twice."""
+
+    @staticmethod
+    def forward(x: Tensor, places: Tensor) -> Tensor:
+        return x.index_select(0, places)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor], output: Tensor) -> None:
+        ctx.size = inputs[0].shape[0]
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
+        (places,) = ctx.saved_tensors
+        return placed(grad, places, ctx.size), None
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[int, None], x: Tensor, places: Tensor) -> tuple[Tensor, int]:
+        return taken(x.movedim(axes[0], 1), places), 1
+
+
+class _Placed(torch.autograd.Function):
+    """By hand, because ``index_copy`` copies the zeros first, and ``index_copy_`` is a loop in ``torch.func.vmap``."""
+
+    @staticmethod
+    def forward(x: Tensor, places: Tensor, size: int) -> Tensor:
+        new = x.new_empty if x.shape[0] == size else x.new_zeros
+        return new(size, *x.shape[1:]).index_copy_(0, places, x)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, Tensor, int], output: Tensor) -> None:
+        ctx.save_for_backward(inputs[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        (places,) = ctx.saved_tensors
+        return taken(grad, places), None, None
+
+    @staticmethod
+    def vmap(info: Any, axes: tuple[int, None, None], x: Tensor, places: Tensor, size: int) -> tuple[Tensor, int]:
+        return placed(x.movedim(axes[0], 1), places, size), 1
+
+
+def taken(x: Tensor, places: Tensor) -> Tensor:
+    """(any, ...) -> (n, ...): the entries at ``places`` (n,), of which no two are the same."""
+    found: Tensor = _Taken.apply(x, places)  # type: ignore[no-untyped-call]
+    return found
+
+
+def placed(x: Tensor, places: Tensor, size: int) -> Tensor:
+    """(n, ...) -> (size, ...): the entries at ``places`` (n,), of which no two are the same, and zeros elsewhere."""
+    found: Tensor = _Placed.apply(x, places, size)  # type: ignore[no-untyped-call]
+    return found
 
 
 @dataclass(frozen=True)
@@ -76,12 +133,12 @@ class Padded:
     def pack(self, padded: Tensor) -> Tensor:
         """(B, L, ...) -> the real items (N, ...), row by row."""
         flat = padded.flatten(0, 1)
-        return flat if len(flat) == len(self._slots) else flat.index_select(0, self._slots)
+        return flat if len(flat) == len(self._slots) else taken(flat, self._slots)
 
     def unpack(self, packed: Tensor) -> Tensor:
         """(N, ...) -> (B, L, ...): real items in their slots, zero at padding."""
         if len(packed) < self.mask.numel():
-            packed = packed.new_zeros(self.mask.numel(), *packed.shape[1:]).index_copy(0, self._slots, packed)
+            packed = placed(packed, self._slots, self.mask.numel())
         return packed.view(*self.mask.shape, *packed.shape[1:])
 
     def places(self, queries: int = 1) -> tuple[Tensor, ...]:
@@ -121,7 +178,7 @@ class Block(Padded):
 
     def pad(self, packed: Tensor) -> Tensor:
         """Packed items of the batch (N, ...) -> (R, W, ...), zero at padding."""
-        return self.unpack(packed.index_select(0, self.items))
+        return self.unpack(taken(packed, self.items))
 
 
 class Whole(Block):
@@ -134,27 +191,22 @@ class Whole(Block):
 class Blocks(list[Block]):
     """Blocks that together have every row with items, once; a row without is in none, or in one of all rows."""
 
-    def split(self, packed: Tensor) -> list[Tensor]:
-        """Packed items of the batch (N, ...) -> the items (n, ...) of each block."""
-        return list(torch.split(packed.index_select(0, self._items), [len(block.items) for block in self]))
+    def pad(self, packed: Tensor) -> list[Tensor]:
+        """Packed items of the batch (N, ...) -> (R, W, ...) of each block, zero at padding."""
+        parts = torch.split(placed(packed, self._places, sum(self._sizes)), self._sizes)
+        return [part.view(*block.mask.shape, *part.shape[1:]) for block, part in zip(self, parts, strict=True)]
 
-    def join(self, parts: list[Tensor]) -> Tensor:
-        """The items (n, ...) of each block -> packed (N, ...)."""
-        whole = torch.cat(parts)
-        return torch.empty_like(whole).index_copy(0, self._items, whole)
+    def pack(self, padded: list[Tensor]) -> Tensor:
+        """(R, W, ...) of each block -> packed items of the batch (N, ...)."""
+        return taken(torch.cat([part.flatten(0, 1) for part in padded]), self._places)
 
     def split_rows(self, per_row: Tensor) -> list[Tensor]:
         """(B, ...) -> (R, ...) of each block."""
-        return list(torch.split(per_row.index_select(0, self._rows), [len(block.rows) for block in self]))
+        return list(torch.split(taken(per_row, self._rows), [len(block.rows) for block in self]))
 
     def join_rows(self, parts: list[Tensor]) -> Tensor:
         """(R, ...) of each block -> (B, ...); every row is in one."""
-        whole = torch.cat(parts)
-        return torch.empty_like(whole).index_copy(0, self._rows, whole)
-
-    def pad(self, packed: Tensor) -> list[Tensor]:
-        """Packed items of the batch (N, ...) -> (R, W, ...) of each block, zero at padding."""
-        return [block.unpack(own) for block, own in zip(self, self.split(packed), strict=True)]
+        return placed(torch.cat(parts), self._rows, len(self._rows))
 
     def pad_once(self, key: Hashable, packed: Callable[[], Tensor]) -> list[Tensor]:
         """:meth:`pad`, computed at the first call with a key."""
@@ -167,8 +219,15 @@ class Blocks(list[Block]):
         return {}
 
     @lazily
-    def _items(self) -> Tensor:
-        return torch.cat([block.items for block in self])
+    def _sizes(self) -> list[int]:
+        return [block.mask.numel() for block in self]
+
+    @lazily
+    def _places(self) -> Tensor:
+        """(N,) int64: of each packed item, its slot in the slots of all blocks, one block after the other."""
+        starts = accumulate(self._sizes[:-1], initial=0)
+        slots = torch.cat([block._slots + start for block, start in zip(self, starts, strict=True)])
+        return placed(slots, torch.cat([block.items for block in self]), len(slots))
 
     @lazily
     def _rows(self) -> Tensor:
@@ -178,11 +237,11 @@ class Blocks(list[Block]):
 class OneBlock(Blocks):
     """A list of one block, which has all rows in their order."""
 
-    def split(self, packed: Tensor) -> list[Tensor]:
-        return [packed]
+    def pad(self, packed: Tensor) -> list[Tensor]:
+        return [self[0].unpack(packed)]
 
-    def join(self, parts: list[Tensor]) -> Tensor:
-        return parts[0]
+    def pack(self, padded: list[Tensor]) -> Tensor:
+        return self[0].pack(padded[0])
 
     def split_rows(self, per_row: Tensor) -> list[Tensor]:
         return [per_row]
@@ -225,17 +284,17 @@ class Ragged(Padded):
 
     def append(self, packed: Tensor, last: Tensor) -> Tensor:
         """(N, ...) of items and (B, ...) of targets -> packed (N + B, ...): each row's items, then its target."""
-        return torch.cat([packed, last]).index_select(0, self._with_last)
+        return taken(torch.cat([packed, last]), self._with_last)
 
     def drop_last(self, packed: Tensor) -> Tensor:
         """What :meth:`append` made of items and targets: packed (N, ...) -> (N - B, ...) without each row's newest."""
-        return packed.index_select(0, (self.pack(self._newer) > 0).nonzero().squeeze(1))
+        return taken(packed, (self.pack(self._newer) > 0).nonzero().squeeze(1))
 
     def newest_of(self, packed: Tensor) -> Tensor:
         """(N, ...) -> those of each row's newest item (B, ...), zero for an empty history."""
         rows = self.count_here.nonzero().squeeze(1)
-        newest = packed.index_select(0, self.sent((self.count_here.cumsum(0) - 1)[rows]))
-        return packed.new_zeros(self.mask.shape[0], *packed.shape[1:]).index_copy(0, self.sent(rows), newest)
+        newest = taken(packed, self.sent((self.count_here.cumsum(0) - 1)[rows]))
+        return placed(newest, self.sent(rows), self.mask.shape[0])
 
     def total(self, packed: Tensor) -> Tensor:
         """(N, ...) -> their sum per row (B, ...)."""

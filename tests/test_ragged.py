@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctr_pe.ragged import NARROWEST, Block, Blocks, Layout, OneBlock, Ragged
+from ctr_pe.ragged import NARROWEST, Block, Blocks, Layout, OneBlock, Ragged, placed, taken
 
 COUNTS = [[3, 0, 20, 9, 1, 40, 17, 0, 8], [5], [4, 4, 4], [0, 2], [0], [0, 0, 0], []]
 
@@ -90,9 +90,9 @@ class TestPacking:
         of = ragged(counts, side)
         packed = numbered(of, *shape)
         for name, blocks in blocks_of(of).items():
-            for block, own in zip(blocks, blocks.split(packed) if blocks else [], strict=True):
-                assert torch.equal(own, packed[block.items])
-                padded = block.unpack(own)
+            for block, padded in zip(blocks, blocks.pad(packed) if blocks else [], strict=True):
+                own = packed[block.items]
+                assert torch.equal(padded, block.unpack(own))
                 assert torch.equal(padded, block.pad(packed))
                 assert padded.shape == (len(block.rows), block.mask.shape[1], *shape)
                 assert not padded[~block.mask].any()
@@ -102,7 +102,11 @@ class TestPacking:
                 assert torch.equal(block.unpack(block.pack(junk)), padded)
                 assert torch.equal(block.pack(block.pad(packed)), packed[block.items])
             if blocks:
-                assert torch.equal(blocks.join(blocks.split(packed)), packed), name
+                junky = [
+                    part.masked_fill(~block.mask.view(*block.mask.shape, *[1] * len(shape)), torch.nan)
+                    for block, part in zip(blocks, blocks.pad(packed), strict=True)
+                ]
+                assert torch.equal(blocks.pack(junky), packed), name
 
     def test_rows_are_split_and_joined(self, counts: list[int], side: Side, shape: tuple[int, ...]) -> None:
         """Of blocks that have every row; rows without items are in no block."""
@@ -155,10 +159,9 @@ class TestBlocks:
             weight = torch.randn(len(packed), 2)
             if not blocks:
                 continue
-            parts = zip(blocks, blocks.split(packed), strict=True)
-            joined = blocks.join([block.pack(block.unpack(own)) for block, own in parts])
-            (grad,) = torch.autograd.grad((joined * weight).sum(), packed)
-            assert torch.equal(grad, weight)
+            for joined in (blocks.pack(blocks.pad(packed)), blocks.pack([block.pad(packed) for block in blocks])):
+                (grad,) = torch.autograd.grad((joined * weight).sum(), packed)
+                assert torch.equal(grad, weight)
         (grad,) = torch.autograd.grad(of.unpack(packed).sum(), packed)
         assert torch.equal(grad, torch.ones_like(grad))
 
@@ -235,3 +238,41 @@ def test_no_slots() -> None:
     assert block.pad(torch.zeros(0, 3)).shape == (2, 0, 3)
     assert block.pack(torch.zeros(2, 0, 3)).shape == (0, 3)
     assert of.blocks == []
+
+
+PLACES = {3: torch.tensor([2, 0, 1]), 5: torch.tensor([4, 0, 3])}
+
+
+@pytest.mark.parametrize("size", [3, 5])
+@pytest.mark.parametrize("shape", [(), (2,)])
+class TestPlaces:
+    def test_values(self, size: int, shape: tuple[int, ...]) -> None:
+        places = PLACES[size]
+        x = torch.randn(3, *shape)
+        whole = placed(x, places, size)
+        want = torch.zeros(size, *shape)
+        want[places] = x
+        assert torch.equal(whole, want)
+        assert torch.equal(taken(whole, places), x)
+
+    def test_gradients_of_first_and_second_order(self, size: int, shape: tuple[int, ...]) -> None:
+        places = PLACES[size]
+        x = torch.randn(3, *shape, dtype=torch.float64, requires_grad=True)
+        whole = torch.randn(size, *shape, dtype=torch.float64, requires_grad=True)
+        for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
+            assert check(lambda x: placed(x, places, size) ** 2, x)
+            assert check(lambda whole: taken(whole, places) ** 2, whole)
+
+    @pytest.mark.parametrize("axis", [0, -1])
+    def test_one_call_for_several(self, size: int, shape: tuple[int, ...], axis: int) -> None:
+        """As torch.func.vmap does, over any axis, with gradients."""
+        places = PLACES[size]
+        several = torch.randn(4, 3, *shape, requires_grad=True)
+
+        def there_and_back(x: Tensor) -> Tensor:
+            return taken(placed(x, places, size) ** 2, places)
+
+        got = torch.func.vmap(there_and_back, in_dims=axis)(several.movedim(0, axis))
+        assert torch.equal(got, several**2)
+        (grad,) = torch.autograd.grad(got.sum(), several)
+        assert torch.equal(grad, 2 * several)

@@ -18,6 +18,7 @@ from ctr_pe.errors import nearest
 from ctr_pe.ops.recurrence import attention_gru
 from ctr_pe.ops.recurrence.reference import Step, agru, augru, gru, recur
 from ctr_pe.positions import Positions
+from ctr_pe.ragged import placed, taken
 
 
 class GRU(nn.GRU):
@@ -42,7 +43,7 @@ class GRU(nn.GRU):
                 gru, of_items, torch.ones_like(items[:, :1]), positions, self.weight_hh_l0, self.bias_hh_l0
             )
         order, sizes = by_step(positions)
-        items = items.index_select(0, order)
+        items = taken(items, order)
         if sizes and not (items.is_cpu and torch.is_grad_enabled()):
             with torch.autocast(items.device.type, enabled=False):  # states keep their precision
                 packed = PackedSequence(items.to(self.weight_hh_l0.dtype), torch.tensor(sizes))
@@ -51,7 +52,7 @@ class GRU(nn.GRU):
             of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
             weights = torch.ones_like(of_items[:, :1])
             states = recur(gru, of_items, weights, sizes, self.weight_hh_l0, self.bias_hh_l0)
-        return torch.empty_like(states).index_copy(0, order, states)
+        return placed(states, order, len(states))
 
     def step(self, items: Tensor, states: Tensor) -> Tensor:
         """The states (B, S) after one more item (B, D)."""
@@ -96,9 +97,9 @@ class AttentionGRU(nn.Module):
             of_items, weights = self._gated(items, weights)
             return over_slots(GATES[self.gate], of_items, weights, positions, self.weight_hh, self.bias_hh)
         order, sizes = by_step(positions)
-        of_items, weights = self._gated(items.index_select(0, order), weights.index_select(0, order))
+        of_items, weights = self._gated(taken(items, order), taken(weights, order))
         states = attention_gru(of_items, weights, sizes, self.weight_hh, self.bias_hh)
-        return torch.empty_like(states).index_copy(0, order, states)
+        return placed(states, order, len(states))
 
     def _gated(self, items: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Item terms W x (N, k S), or (N, K or 1, k S) for K targets, and attention (N, 1) or (N, K, 1)."""
@@ -121,7 +122,7 @@ def by_step(positions: Positions) -> tuple[Tensor, list[int]]:
     rows, slots = mask.nonzero(as_tuple=True)
     step = mask.cumsum(1)[rows, slots]
     longest_first = count.argsort(descending=True, stable=True)
-    rank = torch.empty_like(count).index_copy(0, longest_first, torch.arange(len(count)))
+    rank = placed(torch.arange(len(count)), longest_first, len(count))
     return positions.sent((step * len(count) + rank[rows]).argsort()), step.bincount()[1:].tolist()
 
 

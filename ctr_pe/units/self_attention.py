@@ -16,6 +16,7 @@ from ctr_pe.ops import contextual
 from ctr_pe.pe.base import PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, ItemVectors
 from ctr_pe.positions import CandidatePairs, Items, Pairs, Positions
+from ctr_pe.ragged import taken
 from ctr_pe.units.dropout import Dropout
 
 
@@ -79,8 +80,7 @@ class SelfAttention(nn.Module):
         if not blocks:
             return projected[2].view(0, self.num_heads, packed.shape[-1] // self.num_heads)
         query, key, value = map(blocks.pad, projected)
-        pooled = self._attend(positions.item_pairs(self.causal), query, key, value)
-        return blocks.join([block.pack(own) for block, own in zip(blocks, pooled, strict=True)])
+        return blocks.pack(self._attend(positions.item_pairs(self.causal), query, key, value))
 
     def newest(self, packed: Tensor, positions: Positions) -> Tensor:
         """packed items (N, D) -> the state (B, D) of each row's newest item alone, at a fraction of the cost.
@@ -88,7 +88,7 @@ class SelfAttention(nn.Module):
         Every row has an item. An encoding with losses wants to see all queries.
         """
         packed, positions = self._input(packed, positions)
-        query: Tensor = self.query(packed.index_select(0, positions.newest))
+        query: Tensor = self.query(taken(packed, positions.newest))
         blocks = positions.newest_blocks
         if not blocks:
             return query

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.positions import Items, Pairs, Positions
+from ctr_pe.ragged import taken
 from ctr_pe.units.activations import make_activation
 from ctr_pe.units.dropout import Dropout
 from ctr_pe.units.self_attention import SelfAttention
@@ -67,7 +68,7 @@ class TransformerBlock(nn.Module):
     def newest(self, items: Tensor, positions: Positions) -> Tensor:
         """packed items (M, D) -> the state (B, D) of each row's newest item alone."""
         attended = self.attention.newest(self.layer_norm1(items) if self.pre else items, positions)
-        return self._feed(self._join(items.index_select(0, positions.newest), attended, self.layer_norm1))
+        return self._feed(self._join(taken(items, positions.newest), attended, self.layer_norm1))
 
     def project(self, items: Tensor) -> list[Tensor]:
         """packed items (M, D) -> their queries, keys and values (M, D)."""
@@ -135,7 +136,7 @@ class Transformer(nn.Module):
         states, whole = self._embedded(target, history, positions)
         lowest, *upper = self.blocks
         if projected:
-            own = lowest.project(states.index_select(0, whole.newest))
+            own = lowest.project(taken(states, whole.newest))
             projected = [positions.append(*pair) for pair in zip(projected, own, strict=True)]
         states = lowest(states, whole, projected)
         for block in upper:
@@ -152,7 +153,7 @@ class Transformer(nn.Module):
         for block in lower:
             states = block(states, whole)
         if self.training and last.attention.pe.loss_names:
-            states = last(states, whole).index_select(0, whole.newest)
+            states = taken(last(states, whole), whole.newest)
         else:
             states = last.newest(states, whole)
         normed: Tensor = self.layer_norm(states)
