@@ -300,7 +300,8 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   with the same encoding whose gates are all ½: {rows.level(built_in, "cape", "cape_constant")}. Both find distance. On
   the purchase log it is not above it in any of five models (DIEN {rows.level(dien, "cape", "cape_constant")}, TIN
   {rows.level(tin, "cape", "cape_constant")}, BST {rows.below(bst, "cape", "cape_constant")}, SASRec
-  {rows.level(sasrec, "cape", "cape_constant")}, each uncorrected), nor is it on the impressions ({rows.level(kuairand, "cape", "cape_constant")}). Its gates learn
+  {rows.level(sasrec, "cape", "cape_constant")}, each uncorrected), nor is it on the impressions
+  ({rows.level(kuairand, "cape", "cape_constant")}). Its gates learn
   only where attention is made to match like items ([Do gates learn?](#do-gates-learn)).
 - **Gates with a likeness of their own find context where there is some.** In DIN `cape_cosine` is
   {rows.above(built_in, "cape_cosine", "cape")} above CAPE on that set, near gates that are told the categories
@@ -313,7 +314,8 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
 - **Start with `cape_constant`.** Try `cape_cosine` beside it where histories are long and of several kinds of items in
   turn: only what it has above `cape_constant` is context.
 
-All this is of five backbones on one purchase log, and of DIN on one log of impressions. DMIN on real logs and longer histories have not been measured in this way yet. Learning rate and regularisation are those best
+All this is of five backbones on one purchase log, and of DIN on one log of impressions. DMIN on real
+logs and longer histories have not been measured in this way yet. Learning rate and regularisation are those best
 for `none`; no encoding has settings of its own, and what it would gain by them is not in these numbers.
 
 ## Differences to none
@@ -326,7 +328,8 @@ Bold: p < .05, corrected.
 
 `none` is at chance on the built-in set by construction, but in SASRec, whose causal attention tells positions. On
 amazon_sports the runs of DIN would show differences from {rows.detectable(sports, ENCODINGS)} on, those of DIEN from
-{rows.detectable(dien, ENCODINGS)}, those of TIN from {rows.detectable(tin, ENCODINGS)}, those of BST from {rows.detectable(bst, ENCODINGS)} and those of SASRec from
+{rows.detectable(dien, ENCODINGS)}, those of TIN from {rows.detectable(tin, ENCODINGS)}, those of BST
+from {rows.detectable(bst, ENCODINGS)} and those of SASRec from
 {rows.detectable(sasrec, ENCODINGS)} (80 % power, uncorrected):
 encodings that differ by less look alike there. On kuairand_pure, where seeds move `none` by
 {rows.spread(kuairand, "none")}, it is {rows.detectable(kuairand, forms)} for the forms of CAPE.
