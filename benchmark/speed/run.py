@@ -194,11 +194,12 @@ def machine(allocator: str, gpu: int) -> dict[str, Any]:
     """What the figures depend on."""
     import torch
 
+    from ctr_pe import processor
     from ctr_pe.ops import native
     from ctr_pe.study.runner import revision
 
     return {
-        "cpu": _cpu(),
+        "cpu": processor.name_of(torch.device("cpu")),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),
@@ -211,14 +212,6 @@ def machine(allocator: str, gpu: int) -> dict[str, Any]:
         **{name: version(name) for name in ("torch", "fuxictr", "numpy", "polars", "ray")},
         "revision": revision(),
     }
-
-
-def _cpu() -> str:
-    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        for line in file:
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.processor()
 
 
 def _write(file: Path | None, results: Sequence[Mapping[str, Any]]) -> None:

@@ -124,7 +124,7 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             say(estimate.summary(planned, workers))
         how = (stand_in or train, workers)
         if tuning.to_do:
-            runner.run_all(tuning.to_do, tuning.store, *how)
+            runner.run_all(tuning.to_do, tuning.store, *how, figures=trials.figures)
             if missing := len(tuning.to_do):
                 say(f"{missing} of {len(tuning.by_cell)} trials failed; repeat the same command to try them again")
                 return 1

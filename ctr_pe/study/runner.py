@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from functools import cache, partial
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
     from ctr_pe.training import Outcome, Run
 
 Train = Callable[["Run", Callable[[Mapping[str, Any]], None]], "Outcome"]
+Figures = Callable[[Result], Mapping[str, float]]
 GRACE = 10.0  # seconds that a worker has to remove its temporary files
 
 
@@ -55,7 +57,14 @@ class Job:
         return " ".join(filter(None, [self.key.model, self.key.pe, self.varied, f"seed {self.key.seed}"]))
 
 
-def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, stream: TextIO | None = None) -> int:
+def run_all(
+    jobs: Sequence[Job],
+    store: Store,
+    train: Train,
+    workers: int,
+    stream: TextIO | None = None,
+    figures: Figures = attrgetter("metrics"),
+) -> int:
     """Train what the store does not have yet.
 
     Args:
@@ -64,6 +73,7 @@ def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, strea
         train: ``ctr_pe.training.train`` or a picklable stand-in.
         workers: processes at once.
         stream: for progress, stderr by default: bars on a terminal, else a line per finished run.
+        figures: of a finished run, for its line.
 
     Returns:
         The number of runs that failed; each has printed one line.
@@ -88,7 +98,7 @@ def run_all(jobs: Sequence[Job], store: Store, train: Train, workers: int, strea
         done = store.read()
         return next((job for job in waiting if job.key not in done), None)
 
-    progress = _Progress(len(jobs), len(jobs) - len(missing), stream)
+    progress = _Progress(len(jobs), len(jobs) - len(missing), stream, figures)
     try:
         while True:
             while len(pool) < workers and (job := next_job()):
@@ -163,6 +173,7 @@ def _result(job: Job, outcome: Outcome) -> Result:
         seconds=round(outcome.seconds, 3),
         parameters=outcome.parameters,
         auxiliary=dict(outcome.auxiliary),
+        processor=outcome.processor,
         history=[asdict(epoch) for epoch in outcome.history],
     )
 
@@ -305,8 +316,8 @@ def _end_with_parent() -> None:
 class _Progress:
     """A bar over the runs and a line per worker on a terminal, else one plain line per finished run."""
 
-    def __init__(self, total: int, done: int, stream: TextIO) -> None:
-        self.total, self.done, self.stream = total, done, stream
+    def __init__(self, total: int, done: int, stream: TextIO, figures: Figures) -> None:
+        self.total, self.done, self.stream, self.figures = total, done, stream, figures
         self.states: dict[str, str] = {}
         # 80 × 24 if the terminal does not report its size: tqdm shows nothing then
         columns, lines = shutil.get_terminal_size()
@@ -328,7 +339,7 @@ class _Progress:
         self.done += 1
         self.bar.update()
         if self.bar.disable:
-            values = " ".join(f"{name} {value:.4f}" for name, value in result.metrics.items())
+            values = " ".join(f"{name} {value:.4f}" for name, value in self.figures(result).items())
             line = f"[{self.done}/{self.total}] {job}: {values} (epoch {result.epoch}, {result.seconds:.0f} s)"
             self.bar.write(line, self.stream)
         self._draw(job)

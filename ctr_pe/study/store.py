@@ -84,6 +84,7 @@ class Result:
     auxiliary: dict[str, float] = field(default_factory=dict)  # losses by name, means over the last epoch
     history: list[dict[str, Any]] = field(default_factory=list)  # of the epochs, as ctr_pe.training.loop.Epoch
     origins: dict[str, str] = field(default_factory=dict)  # class and package of each name that is not built in
+    processor: str = ""  # its name; empty in lines from before it was kept
     failed: str = ""  # where the training diverged, of a run that has no metrics
 
     @property

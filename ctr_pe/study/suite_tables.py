@@ -21,6 +21,7 @@ from ctr_pe.study.tables import (
     figures,
     mean_cells,
     mean_columns,
+    processor_notes,
     published,
     reading_notes,
     seeds_cell,
@@ -99,6 +100,7 @@ def _table(
     beside = any(row["CAPE paper†"] is not None for row in cells)
     notes += reading_notes(dataset, suite.protocol, beside)
     notes += ["ours − paper: gAUC / AUC / logloss."] * beside
+    notes += processor_notes([result for of_cell in runs.values() for result in of_cell.values()])
     title = f"{suite.title}: {dataset}, protocol {suite.protocol}{dagger}, {counted(seeds, 'seed')}"
     return Table(title, lines, cells, notes)
 

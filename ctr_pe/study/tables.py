@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -13,6 +14,7 @@ from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, mean_sd
 from ctr_pe.study.differences import BASELINES, UNKNOWN, Runs, Setting, having
 from ctr_pe.study.rendering import DASH, FAILED, GAUC, Table, base_rate_note, mean_text, number, p_text
+from ctr_pe.study.store import Result
 
 PAPER = (
     "† trained on train + validation rows, and the epoch selected on the test rows: optimistic, and comparable only "
@@ -81,6 +83,15 @@ def failure_notes(failed: Mapping[str, Runs]) -> list[str]:
         seeds, why = ", ".join(map(str, of_seed)), next(iter(of_seed.values())).failed
         notes.append(f"{FAILED} {name}: the training of seed{'s' * (len(of_seed) > 1)} {seeds} failed: {why}.")
     return notes
+
+
+def processor_notes(results: Collection[Result]) -> list[str]:
+    """Which processors runs were made on, where those were of several kinds."""
+    made = Counter(result.processor or "one that is not recorded" for result in results)
+    if len(made) < 2:
+        return []
+    kinds = ", ".join(f"{name} ({counted(runs, 'run')})" for name, runs in made.items())
+    return [f"Runs on different processors differ as if by their seed, for each rounds differently: {kinds}."]
 
 
 def measured(runs: Runs, metric: str) -> list[float]:
@@ -202,4 +213,4 @@ def _table(setting: Setting, differences: Mapping[str, Mapping[str, Mapping[str,
     makers = sorted({str(result.revision)[:12] for result in setting.results})
     if len(makers) > 1:
         notes.append(f"The runs were made by different revisions: {', '.join(makers)}.")
-    return Table(setting.title, lines, cells, notes)
+    return Table(setting.title, lines, cells, notes + processor_notes(setting.results))

@@ -101,6 +101,11 @@ def on_validation(result: Result) -> float:
     return max(filter(math.isfinite, found), key=lambda value: _sign(result) * value, default=math.nan)
 
 
+def figures(result: Result) -> dict[str, float]:
+    """For the line of a finished trial: no figure on test rows, by which one could choose."""
+    return {"validation": on_validation(result)}
+
+
 def _goodness(result: Result) -> float:
     """More is better."""
     value = on_validation(result)

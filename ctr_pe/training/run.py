@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ctr_pe import ranks, tracking
+from ctr_pe import processor, ranks, tracking
 from ctr_pe.checks import check_other_model, model_class
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.errors import UserError, nearest
@@ -71,7 +71,7 @@ class Outcome:
     """``metrics`` on test (none without test rows), of the ``epoch`` (from 1) that was best on the selecting split;
     ``scores`` float32, one per test row in file order; ``seconds`` of training and evaluation; ``parameters`` of the
     model; ``auxiliary`` losses by name, means over the batches of the last epoch; ``valid``: metrics on the selecting
-    split; ``history`` of the epochs."""
+    split; ``history`` of the epochs; ``processor``: the name of the one it was trained on."""
 
     metrics: dict[str, float]
     epoch: int
@@ -81,6 +81,7 @@ class Outcome:
     auxiliary: Mapping[str, float] = field(default_factory=dict)
     valid: Mapping[str, float] = field(default_factory=dict)
     history: tuple[Epoch, ...] = ()
+    processor: str = ""
 
 
 def train(run: Run, progress: Progress | None = None) -> Outcome:
@@ -160,6 +161,7 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
         auxiliary=fitted.history[-1].auxiliary,
         valid=fitted.best.metrics,
         history=fitted.history,
+        processor=processor.name_of(model.device),
     )
     if run.keep is not None and ranks.is_first():
         run.keep(model, run, source, outcome)

@@ -54,6 +54,7 @@ class Outcome:
     parameters: int
     auxiliary: Mapping[str, float] = field(default_factory=dict)
     history: tuple[Epoch, ...] = ()
+    processor: str = "made up"
 
 
 def rows_of_test() -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:

@@ -276,6 +276,19 @@ def test_a_table_says_which_seeds_failed_and_how_many_a_mean_is_of(tmp_path: Pat
     assert tables_in(store)[0].cells[1]["seeds"] == "1/5, ✗ 1 failed"
 
 
+def test_a_table_says_which_processors_its_runs_were_made_on_if_they_differ(tmp_path: Path) -> None:
+    def notes(folder: str, *processors: str) -> list[str]:
+        store, jobs = Store(tmp_path / folder), jobs_of(["none", "cape"])
+        for job, processor in zip(jobs, processors, strict=True):
+            store.append(result_of(job.key, processor=processor), None)
+        return [note for note in tables_in(store)[0].notes if "processor" in note]
+
+    assert notes("one", *["an Intel"] * 4) == notes("unknown", *[""] * 4) == []
+    said = "Runs on different processors differ as if by their seed, for each rounds differently: "
+    kinds = "an Intel (2 runs), one that is not recorded (1 run), an AMD (1 run)"
+    assert notes("mixed", "an Intel", "an Intel", "", "an AMD") == [f"{said}{kinds}."]
+
+
 def test_a_table_of_failures_alone(tmp_path: Path) -> None:
     store = Store(tmp_path)
     for job in jobs_of(["none", "cape"], seeds=1):

@@ -55,6 +55,9 @@ def test_each_encoding_takes_what_is_best_for_it_on_validation_rows(
     assert "DIN × none, cape × 2 seeds = 4 runs after 12 trials, 1 at once" in shown.err
     assert "learning_rate, position_dim: of each row the best of 6 combinations on the validation" in shown.out
     assert "trials/table.md" in shown.out
+    finished = [line for line in shown.err.splitlines() if "/12] DIN" in line]
+    assert len(finished) == 12
+    assert all(": validation 0." in line and "AUC" not in line for line in finished)  # no figure on test rows
     tried, found = Store(out / "trials").read(), Store(out).read()
     assert len(tried) == 12
     assert {(key.seed, key.protocol) for key in tried} == {(SEED, "heldout")}

@@ -21,6 +21,7 @@ from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
 from ctr_pe.pe import available_pes
+from ctr_pe.processor import name_of
 from ctr_pe.training import Outcome, Run, build_model, load, train
 
 PARAMS: dict[str, Any] = {
@@ -54,6 +55,10 @@ def test_equal_runs_give_equal_results_and_other_seeds_others(run: Run) -> None:
     assert first.epoch == again.epoch
     assert np.array_equal(first.scores, again.scores)
     assert not np.array_equal(first.scores, other.scores)
+
+
+def test_an_outcome_names_the_processor(run: Run) -> None:
+    assert train(run).processor == name_of(torch.device("cpu")) != ""
 
 
 def test_metrics_are_those_of_the_stored_scores_in_file_order(run: Run, dataset: Dataset) -> None:

@@ -203,6 +203,7 @@ def _environment(setting: Setting) -> dict[str, str]:
         **{name: each([result.versions[name] for result in results if name in result.versions]) for name in names},
         "revision of ctr_pe": each([result.revision or "not known" for result in results]),
         "device": each([result.device for result in results]),
+        "processor": each([result.processor or "not recorded" for result in results]),
         "threads per run": each([result.threads for result in results]),
         "seeds": each(sorted({result.seed for result in results})),
         "protocol": setting.key.protocol,
