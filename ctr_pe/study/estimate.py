@@ -14,7 +14,7 @@ import torch
 from ctr_pe.allocator import give_back
 from ctr_pe.errors import UserError, counted, say
 from ctr_pe.scratch import scratch_folder
-from ctr_pe.study.rendering import Table
+from ctr_pe.study.rendering import Table, between
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Key
 from ctr_pe.study.suite import Cell
@@ -147,25 +147,6 @@ def plan_table(title: str, planned: Sequence[Planned], workers: int) -> Table:
         *[f"{one.cell} cannot be run: {one.problem}" for one in planned if one.problem],
     ]
     return Table(title, [], cells, notes)
-
-
-def between(low: float, high: float) -> str:
-    """A span of time: ``20 s to 1 min``."""
-    return " to ".join(dict.fromkeys([duration(low), duration(high)]))
-
-
-def duration(seconds: float) -> str:
-    """In its two largest units, rounded: ``7 s``, ``3 min``, ``1 h 20 min``, ``2 d 5 h``."""
-    if seconds < 90:
-        return f"{max(1, round(seconds))} s"
-    minutes = round(seconds / 60)
-    if minutes < 60:
-        return f"{minutes} min"
-    hours, minutes = divmod(minutes, 60)
-    if hours < 24:
-        return f"{hours} h" + f" {minutes} min" * (minutes > 0)
-    days, hours = divmod(round(hours + minutes / 60), 24)
-    return f"{days} d" + f" {hours} h" * (hours > 0)
 
 
 def _median_seconds(call: Callable[[Any], Any], batches: Iterable[Any], model: Any) -> float:

@@ -1,4 +1,4 @@
-"""Tables as text for a terminal, as Markdown and as CSV."""
+"""Tables as text for a terminal, as Markdown and as CSV; spans of time as text."""
 
 from __future__ import annotations
 
@@ -84,3 +84,22 @@ def base_rate_note(cells: Iterable[Mapping[str, str | None]], base: float) -> li
     marked = any((row["logloss"] or "").endswith(WORSE) for row in cells)
     note = f"{WORSE} worse than no model: to predict the click rate of the training rows for each row gives {base:.4f}."
     return [note] * marked
+
+
+def between(low: float, high: float) -> str:
+    """A span of time: ``20 s to 1 min``."""
+    return " to ".join(dict.fromkeys([duration(low), duration(high)]))
+
+
+def duration(seconds: float) -> str:
+    """In its two largest units, rounded: ``7 s``, ``3 min``, ``1 h 20 min``, ``2 d 5 h``."""
+    if seconds < 90:
+        return f"{max(1, round(seconds))} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    if hours < 24:
+        return f"{hours} h" + f" {minutes} min" * (minutes > 0)
+    days, hours = divmod(round(hours + minutes / 60), 24)
+    return f"{days} d" + f" {hours} h" * (hours > 0)

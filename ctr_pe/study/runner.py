@@ -35,6 +35,7 @@ from ctr_pe import plugins
 from ctr_pe.allocator import keep_memory
 from ctr_pe.errors import Diverged, UserError
 from ctr_pe.scratch import remove_abandoned
+from ctr_pe.study.rendering import duration
 from ctr_pe.study.store import Key, Result, Store
 
 if TYPE_CHECKING:
@@ -318,6 +319,7 @@ class _Progress:
 
     def __init__(self, total: int, done: int, stream: TextIO, figures: Figures) -> None:
         self.total, self.done, self.stream, self.figures = total, done, stream, figures
+        self.before, self.start = done, time.monotonic()
         self.states: dict[str, str] = {}
         # 80 × 24 if the terminal does not report its size: tqdm shows nothing then
         columns, lines = shutil.get_terminal_size()
@@ -341,8 +343,15 @@ class _Progress:
         if self.bar.disable:
             values = " ".join(f"{name} {value:.4f}" for name, value in self.figures(result).items())
             line = f"[{self.done}/{self.total}] {job}: {values} (epoch {result.epoch}, {result.seconds:.0f} s)"
+            line += self._left()
             self.bar.write(line, self.stream)
         self._draw(job)
+
+    def _left(self) -> str:
+        """By the finished runs, as if the others took as long: a run's time depends on what else the machine does."""
+        each = (time.monotonic() - self.start) / (self.done - self.before)
+        left = each * (self.total - self.done)
+        return f", {duration(left)} left" if left >= 60 else ""
 
     def fail(self, job: Job, error: str) -> None:
         self.bar.write(f"{job} failed: {error}", self.stream)

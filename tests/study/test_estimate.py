@@ -16,8 +16,8 @@ from ctr_pe.cli import main
 from ctr_pe.data.synthetic import generate
 from ctr_pe.errors import UserError
 from ctr_pe.study.benchmark import Request, run, run_params
-from ctr_pe.study.estimate import Estimate, Planned, between, duration, measure, plan_table, total
-from ctr_pe.study.rendering import as_text
+from ctr_pe.study.estimate import Estimate, Planned, measure, plan_table, total
+from ctr_pe.study.rendering import as_text, between, duration
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Store
 from ctr_pe.study.suite import Cell

@@ -16,13 +16,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_training import jobs_of, run_in_background, scores_of, train
+from fake_training import jobs_of, result_of, run_in_background, scores_of, train
 from processes import alive, wait_for, workers_of
 
 import ctr_pe
 from ctr_pe.errors import UserError
 from ctr_pe.scratch import LOCK
-from ctr_pe.study.runner import Job, _interrupted_later, revision, run_all, versions
+from ctr_pe.study.runner import Job, _interrupted_later, _Progress, revision, run_all, versions
 from ctr_pe.study.store import Store
 
 
@@ -253,6 +253,22 @@ def test_a_terminal_sees_one_bar_and_each_worker(tmp_path: Path) -> None:
     assert "DIN cape seed 2: epoch 1, batch 2/2" in shown
     assert "DIN naive seed 1 failed: no such column\n" in shown
     assert "[1/6]" not in shown
+
+
+def test_a_line_says_how_long_is_left_by_the_runs_that_this_call_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, stream = 1000.0, io.StringIO()
+    monkeypatch.setattr("ctr_pe.study.runner.time.monotonic", lambda: now)
+    progress = _Progress(5, 2, stream, lambda result: result.metrics)
+    for job in jobs_of(["none"], seeds=3):
+        now += 90
+        progress.finish(job, result_of(job.key, seconds=89.6))
+    there, *lines = stream.getvalue().splitlines()
+    assert there == "2 of 5 runs are there already"
+    assert [line.partition(" (")[2] for line in lines] == [
+        "epoch 2, 90 s), 3 min left",
+        "epoch 2, 90 s), 2 min left",
+        "epoch 2, 90 s)",
+    ]
 
 
 def git(folder: Path, *arguments: str) -> str:
