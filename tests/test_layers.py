@@ -15,7 +15,7 @@ import pytest
 LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest counts; old names until all have moved
     "utilities": (
         *("errors", "names", "choices", "config", "keys", "fields", "evaluation", "allocator", "modules", "lazily"),
-        *("legacy", "fuxictr_imports", "plugins", "scratch", "tracking", "elsewhere", "ranks", "draws"),
+        *("legacy", "fuxictr_imports", "plugins", "scratch", "tracking", "elsewhere", "ranks", "draws", "processor"),
         *("model_zoo.fields", "data.specs", "data.published"),
     ),
     "positions": ("positions", "ragged", "padded", "sending"),
