@@ -32,6 +32,7 @@ GLUE = "\x00"
 MODELS = ("DIN", "BST", "SASRec")
 MATCHING = ("matching:MatchingBST", "matching:MatchingSASRec")
 EVERY_BEAUTY = "real_logs_all/DIN/amazon_beauty"
+BST_BEAUTY = "real_logs_all/BST/amazon_beauty"
 ENCODINGS = ("naive", "rope", "cope", "cape", "cape_constant", "cape_cosine")
 
 FORMS = ("cape", "cape_constant", "cape_cosine")
@@ -49,17 +50,17 @@ class Rows:
     _read: dict[str, list[Setting]] = field(default_factory=dict)
 
     def setting(self, place: str) -> Setting:
-        folder, *rest = place.split("/")
-        found = [one for one in self.settings(folder) if not rest or [one.key.model, one.key.dataset] == rest]
+        found = self.settings(place)
         if len(found) != 1:
             raise NotBorneOut(f"{place}: {len(found)} tables of this name, not one")
         return found[0]
 
-    def settings(self, folder: str) -> list[Setting]:
-        """A setting per table."""
+    def settings(self, place: str) -> list[Setting]:
+        """A setting per table: of a folder, or of the one that is named."""
+        folder, *rest = place.split("/")
         if folder not in self._read:
             self._read[folder] = settings(Store(self.results / folder))
-        return self._read[folder]
+        return [one for one in self._read[folder] if not rest or [one.key.model, one.key.dataset] == rest]
 
     def runs(self, place: str, pe: str) -> Runs:
         """Raises NotBorneOut if there are none."""
@@ -117,16 +118,16 @@ class Rows:
             raise NotBorneOut(f"{folder}: a run ends at {short(found)}, not above {bound}")
         return short(found)
 
-    def all_above(self, folder: str, but: set[tuple[str, str]]) -> str:
-        """65 of 72: of the encodings of all models of a folder, those above none, which are all but these."""
+    def all_above(self, place: str, but: set[tuple[str, str]]) -> str:
+        """65 of 72: of the encodings of all models of a place, those above none, which are all but these."""
         cells = {
             (setting.key.model, pe): found["gAUC"]
-            for setting in self.settings(folder)
+            for setting in self.settings(place)
             for pe, found in setting.differences("none").items()
         }
         others = {cell for cell, found in cells.items() if not (found.p_holm < LEVEL and found.value > 0)}
         if others != but:
-            raise NotBorneOut(f"{folder}: not above none are {sorted(others)}")
+            raise NotBorneOut(f"{place}: not above none are {sorted(others)}")
         return f"{len(cells) - len(but)} of {len(cells)}"
 
     def none_shown(self, place: str) -> str:
@@ -136,12 +137,19 @@ class Rows:
             raise NotBorneOut(f"{place}: {', '.join(shown)} differ from none")
         return str(len(found))
 
+    def by_gain(self, place: str) -> list[str]:
+        """The encodings of a table, the one that gains most against none first."""
+        found = {pe: of["gAUC"].value for pe, of in self.setting(place).differences("none").items()}
+        return sorted(found, key=lambda pe: -found[pe])
+
     def largest(self, place: str) -> str:
         """The three encodings of a table that gain most against none, and how much."""
-        found = {pe: of["gAUC"] for pe, of in self.setting(place).differences("none").items()}
-        most = sorted(found, key=lambda pe: -found[pe].value)[:3]
-        first, second, third = (f"`{pe}` ({interval(found[pe])})" for pe in most)
+        first, second, third = (self.gain(place, pe) for pe in self.by_gain(place)[:3])
         return f"{first}, {second} and {third}"
+
+    def gain(self, place: str, pe: str) -> str:
+        """`t5` (+.0019 [−.0004, +.0043]): the difference to none of an encoding, whichever way it goes."""
+        return f"`{pe}` ({interval(self.difference(place, pe))})"
 
     def detectable(self, place: str, pes: Iterable[str]) -> str:
         """.0017: the largest of the smallest differences to none that the runs would show."""
@@ -257,6 +265,12 @@ def page(rows: Rows) -> str:
     every_din, every_sasrec = (f"{every}/{model}/synthetic" for model in ("DIN", "SASRec"))
     unsteady = ("cape", "cape_oracle", "cape_time", "dif", "euler")
     unshown = {("DIN", "alibi"), ("SASRec", "time_rope"), *(("SASRec", pe) for pe in unsteady)}
+    unshown_bst = {("BST", "kerple_log")}
+    weak = rows.by_gain(BST_BEAUTY)[-7:]
+    if set(weak) != {"alibi", "kerple_log", "kerple_power", "fire", "fox", "time_bias", "cape_time"}:
+        raise NotBorneOut(f"{BST_BEAUTY}: the least bring {', '.join(weak)}")
+    for pe in rows.by_gain(BST_BEAUTY)[:3]:
+        rows.level(BST_BEAUTY, pe, "naive")
     spreads = sorted(rows.spread(every_sasrec, pe) for pe in unsteady)
     contexts = built_in, bst_built_in, sasrec_built_in = [f"{model}-synthetic_context" for model in MODELS]
     few, many = "to 7 items", "over 22 items"
@@ -313,7 +327,8 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   {rows.above(bst, "cape")}, `cape_constant` {rows.above(bst, "cape_constant")}; SASRec {rows.above(sasrec, "naive")},
   {rows.above(sasrec, "cape")} and {rows.above(sasrec, "cape_constant")}. BST's own, a vector beside each item's, brings
   as much ({rows.above(bst, "native")}; against `naive` {rows.level(bst, "native", "naive")}, uncorrected), RoPE less
-  (against `naive` {rows.below(bst, "rope", "naive")}).
+  (against `naive` {rows.below(bst, "rope", "naive")}). On a smaller log, where nothing is shown of any encoding in DIN,
+  CAPE brings BST {rows.above(BST_BEAUTY, "cape")}.
 - **In DIEN, whose GRU reads histories in order, no gain is shown.** It ends at {rows.mean(dien, "none")} without
   position, DIN at {rows.mean(sports, "none")}. `cape_constant` ({rows.level(dien, "cape_constant")}), RoPE
   ({rows.level(dien, "rope")}) and CAPE ({rows.level(dien, "cape")}) may gain as much there as in DIN: their intervals
@@ -323,7 +338,8 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   with the same encoding whose gates are all ½: {rows.level(built_in, "cape", "cape_constant")}. Both find distance. On
   the purchase log it is not above it in any of five models (DIEN {rows.level(dien, "cape", "cape_constant")}, TIN
   {rows.level(tin, "cape", "cape_constant")}, BST {rows.below(bst, "cape", "cape_constant")}, SASRec
-  {rows.level(sasrec, "cape", "cape_constant")}, each uncorrected), nor is it on the impressions
+  {rows.level(sasrec, "cape", "cape_constant")}, each uncorrected), nor in BST on a smaller one
+  ({rows.level(BST_BEAUTY, "cape", "cape_constant")}) or in DIN on the impressions
   ({rows.level(kuairand, "cape", "cape_constant")}). Its gates learn
   only where attention is made to match like items ([Do gates learn?](#do-gates-learn)).
 - **Gates with a likeness of their own find context where there is some.** In DIN `cape_cosine` is
@@ -337,8 +353,8 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
 - **Start with `cape_constant`.** Try `cape_cosine` beside it where histories are long and of several kinds of items in
   turn: only what it has above `cape_constant` is context.
 
-All this is of five backbones on one purchase log, and of DIN on a smaller one, where [nothing is
-shown](#differences-to-none) of any encoding, and on one log of impressions. DMIN on real logs and longer histories have
+All this is of five backbones on one purchase log, of DIN and BST on [a smaller one](#differences-to-none), and of DIN
+on one log of impressions. DMIN on real logs and longer histories have
 not been measured in this way yet. Learning rate and regularisation are those best
 for `none`; no encoding has settings of its own, and what it would gain by them is not in these numbers.
 
@@ -377,15 +393,27 @@ the seed (standard deviation {spreads[0]} to {spreads[-1]}). In DMIN `naive` ({r
 ({rows.above(dmin, "cape")}) and RoPE ({rows.above(dmin, "rope")}) gain, CoPE does not ({rows.level(dmin, "cope")}). In
 DIEN, whose GRU knows the order, no gain is shown of any encoding (CAPE {rows.level("DIEN-synthetic", "cape")}).
 
-**On a smaller purchase log nothing is shown.** DIN on amazon_beauty with every encoding and three chains, five seeds
-([table](../benchmark/results/real_logs_all/table.md)): of {rows.none_shown(EVERY_BEAUTY)}, none differs from `none`
-({rows.mean(EVERY_BEAUTY, "none")}) once corrected for their number. The largest gains are those of
-{rows.largest(EVERY_BEAUTY)}; CAPE's is {rows.level(EVERY_BEAUTY, "cape")}, and fixed waves
-(`sinusoidal`) bring {rows.level(EVERY_BEAUTY, "sinusoidal")}. The log has too few users to tell: its runs would show
-differences from {rows.detectable(EVERY_BEAUTY, FORMS)} on for the forms of CAPE, more than position brings DIN on
-amazon_sports. The same encodings on the set where order counts by construction are beside it:
+**On a smaller purchase log nothing is shown in DIN, and much in BST.** Both on amazon_beauty with every encoding and
+three chains, five seeds ([tables](../benchmark/results/real_logs_all/table.md)). In DIN, of
+{rows.none_shown(EVERY_BEAUTY)}, none differs from `none` ({rows.mean(EVERY_BEAUTY, "none")}) once corrected for their
+number. The largest gains are those of {rows.largest(EVERY_BEAUTY)}; CAPE's is {rows.level(EVERY_BEAUTY, "cape")}, and
+fixed waves (`sinusoidal`) bring {rows.level(EVERY_BEAUTY, "sinusoidal")}. The log has too few users to tell: its runs
+would show differences from {rows.detectable(EVERY_BEAUTY, FORMS)} on for the forms of CAPE, more than position brings
+DIN on amazon_sports.
 
-![Differences to none of every encoding, on a purchase log and on a built-in set](evidence-every.png)
+BST, which is far below DIN here too without positions ({rows.mean(BST_BEAUTY, "none")}), gains several times that, and
+{rows.all_above(BST_BEAUTY, unshown_bst)} encodings are above `none`. The most bring
+{rows.largest(BST_BEAUTY)}. CAPE brings {rows.above(BST_BEAUTY, "cape")}; `dif` is
+{rows.above(BST_BEAUTY, "dif", "cape")} above it and `dape` {rows.above(BST_BEAUTY, "dape", "cape")}, uncorrected for
+being the two largest of {rows.none_shown(EVERY_BEAUTY)}. None of these is shown to be above `naive`
+({rows.above(BST_BEAUTY, "naive")}), which varies more by the seed (standard deviation
+{rows.spread(BST_BEAUTY, "naive")}). The least bring `alibi`, `kerple_log`, `kerple_power`, `fire`, `fox`, `time_bias`
+and `cape_time`: at most {rows.gain(BST_BEAUTY, weak[0])}; a free value per distance (`t5`) brings
+{rows.above(BST_BEAUTY, "t5")}. With gates that are told the categories (`cape_oracle`) it gains less than with CAPE's
+({rows.below(BST_BEAUTY, "cape_oracle", "cape")}, uncorrected). The same encodings on the set where order
+counts by construction are beside the two:
+
+![Differences to none of every encoding on a purchase log, DIN and BST, and on a built-in set](evidence-every.png)
 
 ## Do gates learn?
 
@@ -437,7 +465,9 @@ days. The rest is of DIN:
   {rows.among(sports, newest_like, "cape_constant")}; where more than three unlike items came after the last like one
   {rows.among(sports, older_like, "naive")}, {rows.among(sports, older_like, "cape")} and
   {rows.among(sports, older_like, "cape_constant")}. These are rows that were clicked: what they lose, others that were
-  not clicked lose too, and on the whole position gains.
+  not clicked lose too, and on the whole position gains. In BST on amazon_beauty CAPE is
+  {rows.among(BST_BEAUTY, newest_like, "cape")} where it is that of the newest item, and
+  {rows.among(BST_BEAUTY, older_like, "cape")} after more than three.
 - **Pooled positions harm long histories.** On kuairand_pure `naive` is {rows.among(kuairand, few, "naive")} against
   `none` where histories have up to 7 items, and {rows.among(kuairand, many, "naive")} where they have over 22; CAPE
   {rows.among(kuairand, few, "cape")} and {rows.among(kuairand, many, "cape")}.
@@ -504,11 +534,11 @@ def draw(rows: Rows, folder: Path) -> None:
         _draw_differences(panel, rows, place, f"{_name(key.model)} on {key.dataset}")
     figure.savefig(folder / "evidence-differences.png", dpi=120)
     plt.close(figure)
-    every = {"DIN on amazon_beauty": EVERY_BEAUTY, "DIN on synthetic": "all_encodings/DIN/synthetic"}
-    gains = {pe: found["gAUC"].value for pe, found in rows.setting(EVERY_BEAUTY).differences("none").items()}
-    figure, axes = plt.subplots(1, 2, figsize=(10.8, 6.0), layout="constrained")
+    every = {"DIN on amazon_beauty": EVERY_BEAUTY, "BST on amazon_beauty": BST_BEAUTY}
+    every["DIN on synthetic"] = "all_encodings/DIN/synthetic"
+    figure, axes = plt.subplots(1, 3, figsize=(10.8, 6.0), layout="constrained")
     for panel, (title, place) in zip(axes, every.items(), strict=True):
-        _draw_differences(panel, rows, place, title, sorted(gains, key=lambda pe: -gains[pe]))
+        _draw_differences(panel, rows, place, title, rows.by_gain(EVERY_BEAUTY))
     figure.savefig(folder / "evidence-every.png", dpi=120)
     plt.close(figure)
     orders = {"in order": "", "shuffled at test time": "_shuffled_test", "shuffled in training too": "_shuffled_all"}
