@@ -45,6 +45,7 @@ class Difference(NamedTuple):
     detectable: float  # smallest true difference that is found (p < 0.05) with 80 % power
     users_low: float  # 95 % interval for new users and these very runs
     users_high: float
+    least_detectable: float  # what ``detectable`` would be with any number of runs: the test users set it
 
 
 class Arm(NamedTuple):
@@ -82,10 +83,11 @@ def difference(ours: Arm, theirs: Arm) -> Difference:
     gap = ours.influence - theirs.influence
     of_users = factor * float(gap @ gap)
     both = factor * (ours.interaction + theirs.interaction)
-    parts = [(ours.seeds, ours.runs - 1), (theirs.seeds, theirs.runs - 1), (max(of_users - both, 0.0), users - 1)]
-    low, high, p, detectable = _t_test(value, parts)
+    any_runs = (max(of_users - both, 0.0), users - 1)
+    low, high, p, detectable = _t_test(value, [(ours.seeds, ours.runs - 1), (theirs.seeds, theirs.runs - 1), any_runs])
     users_low, users_high, *_ = _t_test(value, [(of_users, users - 1)])
-    return Difference(value, low, high, p, math.nan, detectable, users_low, users_high)
+    *_, least_detectable = _t_test(value, [any_runs])
+    return Difference(value, low, high, p, math.nan, detectable, users_low, users_high, least_detectable)
 
 
 def compared(pairs: Mapping[Name, tuple[Arm, Arm]]) -> dict[Name, Difference]:

@@ -160,7 +160,7 @@ def difference_notes(baseline: str, found: Collection[Difference]) -> list[str]:
         f"gAUC − {baseline}: difference of the means. Interval and p hold for other users and newly trained runs. p: "
         f"two-sided, corrected (Holm) for {counted(len(known), 'comparison')}{f', {DASH} where it is 1' * of_one}. "
         "detectable: the smallest true difference that as many runs and users would show (p < 0.05, uncorrected) four "
-        "times in five (80 % power)."
+        f"times in five (80 % power){_any_runs([one.least_detectable for one in known])}."
     ]
     if any(math.isnan(one.low) for one in known):
         notes.append(
@@ -168,6 +168,13 @@ def difference_notes(baseline: str, found: Collection[Difference]) -> list[str]:
             "the test scores of a run are in neither users/ nor scores/."
         )
     return notes
+
+
+def _any_runs(least: Collection[float]) -> str:
+    """What the column would say if there were more seeds."""
+    known = sorted(number(one) for one in least if not math.isnan(one))
+    ends = " to ".join(dict.fromkeys([known[0], known[-1]])) if known else ""
+    return f"; with any number of seeds about {ends}, for these users" if known else ""
 
 
 def _table(setting: Setting, differences: Mapping[str, Mapping[str, Mapping[str, Difference]]]) -> Table:

@@ -125,6 +125,8 @@ def test_seeds_and_users_add_up(metric: str) -> None:
     found = compare(labels, users, scores)["good"][metric]
     assert found[:4] == pytest.approx(expected, rel=1e-9)
     assert found.detectable == pytest.approx((edge + stats.t.ppf(0.8, freedom)) * error)
+    edges = stats.t.ppf(0.975, several - 1) + stats.t.ppf(0.8, several - 1)
+    assert found.least_detectable == pytest.approx(edges * math.sqrt(of_users - twice))
     p_values = [of[metric].p for of in compare(labels, users, scores).values()]
     assert [of[metric].p_holm for of in compare(labels, users, scores).values()] == holm(p_values)
 
@@ -149,10 +151,10 @@ def test_identical_runs_do_not_differ() -> None:
         assert (one.users_low, one.users_high) == (0, 0)
     same = dict.fromkeys(range(3), scores["good"][0])
     for one in compare(labels, users, {"none": same, "copy": same})["copy"].values():
-        assert one == (0, 0, 0, 1, 1, 0, 0, 0)
+        assert one == (0, 0, 0, 1, 1, 0, 0, 0, 0)
 
 
-def new_study(seed: int, gain: float = 0.0) -> tuple[Ints, Ints, Scores]:
+def new_study(seed: int, gain: float = 0.0, runs: int = 4) -> tuple[Ints, Ints, Scores]:
     """New users and newly trained runs of two encodings: seeds move a whole run, users suit one encoding or one run."""
     random = np.random.default_rng(seed)
     users, per_user = 80, 6
@@ -163,7 +165,7 @@ def new_study(seed: int, gain: float = 0.0) -> tuple[Ints, Ints, Scores]:
     for pe in ("none", "cape"):
         suits = 0.5 * random.normal(size=users)
         scores[pe] = {}
-        for run in range(4):
+        for run in range(runs):
             strength = 0.8 + gain * (pe == "cape") + 0.25 * random.normal() + suits + 0.5 * random.normal(size=users)
             scores[pe][run] = 1 / (1 + np.exp(-(strength[owner] * (labels - 0.5) * 2 + row)))
     return labels, owner, scores
@@ -181,6 +183,15 @@ def test_chance_is_called_significant_one_time_in_twenty_and_the_detectable_diff
     assert 0.7 < np.mean([one.p < 0.05 for one in shifted]) < 0.9
 
 
+def test_what_any_number_of_runs_would_show_is_what_very_many_do() -> None:
+    few = [compare(*new_study(seed))["cape"] for seed in range(100)]
+    many = [compare(*new_study(seed, runs=100))["cape"] for seed in range(8)]
+    for metric in METRICS:
+        limit = np.mean([one[metric].least_detectable ** 2 for one in few])
+        assert limit == pytest.approx(np.mean([one[metric].detectable ** 2 for one in many]), rel=0.25)
+        assert limit < 0.7 * np.mean([one[metric].detectable ** 2 for one in few])
+
+
 def test_a_planted_difference_is_found() -> None:
     found = compare(*table(3))["good"]
     assert found["gAUC"].low > 0.1
@@ -196,7 +207,7 @@ def test_a_single_run_says_nothing_of_newly_trained_ones() -> None:
         for one in compare(labels, users, fewer)["good"].values():
             assert math.isfinite(one.value)
             assert one.users_low < one.value < one.users_high
-            assert all(math.isnan(value) for value in (one.low, one.high, one.p, one.p_holm, one.detectable))
+            assert all(math.isnan(value) for value in (*one[1:6], one.least_detectable))
     assert not math.isnan(compare(labels, users, fewer)["same"]["gAUC"].p)
 
 

@@ -389,9 +389,9 @@ def test_mistakes_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 def test_summary_speaks_of_intervals_not_of_points() -> None:
     differences = {
-        "a": Difference(0.01, -0.01, 0.03, 0.02, 0.06, 0.0234, math.nan, math.nan),
-        "b": Difference(0.1, 0.05, 0.15, 0.01, 0.03, 0.04, math.nan, math.nan),
-        "c": Difference(-0.1, -0.2, -0.05, 0.02, 0.06, 0.05, math.nan, math.nan),
+        "a": Difference(0.01, -0.01, 0.03, 0.02, 0.06, 0.0234, math.nan, math.nan, 0.01),
+        "b": Difference(0.1, 0.05, 0.15, 0.01, 0.03, 0.04, math.nan, math.nan, 0.01),
+        "c": Difference(-0.1, -0.2, -0.05, 0.02, 0.06, 0.05, math.nan, math.nan, 0.01),
     }
     means = {"none": 0.7, "a": 0.7, "b": 0.8, "c": 0.7}
     runs = {pe: {seed: SimpleNamespace(metrics={"gAUC": mean}) for seed in range(2)} for pe, mean in means.items()}
@@ -404,7 +404,8 @@ def test_summary_speaks_of_intervals_not_of_points() -> None:
         f"{interval} lies above zero for b (+0.1000).",
         f"{interval} lies below zero for c (−0.1000).",
         f"{interval} includes zero for a: these runs do not tell it from none.",
-        "They would have shown a true difference of 0.0234 in four of five cases (p < 0.05).",
+        "They would have shown a true difference of 0.0234 in four of five cases (p < 0.05); with any number of seeds "
+        "these users would show one of about 0.0100.",
         "Corrected for 3 comparisons, p is below 0.05 for b.",
     ]
 

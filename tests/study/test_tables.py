@@ -18,7 +18,7 @@ from ctr_pe.evaluation.paired import Difference, compare, holm
 from ctr_pe.study.differences import settings
 from ctr_pe.study.rendering import Table, as_csv, as_markdown, as_text
 from ctr_pe.study.store import Store
-from ctr_pe.study.tables import difference_cells, make_tables, published
+from ctr_pe.study.tables import difference_cells, difference_notes, make_tables, published
 
 
 def store_of(folder: Path, *jobs: list[object]) -> Store:
@@ -62,7 +62,7 @@ def test_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
                 one = expected[pe][metric]
                 assert float(line[name]) == pytest.approx(one.value, abs=1e-12)
                 spread = one.high - one.low
-                for field in ("low", "high", "detectable", "users_low", "users_high"):
+                for field in ("low", "high", "detectable", "users_low", "users_high", "least_detectable"):
                     found = float(line[f"{name}_{field}"])
                     assert found == pytest.approx(getattr(one, field), abs=0.01 * spread)
                 for field in ("p", "p_holm"):
@@ -83,7 +83,14 @@ def test_terminal_table(tmp_path: Path) -> None:
     assert f"  {difference:+.4f} [{low:+.4f}, {high:+.4f}]" in lines[4]
     assert lines[4].endswith(f"  {cape['gAUC_minus_none_detectable']:.4f}      <0.001")
     explained = " ".join(lines[6:])
-    for words in ("higher is better", "standard deviation", "other users and newly trained runs", "Holm", "80 % power"):
+    for words in (
+        "higher is better",
+        "standard deviation",
+        "other users and newly trained runs",
+        "Holm",
+        "80 % power",
+        "any number of",
+    ):
         assert words in explained
     assert max(map(len, lines)) <= 110
     assert "†" not in text
@@ -138,7 +145,7 @@ def test_a_p_of_one_is_no_number_and_the_legend_says_so(tmp_path: Path) -> None:
 
 
 def test_a_difference_as_text() -> None:
-    one = Difference(0.0123, -0.001, 0.0256, 0.04, 0.08, 0.0187, 0.005, 0.02)
+    one = Difference(0.0123, -0.001, 0.0256, 0.04, 0.08, 0.0187, 0.005, 0.02, 0.0123)
     assert difference_cells("none", one) == {
         "gAUC − none [95 % interval]": "+0.0123 [-0.0010, +0.0256]",
         "detectable": "0.0187",
@@ -146,6 +153,16 @@ def test_a_difference_as_text() -> None:
     }
     assert difference_cells("naive", one._replace(p_holm=0.0004))["p"] == "<0.001"
     assert set(difference_cells("none", one._replace(value=math.nan)).values()) == {None}
+
+
+def test_a_table_says_what_more_seeds_could_show(tmp_path: Path) -> None:
+    found = [Difference(*[0.01] * 8, least) for least in (0.0025, 0.0012)]
+    assert difference_notes("none", found)[0].endswith(
+        "; with any number of seeds about 0.0012 to 0.0025, for these users."
+    )
+    assert difference_notes("none", found[:1])[0].endswith("; with any number of seeds about 0.0025, for these users.")
+    (single,) = tables_of(tmp_path, jobs_of(seeds=1))
+    assert "any number of seeds" not in as_text(single)
 
 
 def test_a_logloss_above_that_of_the_click_rate_is_marked(tmp_path: Path) -> None:

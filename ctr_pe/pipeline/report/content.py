@@ -143,8 +143,13 @@ def summary(setting: Setting) -> list[str]:
     if open_:
         them = "it" if len(open_) == 1 else "them"
         lines.append(f"{interval} includes zero for {_listed(list(open_))}: these runs do not tell {them} from none.")
-        most = max(one.detectable for one in open_.values())
-        lines.append(f"They would have shown a true difference of {most:.4f} in four of five cases (p < {LEVEL}).")
+        most, least = (
+            max(getattr(one, field) for one in open_.values()) for field in ("detectable", "least_detectable")
+        )
+        lines.append(
+            f"They would have shown a true difference of {most:.4f} in four of five cases (p < {LEVEL}); with any "
+            f"number of seeds these users would show one of about {least:.4f}."
+        )
     if len(found) > 1:
         certain = [pe for pe, one in found.items() if one.p_holm < LEVEL]
         small = _listed(certain) if certain else "none of them"
