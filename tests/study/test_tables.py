@@ -156,7 +156,8 @@ def test_a_difference_as_text() -> None:
 
 
 def test_a_table_says_what_more_seeds_could_show(tmp_path: Path) -> None:
-    found = [Difference(*[0.01] * 8, least) for least in (0.0025, 0.0012)]
+    some = Difference(*[0.01] * 9)
+    found = [some._replace(least_detectable=least) for least in (0.0025, 0.0012)]
     assert difference_notes("none", found)[0].endswith(
         "; with any number of seeds about 0.0012 to 0.0025, for these users."
     )
