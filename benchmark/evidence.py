@@ -36,6 +36,8 @@ BST_BEAUTY = "real_logs_all/BST/amazon_beauty"
 ENCODINGS = ("naive", "rope", "cope", "cape", "cape_constant", "cape_cosine")
 
 FORMS = ("cape", "cape_constant", "cape_cosine")
+MATCH = "cape_constant+likeness:OwnGate"
+"""The distance, and a likeness to the target without order."""
 
 
 class NotBorneOut(Exception):
@@ -189,7 +191,7 @@ class Rows:
 
     def table(self, places: Sequence[str], pes: Sequence[str]) -> str:
         """A row per place, a column per encoding: its difference to none, bold where p < .05, corrected."""
-        lines = [["model and data set", "seeds", "none", *pes], ["---"] * (3 + len(pes))]
+        lines = [["model and data set", "seeds", "none", *map(_name, pes)], ["---"] * (3 + len(pes))]
         for place in places:
             setting = self.setting(place)
             cells = [
@@ -249,9 +251,9 @@ def interval(found: Difference) -> str:
     return f"{value} [{low}, {high}]".replace("-", "−")
 
 
-def _name(model: str) -> str:
-    """MatchingBST for matching:MatchingBST."""
-    return model.rpartition(":")[2]
+def _name(text: str) -> str:
+    """MatchingBST for matching:MatchingBST: a model or an encoding without the modules of its classes."""
+    return re.sub(r"\w+:", "", text)
 
 
 def _bold(text: str, is_bold: bool) -> str:
@@ -320,7 +322,9 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   distance alone, is {rows.above(sports, "cape_constant")} above `none`, and CAPE is level with it:
   {rows.level(sports, "cape", "cape_constant")}. No encoding is shown to be above `naive` (`cape_constant`:
   {rows.level(sports, "cape_constant", "naive")}, uncorrected), nor `naive` above `none`
-  ({rows.level(sports, "naive")}).
+  ({rows.level(sports, "naive")}). TIN gains as much by `cape_constant` ({rows.above(tin, "cape_constant")}), CAPE
+  ({rows.above(tin, "cape")}), `naive` ({rows.above(tin, "naive")}) and CoPE ({rows.above(tin, "cope")}); of
+  RoPE no gain is shown ({rows.level(tin, "rope")}).
 - **On a log of impressions it brings less, and can do harm.** On KuaiRand-Pure, real impressions labelled by long
   views, CAPE brings DIN {rows.above(kuairand, "cape")}; `cape_constant` ({rows.level(kuairand, "cape_constant")})
   and `cape_cosine` ({rows.level(kuairand, "cape_cosine")}) are level with it, but not shown to be above `none`
@@ -353,9 +357,10 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   ({rows.level(sports, "cape_cosine", "cape")}), DIEN ({rows.level(dien, "cape_cosine", "cape")}) and BST
   ({rows.level(bst, "cape_cosine", "cape")}), and above it in TIN
   ({rows.above(tin, "cape_cosine", "cape")}) and SASRec ({rows.above(sasrec, "cape_cosine", "cape")}), uncorrected for
-  several such comparisons.
+  several such comparisons. In TIN that is the likeness and no context: the same without order, beside plain distance,
+  is {rows.above(tin, MATCH, "cape_cosine")} above it ([Context or likeness?](#context-or-likeness)).
 - **Start with `cape_constant`.** Try `cape_cosine` beside it where histories are long and of several kinds of items in
-  turn: only what it has above `cape_constant` is context.
+  turn, and the control without order beside both: what `cape_cosine` has above the better of them is context.
 
 All this is of five backbones on one purchase log, of DIN and BST on [a smaller one](#differences-to-none), and of DIN
 on one log of impressions. DMIN on real logs and longer histories have
@@ -452,6 +457,24 @@ authors take them for one; nothing in these models makes them so. This start is 
 matches sees less of the rest, and by distance alone (`cape_constant`) MatchingBST ends at
 {rows.mean(bst_matching, "cape_constant")} and MatchingSASRec at {rows.mean(sasrec_matching, "cape_constant")}, the same
 without the start at {rows.mean(bst_alone, "cape_constant")} and {rows.mean(sasrec_alone, "cape_constant")}.
+
+## Context or likeness?
+
+Gates of a likeness tell attention two things: how many unlike items came after an item, which is context, and by the
+item's own gate whether it is like the target, which is no matter of position. A control has the own gate alone, beside
+plain distance ([OwnGate](../benchmark/likeness.py)):
+
+{rows.table([built_in, sports, tin], ("cape_constant", "cape_cosine", "cape_oracle", MATCH))}
+
+Where context is all there is, the control is level with `cape_constant` ({rows.level(built_in, MATCH, "cape_constant")})
+and `cape_cosine` far above it ({rows.above(built_in, "cape_cosine", MATCH)}): what that finds is context. In TIN on the
+purchase log it is the other way round. The control is above `cape_cosine`
+({rows.above(tin, MATCH, "cape_cosine")}), and gates that are told the categories are level with plain distance
+({rows.level(tin, "cape_oracle", "cape_constant")}): what `cape_cosine` has above plain distance there
+({rows.above(tin, "cape_cosine", "cape_constant")}, uncorrected) is a likeness that TIN lacks. DIN, whose score is given the products of target and item, does not: there the
+control is level with `cape_constant` ({rows.level(sports, MATCH, "cape_constant")}). The likeness helps wherever the like
+item lies: where more than three unlike items came after it, `cape_cosine` is
+{rows.among(tin, older_like, "cape_cosine")} against `none`, the control {rows.among(tin, older_like, MATCH)}.
 
 ## Where position helps
 
