@@ -326,9 +326,9 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   ({rows.above(tin, "cape")}), `naive` ({rows.above(tin, "naive")}) and CoPE ({rows.above(tin, "cope")}); of
   RoPE no gain is shown ({rows.level(tin, "rope")}).
 - **On a log of impressions it brings less, and can do harm.** On KuaiRand-Pure, real impressions labelled by long
-  views, CAPE brings DIN {rows.above(kuairand, "cape")}; `cape_constant` ({rows.level(kuairand, "cape_constant")})
-  and `cape_cosine` ({rows.level(kuairand, "cape_cosine")}) are level with it, but not shown to be above `none`
-  once corrected. CoPE brings nothing ({rows.level(kuairand, "cope")}). `naive`, whose vectors are pooled with the
+  views, CAPE brings DIN {rows.above(kuairand, "cape")}, `cape_constant` {rows.above(kuairand, "cape_constant")} and
+  `cape_cosine` {rows.above(kuairand, "cape_cosine")}, level with one another. CoPE brings nothing
+  ({rows.level(kuairand, "cope")}). `naive`, whose vectors are pooled with the
   items, brings {rows.below(kuairand, "naive")}, RoPE {rows.below(kuairand, "rope")}.
 - **BST and SASRec need it most.** Without positions they are far below DIN, SASRec though its causal attention tells
   them, and every encoding brings them more than any brings DIN: BST with `naive` {rows.above(bst, "naive")}, CAPE

@@ -35,7 +35,8 @@ class CosineCAPE(CAPE):
     x and h_j are the items as they were looked up (``positions.items``), because states of layers have other items
     mixed in. So all heads and all layers share one likeness.
 
-    The plain distance beside it is a chain: ``cape_constant+cape_cosine``.
+    The plain distance beside it is a chain: ``cape_constant+cape_cosine``. What this encoding gains above distance can
+    be the likeness itself, which a model may lack, and no context: ``benchmark/likeness.py`` is the control.
 
     Args:
         field_dims: width of each field of an item, side by side; None for one field.
