@@ -358,7 +358,8 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   ({rows.level(bst, "cape_cosine", "cape")}), and above it in TIN
   ({rows.above(tin, "cape_cosine", "cape")}) and SASRec ({rows.above(sasrec, "cape_cosine", "cape")}), uncorrected for
   several such comparisons. In TIN that is the likeness and no context: the same without order, beside plain distance,
-  is {rows.above(tin, MATCH, "cape_cosine")} above it ([Context or likeness?](#context-or-likeness)).
+  is {rows.above(tin, MATCH, "cape_cosine")} above it; BST ends with it at
+  {rows.mean(bst, MATCH)}, DIN at {rows.mean(sports, MATCH)} ([Context or likeness?](#context-or-likeness)).
 - **Start with `cape_constant`.** Try `cape_cosine` beside it where histories are long and of several kinds of items in
   turn, and the control without order beside both: what `cape_cosine` has above the better of them is context.
 
@@ -464,15 +465,18 @@ Gates of a likeness tell attention two things: how many unlike items came after 
 item's own gate whether it is like the target, which is no matter of position. A control has the own gate alone, beside
 plain distance ([OwnGate](../benchmark/likeness.py)):
 
-{rows.table([built_in, sports, tin], ("cape_constant", "cape_cosine", "cape_oracle", MATCH))}
+{rows.table([built_in, sports, tin, bst], ("cape_constant", "cape_cosine", "cape_oracle", MATCH))}
 
 Where context is all there is, the control is level with `cape_constant` ({rows.level(built_in, MATCH, "cape_constant")})
 and `cape_cosine` far above it ({rows.above(built_in, "cape_cosine", MATCH)}): what that finds is context. In TIN on the
 purchase log it is the other way round. The control is above `cape_cosine`
 ({rows.above(tin, MATCH, "cape_cosine")}), and gates that are told the categories are level with plain distance
 ({rows.level(tin, "cape_oracle", "cape_constant")}): what `cape_cosine` has above plain distance there
-({rows.above(tin, "cape_cosine", "cape_constant")}, uncorrected) is a likeness that TIN lacks. DIN, whose score is given the products of target and item, does not: there the
-control is level with `cape_constant` ({rows.level(sports, MATCH, "cape_constant")}). The likeness helps wherever the like
+({rows.above(tin, "cape_cosine", "cape_constant")}, uncorrected) is a likeness that TIN lacks. BST, whose queries and keys are projected apart, lacks it too: there the
+control is {rows.above(bst, MATCH, "cape_constant")} above `cape_constant`, though `cape_cosine` is level with it
+({rows.level(bst, "cape_cosine", "cape_constant")}), and ends at {rows.mean(bst, MATCH)}, DIN with the same at
+{rows.mean(sports, MATCH)}. DIN, whose score is given the products of target and item, does not lack it: there the
+control is level with `cape_constant` ({rows.level(sports, MATCH, "cape_constant")}). In TIN the likeness helps wherever the like
 item lies: where more than three unlike items came after it, `cape_cosine` is
 {rows.among(tin, older_like, "cape_cosine")} against `none`, the control {rows.among(tin, older_like, MATCH)}.
 
