@@ -467,17 +467,19 @@ plain distance ([OwnGate](../benchmark/likeness.py)):
 
 {rows.table([built_in, sports, tin, bst], ("cape_constant", "cape_cosine", "cape_oracle", MATCH))}
 
-Where context is all there is, the control is level with `cape_constant` ({rows.level(built_in, MATCH, "cape_constant")})
-and `cape_cosine` far above it ({rows.above(built_in, "cape_cosine", MATCH)}): what that finds is context. In TIN on the
+Where context is all there is, the control is level with `cape_constant`
+({rows.level(built_in, MATCH, "cape_constant")}) and `cape_cosine` far above it
+({rows.above(built_in, "cape_cosine", MATCH)}): what that finds is context. In TIN on the
 purchase log it is the other way round. The control is above `cape_cosine`
 ({rows.above(tin, MATCH, "cape_cosine")}), and gates that are told the categories are level with plain distance
 ({rows.level(tin, "cape_oracle", "cape_constant")}): what `cape_cosine` has above plain distance there
-({rows.above(tin, "cape_cosine", "cape_constant")}, uncorrected) is a likeness that TIN lacks. BST, whose queries and keys are projected apart, lacks it too: there the
+({rows.above(tin, "cape_cosine", "cape_constant")}, uncorrected) is a likeness that TIN lacks. BST, whose
+queries and keys are projected apart, lacks it too: there the
 control is {rows.above(bst, MATCH, "cape_constant")} above `cape_constant`, though `cape_cosine` is level with it
 ({rows.level(bst, "cape_cosine", "cape_constant")}), and ends at {rows.mean(bst, MATCH)}, DIN with the same at
 {rows.mean(sports, MATCH)}. DIN, whose score is given the products of target and item, does not lack it: there the
-control is level with `cape_constant` ({rows.level(sports, MATCH, "cape_constant")}). In TIN the likeness helps wherever the like
-item lies: where more than three unlike items came after it, `cape_cosine` is
+control is level with `cape_constant` ({rows.level(sports, MATCH, "cape_constant")}). In TIN the likeness
+helps wherever the like item lies: where more than three unlike items came after it, `cape_cosine` is
 {rows.among(tin, older_like, "cape_cosine")} against `none`, the control {rows.among(tin, older_like, MATCH)}.
 
 ## Where position helps

@@ -31,7 +31,7 @@ def test_a_claim_that_the_rows_do_not_bear_out_is_refused() -> None:
         rows.least("all_encodings", 0.75)
     with pytest.raises(evidence.NotBorneOut, match=r"not above none are .*'DIN', 'alibi'"):
         rows.all_above("all_encodings", set())
-    with pytest.raises(evidence.NotBorneOut, match="cape, cape_constant, .*, cape_cosine, cape_oracle differ from none"):
+    with pytest.raises(evidence.NotBorneOut, match=r"cape, cape_constant, .*cape_oracle differ from none"):
         rows.none_shown(PLACE)
     with pytest.raises(evidence.NotBorneOut, match="no case"):
         rows.speed("encoding.nothing")
