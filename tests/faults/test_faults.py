@@ -140,8 +140,8 @@ FAULTS = [
     ),
     Fault(
         "seeds are taken as given",
-        "parts = [(ours.seeds, ours.runs - 1), (theirs.seeds, theirs.runs - 1), (",
-        "parts = [(",
+        "[(ours.seeds, ours.runs - 1), (theirs.seeds, theirs.runs - 1), any_runs]",
+        "[any_runs]",
         CHANCE,
     ),
     Fault(
