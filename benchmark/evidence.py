@@ -291,6 +291,7 @@ def page(rows: Rows) -> str:
         rows.level(dien, pe)
     for pe in FORMS[1:]:
         rows.level(kuairand, pe, "cape")
+    rows.level(kuairand, "cape_cosine", "cape_constant")
     if not min(rows.difference(dien, pe).low for pe in ("cape_constant", "rope", "cape")) > 0:
         raise NotBorneOut(f"{dien}: an interval that is not corrected is not above zero")
     every_gain = {place: [rows.difference(place, pe).value for pe in ENCODINGS] for place in (sports, bst, sasrec)}

@@ -145,6 +145,12 @@ FAULTS = [
         CHANCE,
     ),
     Fault(
+        "more seeds do not take off that runs suit some users",
+        "_t_test(value, [any_runs])",
+        "_t_test(value, [(of_users, users - 1)])",
+        f"{PAIRED}test_what_any_number_of_runs_would_show_is_what_very_many_do",
+    ),
+    Fault(
         "the users that suit a run count twice",
         "max(of_users - both, 0.0)",
         "of_users",
