@@ -339,7 +339,8 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   {rows.mean(dien, "none")} without position, DIN at {rows.mean(sports, "none")}. RoPE brings
   {rows.above(dien, "rope")}, `cape_constant` {rows.above(dien, "cape_constant")}; no gain is shown of
   CAPE ({rows.level(dien, "cape")}), `cape_cosine` ({rows.level(dien, "cape_cosine")}), CoPE
-  ({rows.level(dien, "cope")}) and `naive` ({rows.level(dien, "naive")}), which is below RoPE ({rows.below(dien, "naive", "rope")}).
+  ({rows.level(dien, "cope")}) and `naive` ({rows.level(dien, "naive")}), which is
+  below RoPE ({rows.below(dien, "naive", "rope")}).
 - **What is called context in CAPE has shown no effect.** On a built-in set where context is all there is, CAPE is level
   with the same encoding whose gates are all ½: {rows.level(built_in, "cape", "cape_constant")}. Both find distance. On
   the purchase log it is not above it in any of five models (DIEN {rows.level(dien, "cape", "cape_constant")}, TIN
