@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -107,6 +107,7 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             for notice in one.notices:
                 say(notice)
             _refuse_other_classes(one, of_stage, one.read())
+        _say_what_has_no_baseline(stages[store], store.read())
         if request.suite or (stand_in is None and not request.dry_run):
             _refuse_unbuildable(suite.title, [*tuning.by_cell, *by_cell], datasets)
         workers = _workers(request, sum(map(len, stages.values())))
@@ -187,8 +188,6 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
     protocol = request.protocol or suite.protocol
     if protocol not in PROTOCOLS:
         raise UserError(f"protocol '{protocol}' is unknown: {nearest(protocol, PROTOCOLS)}")
-    if "none" not in [cell.pe for cell in found]:
-        say("'none' is not in --pe: without it there is nothing to compare with, and the table has no differences")
     return suite.model_copy(update={"seeds": request.repeats or suite.seeds, "protocol": protocol}), found
 
 
@@ -246,6 +245,15 @@ def _tuning(request: Request, suite: Suite, rows: Sequence[Cell], datasets: Mapp
 def _seed_by_seed(by_cell: Mapping[Cell, Sequence[Job]]) -> list[Job]:
     """So that a benchmark that is stopped has complete comparisons."""
     return [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
+
+
+def _say_what_has_no_baseline(jobs: Sequence[Job], done: Iterable[Key]) -> None:
+    """Of a model and data set without runs of ``none``, neither to be made nor there already."""
+    keys = [job.key for job in jobs]
+    compared = {(key.model, key.dataset) for key in (*keys, *done) if key.pe == "none"}
+    for model, dataset in dict.fromkeys((key.model, key.dataset) for key in keys):
+        if (model, dataset) not in compared:
+            say(f"{model} on {dataset}: no runs of 'none', so its table has no differences: add none to --pe")
 
 
 def _say_what_is_not_kept(request: Request, store: Store, jobs: Sequence[Job]) -> None:

@@ -92,7 +92,7 @@ def test_tables_and_store_grow_with_each_call(
 
     assert run(arguments(root, None, pe=["rope"], repeats=3, **setting), fast) == 0
     shown = capsys.readouterr()
-    assert "'none' is not in --pe" in shown.err
+    assert "no runs of 'none'" not in shown.err  # they are there
     assert log.read_text().split("\n")[4:-1] == ["rope 0", "rope 1", "rope 2"]
     assert (out / "table.md").read_text().count("\n| ") == 5  # with the runs that were there
     assert (out / "table.tex").read_text().count(r" \\") == 4
@@ -105,6 +105,18 @@ def test_tables_and_store_grow_with_each_call(
     assert run(arguments(root, None, pe=["none"], **setting), fast) == 0
     assert "all 2 runs are there already" in capsys.readouterr().err
     assert len(log.read_text().splitlines()) == 7
+
+
+def test_a_table_without_a_baseline_is_announced(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctr_pe.checks.check_params", lambda *_: None)
+    asked = [{"model": ["DIN"], "pe": ["none", "cape"]}, {"model": ["DIN", "BST"], "pe": ["rope"]}]
+    for models in asked:  # the second finds the runs of none in DIN
+        assert run(arguments(root, tmp_path, repeats=1, **models), fast) == 0
+    lines = [line for line in capsys.readouterr().err.splitlines() if "no runs of 'none'" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("BST on synthetic: ")
 
 
 def test_failed_runs_make_the_exit_code_1(
