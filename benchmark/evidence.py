@@ -33,6 +33,7 @@ MODELS = ("DIN", "BST", "SASRec")
 MATCHING = ("matching:MatchingBST", "matching:MatchingSASRec")
 EVERY_BEAUTY = "real_logs_all/DIN/amazon_beauty"
 BST_BEAUTY = "real_logs_all/BST/amazon_beauty"
+SASREC_BEAUTY = "real_logs_all/SASRec/amazon_beauty"
 ENCODINGS = ("naive", "rope", "cope", "cape", "cape_constant", "cape_cosine")
 
 FORMS = ("cape", "cape_constant", "cape_cosine")
@@ -334,7 +335,8 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   {rows.above(sasrec, "cape")} and {rows.above(sasrec, "cape_constant")}. BST's own, a vector beside each item's, brings
   as much ({rows.above(bst, "native")}; against `naive` {rows.level(bst, "native", "naive")}, uncorrected), RoPE less
   (against `naive` {rows.below(bst, "rope", "naive")}). On a smaller log, where nothing is shown of any encoding in DIN,
-  CAPE brings BST {rows.above(BST_BEAUTY, "cape")}.
+  CAPE brings BST {rows.above(BST_BEAUTY, "cape")} and SASRec {rows.above(SASREC_BEAUTY, "cape")}, `naive`
+  {rows.above(BST_BEAUTY, "naive")} and {rows.above(SASREC_BEAUTY, "naive")}.
 - **In DIEN, whose GRU reads histories in order, RoPE and `cape_constant` bring two thousandths.** It ends at
   {rows.mean(dien, "none")} without position, DIN at {rows.mean(sports, "none")}. RoPE brings
   {rows.above(dien, "rope")}, `cape_constant` {rows.above(dien, "cape_constant")}; no gain is shown of
@@ -345,8 +347,9 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   with the same encoding whose gates are all ½: {rows.level(built_in, "cape", "cape_constant")}. Both find distance. On
   the purchase log it is not above it in any of five models (DIEN {rows.level(dien, "cape", "cape_constant")}, TIN
   {rows.level(tin, "cape", "cape_constant")}, BST {rows.below(bst, "cape", "cape_constant")}, SASRec
-  {rows.level(sasrec, "cape", "cape_constant")}, each uncorrected), nor in BST on a smaller one
-  ({rows.level(BST_BEAUTY, "cape", "cape_constant")}) or in DIN on the impressions
+  {rows.level(sasrec, "cape", "cape_constant")}, each uncorrected), nor in BST and SASRec on a smaller one
+  ({rows.level(BST_BEAUTY, "cape", "cape_constant")} and {rows.below(SASREC_BEAUTY, "cape", "cape_constant")},
+  uncorrected) or in DIN on the impressions
   ({rows.level(kuairand, "cape", "cape_constant")}). Its gates learn
   only where attention is made to match like items ([Do gates learn?](#do-gates-learn)).
 - **Gates with a likeness of their own find context where there is some.** In DIN `cape_cosine` is
@@ -362,8 +365,8 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
 - **Start with `cape_constant`.** Try `cape_cosine` beside it where histories are long and of several kinds of items in
   turn, and the control without order beside both: what `cape_cosine` has above the better of them is context.
 
-All this is of five backbones on one purchase log, of DIN and BST on [a smaller one](#differences-to-none), and of DIN
-on one log of impressions. DMIN on real logs and longer histories have
+All this is of five backbones on one purchase log, of DIN, BST and SASRec on [a smaller one](#differences-to-none), and
+of DIN on one log of impressions. DMIN on real logs and longer histories have
 not been measured in this way yet. Learning rate and regularisation are those best
 for `none`; no encoding has settings of its own, and what it would gain by them is not in these numbers.
 
@@ -405,8 +408,9 @@ the seed (standard deviation {spreads[0]} to {spreads[-1]}). In DMIN `naive` ({r
 ({rows.above(dmin, "cape")}) and RoPE ({rows.above(dmin, "rope")}) gain, CoPE does not ({rows.level(dmin, "cope")}). In
 DIEN, whose GRU knows the order, no gain is shown of any encoding (CAPE {rows.level("DIEN-synthetic", "cape")}).
 
-**On a smaller purchase log nothing is shown in DIN, and much in BST.** Both on amazon_beauty with every encoding and
-three chains, five seeds ([tables](../benchmark/results/real_logs_all/table.md)). In DIN, of
+**On a smaller purchase log nothing is shown in DIN, and much in BST and SASRec.** DIN and BST on amazon_beauty with
+every encoding and three chains, SASRec with ten encodings so far, five seeds
+([tables](../benchmark/results/real_logs_all/table.md)). In DIN, of
 {rows.none_shown(EVERY_BEAUTY)}, none differs from `none` ({rows.mean(EVERY_BEAUTY, "none")}) once corrected for their
 number. The largest gains are those of {rows.largest(EVERY_BEAUTY)}; CAPE's is {rows.level(EVERY_BEAUTY, "cape")}, and
 fixed waves (`sinusoidal`) bring {rows.level(EVERY_BEAUTY, "sinusoidal")}. The log has too few users to tell: its runs
@@ -422,10 +426,18 @@ being the two largest of {rows.none_shown(EVERY_BEAUTY)}. None of these is shown
 {rows.spread(BST_BEAUTY, "naive")}). The least bring `alibi`, `kerple_log`, `kerple_power`, `fire`, `fox`, `time_bias`
 and `cape_time`: at most {rows.gain(BST_BEAUTY, weak[0])}; a free value per distance (`t5`) brings
 {rows.above(BST_BEAUTY, "t5")}. With gates that are told the categories (`cape_oracle`) it gains less than with CAPE's
-({rows.below(BST_BEAUTY, "cape_oracle", "cape")}, uncorrected). The same encodings on the set where order
-counts by construction are beside the two:
+({rows.below(BST_BEAUTY, "cape_oracle", "cape")}, uncorrected).
 
-![Differences to none of every encoding on a purchase log, DIN and BST, and on a built-in set](evidence-every.png)
+SASRec is as far below DIN without positions ({rows.mean(SASREC_BEAUTY, "none")}), and
+{rows.all_above(SASREC_BEAUTY, set())} encodings are above `none`. The most bring {rows.largest(SASREC_BEAUTY)}, the
+least {rows.gain(SASREC_BEAUTY, rows.by_gain(SASREC_BEAUTY)[-1])}. Here a learned vector per position is enough: against
+`naive`, RoPE is {rows.below(SASREC_BEAUTY, "rope", "naive")}, CoPE
+{rows.below(SASREC_BEAUTY, "cope", "naive")}, CAPE {rows.below(SASREC_BEAUTY, "cape", "naive")} and `cape_cosine`
+{rows.below(SASREC_BEAUTY, "cape_cosine", "naive")}; `cape_constant` is level with it
+({rows.level(SASREC_BEAUTY, "cape_constant", "naive")}). The same encodings on the set where order
+counts by construction are beside the three:
+
+![Differences to none of every encoding on a purchase log, in three models, and on a built-in set](evidence-every.png)
 
 ## Do gates learn?
 
@@ -502,7 +514,8 @@ days. The rest is of DIN:
   {rows.among(sports, older_like, "cape_constant")}. These are rows that were clicked: what they lose, others that were
   not clicked lose too, and on the whole position gains. In BST on amazon_beauty CAPE is
   {rows.among(BST_BEAUTY, newest_like, "cape")} where it is that of the newest item, and
-  {rows.among(BST_BEAUTY, older_like, "cape")} after more than three.
+  {rows.among(BST_BEAUTY, older_like, "cape")} after more than three; in SASRec `naive` is
+  {rows.among(SASREC_BEAUTY, newest_like, "naive")} and {rows.among(SASREC_BEAUTY, older_like, "naive")}.
 - **Pooled positions harm long histories.** On kuairand_pure `naive` is {rows.among(kuairand, few, "naive")} against
   `none` where histories have up to 7 items, and {rows.among(kuairand, many, "naive")} where they have over 22; CAPE
   {rows.among(kuairand, few, "cape")} and {rows.among(kuairand, many, "cape")}.
@@ -569,11 +582,12 @@ def draw(rows: Rows, folder: Path) -> None:
         _draw_differences(panel, rows, place, f"{_name(key.model)} on {key.dataset}")
     figure.savefig(folder / "evidence-differences.png", dpi=120)
     plt.close(figure)
-    every = {"DIN on amazon_beauty": EVERY_BEAUTY, "BST on amazon_beauty": BST_BEAUTY}
+    every = {f"{model} on amazon_beauty": f"real_logs_all/{model}/amazon_beauty" for model in MODELS}
     every["DIN on synthetic"] = "all_encodings/DIN/synthetic"
-    figure, axes = plt.subplots(1, 3, figsize=(10.8, 6.0), layout="constrained")
+    figure, axes = plt.subplots(1, 4, figsize=(10.8, 6.0), layout="constrained", sharey=True)
     for panel, (title, place) in zip(axes, every.items(), strict=True):
-        _draw_differences(panel, rows, place, title, rows.by_gain(EVERY_BEAUTY))
+        _draw_differences(panel, rows, place, title, rows.by_gain(EVERY_BEAUTY), of_all=True)
+    axes[0].set_ylim(len(rows.by_gain(EVERY_BEAUTY)), -1)  # the axis is shared, and each panel turned it round
     figure.savefig(folder / "evidence-every.png", dpi=120)
     plt.close(figure)
     orders = {"in order": "", "shuffled at test time": "_shuffled_test", "shuffled in training too": "_shuffled_all"}
@@ -588,11 +602,19 @@ def draw(rows: Rows, folder: Path) -> None:
 
 
 def _draw_differences(
-    panel: Axes, rows: Rows, place: str, title: str, pes: Sequence[str] = (*ENCODINGS, "native", "cape_oracle")
+    panel: Axes,
+    rows: Rows,
+    place: str,
+    title: str,
+    pes: Sequence[str] = (*ENCODINGS, "native", "cape_oracle"),
+    of_all: bool = False,
 ) -> None:
-    """The differences to none of one table, those of its encodings that are among ``pes``."""
-    shown = [pe for pe in pes if pe in rows.setting(place).runs]
-    for at, pe in enumerate(shown):
+    """The differences to none of one table, those of its encodings that are among ``pes``; ``of_all``: a line for each
+    of these, empty where the table lacks it."""
+    there = [pe for pe in pes if pe in rows.setting(place).runs]
+    shown = list(pes) if of_all else there
+    for pe in there:
+        at = shown.index(pe)
         found = rows.difference(place, pe)
         panel.plot([found.low, found.high], [at, at], color="#1f4e79", linewidth=2)
         panel.plot(found.value, at, "s", color="#1f4e79", markersize=5)
