@@ -278,6 +278,8 @@ def page(rows: Rows) -> str:
         raise NotBorneOut(f"{BST_BEAUTY}: the least bring {', '.join(weak)}")
     for pe in rows.by_gain(BST_BEAUTY)[:3]:
         rows.level(BST_BEAUTY, pe, "naive")
+    if rows.by_gain(SASREC_BEAUTY)[0] != "naive":
+        raise NotBorneOut(f"{SASREC_BEAUTY}: naive does not gain most")
     spreads = sorted(rows.spread(every_sasrec, pe) for pe in unsteady)
     contexts = built_in, bst_built_in, sasrec_built_in = [f"{model}-synthetic_context" for model in MODELS]
     few, many = "to 7 items", "over 22 items"
