@@ -13,6 +13,7 @@ import os
 import platform
 import shutil
 import signal
+import statistics
 import subprocess
 import sys
 import threading
@@ -105,6 +106,7 @@ def run_all(
             while len(pool) < workers and (job := next_job()):
                 worker = _Worker(train, job)
                 pool[worker.connection] = worker
+                progress.begin(job)
             if not pool:
                 return failed
             for connection in wait(list(pool)):
@@ -127,6 +129,7 @@ def run_all(
                     store.tidy([worker.job.key])
                 if kind != "died" and (job := next_job()):
                     worker.start(job)
+                    progress.begin(job)
                 else:
                     del pool[connection]
                     worker.stop()
@@ -319,7 +322,7 @@ class _Progress:
 
     def __init__(self, total: int, done: int, stream: TextIO, figures: Figures) -> None:
         self.total, self.done, self.stream, self.figures = total, done, stream, figures
-        self.before, self.start = done, time.monotonic()
+        self.waiting, self.began, self.took = total - done, dict[Key, float](), list[float]()
         self.states: dict[str, str] = {}
         # 80 × 24 if the terminal does not report its size: tqdm shows nothing then
         columns, lines = shutil.get_terminal_size()
@@ -333,12 +336,17 @@ class _Progress:
         for bar in [*self.lines, self.bar]:
             bar.close()
 
+    def begin(self, job: Job) -> None:
+        self.waiting -= 1
+        self.began[job.key] = time.monotonic()
+
     def update(self, job: Job, state: Mapping[str, Any]) -> None:
         at = f"batch {state['batch'] + 1}/{state['batches']}" if "batch" in state else "validated"
         self._draw(job, f"{job}: epoch {state['epoch']}, {at}")
 
     def finish(self, job: Job, result: Result) -> None:
         self.done += 1
+        self.took.append(time.monotonic() - self.began.pop(job.key))
         self.bar.update()
         if self.bar.disable:
             values = " ".join(f"{name} {value:.4f}" for name, value in self.figures(result).items())
@@ -348,12 +356,16 @@ class _Progress:
         self._draw(job)
 
     def _left(self) -> str:
-        """By the finished runs, as if the others took as long: a run's time depends on what else the machine does."""
-        each = (time.monotonic() - self.start) / (self.done - self.before)
-        left = each * (self.total - self.done)
+        """As if runs that wait took as long as finished ones, and runs under way the rest of that: a run's time depends
+        on what else the machine does."""
+        each, now = statistics.mean(self.took), time.monotonic()
+        rest = sum(max(each - (now - began), 0.0) for began in self.began.values())
+        at_once = len(self.began) + (self.waiting > 0)  # another one starts where this one ended
+        left = (each * self.waiting + rest) / max(at_once, 1)
         return f", {duration(left)} left" if left >= 60 else ""
 
     def fail(self, job: Job, error: str) -> None:
+        del self.began[job.key]
         self.bar.write(f"{job} failed: {error}", self.stream)
         self._draw(job)
 

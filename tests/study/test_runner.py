@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -256,19 +257,39 @@ def test_a_terminal_sees_one_bar_and_each_worker(tmp_path: Path) -> None:
 
 
 def test_a_line_says_how_long_is_left_by_the_runs_that_this_call_finished(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert left(monkeypatch, seeds=3, workers=1, there=2) == ["4 min", "2 min", ""]
+
+
+def test_what_is_left_counts_what_runs_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert left(monkeypatch, seeds=8, workers=2) == ["6 min", "6 min", "4 min", "4 min", "2 min", "2 min", "", ""]
+
+
+def test_what_is_left_does_not_count_failed_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert left(monkeypatch, seeds=4, workers=1, failed=[1]) == ["6 min", "2 min", ""]
+
+
+def left(
+    monkeypatch: pytest.MonkeyPatch, seeds: int, workers: int, there: int = 0, failed: Sequence[int] = ()
+) -> list[str]:
+    """What the line of each run that finishes says is left, where each takes two minutes; ``failed``: those that do."""
     now, stream = 1000.0, io.StringIO()
     monkeypatch.setattr("ctr_pe.study.runner.time.monotonic", lambda: now)
-    progress = _Progress(5, 2, stream, lambda result: result.metrics)
-    for job in jobs_of(["none"], seeds=3):
-        now += 90
-        progress.finish(job, result_of(job.key, seconds=89.6))
-    there, *lines = stream.getvalue().splitlines()
-    assert there == "2 of 5 runs are there already"
-    assert [line.partition(" (")[2] for line in lines] == [
-        "epoch 2, 90 s), 3 min left",
-        "epoch 2, 90 s), 2 min left",
-        "epoch 2, 90 s)",
-    ]
+    progress = _Progress(seeds + there, there, stream, lambda result: result.metrics)
+    jobs = jobs_of(["none"], seeds=seeds)
+    for job in jobs[:workers]:
+        progress.begin(job)
+    for at, job in enumerate(jobs):
+        now += 120 * (at % workers == 0)
+        if at in failed:
+            progress.fail(job, "no such column")
+        else:
+            progress.finish(job, result_of(job.key, seconds=119.6))
+        for waiting in jobs[at + workers : at + workers + 1]:
+            progress.begin(waiting)
+    lines = [line for line in stream.getvalue().splitlines() if line.startswith("[")]
+    assert all("(epoch 2, 120 s)" in line for line in lines)
+    assert (f"{there} of {seeds + there} runs are there already" in stream.getvalue()) == (there > 0)
+    return [line.partition("s), ")[2].removesuffix(" left") for line in lines]
 
 
 def git(folder: Path, *arguments: str) -> str:
