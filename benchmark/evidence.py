@@ -439,10 +439,9 @@ SASRec is as far below DIN without positions ({rows.mean(SASREC_BEAUTY, "none")}
 {rows.all_above(SASREC_BEAUTY, unshown_sasrec)} encodings are above `none`. The most bring
 {rows.largest(SASREC_BEAUTY)}. The least bring those that did in BST: `alibi`, `kerple_log`, `fire`,
 `fox` and `cape_time`, at most {rows.gain(SASREC_BEAUTY, most_of_weak)}, and `kerple_power` and `time_bias`, of which no
-gain is shown ({rows.level(SASREC_BEAUTY, "kerple_power")} and {rows.level(SASREC_BEAUTY, "time_bias")}); `t5` brings
-{rows.above(SASREC_BEAUTY, "t5")}. A learned vector per position
-is enough here: against
-`naive`, RoPE is {rows.below(SASREC_BEAUTY, "rope", "naive")}, CoPE
+gain is shown once corrected for their number ({rows.level(SASREC_BEAUTY, "kerple_power")} and
+{rows.level(SASREC_BEAUTY, "time_bias")}); `t5` brings {rows.above(SASREC_BEAUTY, "t5")}. A learned vector per position
+is enough here: against `naive`, RoPE is {rows.below(SASREC_BEAUTY, "rope", "naive")}, CoPE
 {rows.below(SASREC_BEAUTY, "cope", "naive")}, CAPE {rows.below(SASREC_BEAUTY, "cape", "naive")} and `cape_cosine`
 {rows.below(SASREC_BEAUTY, "cape_cosine", "naive")}; `cape_constant` is level with it
 ({rows.level(SASREC_BEAUTY, "cape_constant", "naive")}). Gates that are told the categories gain less than CAPE's in
