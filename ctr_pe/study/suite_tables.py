@@ -1,14 +1,16 @@
-"""Tables of a suite: one per data set, a row per cell, ours beside the published figures."""
+"""Tables of a suite: one per data set, a row per cell, ours beside the published figures; and one of what each change
+of an encoding brings."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
+from ctr_pe.evaluation.paired import Difference
 from ctr_pe.study.differences import UNKNOWN, Runs, between
 from ctr_pe.study.rendering import GAUC, Table, base_rate_note
 from ctr_pe.study.store import Key, Store
@@ -34,7 +36,8 @@ def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]], more: S
     """One table per data set, with every cell, also those that have not been run; ``keys``: the runs of each, by seed;
     ``more`` notes.
 
-    The difference of a cell is to ``none`` under the same settings; p is corrected for all of them in the table.
+    The difference of a cell is to ``none`` under the same settings. Where a suite has an encoding as it is by default
+    and with something varied, a second table has the differences to the former. p is corrected for all of a table.
     """
     runs, failed = (
         {cell: {key.seed: results[key] for key in of_cell if key in results} for cell, of_cell in keys.items()}
@@ -43,18 +46,22 @@ def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]], more: S
     datasets = dict.fromkeys(cell.dataset for cell in keys)
     groups = [_sorted([cell for cell in keys if cell.dataset == dataset]) for dataset in datasets]
     varied = list(dict.fromkeys(key for cells in groups for cell in cells for key, _ in cell.shown))
-    tables = [_table(suite, {cell: runs[cell] for cell in cells}, failed, keys, varied, store) for cells in groups]
+    tables = [
+        table
+        for cells in groups
+        for table in _tables(suite, {cell: runs[cell] for cell in cells}, failed, keys, varied, store)
+    ]
     return [replace(table, notes=[*table.notes, *more]) for table in tables]
 
 
-def _table(
+def _tables(
     suite: Suite,
     runs: Mapping[Cell, Runs],
     failed: Mapping[Cell, Runs],
     keys: Mapping[Cell, Sequence[Key]],
     varied: Sequence[str],
     store: Store,
-) -> Table:
+) -> list[Table]:
     """``runs``: of the cells of one data set."""
     dagger = "†" if suite.protocol == "paper" else ""
     seeds = max(len(keys[cell]) for cell in runs)
@@ -64,6 +71,9 @@ def _table(
     dataset, base = first.dataset, statistics.base_logloss
     pairs = {cell: (runs[cell], runs[none]) for cell in runs if (none := _baseline(cell, runs)) is not None}
     differences = {cell: of["gAUC"] for cell, of in between(statistics, pairs).items()}
+    changed = {cell: (runs[cell], runs[plain]) for cell in runs if (plain := by_default(cell, runs)) is not None}
+    changes = {cell: of["gAUC"] for cell, of in between(statistics, changed).items()}
+    columns = [key for key in varied if 2 * sum(key in dict(cell.shown) for cell in runs) >= len(runs)]
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
     for cell, of_cell in runs.items():
@@ -78,12 +88,14 @@ def _table(
             line |= mean_columns(of_cell, metric)
             line |= {f"{metric}_published": figure, f"{metric}_off": line[f"{metric}_mean"] - figure}
         difference = differences.get(cell, UNKNOWN)
-        lines.append(line | difference_columns("gAUC", "none", difference))
+        line |= difference_columns("gAUC", "none", difference)
+        lines.append(line | difference_columns("gAUC", "default", changes.get(cell, UNKNOWN)))
         cells.append(
             {
                 "model": cell.model,
-                **{key: str(values[key]) if key in values else None for key in varied},
+                **{key: str(values[key]) if key in values else None for key in columns},
                 "encoding": cell.pe + dagger,
+                "varied": " ".join(f"{key}={value}" for key, value in values.items() if key not in columns) or None,
                 **mean_cells(line, base),
                 **difference_cells("none", difference),
                 "CAPE paper†": figures(line, "published") if printed else None,
@@ -102,7 +114,20 @@ def _table(
     notes += ["ours − paper: gAUC / AUC / logloss."] * beside
     notes += processor_notes([result for of_cell in runs.values() for result in of_cell.values()])
     title = f"{suite.title}: {dataset}, protocol {suite.protocol}{dagger}, {counted(seeds, 'seed')}"
-    return Table(title, lines, cells, notes)
+    names = ["model", *columns, "encoding", "varied"]
+    named = {cell: {name: row[name] for name in names} for cell, row in zip(runs, cells, strict=True)}
+    return [Table(title, lines, cells, notes), *_of_changes(title, named, changes)]
+
+
+def _of_changes(
+    title: str, named: Mapping[Cell, Mapping[str, str | None]], changes: Mapping[Cell, Difference]
+) -> list[Table]:
+    """``named``: how the first table names a cell; none if nothing has been compared yet."""
+    if all(math.isnan(change.value) for change in changes.values()):
+        return []
+    cells = [{**named[cell], **difference_cells("default", change)} for cell, change in changes.items()]
+    notes = ["default: the same encoding with nothing varied.", *difference_notes("default", changes.values())]
+    return [Table(f"{title}: differences to the default", [], cells, notes)]
 
 
 def _sorted(cells: Sequence[Cell]) -> list[Cell]:
@@ -113,6 +138,12 @@ def _sorted(cells: Sequence[Cell]) -> list[Cell]:
         for part in (cell.model, *cell.varied):
             seen.setdefault(part, len(seen))
     return sorted(cells, key=lambda cell: [seen[cell.model], *[seen[key, dict(cell.varied)[key]] for key in common]])
+
+
+def by_default(cell: Cell, among: Collection[Cell]) -> Cell | None:
+    """The cell of the same encoding in which nothing is varied, for one in which something is."""
+    alike = [one for one in among if (one.model, one.dataset, one.pe) == (cell.model, cell.dataset, cell.pe)]
+    return next((one for one in alike if cell.varied and not one.varied), None)
 
 
 def _baseline(cell: Cell, runs: Mapping[Cell, Runs]) -> Cell | None:

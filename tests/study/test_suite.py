@@ -151,6 +151,50 @@ def test_runs_resumes_and_prints_every_cell(root: Path, tmp_path: Path, capsys: 
     assert "all 16 runs are there already" in capsys.readouterr().err
 
 
+CHANGES: dict[str, Any] = {
+    "title": "Changes",
+    "seeds": 2,
+    "grids": [
+        {"models": ["DIN"], "encodings": ["none", "cape", "rope", "naive"], "datasets": ["synthetic"]},
+        {"models": ["DIN"], "encodings": ["cape"], "datasets": ["synthetic"], "vary": {"position_dim": [2, 4]}},
+        {"models": ["DIN"], "encodings": ["rope"], "datasets": ["synthetic"], "vary": {"rope_base": [10.0]}},
+    ],
+}
+
+
+def test_what_a_change_of_an_encoding_brings(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A second table compares each changed cell with the same encoding as it is by default."""
+    out = tmp_path / "out"
+    assert run(arguments(root, out, CHANGES), fast) == 0
+    shown = capsys.readouterr().out
+    first, second = shown.split("Changes: synthetic, protocol heldout, 2 seeds")[1:]
+    assert second.startswith(": differences to the default")
+    assert "p: two-sided, corrected (Holm) for 6 comparisons" in " ".join(first.split())
+    assert "p: two-sided, corrected (Holm) for 3 comparisons" in " ".join(second.split())
+    lines = [line for line in second.splitlines() if line.startswith("DIN")]
+    assert [line.split()[:3] for line in lines] == [
+        ["DIN", "cape", "position_dim=2"],
+        ["DIN", "cape", "position_dim=4"],
+        ["DIN", "rope", "rope_base=10.0"],
+    ]
+    rows = table(out)
+    means = {(row["pe"], row["position_dim"], row["rope_base"]): float(row["gAUC_mean"]) for row in rows}
+    for row, line in zip([row for row in rows if row["position_dim"] or row["rope_base"]], lines, strict=True):
+        of_default = means[row["pe"], "", ""]
+        assert float(row["gAUC_minus_default"]) == pytest.approx(float(row["gAUC_mean"]) - of_default, abs=1e-12)
+        assert f"{float(row['gAUC_minus_default']):+.4f} [" in line
+    assert all(row["gAUC_minus_default"] == "" for row in rows if not (row["position_dim"] or row["rope_base"]))
+    changed = [row for row in rows if row["gAUC_minus_default"]]
+    corrected = [float(row["gAUC_minus_default_p_holm"]) for row in changed]
+    assert corrected == pytest.approx(holm([float(row["gAUC_minus_default_p"]) for row in changed]))
+
+    alone = {**CHANGES, "grids": CHANGES["grids"][1:]}  # nothing to compare with
+    assert run(arguments(root, tmp_path / "alone", alone), fast) == 0
+    assert "differences to the default" not in capsys.readouterr().out
+
+
 def test_runs_that_fail_leave_their_cell_in_the_table(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
