@@ -17,11 +17,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
+import variants
 import where
 
 from ctr_pe.evaluation.paired import LEVEL, Difference
 from ctr_pe.study.differences import BASELINES, Runs, Setting, between, settings
 from ctr_pe.study.store import Store
+from ctr_pe.study.suite_tables import changes
+from ctr_pe.study.users import user_statistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,6 +54,7 @@ class Rows:
 
     results: Path
     _read: dict[str, list[Setting]] = field(default_factory=dict)
+    _changes: dict[str, dict[str, Difference]] = field(default_factory=dict)
 
     def setting(self, place: str) -> Setting:
         found = self.settings(place)
@@ -87,12 +91,30 @@ class Rows:
         return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
     def difference(self, place: str, ours: str, theirs: str = "none") -> Difference:
-        """In gAUC; p corrected for the table's encodings if ``theirs`` is a baseline of tables."""
+        """In gAUC; p corrected for the table's encodings if ``theirs`` is a baseline of tables. ``default``: that of an
+        encoding with something varied, ``kernel_u=full``, to the same one by default."""
+        if theirs == "default":
+            return self.changes(place)[ours]
         mine, others = self.runs(place, ours), self.runs(place, theirs)
         setting = self.setting(place)
         if theirs in BASELINES and ours not in BASELINES[: BASELINES.index(theirs)]:
             return setting.differences(theirs)[ours]["gAUC"]
         return between(setting.statistics, {0: (mine, others)})[0]["gAUC"]
+
+    def changes(self, folder: str) -> dict[str, Difference]:
+        """What is varied in a suite, ``kernel_u=full``, and its difference in gAUC to the same encoding by default."""
+        if folder not in self._changes:
+            store = Store(self.results / folder)
+            suite = variants.suite_of(store)
+            if suite is None:
+                raise NotBorneOut(f"{folder}: no suite of this name varies anything")
+            runs = variants.runs_of(store, suite)
+            statistics = user_statistics(store, next(iter(store.read())).data_hash)
+            self._changes[folder] = {
+                " ".join(f"{key}={value}" for key, value in cell.varied): one
+                for cell, one in changes(statistics, runs).items()
+            }
+        return self._changes[folder]
 
     def above(self, place: str, ours: str, theirs: str = "none") -> str:
         """+.0024 [+.0008, +.0041]: a difference above zero."""

@@ -27,7 +27,8 @@ def runs_of(store: Store, suite: Suite) -> dict[Cell, Runs]:
     for run in store.read().values():
         by_values.setdefault(_values(run.model, run.dataset, run.pe, run.params, keys), {})[run.seed] = run
     return {
-        cell: by_values.get(_values(cell.model, cell.dataset, cell.pe, _params(cell), keys), {}) for cell in cells(suite)
+        cell: by_values.get(_values(cell.model, cell.dataset, cell.pe, _params(cell), keys), {})
+        for cell in cells(suite)
     }
 
 

@@ -4,7 +4,7 @@ of an encoding brings."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -29,7 +29,7 @@ from ctr_pe.study.tables import (
     seeds_cell,
     unmeasured_notes,
 )
-from ctr_pe.study.users import user_statistics
+from ctr_pe.study.users import UserStatistics, user_statistics
 
 
 def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]], more: Sequence[str] = ()) -> list[Table]:
@@ -54,6 +54,17 @@ def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]], more: S
     return [replace(table, notes=[*table.notes, *more]) for table in tables]
 
 
+def changes(statistics: UserStatistics, runs: Mapping[Cell, Runs]) -> dict[Cell, Difference]:
+    """Each cell with something varied against the same one with nothing varied, where there is one, in gAUC; p
+    corrected for their number."""
+    plain = {cell: replace(cell, varied=(), chosen=()) for cell in runs}
+    defaults = {plain[cell]: cell for cell in runs if not cell.varied}
+    pairs = {
+        cell: (runs[cell], runs[defaults[plain[cell]]]) for cell in runs if cell.varied and plain[cell] in defaults
+    }
+    return {cell: of["gAUC"] for cell, of in between(statistics, pairs).items()}
+
+
 def _tables(
     suite: Suite,
     runs: Mapping[Cell, Runs],
@@ -71,8 +82,7 @@ def _tables(
     dataset, base = first.dataset, statistics.base_logloss
     pairs = {cell: (runs[cell], runs[none]) for cell in runs if (none := _baseline(cell, runs)) is not None}
     differences = {cell: of["gAUC"] for cell, of in between(statistics, pairs).items()}
-    changed = {cell: (runs[cell], runs[plain]) for cell in runs if (plain := by_default(cell, runs)) is not None}
-    changes = {cell: of["gAUC"] for cell, of in between(statistics, changed).items()}
+    changed = changes(statistics, runs)
     columns = [key for key in varied if 2 * sum(key in dict(cell.shown) for cell in runs) >= len(runs)]
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
@@ -89,7 +99,7 @@ def _tables(
             line |= {f"{metric}_published": figure, f"{metric}_off": line[f"{metric}_mean"] - figure}
         difference = differences.get(cell, UNKNOWN)
         line |= difference_columns("gAUC", "none", difference)
-        lines.append(line | difference_columns("gAUC", "default", changes.get(cell, UNKNOWN)))
+        lines.append(line | difference_columns("gAUC", "default", changed.get(cell, UNKNOWN)))
         cells.append(
             {
                 "model": cell.model,
@@ -116,17 +126,17 @@ def _tables(
     title = f"{suite.title}: {dataset}, protocol {suite.protocol}{dagger}, {counted(seeds, 'seed')}"
     names = ["model", *columns, "encoding", "varied"]
     named = {cell: {name: row[name] for name in names} for cell, row in zip(runs, cells, strict=True)}
-    return [Table(title, lines, cells, notes), *_of_changes(title, named, changes)]
+    return [Table(title, lines, cells, notes), *_of_changes(title, named, changed)]
 
 
 def _of_changes(
-    title: str, named: Mapping[Cell, Mapping[str, str | None]], changes: Mapping[Cell, Difference]
+    title: str, named: Mapping[Cell, Mapping[str, str | None]], changed: Mapping[Cell, Difference]
 ) -> list[Table]:
     """``named``: how the first table names a cell; none if nothing has been compared yet."""
-    if all(math.isnan(change.value) for change in changes.values()):
+    if all(math.isnan(change.value) for change in changed.values()):
         return []
-    cells = [{**named[cell], **difference_cells("default", change)} for cell, change in changes.items()]
-    notes = ["default: the same encoding with nothing varied.", *difference_notes("default", changes.values())]
+    cells = [{**named[cell], **difference_cells("default", change)} for cell, change in changed.items()]
+    notes = ["default: the same encoding with nothing varied.", *difference_notes("default", changed.values())]
     return [Table(f"{title}: differences to the default", [], cells, notes)]
 
 
@@ -138,12 +148,6 @@ def _sorted(cells: Sequence[Cell]) -> list[Cell]:
         for part in (cell.model, *cell.varied):
             seen.setdefault(part, len(seen))
     return sorted(cells, key=lambda cell: [seen[cell.model], *[seen[key, dict(cell.varied)[key]] for key in common]])
-
-
-def by_default(cell: Cell, among: Collection[Cell]) -> Cell | None:
-    """The cell of the same encoding in which nothing is varied, for one in which something is."""
-    alike = [one for one in among if (one.model, one.dataset, one.pe) == (cell.model, cell.dataset, cell.pe)]
-    return next((one for one in alike if cell.varied and not one.varied), None)
 
 
 def _baseline(cell: Cell, runs: Mapping[Cell, Runs]) -> Cell | None:

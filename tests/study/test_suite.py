@@ -162,9 +162,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
-def test_what_a_change_of_an_encoding_brings(
-    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_a_change_of_an_encoding_brings(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second table compares each changed cell with the same encoding as it is by default."""
     out = tmp_path / "out"
     assert run(arguments(root, out, CHANGES), fast) == 0
