@@ -124,7 +124,7 @@ def _tables(
     notes += ["ours − paper: gAUC / AUC / logloss."] * beside
     notes += processor_notes([result for of_cell in runs.values() for result in of_cell.values()])
     title = f"{suite.title}: {dataset}, protocol {suite.protocol}{dagger}, {counted(seeds, 'seed')}"
-    names = ["model", *columns, "encoding", "varied"]
+    names = ["model", *columns, "encoding", "varied", "seeds"]
     named = {cell: {name: row[name] for name in names} for cell, row in zip(runs, cells, strict=True)}
     return [Table(title, lines, cells, notes), *_of_changes(title, named, changed)]
 

@@ -42,6 +42,16 @@ def test_the_largest_gains_are_named_in_their_order() -> None:
     assert re.findall("`(.*?)`", rows.largest(PLACE)) == ["cape_oracle", "cape_cosine", evidence.MATCH]
 
 
+def test_so_is_one_about_a_change_of_an_encoding() -> None:
+    rows = evidence.Rows(RESULTS)
+    assert rows.below(evidence.VARIANTS, "kernel_l=toeplitz", "default").startswith("−.00")
+    with pytest.raises(evidence.NotBorneOut, match="kernel_u=full is not below default"):
+        rows.below(evidence.VARIANTS, "kernel_u=full", "default")
+    assert "kernel_shared=both" not in rows.changes(evidence.VARIANTS)  # not all seeds are there
+    with pytest.raises(evidence.NotBorneOut, match="no suite of this name varies anything"):
+        rows.changes("real_logs_all")
+
+
 def test_so_is_one_about_some_users() -> None:
     rows, sports = evidence.Rows(RESULTS), "DIN-amazon_sports"
     header, _, row = rows.by("age", [sports], "cape").splitlines()

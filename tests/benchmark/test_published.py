@@ -30,9 +30,10 @@ def test_the_published_tables_are_those_of_their_runs(folder: Path, tmp_path: Pa
     if (folder / "users").exists():
         shutil.copytree(folder / "users", again / "users")
     published.main(tmp_path)
-    assert (again / "table.md").read_text(encoding="utf-8") == (folder / "table.md").read_text(encoding="utf-8")
-    made, kept = (list(csv.reader((of / "table.csv").open(encoding="utf-8"))) for of in (again, folder))
-    assert made[0] == kept[0]
-    for mine, theirs in zip(made[1:], kept[1:], strict=True):
-        for one, other in zip(mine, theirs, strict=True):
-            assert one == other or float(one) == pytest.approx(float(other), rel=1e-6, abs=1e-12)
+    for name in ["table", *(["suite"] if (folder / "suite.md").exists() else [])]:
+        assert (again / f"{name}.md").read_text(encoding="utf-8") == (folder / f"{name}.md").read_text(encoding="utf-8")
+        made, kept = (list(csv.reader((of / f"{name}.csv").open(encoding="utf-8"))) for of in (again, folder))
+        assert made[0] == kept[0]
+        for mine, theirs in zip(made[1:], kept[1:], strict=True):
+            for one, other in zip(mine, theirs, strict=True):
+                assert one == other or float(one) == pytest.approx(float(other), rel=1e-6, abs=1e-12)
