@@ -21,11 +21,13 @@ def suite_of(store: Store) -> Suite | None:
 
 def runs_of(store: Store, suite: Suite) -> dict[Cell, Runs]:
     """By cell and seed, told by those hyper-parameters that the suite sets or varies: the others may be another
-    version's."""
+    version's. Raises ValueError if two runs are of one cell and seed."""
     keys = {key for cell in cells(suite) for key in cell.overrides}
     by_values: dict[str, dict[int, Result]] = {}
     for run in store.read().values():
-        by_values.setdefault(_values(run.model, run.dataset, run.pe, run.params, keys), {})[run.seed] = run
+        of_cell = by_values.setdefault(_values(run.model, run.dataset, run.pe, run.params, keys), {})
+        if of_cell.setdefault(run.seed, run) is not run:
+            raise ValueError(f"{store.path}: two runs of {run.model} {run.pe} at seed {run.seed} under like settings")
     return {
         cell: by_values.get(_values(cell.model, cell.dataset, cell.pe, _params(cell), keys), {})
         for cell in cells(suite)
