@@ -23,8 +23,9 @@ import where
 from ctr_pe.evaluation.paired import LEVEL, Difference
 from ctr_pe.study.differences import BASELINES, Runs, Setting, between, settings
 from ctr_pe.study.store import Store
-from ctr_pe.study.suite_tables import changes
-from ctr_pe.study.users import user_statistics
+from ctr_pe.study.suite import Cell
+from ctr_pe.study.suite_tables import changes, gains
+from ctr_pe.study.users import UserStatistics, user_statistics
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -40,6 +41,7 @@ SASREC_BEAUTY = "real_logs_all/SASRec/amazon_beauty"
 BEAUTY = (EVERY_BEAUTY, BST_BEAUTY, SASREC_BEAUTY)
 CHAINS = ("kernel+cape", "rope+cape", "time_bias+cape")
 VARIANTS = "real_logs_variants"
+LENGTHS = "real_logs_context_length"
 ENCODINGS = ("naive", "rope", "cope", "cape", "cape_constant", "cape_cosine")
 
 FORMS = ("cape", "cape_constant", "cape_cosine")
@@ -52,12 +54,39 @@ class NotBorneOut(Exception):
 
 
 @dataclass
+class OfSuite:
+    """A suite's cells that have been run with all seeds. A cell's name is its encoding and what is varied:
+    ``cape max_len=5 position_dim=16``."""
+
+    statistics: UserStatistics
+    runs: dict[Cell, Runs]
+
+    def pooled(self, name: str) -> Runs:
+        """Of all cells with this encoding and these values, ``cape max_len=5``: of all widths. A number per run, which
+        is the seed of one cell's. Raises NotBorneOut if there are none."""
+        cells = [cell for cell in self.runs if cell.pe == name.split()[0] and {*name.split()} <= {*_cell(cell).split()}]
+        if not cells:
+            raise NotBorneOut(f"no cell of {name} has all seeds")
+        return dict(enumerate(run for cell in cells for run in self.runs[cell].values()))
+
+    @cached_property
+    def gains(self) -> dict[str, Difference]:
+        """To ``none`` under the same settings; p corrected for all of these."""
+        return {_cell(cell): one for cell, one in gains(self.statistics, self.runs).items()}
+
+    @cached_property
+    def changes(self) -> dict[str, Difference]:
+        """To the same encoding by default; p corrected for all of these. The name is what is varied alone."""
+        return {_varied(cell): one for cell, one in changes(self.statistics, self.runs).items()}
+
+
+@dataclass
 class Rows:
     """Numbers of the folder of results. A place is FOLDER, or FOLDER/MODEL/DATASET where it has several tables."""
 
     results: Path
     _read: dict[str, list[Setting]] = field(default_factory=dict)
-    _changes: dict[str, dict[str, Difference]] = field(default_factory=dict)
+    _suites: dict[str, OfSuite] = field(default_factory=dict)
 
     def setting(self, place: str) -> Setting:
         found = self.settings(place)
@@ -74,7 +103,7 @@ class Rows:
 
     def runs(self, place: str, pe: str) -> Runs:
         """Raises NotBorneOut if there are none."""
-        of_pe = self.setting(place).runs.get(pe)
+        of_pe = self.suite(place).pooled(pe) if "=" in pe else self.setting(place).runs.get(pe)
         if not of_pe:
             raise NotBorneOut(f"{place}: no runs of {pe}")
         return of_pe
@@ -94,31 +123,34 @@ class Rows:
         return " to ".join(map(str, sorted({min(counts), max(counts)})))
 
     def difference(self, place: str, ours: str, theirs: str = "none") -> Difference:
-        """In gAUC; p corrected for the table's encodings if ``theirs`` is a baseline of tables. ``default``: that of an
-        encoding with something varied, ``kernel_u=full``, to the same one by default."""
+        """In gAUC; p corrected for the table's encodings if ``theirs`` is a baseline of tables.
+
+        Of a suite, ``kernel_u=full`` against ``default``, ``cape max_len=5 position_dim=16`` against another cell or
+        several together, and against ``none`` that under the same settings.
+        """
         if theirs == "default":
-            return self.changes(place)[ours]
+            return self.suite(place).changes[ours]
+        if "=" in ours:
+            suite = self.suite(place)
+            if theirs == "none":
+                return suite.gains[ours]
+            return between(suite.statistics, {0: (suite.pooled(ours), suite.pooled(theirs))})[0]["gAUC"]
         mine, others = self.runs(place, ours), self.runs(place, theirs)
         setting = self.setting(place)
         if theirs in BASELINES and ours not in BASELINES[: BASELINES.index(theirs)]:
             return setting.differences(theirs)[ours]["gAUC"]
         return between(setting.statistics, {0: (mine, others)})[0]["gAUC"]
 
-    def changes(self, folder: str) -> dict[str, Difference]:
-        """What is varied in a suite, ``kernel_u=full``, and its difference in gAUC to the same encoding by default, of
-        what has been run with all seeds; p corrected for all of these."""
-        if folder not in self._changes:
+    def suite(self, folder: str) -> OfSuite:
+        """Raises NotBorneOut if no suite of this name varies anything."""
+        if folder not in self._suites:
             store = Store(self.results / folder)
             suite = variants.suite_of(store)
             if suite is None:
                 raise NotBorneOut(f"{folder}: no suite of this name varies anything")
             runs = {cell: runs for cell, runs in variants.runs_of(store, suite).items() if len(runs) == suite.seeds}
-            statistics = user_statistics(store, next(iter(store.read())).data_hash)
-            self._changes[folder] = {
-                " ".join(f"{key}={value}" for key, value in cell.varied): one
-                for cell, one in changes(statistics, runs).items()
-            }
-        return self._changes[folder]
+            self._suites[folder] = OfSuite(user_statistics(store, next(iter(store.read())).data_hash), runs)
+        return self._suites[folder]
 
     def above(self, place: str, ours: str, theirs: str = "none") -> str:
         """+.0024 [+.0008, +.0041]: a difference above zero."""
@@ -164,6 +196,14 @@ class Rows:
         found = {pe: of["gAUC"] for pe, of in self.setting(place).differences("none").items()}
         if shown := sorted(pe for pe, one in found.items() if one.p_holm < LEVEL):
             raise NotBorneOut(f"{place}: {', '.join(shown)} differ from none")
+        return str(len(found))
+
+    def all_level(self, folder: str, pairs: Sequence[tuple[str, str]]) -> str:
+        """32: the pairs of a suite's cells, none of which is shown to differ, corrected for their number."""
+        suite = self.suite(folder)
+        found = between(suite.statistics, {pair: (suite.pooled(pair[0]), suite.pooled(pair[1])) for pair in pairs})
+        if shown := [pair for pair, of in found.items() if of["gAUC"].p_holm < LEVEL]:
+            raise NotBorneOut(f"{folder}: {' and '.join(shown[0])} differ")
         return str(len(found))
 
     def by_gain(self, place: str) -> list[str]:
@@ -278,6 +318,14 @@ def interval(found: Difference) -> str:
     return f"{value} [{low}, {high}]".replace("-", "−")
 
 
+def _cell(cell: Cell) -> str:
+    return f"{cell.pe} {_varied(cell)}".strip()
+
+
+def _varied(cell: Cell) -> str:
+    return " ".join(f"{key}={value}" for key, value in cell.varied)
+
+
 def _name(text: str) -> str:
     """MatchingBST for matching:MatchingBST: a model or an encoding without the modules of its classes."""
     return re.sub(r"\w+:", "", text)
@@ -316,9 +364,23 @@ def page(rows: Rows) -> str:
         rows.level(place, pe, "cape")
     most = sorted(chained, key=lambda one: -chained[one].value)[:2]
     chains = [f"`{pe}` in {place.split('/')[1]} ({interval(chained[place, pe])})" for place, pe in most]
-    least_shown = max(one.detectable for one in rows.changes(VARIANTS).values())
+    least_shown = max(one.detectable for one in rows.suite(VARIANTS).changes.values())
     if least_shown > min(rows.difference(BST_BEAUTY, pe).value for pe in ("kernel", "dif", "euler")) / 3:
         raise NotBorneOut(f"{VARIANTS}: differences of a third of the gains would not be shown")
+    widths = [
+        (f"{pe} max_len={kept} position_dim={width}", f"{pe} max_len={kept} position_dim=16")
+        for pe in FORMS[:2]
+        for kept in (3, 5, 10, 20)
+        for width in (8, 32, 64, 128)
+    ]
+    added = [(f"cape_additive max_len={kept}", f"cape max_len={kept} position_dim=16") for kept in (3, 5, 10, 20)]
+    three, five, ten, twenty = (
+        rows.level(LENGTHS, f"cape max_len={kept}", f"cape_constant max_len={kept}") for kept in (3, 5, 10, 20)
+    )
+    constant_shown = max(
+        rows.difference(LENGTHS, f"cape max_len={kept}", f"cape_constant max_len={kept}").detectable
+        for kept in (3, 5, 10, 20)
+    )
     contrasted = [run for one in rows.settings(VARIANTS) for run in one.results if run.params.get("pdm_contrast")]
     without = statistics.mean(run.metrics["gAUC"] for run in rows.runs(BST_BEAUTY, "none").values())
     if not contrasted or max(run.metrics["gAUC"] for run in contrasted) > without:
@@ -395,7 +457,8 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   {rows.level(sasrec, "cape", "cape_constant")}, each uncorrected), nor in BST and SASRec on a smaller one
   ({rows.level(BST_BEAUTY, "cape", "cape_constant")} and {rows.below(SASREC_BEAUTY, "cape", "cape_constant")},
   uncorrected) or in DIN on the impressions
-  ({rows.level(kuairand, "cape", "cape_constant")}). Its gates learn
+  ({rows.level(kuairand, "cape", "cape_constant")}), nor in DIN with three to twenty items of the history and tables of
+  five widths ([below](#differences-to-none)). Its gates learn
   only where attention is made to match like items ([Do gates learn?](#do-gates-learn)).
 - **Gates with a likeness of their own find context where there is some.** In DIN `cape_cosine` is
   {rows.above(built_in, "cape_cosine", "cape")} above CAPE on that set, near gates that are told the categories
@@ -508,6 +571,22 @@ third of what these encodings gain. Of PDMRec's contrast too few seeds have been
 intervals; no run of it ends above what BST has without positions.
 
 ![Differences of each change of an encoding to the encoding by default](evidence-variants.png)
+
+**Ten items are enough on a log of short histories, and no width of CAPE's table is shown to be better.**
+CAPE's Figures 3 and 4, in DIN on amazon_sports, where half of the users have four items or fewer, three seeds
+([tables](../benchmark/results/real_logs_context_length/suite.md)); runs of all five widths together where none is
+named, uncorrected. Of histories cut to the newest five items instead of three CAPE gains
+{rows.above(LENGTHS, "cape max_len=5", "cape max_len=3")}, of ten instead of five
+{rows.above(LENGTHS, "cape max_len=10", "cape max_len=5")}, of twenty instead of ten nothing that is shown
+({rows.level(LENGTHS, "cape max_len=20", "cape max_len=10")}); `none` gains as much by five instead of three
+({rows.above(LENGTHS, "none max_len=5", "none max_len=3")}). No `position_dim` from 8 to 128 is shown to differ from 16,
+with CAPE or `cape_constant` ({rows.all_level(LENGTHS, widths)} comparisons, corrected; three seeds a cell show only
+large differences). CAPE is level with `cape_constant` at every length: {three}, {five}, {ten} and {twenty}, where
+{short(constant_shown)} would be shown. Added to the item embedding instead of the logit (`cape_additive`) the position
+is not shown to bring less at any length ({rows.all_level(LENGTHS, added)} comparisons; at ten items
+{rows.level(LENGTHS, added[2][0], added[2][1])}); the paper finds that this harms DIN.
+
+![Differences to none by how many items are kept](evidence-lengths.png)
 
 ## Do gates learn?
 
@@ -661,10 +740,21 @@ def draw(rows: Rows, folder: Path) -> None:
     figure.savefig(folder / "evidence-every.png", dpi=120)
     plt.close(figure)
     figure, panel = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
-    changed = rows.changes(VARIANTS)
+    changed = rows.suite(VARIANTS).changes
     _draw_lines(panel, list(changed), changed)
     panel.set_xlabel("gAUC − the encoding by default, 95 % interval", fontsize=9)
     figure.savefig(folder / "evidence-variants.png", dpi=120)
+    plt.close(figure)
+    figure, axes = plt.subplots(1, 4, figsize=(10.8, 3.8), layout="constrained", sharey=True, sharex=True)
+    lengths = rows.suite(LENGTHS).gains
+    for panel, kept in zip(axes, (3, 5, 10, 20), strict=True):
+        here = {_at_length(name): one for name, one in lengths.items() if f"max_len={kept}" in name.split()}
+        _draw_lines(panel, list(here), here)
+        panel.set_title(f"newest {kept} items", fontsize=9)
+        panel.locator_params(axis="x", nbins=3)
+        panel.set_xlabel("gAUC − none, 95 % interval", fontsize=9)
+    axes[0].set_ylim(len(here) - 0.5, -0.5)  # the axis is shared, and each panel turned it round
+    figure.savefig(folder / "evidence-lengths.png", dpi=120)
     plt.close(figure)
     orders = {"in order": "", "shuffled at test time": "_shuffled_test", "shuffled in training too": "_shuffled_all"}
     figure, axes = plt.subplots(1, 3, figsize=(10.8, 2.0), layout="constrained", sharex=True)
@@ -675,6 +765,11 @@ def draw(rows: Rows, folder: Path) -> None:
     sports = rows.setting("DIN-amazon_sports")
     shown = [pe for pe in where.SHOWN if pe in sports.runs]
     where.draw(sports, rows.bins("DIN-amazon_sports"), shown, folder / "evidence-where.png")
+
+
+def _at_length(name: str) -> str:
+    """cape, 16 wide, for cape max_len=5 position_dim=16."""
+    return re.sub(r" position_dim=(\d+)", r", \1 wide", re.sub(r" max_len=\d+", "", name))
 
 
 def _draw_differences(

@@ -346,7 +346,8 @@ class _Progress:
 
     def finish(self, job: Job, result: Result) -> None:
         self.done += 1
-        self.took.append(time.monotonic() - self.began.pop(job.key))
+        # The seconds of a run that was resumed count those of before, too.
+        self.took.append(max(time.monotonic() - self.began.pop(job.key), result.seconds))
         self.bar.update()
         if self.bar.disable:
             values = " ".join(f"{name} {value:.4f}" for name, value in self.figures(result).items())

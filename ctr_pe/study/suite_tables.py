@@ -54,6 +54,12 @@ def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]], more: S
     return [replace(table, notes=[*table.notes, *more]) for table in tables]
 
 
+def gains(statistics: UserStatistics, runs: Mapping[Cell, Runs]) -> dict[Cell, Difference]:
+    """Each cell against ``none`` under the same settings, where there is one, in gAUC; p corrected for their number."""
+    pairs = {cell: (runs[cell], runs[none]) for cell in runs if (none := _baseline(cell, runs)) is not None}
+    return {cell: of["gAUC"] for cell, of in between(statistics, pairs).items()}
+
+
 def changes(statistics: UserStatistics, runs: Mapping[Cell, Runs]) -> dict[Cell, Difference]:
     """Each cell with something varied against the same one with nothing varied, where there is one, in gAUC; p
     corrected for their number."""
@@ -80,8 +86,7 @@ def _tables(
     first = keys[next(iter(runs))][0]
     statistics = user_statistics(store, first.data_hash)
     dataset, base = first.dataset, statistics.base_logloss
-    pairs = {cell: (runs[cell], runs[none]) for cell in runs if (none := _baseline(cell, runs)) is not None}
-    differences = {cell: of["gAUC"] for cell, of in between(statistics, pairs).items()}
+    differences = gains(statistics, runs)
     changed = changes(statistics, runs)
     columns = [key for key in varied if 2 * sum(key in dict(cell.shown) for cell in runs) >= len(runs)]
     lines: list[dict[str, Any]] = []

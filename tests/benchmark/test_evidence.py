@@ -47,9 +47,25 @@ def test_so_is_one_about_a_change_of_an_encoding() -> None:
     assert rows.below(evidence.VARIANTS, "kernel_l=toeplitz", "default").startswith("−.00")
     with pytest.raises(evidence.NotBorneOut, match="kernel_u=full is not below default"):
         rows.below(evidence.VARIANTS, "kernel_u=full", "default")
-    assert "kernel_shared=both" not in rows.changes(evidence.VARIANTS)  # not all seeds are there
+    assert "kernel_shared=both" not in rows.suite(evidence.VARIANTS).changes  # not all seeds are there
     with pytest.raises(evidence.NotBorneOut, match="no suite of this name varies anything"):
-        rows.changes("real_logs_all")
+        rows.suite("real_logs_all")
+
+
+def test_so_is_one_about_cells_of_a_suite() -> None:
+    rows, of_sixteen = evidence.Rows(RESULTS), "cape max_len=10 position_dim=16"
+    suite = rows.suite(evidence.LENGTHS)
+    assert len(suite.pooled(of_sixteen)) == 3
+    assert len(suite.pooled("cape max_len=10")) == 15  # of five widths
+    assert len(suite.pooled("cape")) == 60
+    assert rows.above(evidence.LENGTHS, "cape max_len=5", "cape max_len=3")
+    assert rows.difference(evidence.LENGTHS, of_sixteen) == suite.gains[of_sixteen]  # corrected for all cells
+    with pytest.raises(evidence.NotBorneOut, match="no cell of cape max_len=4 has all seeds"):
+        rows.mean(evidence.LENGTHS, "cape max_len=4")
+    level = ("cape max_len=10", "cape_constant max_len=10")
+    assert rows.all_level(evidence.LENGTHS, [level]) == "1"
+    with pytest.raises(evidence.NotBorneOut, match="cape max_len=5 and cape max_len=3 differ"):
+        rows.all_level(evidence.LENGTHS, [level, ("cape max_len=5", "cape max_len=3")])
 
 
 def test_so_is_one_about_some_users() -> None:

@@ -268,10 +268,21 @@ def test_what_is_left_does_not_count_failed_runs(monkeypatch: pytest.MonkeyPatch
     assert left(monkeypatch, seeds=4, workers=1, failed=[1]) == ["6 min", "2 min", ""]
 
 
+def test_what_is_left_counts_a_resumed_run_in_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first took two minutes in this call and eight in an earlier one, so the other will take ten."""
+    assert left(monkeypatch, seeds=2, workers=1, seconds=599.6) == ["10 min", ""]
+
+
 def left(
-    monkeypatch: pytest.MonkeyPatch, seeds: int, workers: int, there: int = 0, failed: Sequence[int] = ()
+    monkeypatch: pytest.MonkeyPatch,
+    seeds: int,
+    workers: int,
+    there: int = 0,
+    failed: Sequence[int] = (),
+    seconds: float = 119.6,
 ) -> list[str]:
-    """What the line of each run that finishes says is left, where each takes two minutes; ``failed``: those that do."""
+    """What the line of each run that finishes says is left, where each takes two minutes of this call; ``failed``:
+    those that do; ``seconds``: that each took in all."""
     now, stream = 1000.0, io.StringIO()
     monkeypatch.setattr("ctr_pe.study.runner.time.monotonic", lambda: now)
     progress = _Progress(seeds + there, there, stream, lambda result: result.metrics)
@@ -283,11 +294,11 @@ def left(
         if at in failed:
             progress.fail(job, "no such column")
         else:
-            progress.finish(job, result_of(job.key, seconds=119.6))
+            progress.finish(job, result_of(job.key, seconds=seconds))
         for waiting in jobs[at + workers : at + workers + 1]:
             progress.begin(waiting)
     lines = [line for line in stream.getvalue().splitlines() if line.startswith("[")]
-    assert all("(epoch 2, 120 s)" in line for line in lines)
+    assert all(f"(epoch 2, {seconds:.0f} s)" in line for line in lines)
     assert (f"{there} of {seeds + there} runs are there already" in stream.getvalue()) == (there > 0)
     return [line.partition("s), ")[2].removesuffix(" left") for line in lines]
 
