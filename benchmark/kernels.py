@@ -55,7 +55,7 @@ def _run(args: argparse.Namespace) -> int:
     print(*(f"{column:<12}" for column in COLUMNS))
     for name in args.model:
         for pe in args.pe:
-            step = _steps(args, name, pe, device)
+            step = _steps(args, name, pe)
             for tile in args.tile:
                 with mock.patch.multiple(accelerator, QUERIES=int(tile), KEYS=int(tile)):
                     wait = models.wait(args.gpu)
@@ -67,14 +67,14 @@ def _run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _steps(args: argparse.Namespace, name: str, pe: str, device: torch.device) -> Callable[[int], object]:
-    """One training step, on the batch of a number."""
+def _steps(args: argparse.Namespace, name: str, pe: str) -> Callable[[int], object]:
+    """A training step on the batch of a number, or several on a GPU."""
     with tempfile.TemporaryDirectory() as folder:
         rows = data.draw(4 * args.batch_size, args.full)
         dataset = data.write(Path(folder, "amazon"), rows, ages=models.needs_age(pe))
         model = models.ours(name, dataset, args.gpu, pe=pe)
         pairs = data.batches(dataset, model.feature_map, args.batch_size, 4)
-        return models.steps(model, [{key: x.to(device) for key, x in ours.items()} for ours, _ in pairs])
+        return models.steps(model, [ours for ours, _ in pairs])
 
 
 def _in_torch(step: Callable[[int], object]) -> Callable[[int], object]:

@@ -1,7 +1,7 @@
-"""Triton's kernels, number by number through its interpreter: they give what torch gives in float64.
+"""Triton's kernels give what torch gives in float64: number by number through its interpreter, or on a GPU.
 
 Run by ``test_triton.py``, in a process that has ``TRITON_INTERPRET=1``: there the doors of the operators take float32,
-bfloat16 and float16 on the CPU to Triton, as they do on a GPU.
+bfloat16 and float16 on the CPU to Triton, as they do on a GPU. Without it they run on the GPU, by ``test_gpu.py``.
 """
 
 from __future__ import annotations
@@ -28,15 +28,18 @@ from ctr_pe.units import SelfAttention, TargetAttention
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy's, where an exponential is 0 or infinite
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 1e-2, torch.float16: 2e-3}
-SEED = torch.tensor([-(2**62) - 5])
+TF32 = 1e-3
+DEVICE = "cpu" if accelerator.INTERPRETED else "cuda"
+SEED = torch.tensor([-(2**62) - 5], device=DEVICE)
 
 
 @pytest.fixture(autouse=True)
-def _new_memory_is_nan() -> Iterator[None]:
-    """So that what a kernel should have written and did not shows."""
-    assert accelerator.INTERPRETED
-    torch.use_deterministic_algorithms(True)
-    yield
+def _on_the_device() -> Iterator[None]:
+    """New memory is NaN there, so that what a kernel should have written and did not shows."""
+    assert accelerator.USABLE
+    torch.use_deterministic_algorithms(True, warn_only=DEVICE == "cuda")
+    with torch.device(DEVICE):
+        yield
     torch.use_deterministic_algorithms(False)
 
 
@@ -144,7 +147,8 @@ def test_half_precision(dtype: torch.dtype) -> None:
     logits, query = torch.randn(case.shape).to(dtype), vectors[0].transpose(1, 2)
     given = logits, query, *(x.to(dtype) for x in case.learned)
     assert biased(logits, query, None, *case.learned).dtype == torch.float32
-    compare(lambda logits, query, *learned: biased(logits.float(), query, None, *learned), *given, factor=2)
+    factor = 2 if DEVICE == "cpu" else TF32 / TOLERANCE[torch.float32]  # the interpreter's products are exact
+    compare(lambda logits, query, *learned: biased(logits.float(), query, None, *learned), *given, factor=factor)
 
 
 @pytest.mark.parametrize("places", [1, 40, 1100])
@@ -226,6 +230,7 @@ def test_dropout_keeps_what_it_keeps_on_a_cpu(rate: float, count: int) -> None:
         assert torch.equal(keep_mask(seed, shape, rate), in_torch.keep_mask(seed, shape, least(rate)))
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="test_gpu.py trains whole models")
 @pytest.mark.parametrize("pe", ["cope", "cape", "cape_additive", "cape_constant", "cape_cosine", "cape_time"])
 def test_every_form_in_both_kinds_of_attention(pe: str, launched: Counter[str]) -> None:
     """A model's units call the kernels; with the same weights they give what they give in float64."""
@@ -278,8 +283,9 @@ def test_shapes_that_do_not_match_are_refused() -> None:
 
 
 def test_the_script_that_measures_them(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = "--model DIN --pe cope --tile 16,32 --batch-size 2 --repeats 1"
-    assert kernels.main(arguments.split()) == 0
+    arguments = f"--gpu {-1 if DEVICE == 'cpu' else 0} --model DIN --pe cope --tile 16,32 --batch-size 2 --repeats 1"
+    with torch.device("cpu"):
+        assert kernels.main(arguments.split()) == 0
     lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("DIN")]
     assert [line.split()[:3] for line in lines] == [["DIN", "cope", "16"], ["DIN", "cope", "32"]]
     assert all(float(number) > 0 for line in lines for number in line.split()[3:6])

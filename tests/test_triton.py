@@ -71,12 +71,13 @@ POINTERS = {"allowed": "*u8", "seed": "*i64", "kept": "*i16"}
 NUMBERS = dict.fromkeys("sign scale product factor".split(), "fp32")
 NUMBERS |= dict.fromkeys("rows H N Q L D P R T least programs table_size weight_size size count".split(), "i32")
 CONSTANTS = {name: getattr(accelerator, name) for name in "QUERIES KEYS ROWS ENTRIES".split()}
-CONSTANTS |= {"WIDTH": 16, "PLACES": 16, "PRECISION": "ieee"}
-CONSTANTS |= dict.fromkeys("GATED STEPPED DROPS AMONG APART".split(), True)
+CONSTANTS |= {"PRECISION": "ieee"}
+OPTIONS = "GATED STEPPED DROPS AMONG APART".split()
 
 
 @pytest.mark.slow
 @needs_triton
+@pytest.mark.parametrize(("width", "places", "all_forms"), [(16, 16, True), (32, 32, False), (32, 64, True)])
 @pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(
     "name",
@@ -90,9 +91,15 @@ CONSTANTS |= dict.fromkeys("GATED STEPPED DROPS AMONG APART".split(), True)
     ],
 )
 def test_they_compile_and_add_in_a_fixed_order(
-    name: str, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    name: str,
+    capability: int,
+    width: int,
+    places: int,
+    all_forms: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
 ) -> None:
-    """A GPU of the kind need not be there."""
+    """A GPU of the kind need not be there. Widths are those of the tiles or not, with all options or none."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler import compile as compiled
@@ -100,7 +107,8 @@ def test_they_compile_and_add_in_a_fixed_order(
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     module, _, function = name.rpartition(".")
     kernel = getattr(importlib.import_module(f"ctr_pe.ops.triton.{module}"), function)
-    constants = {key: value for key, value in CONSTANTS.items() if key in kernel.arg_names}
+    own = {"WIDTH": width, "PLACES": places, **dict.fromkeys(OPTIONS, all_forms)}
+    constants = {key: value for key, value in (CONSTANTS | own).items() if key in kernel.arg_names}
     types = {key: POINTERS.get(key, NUMBERS.get(key, "*fp32")) for key in kernel.arg_names}
     types |= dict.fromkeys(constants, "constexpr")
     made = compiled(

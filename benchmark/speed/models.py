@@ -15,10 +15,12 @@ from ctr_pe.data.dataset import Dataset
 from ctr_pe.experiment import model_section
 from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.training import Run, build_model
+from ctr_pe.training.source import with_plans
 from speed.data import HISTORY, TARGET, Batch
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 MAX_GRADIENT_NORM = 10.0  # FuxiCTR's default, which fit() sets
+IN_A_ROW = 20
 
 
 def section(model: str) -> dict[str, Any]:
@@ -56,8 +58,19 @@ def ready(model: Any) -> Any:
 
 
 def steps(model: Any, batches: list[Batch]) -> Callable[[int], object]:
-    """One training step on the batch of a number: forward, loss, backward, clipping, optimiser."""
-    return lambda number: model.train_step(batches[number % len(batches)])
+    """One training step on the batch of a number: forward, loss, backward, clipping, optimiser.
+
+    On a GPU ``IN_A_ROW`` of them, on batches that come from the CPU, as in training: there the host prepares a step
+    while the device computes the one before, and ours plans batches in another thread.
+    """
+    if model.device.type == "cpu":
+        return lambda number: model.train_step(batches[number % len(batches)])
+
+    def in_a_row(number: int) -> None:
+        for batch in with_plans(model, [batches[index % len(batches)] for index in range(IN_A_ROW)]):
+            model.train_step(batch)
+
+    return in_a_row
 
 
 def wait(gpu: int) -> Callable[[], object] | None:

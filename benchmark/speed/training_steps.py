@@ -23,7 +23,7 @@ def step(settings: Settings, model: str, full: bool = False) -> Figure:
     dataset = data.write(settings.folder / "amazon", data.draw(4 * size, full))
     mine = models.ours(model, dataset, settings.gpu)
     theirs, against = models.baseline(model, dataset, settings.gpu, settings.zoo)
-    trimmed, padded = _batches(settings, dataset, mine, size)
+    trimmed, padded = _batches(dataset, mine, size)
     say(f"{model}, batches of {size} rows, against {against}")
     timed = alternate(
         models.steps(mine, trimmed), models.steps(theirs, padded), settings.repeats, wait=models.wait(settings.gpu)
@@ -43,7 +43,7 @@ def encodings(settings: Settings, each: Sequence[Mapping[str, Any]]) -> list[Fig
     size = _size(settings) // (4 if full else 1)
     dataset = data.write(settings.folder / "amazon", data.draw(4 * size, full), ages=ages)
     without, *those = (models.ours(model, dataset, settings.gpu, pe=name) for name in ("none", *names))
-    batches, _ = _batches(settings, dataset, without, size)
+    batches, _ = _batches(dataset, without, size)
     say(f"{model} with {', '.join(names)}, batches of {size} rows, against none")
     timed = alternate_all(
         [models.steps(one, batches) for one in those],
@@ -68,7 +68,7 @@ def lazy_tables(settings: Settings, table_optimizer: str, items: int) -> Figure:
     dataset = data.write(settings.folder / "amazon", data.draw(4 * size), items=items)
     lazy = models.ours("TIN", dataset, settings.gpu, table_optimizer=table_optimizer)
     dense = models.ours("TIN", dataset, settings.gpu)
-    batches, _ = _batches(settings, dataset, dense, size)
+    batches, _ = _batches(dataset, dense, size)
     say(f"TIN with a table of {items:,} items, {table_optimizer}, batches of {size} rows, against Adam")
     wait = models.wait(settings.gpu)
     timed = alternate(models.steps(lazy, batches), models.steps(dense, batches), settings.repeats, 2, wait=wait)
@@ -87,14 +87,9 @@ def _size(settings: Settings) -> int:
     return settings.size(1024, 64)
 
 
-def _batches(settings: Settings, dataset: Any, model: Any, size: int) -> tuple[list[data.Batch], list[data.Batch]]:
-    pairs = data.batches(dataset, model.feature_map, size, 4)
-    device = torch.device(f"cuda:{settings.gpu}" if settings.gpu >= 0 else "cpu")
-    trimmed, padded = (
-        [{name: values.to(device) for name, values in batch.items()} for batch in side]
-        for side in zip(*pairs, strict=True)
-    )
-    return trimmed, padded
+def _batches(dataset: Any, model: Any, size: int) -> tuple[list[data.Batch], list[data.Batch]]:
+    trimmed, padded = zip(*data.batches(dataset, model.feature_map, size, 4), strict=True)
+    return list(trimmed), list(padded)
 
 
 def _items_per_row(batches: list[data.Batch]) -> float:

@@ -6,8 +6,10 @@ of that size. B histories, L history slots, K targets of each.
 
 from __future__ import annotations
 
+import gc
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -82,7 +84,10 @@ class Captured:
         torch.cuda.current_stream(self.device).wait_stream(aside)
         recording = torch.cuda.CUDAGraph()
         # Other threads may load another model meanwhile.
-        with torch.cuda.graph(recording, pool=self._pool, stream=aside, capture_error_mode="thread_local"):
+        with (
+            _nothing_collected(),
+            torch.cuda.graph(recording, pool=self._pool, stream=aside, capture_error_mode="thread_local"),
+        ):
             scores: Tensor = self.graph(inputs)
         self._pool = recording.pool()
 
@@ -93,6 +98,19 @@ class Captured:
             return scores
 
         return replay
+
+
+@contextmanager
+def _nothing_collected() -> Iterator[None]:
+    """Python's collector would delete the recordings of a model that is no longer used, which ends a recording under
+    way with an error."""
+    collecting = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if collecting:
+            gc.enable()
 
 
 def _rounded(size: int) -> int:

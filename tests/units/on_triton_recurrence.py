@@ -1,6 +1,6 @@
-"""Triton's kernels of recurrences, number by number through its interpreter: they give what torch gives in float64.
+"""Triton's kernels of recurrences give what torch gives in float64: through its interpreter, or on a GPU.
 
-Run by ``test_recurrence.py``, in a process that has ``TRITON_INTERPRET=1``.
+Run by ``test_recurrence.py``, in a process that has ``TRITON_INTERPRET=1``, and by ``test_gpu.py`` without it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from ctr_pe.units.gru import GATES, last_state
 
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2, torch.float16: 2e-3}
 
+DEVICE = "cpu" if accelerator.INTERPRETED else "cuda"
+
 
 @pytest.fixture(autouse=True)
 def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
     """Which kernels are launched, and how often. New memory is NaN: what a kernel should have written shows."""
-    assert accelerator.INTERPRETED
     seen, launch = Counter[str](), gpu._launch
 
     def noting(kernel: Any, *given: Any, **options: Any) -> None:
@@ -34,8 +35,9 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Iterator[Counter[str]]:
         launch(kernel, *given, **options)
 
     monkeypatch.setattr(gpu, "_launch", noting)
-    torch.use_deterministic_algorithms(True)
-    yield seen
+    torch.use_deterministic_algorithms(True, warn_only=DEVICE == "cuda")
+    with torch.device(DEVICE):
+        yield seen
     torch.use_deterministic_algorithms(False)
 
 
@@ -57,6 +59,7 @@ def test_a_thousand_steps() -> None:
         assert float((got - want).abs().max()) <= 1e-5 * max(1.0, float(want.abs().max()))
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="test_gpu.py trains whole models")
 @pytest.mark.parametrize("targets", [None, 3])
 @pytest.mark.parametrize("gate", GATES)
 def test_units(gate: str, targets: int | None, launched: Counter[str]) -> None:
@@ -70,12 +73,13 @@ def test_units(gate: str, targets: int | None, launched: Counter[str]) -> None:
     wanted = last_state(unit.double()(items.double(), weights.double(), positions), positions)
     assert launched["advance"] == 1
     assert torch.allclose(states, wanted.float(), rtol=0, atol=1e-6)
-    with torch.autocast("cpu", torch.bfloat16):
+    with torch.autocast(DEVICE, torch.bfloat16):
         half = last_state(unit.float()(items, weights, positions), positions)
     assert half.dtype == torch.float32
     assert torch.allclose(half, states, rtol=0, atol=0.02)
 
 
+@pytest.mark.skipif(DEVICE == "cuda", reason="test_gpu.py trains whole models")
 def test_no_items() -> None:
     unit, positions = AttentionGRU(6, 5), Positions.from_mask(torch.zeros(2, 3, dtype=torch.bool))
     states = unit(torch.zeros(0, 6, requires_grad=True), torch.zeros(0), positions)

@@ -67,7 +67,7 @@ def attend(query, key, value, weight, bias, table, steps, allowed, seed, out, ma
         present = index < Q
         at_query = ((row * Q + index) * H + own) * D
         t = vectors(query, at_query, present, D, WIDTH)
-        _, asked = moved(t, weight, bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
+        _z, asked = moved(t, weight, bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
         score_rows(asked, table, scores, line, R, P, ROWS, PLACES, PRECISION)
         at_allowed, at_pairs = (row * Q + index) * L, (head * Q + index) * L
         newest = tl.full([QUERIES], -1, tl.int32)

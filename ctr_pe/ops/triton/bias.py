@@ -66,7 +66,7 @@ def add_bias(logits, query, weight, bias, table, steps, allowed, likeness, out, 
         index = tl.cast(item, tl.int64) * QUERIES + line
         present = index < N
         t = vectors(query, index * D, present, D, WIDTH)
-        _, asked = moved(t, weight, bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
+        _z, asked = moved(t, weight, bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
         score_rows(asked, table, scores, line, R, P, ROWS, PLACES, PRECISION)
         at_line, at_steps, at_allowed = index * L, index // Q * L, (index // (H * Q) * Q + index % Q) * L
         newest = newest_of(allowed, at_allowed, present, L, STEPPED and AMONG, KEYS)

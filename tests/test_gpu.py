@@ -1,0 +1,149 @@
+"""On a GPU, where there is one: kernels, every model and encoding, requests that are recorded."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from models import SMALL, Rows, batch, build, randomised
+from torch import Tensor
+
+from ctr_pe.pe import available_pes
+from ctr_pe.pipeline.captured import Captured
+from ctr_pe.pipeline.graph import random_request
+from ctr_pe.training import load, save
+from ctr_pe.training.deterministic import deterministic
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+TESTS = Path(__file__).parent
+MODELS = tuple(SMALL)
+ENCODINGS = available_pes()
+BATCH = batch([3, 0, 6, 1])
+ENCODED = ("DIN", "BST", "SASRec")
+
+
+@pytest.fixture(autouse=True)
+def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
+    """cuDNN's GRU takes products in TF32 unless it is told not to."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.mark.parametrize("cases", ["on_triton.py", "units/on_triton_recurrence.py"])
+def test_kernels_give_what_torch_gives_in_float64(cases: str) -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(TESTS / cases)]
+    environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}
+    run = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert run.returncode == 0, run.stdout
+
+
+@pytest.mark.parametrize("pe", ENCODINGS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_step_has_the_loss_and_the_gradients_of_the_cpu(name: str, pe: str, tmp_path: Path) -> None:
+    here = randomised(build(name, tmp_path, position_encoding=pe)).train()
+    there = build(name, tmp_path, position_encoding=pe, gpu=0).train()
+    there.load_state_dict(here.state_dict())
+    losses, gradients = [], []
+    for model in (here, there):
+        model._max_gradient_norm = 10.0
+        losses.append(model.train_step(BATCH).item())
+        gradients.append({key: p.grad.cpu() for key, p in model.named_parameters() if p.grad is not None})
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+    assert gradients[0].keys() == gradients[1].keys()
+    for key, want in gradients[0].items():
+        assert torch.allclose(gradients[1][key], want, rtol=1e-3, atol=1e-5), key
+
+
+@pytest.mark.parametrize("pe", ENCODINGS)
+@pytest.mark.parametrize("name", MODELS)
+def test_a_training_step_waits_for_nothing(name: str, pe: str, tmp_path: Path) -> None:
+    model = build(name, tmp_path, position_encoding=pe, gpu=0).train()
+    model._max_gradient_norm = 10.0
+    for _ in range(2):
+        model.train_step(BATCH)
+    with no_waiting():
+        model.train_step(BATCH)
+
+
+@contextmanager
+def no_waiting() -> Iterator[None]:
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("pe", ["none", "cape"])
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_trains_evaluates_is_saved_and_loaded(name: str, pe: str, tmp_path: Path) -> None:
+    model = build(name, tmp_path, position_encoding=pe, gpu=0)
+    model.fit(Rows(), 1, Rows())
+    model.eval()
+    scores = model.predict(Rows())
+    save(model, tmp_path / "weights")
+    for gpu in (0, -1):
+        again = build(name, tmp_path, position_encoding=pe, gpu=gpu)
+        load(again, tmp_path / "weights")
+        assert again.predict(Rows()) == pytest.approx(scores, rel=1e-5)
+
+
+@pytest.mark.parametrize("pe", ["none", "rope", "cope", "cape"])
+@pytest.mark.parametrize("name", MODELS)
+def test_the_same_bits_again(name: str, pe: str, tmp_path: Path) -> None:
+    found: list[dict[str, Tensor]] = []
+    with deterministic(True):
+        for _ in range(2):
+            model = build(name, tmp_path, position_encoding=pe, gpu=0).train()
+            model.fit(Rows(), 3, Rows())
+            found.append({key: x.cpu() for key, x in model.state_dict().items()})
+    assert all(torch.equal(x, found[1][key]) for key, x in found[0].items())
+
+
+@pytest.mark.parametrize("pe", ["none", "cape"])
+@pytest.mark.parametrize("name", MODELS)
+def test_mixed_precision(name: str, pe: str, tmp_path: Path) -> None:
+    model = build(name, tmp_path, position_encoding=pe, gpu=0, amp=True).train()
+    model._max_gradient_norm = 10.0
+    losses = [model.train_step(BATCH).item() for _ in range(30)]
+    assert losses[-1] < losses[0]
+    assert all(x.isfinite().all() for x in model.state_dict().values())
+
+
+@pytest.mark.parametrize("pe", ENCODINGS)
+@pytest.mark.parametrize("name", ENCODED)
+def test_requests_of_like_size_are_one_recording(name: str, pe: str, tmp_path: Path) -> None:
+    assert_records(name, pe, tmp_path)
+
+
+@pytest.mark.parametrize("pe", ["none", "cape"])
+@pytest.mark.parametrize("name", [name for name in MODELS if name not in ENCODED])
+def test_so_they_are_in_the_other_models(name: str, pe: str, tmp_path: Path) -> None:
+    assert_records(name, pe, tmp_path)
+
+
+def assert_records(name: str, pe: str, folder: Path) -> None:
+    """Kernels that were recorded with one request score others as the model does."""
+    model = randomised(build(name, folder, position_encoding=pe)).eval()
+    inputs = [requested(model, *size, seed) for seed, size in enumerate([(2, 5, 3), (2, 3, 4), (1, 1, 1), (2, 6, 3)])]
+    wanted = [model.score_candidates(model.encode(given), given).detach() for given in inputs]
+    there = build(name, folder, position_encoding=pe, gpu=0)
+    there.load_state_dict(model.state_dict())
+    captured = Captured(there.eval())
+    for _ in range(2):
+        for given, want in zip(inputs, wanted, strict=True):
+            assert torch.allclose(captured(given), want, atol=1e-5)
+    assert set(captured._recorded) == {(2, 6, 4), (2, 4, 4), (1, 1, 1)}
+
+
+def requested(model: Any, rows: int, slots: int, targets: int, seed: int) -> dict[str, Tensor]:
+    """Fields of K targets of each history; one is empty if there are several."""
+    given = random_request(model, rows, slots, targets, seed)
+    given |= {field: x.unsqueeze(1).expand(-1, targets) for field, x in given.items() if x.dim() == 1}
+    return {group.age: torch.zeros(rows, slots, dtype=torch.int64) for group in model.groups} | given
