@@ -365,7 +365,9 @@ class Ragged(Padded):
     @lazily
     def _with_last(self) -> Tensor:
         rows, _ = self.real
-        return torch.cat([rows, torch.arange(len(self.mask), device=rows.device)]).argsort(stable=True)
+        index = torch.arange(len(rows) + len(self.mask), device=rows.device)
+        ends = self.count.cumsum(0) + index[: len(self.mask)]
+        return placed(index, torch.cat([index[: len(rows)] + rows, ends]), len(index))
 
 
 def as_numbers(mask: Tensor) -> Tensor:
