@@ -5,6 +5,7 @@ As on a GPU, what a recording reads and writes are the tensors of its first run:
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -39,8 +40,10 @@ class Recording(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 @contextmanager
 def _graph(recording: Recording, **options: Any) -> Iterator[None]:
+    assert not gc.isenabled()  # to delete another recording would end this one
     with recording:
         yield
+    assert not gc.isenabled()
 
 
 class _Stream:

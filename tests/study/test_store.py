@@ -308,4 +308,5 @@ def test_the_published_runs_can_be_read(checkout: Path, tmp_path: Path) -> None:
     files = list((checkout / "benchmark" / "results").glob("*/results.jsonl"))
     assert len(files) >= 3
     for file in files:
-        assert {key.device for key in Store(file.parent).read()} == {"cpu"}
+        device = "cuda" if file.parent.name.endswith("-gpu") else "cpu"
+        assert {key.device for key in Store(file.parent).read()} == {device}
