@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from ctr_pe.data.published import original
 from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference
@@ -88,6 +89,7 @@ def _tables(
     dataset, base = first.dataset, statistics.base_logloss
     differences = gains(statistics, runs)
     changed = changes(statistics, runs)
+    comparable = original(dataset) == dataset  # generated content is not that of the published figures
     columns = [key for key in varied if 2 * sum(key in dict(cell.shown) for cell in runs) >= len(runs)]
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
@@ -101,7 +103,8 @@ def _tables(
         for metric in METRICS:
             figure = printed.get(metric, math.nan)
             line |= mean_columns(of_cell, metric)
-            line |= {f"{metric}_published": figure, f"{metric}_off": line[f"{metric}_mean"] - figure}
+            off = line[f"{metric}_mean"] - figure if comparable else math.nan
+            line |= {f"{metric}_published": figure, f"{metric}_off": off}
         difference = differences.get(cell, UNKNOWN)
         line |= difference_columns("gAUC", "none", difference)
         lines.append(line | difference_columns("gAUC", "default", changed.get(cell, UNKNOWN)))
@@ -114,7 +117,7 @@ def _tables(
                 **mean_cells(line, base),
                 **difference_cells("none", difference),
                 "CAPE paper†": figures(line, "published") if printed else None,
-                "ours − paper": figures(line, "off", "+.4f") if printed else None,
+                "ours − paper": figures(line, "off", "+.4f") if printed and comparable else None,
                 "seeds": seeds_cell(of_cell, failed[cell], seeds),
             }
         )
@@ -126,7 +129,7 @@ def _tables(
     notes += failure_notes({str(cell): failed[cell] for cell in runs if failed[cell]})
     beside = any(row["CAPE paper†"] is not None for row in cells)
     notes += reading_notes(dataset, suite.protocol, beside)
-    notes += ["ours − paper: gAUC / AUC / logloss."] * beside
+    notes += ["ours − paper: gAUC / AUC / logloss."] * (beside and comparable)
     notes += processor_notes([result for of_cell in runs.values() for result in of_cell.values()])
     title = f"{suite.title}: {dataset}, protocol {suite.protocol}{dagger}, {counted(seeds, 'seed')}"
     names = ["model", *columns, "encoding", "varied", "seeds"]

@@ -238,6 +238,19 @@ def test_ours_beside_the_published_figures(tmp_path: Path) -> None:
     assert len(as_csv(tables).splitlines()) == 85
 
 
+def test_generated_content_is_not_compared_with_the_published_figures_beside_it(tmp_path: Path) -> None:
+    suite, store = load_suite("cape_table2"), Store(tmp_path)
+    cell = next(cell for cell in cells(suite) if (cell.model, cell.pe) == ("BST", "none"))
+    key = Key("BST", "kuaivideo_x1_generated", "paper", "c", "d", "none", 0)
+    store.append(result(key, {"gAUC": 0.5, "AUC": 0.5, "logloss": 0.5}), [])  # type: ignore[arg-type]
+    (table,) = make(suite, store, {cell: [key]})
+    text = " ".join(as_text(table).split())
+    assert "0.6614 / 0.7415 / 0.4461" in text
+    assert "none is to be compared" in text
+    assert "ours − paper" not in text
+    assert np.isnan(table.lines[0]["gAUC_off"])
+
+
 def result(key: Key, metrics: dict[str, float]) -> Result:
     facts: dict[str, Any] = {"epoch": 1, "revision": None, "versions": {}, "seconds": 1.0, "threads": 1}
     return Result(key.model, key.dataset, key.pe, key.seed, key.protocol, metrics, config_hash=key.config_hash,
