@@ -11,7 +11,7 @@ from unittest import mock
 import pytest
 import recorded
 import torch
-from models import ITEMS, SMALL, Rows, batch, build, randomised
+from models import ITEMS, SMALL, Rows, batch, build, randomised, requested
 from speed.cases import ENCODED, Settings, launches
 from speed.launching import step
 from torch import Tensor, nn
@@ -21,7 +21,6 @@ from ctr_pe.elsewhere import Counted, elsewhere
 from ctr_pe.ops.recurrence import gpu
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.pipeline.captured import Captured
-from ctr_pe.pipeline.graph import random_request
 from ctr_pe.positions import Positions
 from ctr_pe.ragged import Layout
 from ctr_pe.sending import Parcel
@@ -399,13 +398,6 @@ def assert_records(name: str, pe: str, folder: Path) -> None:
             captured(inputs[1])
     assert set(captured._recorded) == {(2, 6, 4), (2, 4, 4), (1, 1, 1)}
     assert counted.waited.total() == 1  # for the scores
-
-
-def requested(model: Any, rows: int, slots: int, targets: int, seed: int) -> dict[str, Tensor]:
-    """Fields of K targets of each history; one is empty if there are several."""
-    given = random_request(model, rows, slots, targets, seed)
-    given |= {field: x.unsqueeze(1).expand(-1, targets) for field, x in given.items() if x.dim() == 1}
-    return {group.age: torch.zeros(rows, slots, dtype=torch.int64) for group in model.groups} | given
 
 
 @pytest.mark.slow

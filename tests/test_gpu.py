@@ -8,16 +8,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from models import SMALL, Rows, batch, build, randomised
+from models import SMALL, Rows, batch, build, randomised, requested
+from speed.cases import ENCODED
 from torch import Tensor
 
 from ctr_pe.pe import available_pes
 from ctr_pe.pipeline.captured import Captured
-from ctr_pe.pipeline.graph import random_request
 from ctr_pe.training import load, save
 from ctr_pe.training.deterministic import deterministic
 
@@ -26,7 +25,6 @@ TESTS = Path(__file__).parent
 MODELS = tuple(SMALL)
 ENCODINGS = available_pes()
 BATCH = batch([3, 0, 6, 1])
-ENCODED = ("DIN", "BST", "SASRec")
 
 
 @pytest.fixture(autouse=True)
@@ -140,10 +138,3 @@ def assert_records(name: str, pe: str, folder: Path) -> None:
         for given, want in zip(inputs, wanted, strict=True):
             assert torch.allclose(captured(given), want, atol=1e-5)
     assert set(captured._recorded) == {(2, 6, 4), (2, 4, 4), (1, 1, 1)}
-
-
-def requested(model: Any, rows: int, slots: int, targets: int, seed: int) -> dict[str, Tensor]:
-    """Fields of K targets of each history; one is empty if there are several."""
-    given = random_request(model, rows, slots, targets, seed)
-    given |= {field: x.unsqueeze(1).expand(-1, targets) for field, x in given.items() if x.dim() == 1}
-    return {group.age: torch.zeros(rows, slots, dtype=torch.int64) for group in model.groups} | given

@@ -22,6 +22,7 @@ LARGEST = 2**17
 """(target, slot) pairs of a request that is small: of a larger one padding costs more than launches."""
 WARMING = 2
 """Requests before the recorded one: they choose and compile kernels."""
+_RECORDING = threading.Lock()
 
 Sizes = tuple[int, int, int]
 Run = Callable[[dict[str, Tensor]], Tensor]
@@ -103,14 +104,15 @@ class Captured:
 @contextmanager
 def _nothing_collected() -> Iterator[None]:
     """Python's collector would delete the recordings of a model that is no longer used, which ends a recording under
-    way with an error."""
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
+    way with an error. It is off for the whole process, so only one thread records at a time."""
+    with _RECORDING:
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if collecting:
+                gc.enable()
 
 
 def _rounded(size: int) -> int:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ctr_pe import model_zoo
 from ctr_pe.pe import available_pes
+from ctr_pe.pipeline.graph import random_request
 
 ITEMS, CATEGORIES, SLOTS = 40, 9, 6
 PARAMS: dict[str, Any] = {
@@ -122,6 +123,13 @@ def randomised(module: Any) -> Any:
         for parameter in module.parameters():
             nn.init.normal_(parameter, std=0.3)
     return module.eval()
+
+
+def requested(model: Any, rows: int, slots: int, targets: int, seed: int) -> dict[str, Tensor]:
+    """Fields of K targets of each history; one is empty if there are several."""
+    given = random_request(model, rows, slots, targets, seed)
+    given |= {field: x.unsqueeze(1).expand(-1, targets) for field, x in given.items() if x.dim() == 1}
+    return {group.age: torch.zeros(rows, slots, dtype=torch.int64) for group in model.groups} | given
 
 
 class Rows:

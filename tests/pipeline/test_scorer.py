@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -135,3 +138,23 @@ def test_small_requests_on_a_gpu_are_padded_to_few_sizes_and_keep_their_scores(
 
 def test_on_a_cpu_nothing_is_captured(ranker: CTRRanker) -> None:
     assert ranker.scorer_.captured is None
+
+
+def test_nothing_is_collected_while_any_thread_records() -> None:
+    """The first that ends does not turn the collector on for another."""
+    seen: list[bool] = []
+
+    def record() -> None:
+        with captured._nothing_collected():
+            seen.append(gc.isenabled())
+            time.sleep(0.02)
+            seen.append(gc.isenabled())
+
+    threads = [threading.Thread(target=record) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+        time.sleep(0.005)
+    for thread in threads:
+        thread.join()
+    assert seen == [False] * 8
+    assert gc.isenabled()
