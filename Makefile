@@ -27,4 +27,4 @@ benchmark:
 	ctr-pe benchmark
 
 tables:
-	python benchmark/published.py
+	python -m benchmark.published

@@ -38,7 +38,7 @@ setup(
     packages=[*find_packages(include=["ctr_pe", "ctr_pe.*"]), "ctr_pe.model_zoo", "ctr_pe.configs"],
     package_dir={"ctr_pe.model_zoo": "model_zoo", "ctr_pe.configs": "config"},
     ext_modules=[KERNELS] if sys.platform == "linux" else [],
-    package_data={"ctr_pe": ["py.typed", "pipeline/report/template/*"], "ctr_pe.configs": ["*.yaml", "*/*.yaml"]},
+    package_data={"ctr_pe": ["py.typed", "reporting/html/template/*"], "ctr_pe.configs": ["*.yaml", "*/*.yaml"]},
     entry_points={"console_scripts": ["ctr-pe = ctr_pe.cli:main"]},
     install_requires=[
         "torch>=2.13",

@@ -8,7 +8,7 @@ in nearly all.
 A call that was stopped goes on where it was. The runs are published; tests/benchmark/test_calibration.py splits them.
 
 example:
-  python benchmark/calibration.py LOGS    # a folder with amazon_beauty/interactions.parquet and items.parquet
+  python -m benchmark.calibration LOGS    # a folder with amazon_beauty/interactions.parquet and items.parquet
 """
 
 from __future__ import annotations

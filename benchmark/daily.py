@@ -1,7 +1,7 @@
 """The daily update, measured: yesterday's model and today's events against one training on everything.
 
-    python benchmark/daily.py LOGS --json daily.json
-    python benchmark/daily.py LOGS --only kuairand_pure --seeds 3
+    python -m benchmark.daily LOGS --json daily.json
+    python -m benchmark.daily LOGS --only kuairand_pure --seeds 3
 
 LOGS has a folder per log, amazon_beauty and kuairand_pure, each with interactions.parquet and items.parquet. The newest
 six periods of a log are its last six days, or, where days are sparse, as many events each. All models are asked about
@@ -30,8 +30,8 @@ import numpy as np
 import polars as pl
 
 from ctr_pe import CTRRanker
-from ctr_pe.data.sources.log import never_clicked
-from ctr_pe.errors import UserError, exit_code, nearest, no_such_file
+from ctr_pe.data.logs.log import never_clicked
+from ctr_pe.utils.errors import UserError, exit_code, nearest, no_such_file
 
 UPDATES = 5
 

@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
-import variants
-import where
 
+from benchmark import variants, where
 from ctr_pe.evaluation.paired import LEVEL, Difference
 from ctr_pe.study.differences import BASELINES, Runs, Setting, between, settings
 from ctr_pe.study.store import Store

@@ -8,7 +8,7 @@ last field, its category. A row per seed goes to RESULTS/gates.csv.
 
 example:
   ctr-pe benchmark --pe cape,cape_cosine --keep-weights --out results/gates
-  python benchmark/gates.py results/gates
+  python -m benchmark.gates results/gates
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch import Tensor
 
 from ctr_pe.commands.options import plugins_option
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.draw.measure import measure
-from ctr_pe.draw.runs import Wanted, drawn, some_requests
-from ctr_pe.errors import UserError, exit_code
+from ctr_pe.reporting.figures.measure import measure
+from ctr_pe.reporting.figures.runs import Wanted, drawn, some_requests
 from ctr_pe.study.rendering import Table, as_text
 from ctr_pe.study.store import Store
+from ctr_pe.utils.errors import UserError, exit_code
 
 FILE = "gates.csv"
 REQUESTS = 1000

@@ -4,7 +4,7 @@ Forward, loss, backward, clipping and optimiser, timed alternately; medians over
 quartiles. A block of the kernels has --tile queries and keys.
 
 example:
-  python benchmark/kernels.py --gpu 0 --model SASRec,DIN --pe cape,cope --tile 16,32
+  python -m benchmark.kernels --gpu 0 --model SASRec,DIN --pe cape,cope --tile 16,32
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from pathlib import Path
 from unittest import mock
 
 import torch
-from speed import data, models
-from speed.timing import alternate
 
-from ctr_pe.errors import UserError, exit_code
+from benchmark.speed import data, models
+from benchmark.speed.timing import alternate
 from ctr_pe.ops import accelerator
+from ctr_pe.utils.errors import UserError, exit_code
 
 COLUMNS = ("model", "encoding", "tile", "Triton, s", "torch, s", "torch/Triton", "spread")
 

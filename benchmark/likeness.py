@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ctr_pe.pe.cape_cosine import CosineCAPE
 from ctr_pe.pe.vectors import Vectors
-from ctr_pe.positions import Pairs
+from ctr_pe.sequence.positions import Pairs
 
 
 class OwnGate(CosineCAPE):

@@ -14,9 +14,9 @@ from __future__ import annotations
 
 import torch
 
-from ctr_pe.model_zoo.base import RankModel
 from ctr_pe.model_zoo.bst import BST
 from ctr_pe.model_zoo.sasrec import SASRec
+from ctr_pe.models.rank_model import RankModel
 from ctr_pe.units import SelfAttention
 
 GAIN = 3.0

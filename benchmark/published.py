@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import evidence
-import variants
-import where
-
+from benchmark import evidence, variants, where
 from ctr_pe.study import suite_tables
 from ctr_pe.study.differences import settings
 from ctr_pe.study.files import write_files

@@ -6,7 +6,7 @@ what trained encodings take from the order. Ages stay where they are. Neighbouri
 one request, get the same order.
 
 example:
-  python benchmark/shuffle.py data/amazon_sports --splits test
+  python -m benchmark.shuffle data/amazon_sports --splits test
   ctr-pe benchmark --pe none,naive,cape --dataset amazon_sports_shuffled_test
 """
 
@@ -19,11 +19,11 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 
-from ctr_pe.config import load_json
+from ctr_pe.config.field_groups import Group
+from ctr_pe.config.yaml import load_json
 from ctr_pe.data.dataset import SPLITS, Dataset, open_dataset
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
-from ctr_pe.errors import exit_code
-from ctr_pe.fields import Group
+from ctr_pe.utils.errors import exit_code
 
 
 def main(argv: list[str] | None = None) -> int:

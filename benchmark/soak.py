@@ -4,7 +4,7 @@ Memory and files of each process must stay as they were after the first tenth of
 alone.
 
 example:
-  python benchmark/soak.py --minutes 120 -- --jobs 1 --dataset synthetic --set epochs=1 --repeats 2000
+  python -m benchmark.soak --minutes 120 -- --jobs 1 --dataset synthetic --set epochs=1 --repeats 2000
 """
 
 from __future__ import annotations

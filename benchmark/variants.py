@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from ctr_pe.config import packaged_yaml
+from ctr_pe.config.yaml import packaged_yaml
 from ctr_pe.study.benchmark import run_params
 from ctr_pe.study.differences import Runs
 from ctr_pe.study.store import Result, Store

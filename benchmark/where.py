@@ -5,7 +5,7 @@ unlike items between the last like item and the target, and whether events share
 rows their mean counts. These facts are kept in RESULTS/users, and then the data set is not needed.
 
 example:
-  python benchmark/where.py benchmark/results/DIN-amazon_sports --pe naive,cape
+  python -m benchmark.where benchmark/results/DIN-amazon_sports --pe naive,cape
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ import numpy as np
 import polars as pl
 
 from ctr_pe.data.dataset import Dataset, data_root, open_dataset
-from ctr_pe.errors import UserError, exit_code
 from ctr_pe.evaluation.paired import Difference, arm, difference
 from ctr_pe.study.differences import Runs, Setting, settings
 from ctr_pe.study.rendering import Table, as_markdown, as_text
 from ctr_pe.study.store import Key, Store
 from ctr_pe.study.users import STEPS
+from ctr_pe.utils.errors import UserError, exit_code
 
 DAY, BINS = 86_400, 4
 FACTS = "-facts.parquet"

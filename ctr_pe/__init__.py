@@ -13,8 +13,8 @@ if TYPE_CHECKING:
     from ctr_pe import units
     from ctr_pe.pe import available_pes, build_pe
     from ctr_pe.pe.base import Chain, PositionEncoding
-    from ctr_pe.pipeline.ranker import CTRRanker, load
-    from ctr_pe.positions import Positions
+    from ctr_pe.sequence.positions import Positions
+    from ctr_pe.serving.ranker import CTRRanker, load
 
 __version__ = "0.1.0"
 __all__ = [
@@ -30,13 +30,13 @@ __all__ = [
 ]
 
 _HOME = {
-    "CTRRanker": "ctr_pe.pipeline.ranker",
+    "CTRRanker": "ctr_pe.serving.ranker",
     "Chain": "ctr_pe.pe.base",
     "PositionEncoding": "ctr_pe.pe.base",
-    "Positions": "ctr_pe.positions",
+    "Positions": "ctr_pe.sequence.positions",
     "available_pes": "ctr_pe.pe",
     "build_pe": "ctr_pe.pe",
-    "load": "ctr_pe.pipeline.ranker",
+    "load": "ctr_pe.serving.ranker",
 }
 
 

@@ -7,7 +7,6 @@ import sys
 from collections.abc import Sequence
 
 from ctr_pe import __version__
-from ctr_pe.allocator import keep_memory
 from ctr_pe.commands import (
     benchmark,
     data_build,
@@ -26,7 +25,8 @@ from ctr_pe.commands import (
 )
 from ctr_pe.commands import list as list_
 from ctr_pe.commands.options import Parser, add_command
-from ctr_pe.errors import exit_code
+from ctr_pe.utils.allocator import keep_memory
+from ctr_pe.utils.errors import exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Items, Positions
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.scores import SCORES
 

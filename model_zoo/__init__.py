@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe.fuxictr_imports import import_later
+from ctr_pe.fuxictr.imports import import_later
 
 if TYPE_CHECKING:
     from ctr_pe.model_zoo.bst import BST

@@ -11,15 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.errors import UserError, nearest
-from ctr_pe.keys import Layers, Positive, Rate, Width
-from ctr_pe.model_zoo import candidates
-from ctr_pe.model_zoo.base import RankModel, summed
-from ctr_pe.model_zoo.keys import own_position_switch
-from ctr_pe.modules import ModuleList
+from ctr_pe.config.keys import Layers, Positive, Rate, Width
+from ctr_pe.models import candidates
+from ctr_pe.models.keys import own_position_switch
+from ctr_pe.models.rank_model import RankModel, summed
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Positions
+from ctr_pe.sequence.positions import Positions
 from ctr_pe.units.transformer import Transformer
+from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.module_list import ModuleList
 
 
 class ConcatenatedPositions(PositionEncoding):
@@ -53,7 +53,7 @@ class ConcatenatedPositions(PositionEncoding):
 class BST(RankModel):
     """Transformer blocks over [history; target] per field group, pooled, then the tower.
 
-    Keys are FuxiCTR's; those of every model are in :class:`~ctr_pe.model_zoo.base.RankModel`.
+    Keys are FuxiCTR's; those of every model are in :class:`~ctr_pe.models.rank_model.RankModel`.
 
     Args:
         num_heads: of each self-attention; divides the item dim, or with ``native`` that of item and position.

@@ -7,13 +7,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ctr_pe.errors import UserError, nearest
-from ctr_pe.keys import Rate, WeightText, Width, Widths
-from ctr_pe.model_zoo.auxiliary import NextItemModel, with_sum
-from ctr_pe.modules import ModuleList
-from ctr_pe.positions import Positions
+from ctr_pe.config.keys import Rate, WeightText, Width, Widths
+from ctr_pe.models.next_item import NextItemModel, with_sum
+from ctr_pe.sequence.positions import Positions
 from ctr_pe.units import BilinearScore, DINScore, DotScore, TargetAttention
 from ctr_pe.units.gru import GATES, GRU, AttentionGRU, last_state
+from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.module_list import ModuleList
 
 
 class DIEN(NextItemModel):
@@ -21,7 +21,7 @@ class DIEN(NextItemModel):
     whose steps the weights gate, ends in the interest; then the tower.
 
     Encodings act on the attention weights alone, which are all that the second GRU takes. Keys are FuxiCTR's; those of
-    every model are in :class:`~ctr_pe.model_zoo.base.RankModel`.
+    every model are in :class:`~ctr_pe.models.rank_model.RankModel`.
 
     Args:
         gru_type: ``AIGRU``, ``AGRU`` or ``AUGRU``.

@@ -6,17 +6,17 @@ from typing import Any
 
 from torch import Tensor
 
-from ctr_pe.keys import Rate, Widths
-from ctr_pe.model_zoo.base import RankModel
-from ctr_pe.modules import ModuleList
-from ctr_pe.positions import Positions
+from ctr_pe.config.keys import Rate, Widths
+from ctr_pe.models.rank_model import RankModel
+from ctr_pe.sequence.positions import Positions
 from ctr_pe.units import DINScore, TargetAttention
+from ctr_pe.utils.module_list import ModuleList
 
 
 class DIN(RankModel):
     """One target attention with an MLP score per field group, then the tower.
 
-    Keys are FuxiCTR's; those of every model are in :class:`~ctr_pe.model_zoo.base.RankModel`.
+    Keys are FuxiCTR's; those of every model are in :class:`~ctr_pe.models.rank_model.RankModel`.
 
     Args:
         attention_hidden_units: hidden layers of the score.

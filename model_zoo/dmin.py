@@ -12,16 +12,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.keys import Rate, WeightText, Width, Widths
-from ctr_pe.model_zoo.auxiliary import NextItemModel, with_sum
-from ctr_pe.model_zoo.fields import SizedGroup
-from ctr_pe.model_zoo.keys import own_position_switch
-from ctr_pe.modules import ModuleList
+from ctr_pe.config.keys import Rate, WeightText, Width, Widths
+from ctr_pe.models.groups import SizedGroup
+from ctr_pe.models.keys import own_position_switch
+from ctr_pe.models.next_item import NextItemModel, with_sum
 from ctr_pe.pe.base import PositionEncoding, PositionLinear
-from ctr_pe.positions import Positions, Where
+from ctr_pe.sequence.positions import Positions, Where
 from ctr_pe.units import DINScore, SelfAttention, TargetAttention
 from ctr_pe.units.dropout import Dropout
-from ctr_pe.units.together import each
+from ctr_pe.units.stacked_modules import each
+from ctr_pe.utils.module_list import ModuleList
 
 
 class QueryPositions(PositionEncoding):
@@ -137,7 +137,7 @@ class Interests(nn.Module):
 class DMIN(NextItemModel):
     """Refined histories, several interests from each, then the tower.
 
-    Keys are FuxiCTR's; those of every model are in :class:`~ctr_pe.model_zoo.base.RankModel`. Encodings act in both
+    Keys are FuxiCTR's; those of every model are in :class:`~ctr_pe.models.rank_model.RankModel`. Encodings act in both
     self-attentions and in the target attention of every interest; ``native`` in the latter alone.
 
     Args:

@@ -6,19 +6,19 @@ from typing import Any
 
 from torch import Tensor
 
-from ctr_pe.errors import UserError, nearest
-from ctr_pe.keys import Layers, Rate, Width
-from ctr_pe.model_zoo.base import RankModel
-from ctr_pe.modules import ModuleList
-from ctr_pe.positions import Positions
+from ctr_pe.config.keys import Layers, Rate, Width
+from ctr_pe.models.rank_model import RankModel
+from ctr_pe.sequence.positions import Positions
 from ctr_pe.units.transformer import Transformer
+from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.module_list import ModuleList
 
 
 class SASRec(RankModel):
     """Causal transformer blocks over [history; target] per field group; the states at the targets join the tower.
 
     Its authors publish no ranker. This is the form of the CAPE paper, whose encodings act on "the concatenation of
-    context and target item". Keys of every model are in :class:`~ctr_pe.model_zoo.base.RankModel`.
+    context and target item". Keys of every model are in :class:`~ctr_pe.models.rank_model.RankModel`.
 
     Args:
         num_blocks: blocks, one above the other.

@@ -6,10 +6,10 @@ from typing import Any
 
 from torch import Tensor
 
-from ctr_pe.model_zoo.base import RankModel
-from ctr_pe.modules import ModuleList
-from ctr_pe.positions import Positions
+from ctr_pe.models.rank_model import RankModel
+from ctr_pe.sequence.positions import Positions
 from ctr_pe.units import TargetAttention
+from ctr_pe.utils.module_list import ModuleList
 
 
 class TIN(RankModel):
@@ -21,7 +21,7 @@ class TIN(RankModel):
 
     The tower gets the other fields and this interest, as in the paper. The official code pools u = sum of a_j h̃_j
     without the product, normalises and projects it, and feeds [u, t̃, u ⊙ t̃] to a small sigmoid tower.
-    Its keys are those of every model (:class:`~ctr_pe.model_zoo.base.RankModel`).
+    Its keys are those of every model (:class:`~ctr_pe.models.rank_model.RankModel`).
     """
 
     native = "naive"

@@ -36,9 +36,9 @@ def checkout() -> Path:
 @pytest.fixture
 def small_built_in_sets(monkeypatch: pytest.MonkeyPatch) -> None:
     """Built-in sets that are generated have few users."""
-    from ctr_pe.data import synthetic, synthetic_context
+    from ctr_pe.data.synthetic import bursts, context
 
-    for generate in (synthetic.generate, synthetic_context.generate):
+    for generate in (bursts.generate, context.generate):
         small = {**(generate.__kwdefaults__ or {}), "users": 20, "valid_users": 10, "test_users": 10}
         monkeypatch.setattr(generate, "__kwdefaults__", small)
 
@@ -56,7 +56,8 @@ def shared_data() -> Path:
 @pytest.fixture
 def my_pkg_forgotten(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Several tests write a package ``my_pkg`` and have it imported: none is known before and after the test."""
-    from ctr_pe import pe, plugins
+    from ctr_pe import pe
+    from ctr_pe.utils import plugins
 
     def forget() -> None:
         for module in [module for module in sys.modules if module.partition(".")[0] == "my_pkg"]:

@@ -13,9 +13,9 @@ import pytest
 
 from ctr_pe import __version__
 from ctr_pe.cli import main
-from ctr_pe.draw.runs import Wanted
-from ctr_pe.errors import UserError
+from ctr_pe.reporting.figures.runs import Wanted
 from ctr_pe.study.benchmark import Request, plan
+from ctr_pe.utils.errors import UserError
 
 HEAVY = "torch fuxictr polars pandas ray sklearn pyarrow pydantic huggingface_hub h5py matplotlib".split()
 
@@ -88,7 +88,7 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
 def test_list_names_what_there_is(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from ctr_pe.data.built_in import BUILT_IN
+    from ctr_pe.data.synthetic.built_in import BUILT_IN
     from ctr_pe.model_zoo import MODELS
     from ctr_pe.pe import REGISTRY
 
@@ -174,15 +174,15 @@ def test_a_recipe_is_several_hyper_parameters_which_set_may_change(
 
 def test_build_passes_on_only_what_was_given(called: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch) -> None:
     built: list[Any] = []
-    monkeypatch.setattr("ctr_pe.data.sources.log.build", lambda recipe, out, **named: built.append((out, named)))
-    monkeypatch.setattr("ctr_pe.data.sources.log.summary", str)
+    monkeypatch.setattr("ctr_pe.data.logs.log.build", lambda recipe, out, **named: built.append((out, named)))
+    monkeypatch.setattr("ctr_pe.data.logs.log.summary", str)
     main("data build --recipe amazon_sports --out d --time none --attributes author,tag --max-len 50".split())
     assert called == [("amazon_sports", {"time": None, "attributes": ("author", "tag"), "max_len": 50})]
     assert built == [(Path("d"), {"overwrite": False, "progress": True})]
 
 
 def test_build_has_an_option_for_every_simple_key_of_a_recipe() -> None:
-    from ctr_pe.data.recipe import Recipe
+    from ctr_pe.data.logs.recipe import Recipe
 
     helped = subprocess.check_output([sys.executable, "-m", "ctr_pe.cli", "data", "build", "--help"], text=True)
     for key in Recipe.model_fields.keys() - {"drop", "split"}:

@@ -1,7 +1,7 @@
 """Every block of code in README, CONTRIBUTING and docs/ is run, or checked as far as it can be; none is passed over.
 
 - ``python``: the blocks of a page are run as one script, in a folder of its own. Those of README.md run in
-  ``test_readme.py``, one by one, and the one that serves a file without torch in ``tests/pipeline/test_export.py``.
+  ``test_readme.py``, one by one, and the one that serves a file without torch in ``tests/serving/test_export.py``.
   FuxiCTR's ``grid_search`` (docs/fuxictr.md) is not started: it would train 24 models.
 - ``yaml``: checked as ``ctr-pe validate`` does.
 - ``bash``, line by line. Run: ``ctr-pe data build`` on a small log, ``data generate`` of a small share,
@@ -32,9 +32,9 @@ import polars as pl
 import pytest
 
 from ctr_pe import cli
-from ctr_pe.data.built_in import BUILT_IN, DEFAULT
+from ctr_pe.config.validation import check
+from ctr_pe.data.synthetic.built_in import BUILT_IN, DEFAULT
 from ctr_pe.study.rendering import GAUC
-from ctr_pe.validate import check
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", "data/README.md", "benchmark/results/README.md"]
@@ -279,7 +279,7 @@ def our_tests(arguments: list[str], *_: Any) -> None:
 
 
 def curl(arguments: list[str], *_: Any) -> None:
-    service = pytest.importorskip("ctr_pe.pipeline.service")
+    service = pytest.importorskip("ctr_pe.serving.service")
     assert arguments[0].endswith("/rank")
     service.RankRequest.model_validate_json(arguments[arguments.index("-d") + 1])
 

@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import SMALL, Rows, batch, build, randomised, requested
-from speed.cases import ENCODED
 from torch import Tensor
 
+from benchmark.speed.cases import ENCODED
 from ctr_pe.pe import available_pes
-from ctr_pe.pipeline.captured import Captured
+from ctr_pe.serving.cuda_graph import Captured
 from ctr_pe.training import load, save
 from ctr_pe.training.deterministic import deterministic
+from tests.support.models import SMALL, Rows, batch, build, randomised, requested
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 TESTS = Path(__file__).parent

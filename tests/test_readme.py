@@ -10,7 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ctr_pe.data.synthetic import generate
+from ctr_pe.data.synthetic.bursts import generate
 
 
 @pytest.fixture(scope="module")

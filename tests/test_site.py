@@ -61,5 +61,5 @@ def test_nothing_is_loaded_from_another_host(site: Path) -> None:
 @pytest.mark.slow
 def test_links_to_files_that_are_no_pages_become_their_path(site: Path) -> None:
     text = (site / "pipeline" / "index.html").read_text(encoding="utf-8")
-    assert "<code>tests/pipeline/test_ranker.py</code>" in text
+    assert "<code>tests/serving/test_ranker.py</code>" in text
     assert 'href="../contributing/"' in (site / "architecture" / "index.html").read_text(encoding="utf-8")

@@ -34,8 +34,8 @@ def test_without_it_all_is_computed_in_torch() -> None:
 import sys
 sys.modules["triton"] = None
 import torch
-from ctr_pe import Positions, build_pe
-from ctr_pe.ops import accelerator, native
+from ctr_pe import (Positions, build_pe)
+from ctr_pe.ops import (accelerator, native)
 from ctr_pe.units import SelfAttention
 assert not accelerator.USABLE and not accelerator.runs_on(torch.device("cuda"))
 layer = SelfAttention(8, 2, build_pe("cape", dim=8, max_len=5, num_heads=2), dropout=0.5)

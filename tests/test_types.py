@@ -21,7 +21,7 @@ def test_an_attribute_that_does_not_exist_is_found_in_every_folder(checkout: Pat
         shutil.copytree(checkout / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "results"))
     for name in ("pyproject.toml", "setup.py"):
         shutil.copy2(checkout / name, tmp_path)
-    files = ["ctr_pe/errors.py", "model_zoo/din.py", "benchmark/speed/cases.py", "setup.py", "tests/conftest.py"]
+    files = ["ctr_pe/utils/errors.py", "model_zoo/din.py", "benchmark/speed/cases.py", "setup.py", "tests/conftest.py"]
     for name in files:
         with (tmp_path / name).open("a") as file:
             file.write(WRONG)

@@ -1,1 +1,1 @@
-"""The speed suite: ``python benchmark/speed/run.py --help``."""
+"""The speed suite: ``python -m benchmark.speed.run --help``."""

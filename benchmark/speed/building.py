@@ -14,13 +14,13 @@ from typing import Any
 import polars as pl
 import pyarrow.parquet as pq
 
+from benchmark.speed import data, memory
+from benchmark.speed.cases import Settings
+from benchmark.speed.timing import Figure, alternate, say
+from ctr_pe.config.field_groups import Group
 from ctr_pe.data.dataset import open_dataset
 from ctr_pe.data.loader import BatchLoader
-from ctr_pe.data.sources.fuxictr_csv import build_csv
-from ctr_pe.fields import Group
-from speed import data, memory
-from speed.cases import Settings
-from speed.timing import Figure, alternate, say
+from ctr_pe.fuxictr.csv import build_csv
 
 
 def rows(settings: Settings) -> Figure:

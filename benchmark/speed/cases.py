@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from ctr_pe.pe import available_pes
 
 if TYPE_CHECKING:
-    from speed.timing import Figure
+    from benchmark.speed.timing import Figure
 
 
 @dataclass(frozen=True)

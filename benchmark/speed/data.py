@@ -17,12 +17,12 @@ import pyarrow as pa
 import torch
 from torch import Tensor
 
+from ctr_pe.config.field_groups import Group
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.data.generated import category_of, popular
 from ctr_pe.data.loader import BatchLoader
-from ctr_pe.data.specs import age_spec, history_spec, target_spec
+from ctr_pe.data.synthetic.common import category_of, popular
 from ctr_pe.data.writer import Content, DatasetWriter
-from ctr_pe.fields import Group
+from ctr_pe.fuxictr.feature_specs import age_spec, history_spec, target_spec
 
 ITEMS, CATEGORIES, MAX_LEN = 63_000, 800, 100  # besides the ids for padding and unseen values
 TARGET, HISTORY, AGE = ("item_id", "cate_id"), ("item_history", "cate_history"), "age_history"

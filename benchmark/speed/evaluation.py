@@ -8,9 +8,9 @@ import time
 import numpy as np
 import numpy.typing as npt
 
+from benchmark.speed.cases import Settings
+from benchmark.speed.timing import Figure, alternate, say
 from ctr_pe.evaluation import evaluate
-from speed.cases import Settings
-from speed.timing import Figure, alternate, say
 
 Array = npt.NDArray[np.generic]
 

@@ -15,11 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from benchmark.speed import memory, models
+from benchmark.speed.cases import Settings
+from benchmark.speed.timing import Figure, say
 from ctr_pe import Positions, build_pe
 from ctr_pe.units import TargetAttention
-from speed import memory, models
-from speed.cases import Settings
-from speed.timing import Figure, say
 
 DIM = 64
 LENGTHS = (100, 1_000, 10_000, 100_000)

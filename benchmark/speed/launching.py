@@ -1,4 +1,5 @@
-"""What a training step asks of an accelerator, counted on a device that is not there (:mod:`ctr_pe.elsewhere`).
+"""What a training step asks of an accelerator, counted on a device that is not there
+(:mod:`tests.support.pretended_device`).
 
 It is taken to have Triton's kernel for recurrences, as a CUDA device has.
 """
@@ -7,11 +8,11 @@ from __future__ import annotations
 
 from unittest import mock
 
-from ctr_pe.elsewhere import Counted, elsewhere
+from benchmark.speed import data, models
+from benchmark.speed.cases import Settings
+from benchmark.speed.timing import Figure
 from ctr_pe.ops.recurrence import gpu
-from speed import data, models
-from speed.cases import Settings
-from speed.timing import Figure
+from tests.support.pretended_device import Counted, elsewhere
 
 
 def launches(settings: Settings, model: str, pe: str) -> Figure:

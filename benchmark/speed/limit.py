@@ -6,10 +6,10 @@ import statistics
 
 import torch
 
-from speed import data, models
-from speed.cases import Settings
-from speed.timing import Figure, alternate, say
-from speed.training_steps import multiply_adds
+from benchmark.speed import data, models
+from benchmark.speed.cases import Settings
+from benchmark.speed.timing import Figure, alternate, say
+from benchmark.speed.training_steps import multiply_adds
 
 
 def arithmetic(settings: Settings, model: str) -> Figure:

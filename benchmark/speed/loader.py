@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from benchmark.speed import data, memory
+from benchmark.speed.cases import Settings
+from benchmark.speed.timing import Figure, alternate, say
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.loader import BatchLoader
-from speed import data, memory
-from speed.cases import Settings
-from speed.timing import Figure, alternate, say
 
 BATCH = 1024
 GB = 10**9

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
+from benchmark.speed.data import HISTORY, TARGET, Batch
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.experiment import model_section
+from ctr_pe.fuxictr.experiment import model_section
 from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.training import Run, build_model
 from ctr_pe.training.source import with_plans
-from speed.data import HISTORY, TARGET, Batch
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 MAX_GRADIENT_NORM = 10.0  # FuxiCTR's default, which fit() sets
@@ -39,7 +39,7 @@ def baseline(model: str, dataset: Dataset, gpu: int = -1, zoo: Path | None = Non
     """FuxiCTR's class from a checkout, or else the padded one, and what to call it."""
     found = None if zoo is None else _fuxictr(model, zoo)
     if found is None:
-        from speed import padded
+        from benchmark.speed import padded
 
         found, name = getattr(padded, model), f"padded {model}"
     else:

@@ -19,8 +19,8 @@ from fuxictr.pytorch.models import BaseModel
 from torch import Tensor, nn
 from torch.nn.functional import embedding, linear, pad, scaled_dot_product_attention
 
-from ctr_pe.modules import ModuleList
-from speed.data import HISTORY, MAX_LEN, TARGET
+from benchmark.speed.data import HISTORY, MAX_LEN, TARGET
+from ctr_pe.utils.module_list import ModuleList
 
 
 class PaddedModel(BaseModel):  # type: ignore[misc]

@@ -11,12 +11,12 @@ from typing import Any
 
 import torch
 
-from ctr_pe.pipeline.export import export_model
-from ctr_pe.pipeline.graph import inputs_of
-from speed import data, models
-from speed.cases import Settings
-from speed.memory import Peak, status
-from speed.timing import Figure, alternate, say
+from benchmark.speed import data, models
+from benchmark.speed.cases import Settings
+from benchmark.speed.memory import Peak, status
+from benchmark.speed.timing import Figure, alternate, say
+from ctr_pe.serving.export import export_model
+from ctr_pe.serving.request_graph import inputs_of
 
 FIELDS = ("item_id", "cate_id")
 CHANGES: dict[str, dict[str, Any]] = {"DIN": {"attention_hidden_units": [64]}}

@@ -1,7 +1,7 @@
 """Measures how fast this package is against what others do, or against what the machine can do.
 
-    python benchmark/speed/run.py --fuxictr-zoo PATH --json speed.json
-    python benchmark/speed/run.py --quick --only step,loader
+    python -m benchmark.speed.run --fuxictr-zoo PATH --json speed.json
+    python -m benchmark.speed.run --quick --only step,loader
 
 Each figure is a ratio of two things timed alternately in one run, the median over at least 7 repeats after warm-up,
 with the distance of its quartiles. Each case runs in a process of its own. Ctrl-C keeps what is finished.
@@ -27,9 +27,9 @@ from typing import Any
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # this folder is the package ``speed``
 
-from ctr_pe.errors import nearest
-from ctr_pe.scratch import replacing
-from speed.cases import CASES, ON_GPU, TUNED, Case, Settings, measure
+from benchmark.speed.cases import CASES, ON_GPU, TUNED, Case, Settings, measure
+from ctr_pe.utils.errors import nearest
+from ctr_pe.utils.files import replacing
 
 ALLOCATOR = "MALLOC_"  # prefix of glibc's variables
 
@@ -194,9 +194,9 @@ def machine(allocator: str, gpu: int) -> dict[str, Any]:
     """What the figures depend on."""
     import torch
 
-    from ctr_pe import processor
     from ctr_pe.ops import native
     from ctr_pe.study.runner import revision
+    from ctr_pe.utils import processor
 
     return {
         "cpu": processor.name_of(torch.device("cpu")),

@@ -7,9 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ctr_pe.data.synthetic import generate
-from speed.cases import Settings
-from speed.timing import Figure, alternate, say
+from benchmark.speed.cases import Settings
+from benchmark.speed.timing import Figure, alternate, say
+from ctr_pe.data.synthetic.bursts import generate
 
 
 def five(settings: Settings) -> Figure:

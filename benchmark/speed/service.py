@@ -14,10 +14,10 @@ from typing import Any
 
 import polars as pl
 
-from ctr_pe.pipeline.folder import read_model
-from speed import data
-from speed.cases import Settings
-from speed.timing import Figure, say
+from benchmark.speed import data
+from benchmark.speed.cases import Settings
+from benchmark.speed.timing import Figure, say
+from ctr_pe.serving.model_folder import read_model
 
 CLIENTS = 4
 BODY = {"content-type": "application/json"}
@@ -59,7 +59,7 @@ def _running(settings: Settings, candidates: int) -> Iterator[tuple[int, Any, li
     import uvicorn
 
     from ctr_pe import CTRRanker
-    from ctr_pe.pipeline.service import application
+    from ctr_pe.serving.service import application
 
     log, items = data.interactions(settings.size(2000, 200))
     how: dict[str, Any] = {"epochs": 1, "embedding_dim": 64, "batch_size": 1024, "attention_hidden_units": [64]}

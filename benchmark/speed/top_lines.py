@@ -1,6 +1,6 @@
 """Where a training step spends its time: the longest operations by the profiler, for docs/performance.md.
 
-python benchmark/speed/top_lines.py DIN --full
+python -m benchmark.speed.top_lines DIN --full
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 if __name__ == "__main__":
     sys.path[0] = str(Path(__file__).resolve().parents[1])  # this folder is the package ``speed``
 
-from ctr_pe.allocator import keep_memory
-from speed import data, models
+from benchmark.speed import data, models
+from ctr_pe.utils.allocator import keep_memory
 
 WARM_UP, STEPS = 3, 8
 

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from speed import data, models
-from speed.cases import BY_ARITHMETIC, Settings
-from speed.timing import Figure, alternate, alternate_all, say
+from benchmark.speed import data, models
+from benchmark.speed.cases import BY_ARITHMETIC, Settings
+from benchmark.speed.timing import Figure, alternate, alternate_all, say
 
 
 def step(settings: Settings, model: str, full: bool = False) -> Figure:

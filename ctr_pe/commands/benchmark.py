@@ -22,7 +22,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from ctr_pe.commands.options import Parser, class_names, count, number, overrides, training_options
-from ctr_pe.data.built_in import DEFAULT
+from ctr_pe.data.synthetic.built_in import DEFAULT
 
 
 def add_options(parser: Parser) -> None:
@@ -76,8 +76,8 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.config import parse_overrides
-    from ctr_pe.pipeline.folder import keep_model
+    from ctr_pe.config.yaml import parse_overrides
+    from ctr_pe.serving.model_folder import keep_model
     from ctr_pe.study import benchmark
 
     given = {**vars(args), "params": overrides(args), "tune": parse_overrides(args.tune, "--tune")}

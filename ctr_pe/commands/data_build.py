@@ -80,8 +80,8 @@ def _columns(text: str) -> tuple[str, ...] | str:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.data.recipe import Recipe, load_recipe
-    from ctr_pe.data.sources.log import build, summary
+    from ctr_pe.data.logs.log import build, summary
+    from ctr_pe.data.logs.recipe import Recipe, load_recipe
 
     options = {key: value for key, value in vars(args).items() if key in Recipe.model_fields}
     given = {key: None if value == "" else value for key, value in options.items()}

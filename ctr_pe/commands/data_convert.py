@@ -26,8 +26,8 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.data.built_in import open_or_generate
-    from ctr_pe.data.convert import convert
+    from ctr_pe.data.synthetic.built_in import open_or_generate
+    from ctr_pe.fuxictr.convert import convert
 
     dataset = open_or_generate(args.name, args.data_root)
     ages = convert(dataset, args.out, args.format)

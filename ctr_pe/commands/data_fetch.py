@@ -24,7 +24,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.data.sources.published import fetch
+    from ctr_pe.data.published.download import fetch
 
     print(fetch(args.name, args.data_root, args.source, args.overwrite, progress=True))
     return 0

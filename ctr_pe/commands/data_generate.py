@@ -18,7 +18,7 @@ import argparse
 from pathlib import Path
 
 from ctr_pe.commands.options import Parser
-from ctr_pe.data.published import SETS
+from ctr_pe.data.published.sets import SETS
 
 
 def add_options(parser: Parser) -> None:
@@ -35,7 +35,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.data.like_published import generate
+    from ctr_pe.data.published.generate import generate
 
     out = generate(args.like, args.out, args.rows_share, progress=True)
     print(f"{out}: {', '.join(sorted(file.name for file in out.iterdir()))}")

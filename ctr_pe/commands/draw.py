@@ -17,7 +17,7 @@ import argparse
 from pathlib import Path
 
 from ctr_pe.commands.options import Parser, class_name, class_names, comma_list, data_root_option, number
-from ctr_pe.data.built_in import DEFAULT
+from ctr_pe.data.synthetic.built_in import DEFAULT
 
 
 def add_options(parser: Parser) -> None:
@@ -50,9 +50,9 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.config import parse_overrides
-    from ctr_pe.draw import picture
-    from ctr_pe.draw.runs import Wanted
+    from ctr_pe.config.yaml import parse_overrides
+    from ctr_pe.reporting.figures import picture
+    from ctr_pe.reporting.figures.runs import Wanted
 
     params = parse_overrides(args.set)
     picture(

@@ -29,7 +29,7 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.pipeline.export import export
+    from ctr_pe.serving.export import export
 
     export(args.model, args.format, args.output)
     print(f"{args.output}: {args.format}, scores as the model's on random requests")

@@ -12,8 +12,8 @@ from collections.abc import Iterable
 from importlib.util import find_spec
 from pathlib import Path
 
-from ctr_pe import plugins
 from ctr_pe.commands.options import Parser, data_root_option
+from ctr_pe.utils import plugins
 
 
 def add_options(parser: Parser) -> None:
@@ -21,10 +21,10 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.config import packaged_yaml
-    from ctr_pe.data.built_in import BUILT_IN
+    from ctr_pe.config.yaml import packaged_yaml
     from ctr_pe.data.dataset import data_root, list_datasets
-    from ctr_pe.data.published import SETS
+    from ctr_pe.data.published.sets import SETS
+    from ctr_pe.data.synthetic.built_in import BUILT_IN
     from ctr_pe.model_zoo import MODELS
     from ctr_pe.pe import REGISTRY
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
-from ctr_pe import plugins
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.utils import plugins
+from ctr_pe.utils.errors import UserError, nearest
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -116,7 +116,7 @@ def training_options(parser: Parser) -> None:
 
 def overrides(args: argparse.Namespace) -> dict[str, Any]:
     """Hyper-parameters that ``--recipe`` and ``--set`` give."""
-    from ctr_pe.config import parse_overrides, training_recipe
+    from ctr_pe.config.yaml import parse_overrides, training_recipe
 
     return {**(training_recipe(args.recipe) if args.recipe else {}), **parse_overrides(args.set)}
 

@@ -32,7 +32,7 @@ def add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     import torch
 
-    from ctr_pe.pipeline.predict import predict
+    from ctr_pe.serving.batch_predict import predict
 
     if args.threads:
         torch.set_num_threads(args.threads)

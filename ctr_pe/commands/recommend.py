@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 
 from ctr_pe.commands.options import Parser, data_root_option
-from ctr_pe.data.built_in import DEFAULT
+from ctr_pe.data.synthetic.built_in import DEFAULT
 
 
 def add_options(parser: Parser) -> None:

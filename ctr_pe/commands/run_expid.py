@@ -7,11 +7,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctr_pe.allocator import keep_memory
 from ctr_pe.commands.options import class_name, deterministic_option, plugins_option, track_option
-from ctr_pe.config import parse_overrides
-from ctr_pe.errors import exit_code
-from ctr_pe.experiment import append_result, load_params, run
+from ctr_pe.config.yaml import parse_overrides
+from ctr_pe.fuxictr.experiment import append_result, load_params, run
+from ctr_pe.utils.allocator import keep_memory
+from ctr_pe.utils.errors import exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,10 +31,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_memory()
 
     def command() -> int:
-        from ctr_pe import ranks
-        from ctr_pe.pipeline.folder import keep_model
+        from ctr_pe.serving.model_folder import keep_model
+        from ctr_pe.utils import distributed
 
-        with ranks.together():
+        with distributed.together():
             overrides = parse_overrides(args.set)
             for key in overrides.keys() & {"model", "position_encoding"}:
                 for name in overrides[key] if isinstance(overrides[key], list) else [overrides[key]]:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             if args.track is not None:
                 params["track"] = args.track
             valid, test = run(params if args.gpu is None else {**params, "gpu": args.gpu}, keep_model)
-            if ranks.is_first():
+            if distributed.is_first():
                 line = " ".join(sys.argv if argv is None else ["run_expid.py", *argv])
                 append_result(Path(args.config or "config"), line, params, valid, test)
         return 0

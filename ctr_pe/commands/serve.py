@@ -38,7 +38,7 @@ def add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     import logging
 
-    from ctr_pe.pipeline.service import Limits, serve
+    from ctr_pe.serving.service import Limits, serve
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("ctr_pe").setLevel(logging.INFO)

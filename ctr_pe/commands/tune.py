@@ -18,7 +18,7 @@ import argparse
 from pathlib import Path
 
 from ctr_pe.commands.options import Parser, class_name, count, number, overrides, training_options
-from ctr_pe.data.built_in import DEFAULT
+from ctr_pe.data.synthetic.built_in import DEFAULT
 
 
 def add_options(parser: Parser) -> None:
@@ -40,8 +40,8 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.config import parse_overrides
-    from ctr_pe.pipeline.folder import keep_model
+    from ctr_pe.config.yaml import parse_overrides
+    from ctr_pe.serving.model_folder import keep_model
     from ctr_pe.study.tune import plan, tune
 
     search = plan(

@@ -20,8 +20,8 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ctr_pe.config.validation import check
     from ctr_pe.data.dataset import data_root
-    from ctr_pe.validate import check
 
     kind, problems = check(args.file, data_root(args.data_root))
     for problem in problems:

@@ -27,8 +27,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from ctr_pe.data.dataset import hash_of_file
-from ctr_pe.errors import UserError, nearest
-from ctr_pe.scratch import scratch_folder
+from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.files import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

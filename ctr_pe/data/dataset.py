@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe.config import load_json
-from ctr_pe.errors import UserError, nearest
-from ctr_pe.fields import Group
-from ctr_pe.names import check_name
+from ctr_pe.config.field_groups import Group
+from ctr_pe.config.yaml import load_json
+from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.names import check_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -89,7 +89,7 @@ def open_dataset(name: str, root: Path | None = None) -> Dataset:
 
     Raises UserError, with the command that builds it, when the set is missing, half-built or changed since.
     """
-    from ctr_pe.data.report import report_problem
+    from ctr_pe.data.dataset_report import report_problem
 
     path = next((path for path in (data_root(root) / name, Path(name)) if path.is_dir()), None)
     if path is None:
@@ -146,8 +146,8 @@ def _check_file(file: Path, facts: Mapping[str, Any], again: str) -> None:
 
 
 def _how_to_build(name: str, root: Path | None) -> str:
-    from ctr_pe.config import packaged_yaml
-    from ctr_pe.data.published import SETS, original
+    from ctr_pe.config.yaml import packaged_yaml
+    from ctr_pe.data.published.sets import SETS, original
 
     out = data_root(root) / name
     if (like := original(name)) in SETS:

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ctr_pe.data.columns import Columns, Want
-from ctr_pe.errors import UserError, counted, nearest, no_such_file
+from ctr_pe.utils.errors import UserError, counted, nearest, no_such_file
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence

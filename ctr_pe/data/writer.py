@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow.parquet as pq
 
+from ctr_pe.config.field_groups import Group
 from ctr_pe.data.dataset import (
     CONFIG,
     FORMAT,
@@ -26,10 +27,9 @@ from ctr_pe.data.dataset import (
     hash_of_file,
     open_dataset,
 )
-from ctr_pe.data.sources.tables import reason
-from ctr_pe.errors import UserError
-from ctr_pe.fields import Group
-from ctr_pe.scratch import scratch_folder
+from ctr_pe.data.logs.tables import reason
+from ctr_pe.utils.errors import UserError
+from ctr_pe.utils.files import scratch_folder
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -174,7 +174,8 @@ def make_dataset(source: Source, out: Path, dataset_id: str | None = None, overw
 
 @contextmanager
 def scratch_beside(out: Path) -> Iterator[Path]:
-    """An empty folder on the file system of ``out``, whose parents are not made for it; see :mod:`ctr_pe.scratch`."""
+    """An empty folder on the file system of ``out``, whose parents are not made for it; see
+    :mod:`ctr_pe.utils.files`."""
     home = next(folder for folder in out.absolute().parents if folder.exists())
     if not home.is_dir():
         raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(home))

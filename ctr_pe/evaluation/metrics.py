@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.utils.errors import UserError, nearest
 
 METRICS = ("gAUC", "AUC", "logloss")
 

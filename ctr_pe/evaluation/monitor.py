@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
-from ctr_pe.errors import UserError, shown
+from ctr_pe.utils.errors import UserError, shown
 
 LOSSES = {"logloss"}
 """Metrics of which less is better."""

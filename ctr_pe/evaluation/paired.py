@@ -25,9 +25,9 @@ from typing import NamedTuple, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from ctr_pe.errors import UserError
 from ctr_pe.evaluation.metrics import METRICS, Floats, check_rows, group_codes
 from ctr_pe.evaluation.users import Users, user_values
+from ctr_pe.utils.errors import UserError
 
 LEVEL = 0.05
 POWER = 0.8

@@ -7,8 +7,8 @@ import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe import plugins
-from ctr_pe.errors import UserError, nearest, quoted
+from ctr_pe.utils import plugins
+from ctr_pe.utils.errors import UserError, nearest, quoted
 
 if TYPE_CHECKING:
     from ctr_pe.pe.base import PositionEncoding
@@ -60,7 +60,7 @@ def build_pe(name: str, dim: int, max_len: int, num_heads: int = 1, **options: A
     """Build an encoding, or with ``a+b`` a chain of several, the first applied first.
 
     Args:
-        name: one of :func:`available_pes`, a dotted name (:mod:`ctr_pe.plugins`), or several joined by ``+``.
+        name: one of :func:`available_pes`, a dotted name (:mod:`ctr_pe.utils.plugins`), or several joined by ``+``.
         dim: item dim D; the attention it joins has the same.
         max_len: items of the longest history; a sequence that ends with the target has one more.
         num_heads: heads of the attention it joins.
@@ -94,7 +94,7 @@ def check_pe_name(name: str) -> str:
 
     Raises:
         UserError: it names no encoding or chain of encodings, or code that may not be imported
-            (:mod:`ctr_pe.plugins`).
+            (:mod:`ctr_pe.utils.plugins`).
     """
     links = str(name).split("+")
     if len(links) > MOST_LINKS:

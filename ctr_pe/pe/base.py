@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ctr_pe.keys import Checked
-from ctr_pe.modules import ModuleList
+from ctr_pe.config.keys import Checked
 from ctr_pe.pe.vectors import Attended, Vectors
-from ctr_pe.positions import Pairs, Positions, Where
+from ctr_pe.sequence.positions import Pairs, Positions, Where
+from ctr_pe.utils.module_list import ModuleList
 
 
 @dataclass(frozen=True)

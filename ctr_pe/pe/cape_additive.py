@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from ctr_pe.pe.base import About, Contextual
 from ctr_pe.pe.contextual import ContextualEncoding, widen
 from ctr_pe.pe.vectors import TargetVectors, Vectors
-from ctr_pe.positions import Pairs
+from ctr_pe.sequence.positions import Pairs
 
 
 class AdditiveCAPE(ContextualEncoding):

@@ -11,11 +11,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.keys import Width
+from ctr_pe.config.keys import Width
 from ctr_pe.pe.base import About, check_fields
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.contextual import widen
-from ctr_pe.positions import Pairs
+from ctr_pe.sequence.positions import Pairs
 
 SHORTEST = 1e-5
 """A vector much shorter than this is like nothing: it has no direction, and a gradient would blow it up. Embeddings

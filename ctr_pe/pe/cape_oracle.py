@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ctr_pe.pe.base import About
 from ctr_pe.pe.cape import CAPE
-from ctr_pe.positions import Items, Pairs
-from ctr_pe.ragged import as_numbers
+from ctr_pe.sequence.jagged import as_numbers
+from ctr_pe.sequence.positions import Items, Pairs
 
 SURE = 40.0
 """A likeness that opens or closes a gate: σ(-40) is 4e-18."""

@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.keys import Positive
+from ctr_pe.config.keys import Positive
 from ctr_pe.pe.base import About
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.time_bias import ages
-from ctr_pe.positions import Pairs
+from ctr_pe.sequence.positions import Pairs
 
 
 class TimeCAPE(CAPE):

@@ -13,7 +13,7 @@ from ctr_pe.ops.contextual import contextual_bias
 from ctr_pe.ops.contextual.reference import contextual_positions, open_gates, towards_query, widen
 from ctr_pe.pe.base import Contextual, PositionEncoding, PositionLinear
 from ctr_pe.pe.vectors import Vectors
-from ctr_pe.positions import Pairs
+from ctr_pe.sequence.positions import Pairs
 
 
 class ContextualEncoding(PositionEncoding):

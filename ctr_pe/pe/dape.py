@@ -17,7 +17,7 @@ from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.fire import FIRE
 from ctr_pe.pe.kerple import KerpleLog
 from ctr_pe.pe.vectors import Vectors
-from ctr_pe.positions import Pairs
+from ctr_pe.sequence.positions import Pairs
 
 BASES: dict[str, type[PositionEncoding]] = {"fire": FIRE, "kerple_log": KerpleLog, "alibi": ALiBi}
 HIDDEN = 32

@@ -12,14 +12,14 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.draws import Draws
-from ctr_pe.keys import Chance, Positive, Weight
+from ctr_pe.config.keys import Chance, Positive, Weight
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.rotation import phases, planes, rotate_planes, rotated
 from ctr_pe.pe.vectors import Attended, TargetVectors
-from ctr_pe.positions import Positions, Where
-from ctr_pe.ragged import per_target
+from ctr_pe.sequence.jagged import per_target
+from ctr_pe.sequence.positions import Positions, Where
+from ctr_pe.utils.random_generators import Draws
 
 
 class Euler(PositionEncoding):

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.vectors import Vectors
-from ctr_pe.positions import Pairs
+from ctr_pe.sequence.positions import Pairs
 
 HIDDEN = 32
 RATE = 0.1

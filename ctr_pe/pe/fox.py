@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.vectors import Vectors
-from ctr_pe.positions import Pairs
+from ctr_pe.sequence.positions import Pairs
 
 OPEN = 4.0
 """Bias of the gates at the start: σ(4) = .982."""

@@ -11,12 +11,12 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.keys import Length
+from ctr_pe.config.keys import Length
 from ctr_pe.ops import native
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.vectors import ItemVectors, Vectors
-from ctr_pe.positions import Pairs
+from ctr_pe.sequence.positions import Pairs
 
 SHARED = {"none": (), "u": ("U",), "l": ("L",), "both": ("U", "L")}
 

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.tables import look_up, vector_table
-from ctr_pe.positions import Positions
-from ctr_pe.ragged import per_target
+from ctr_pe.sequence.jagged import per_target
+from ctr_pe.sequence.positions import Positions
 
 
 class AbsolutePositions(PositionEncoding):

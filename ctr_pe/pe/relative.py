@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pe.vectors import Vectors
-from ctr_pe.positions import Pairs
+from ctr_pe.sequence.positions import Pairs
 
 
 class RelativeBias(PositionEncoding):

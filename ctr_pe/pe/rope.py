@@ -7,10 +7,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ctr_pe.keys import Positive
+from ctr_pe.config.keys import Positive
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.rotation import rotate_planes
-from ctr_pe.positions import Where
+from ctr_pe.sequence.positions import Where
 
 
 class RoPE(PositionEncoding):

@@ -8,11 +8,11 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ctr_pe.keys import Positive
+from ctr_pe.config.keys import Positive
 from ctr_pe.pe.base import About
 from ctr_pe.pe.rope import RoPE
 from ctr_pe.pe.time_bias import ages
-from ctr_pe.positions import Where
+from ctr_pe.sequence.positions import Where
 
 
 class TimeRoPE(RoPE):

@@ -1,4 +1,5 @@
-"""The vectors of an attention, which hooks get beside :class:`~ctr_pe.positions.Pairs`: queries, keys and values.
+"""The vectors of an attention, which hooks get beside :class:`~ctr_pe.sequence.positions.Pairs`: queries, keys and
+values.
 
 B batch, N real items of the batch, Q queries, L keys, H heads, D item dim, d = D / H head dim.
 """
@@ -10,8 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ctr_pe.positions import Pairs
-from ctr_pe.ragged import Block
+from ctr_pe.sequence.jagged import Block
+from ctr_pe.sequence.positions import Pairs
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,13 +12,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ctr_pe import checks, ranks, tracking
-from ctr_pe.config import model_params
-from ctr_pe.data.built_in import DEFAULT, open_or_generate
+from ctr_pe.config import checks
+from ctr_pe.config.keys import KEYS, checked
+from ctr_pe.config.yaml import model_params
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.errors import UserError, counted, nearest, say
-from ctr_pe.keys import KEYS, checked
-from ctr_pe.model_zoo.keys import check_gpu
+from ctr_pe.data.synthetic.built_in import DEFAULT, open_or_generate
+from ctr_pe.models.keys import check_gpu
 from ctr_pe.study import estimate, runner, suite_tables, trials
 from ctr_pe.study.differences import settings
 from ctr_pe.study.files import texts, write_files, write_texts
@@ -29,6 +28,8 @@ from ctr_pe.study.suite import OWN_KEYS, Cell, Grid, Suite, cells, load_suite
 from ctr_pe.study.tables import make_tables
 from ctr_pe.study.trials import Trials
 from ctr_pe.training import PROTOCOLS, Run, train
+from ctr_pe.utils import distributed, loggers
+from ctr_pe.utils.errors import UserError, counted, nearest, say
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class Request:
     combination that is best on the validation rows (:mod:`ctr_pe.study.trials`). ``out``: directory of results and
     tables. ``jobs``: runs at once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``:
     directory of data sets. ``keep``: called with a folder below ``out`` and what ``Run.keep`` gets, to write the model
-    there. ``track``: a tracker (:mod:`ctr_pe.tracking`), TensorBoard's in ``out`` unless it names a directory.
+    there. ``track``: a tracker (:mod:`ctr_pe.utils.loggers`), TensorBoard's in ``out`` unless it names a directory.
     ``dry_run``: only the plan and an estimate of its time. ``repair``: first set aside lines of results.jsonl that are
     no results.
     """
@@ -149,8 +150,8 @@ def run(request: Request, stand_in: Train | None = None) -> int:
 def plan(request: Request) -> tuple[Suite, list[Cell]]:
     """The suite of a request, with its number of seeds and protocol, and the cells to run, checked as far as possible
     without a data set."""
-    ranks.refuse("benchmark")
-    tracking.check(request.track)
+    distributed.refuse("benchmark")
+    loggers.check(request.track)
     checked(KEYS, {"gpu": request.gpu, "seed": request.seed})
     check_gpu(request.gpu)
     for option, least in {"repeats": 1, "threads": 1, "jobs": 1}.items():
@@ -224,7 +225,7 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
         weights = store.weights(key) if request.keep_weights else None
         keep = partial(request.keep, store.model(key)) if request.keep else None
         how = (suite.protocol, params, request.gpu, request.threads, weights, keep)
-        track, state = tracking.below(store.path, request.track), store.state(key, code)
+        track, state = loggers.below(store.path, request.track), store.state(key, code)
         jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how, track=track, resume=state), key, varied))
     return jobs
 

@@ -8,7 +8,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from ctr_pe.config import model_params
+from ctr_pe.config.yaml import model_params
 from ctr_pe.study.store import Result
 
 

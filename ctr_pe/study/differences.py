@@ -8,12 +8,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
-from ctr_pe.errors import counted
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, compared
 from ctr_pe.pe import available_pes
 from ctr_pe.study.store import Key, Result, Store
 from ctr_pe.study.users import UserStatistics, user_statistics
+from ctr_pe.utils.errors import counted
 
 BASELINES = ("none", "naive")
 UNKNOWN = Difference(*[math.nan] * len(Difference._fields))

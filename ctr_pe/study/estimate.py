@@ -11,15 +11,15 @@ from typing import Any
 
 import torch
 
-from ctr_pe.allocator import give_back
-from ctr_pe.errors import UserError, counted, say
-from ctr_pe.scratch import scratch_folder
 from ctr_pe.study.rendering import Table, between
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Key
 from ctr_pe.study.suite import Cell
 from ctr_pe.training import PROTOCOLS, Run, build_model
 from ctr_pe.training.source import Source
+from ctr_pe.utils.allocator import give_back
+from ctr_pe.utils.errors import UserError, counted, say
+from ctr_pe.utils.files import scratch_folder
 
 STEPS = 3
 """Steps that are measured, after one that is not: it allocates memory."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ctr_pe.errors import UserError
 from ctr_pe.study.differences import Setting
 from ctr_pe.study.forest import write_forest
 from ctr_pe.study.latex import as_latex
 from ctr_pe.study.rendering import Table, as_csv, as_markdown
 from ctr_pe.study.store import Store
 from ctr_pe.study.tables import make_tables
+from ctr_pe.utils.errors import UserError
 
 
 def write_files(store: Store, settings: Sequence[Setting], suite: Sequence[Table] = ()) -> list[str]:

@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctr_pe.errors import UserError, say
 from ctr_pe.evaluation.paired import Difference
 from ctr_pe.study.differences import BASELINES, Setting
 from ctr_pe.study.store import Store
+from ctr_pe.utils.errors import UserError, say
 
 FILES = ("forest.png", "forest.pdf")
 ROW, HEAD, WIDTH, LARGEST = 0.26, 1.1, 4.6, 300.0  # inches: a difference, what is around a panel, a panel, a picture

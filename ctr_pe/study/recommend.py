@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ctr_pe.data.built_in import open_or_generate
+from ctr_pe.config.field_groups import Group
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.errors import counted
-from ctr_pe.fields import Group
+from ctr_pe.data.synthetic.built_in import open_or_generate
+from ctr_pe.utils.errors import counted
 
 ROWS = 1_000_000
 """Histories of about so many rows are read; of a larger data set every second row, every third, and so on."""

@@ -32,12 +32,12 @@ from typing import TYPE_CHECKING, Any, TextIO
 from tqdm import tqdm
 
 import ctr_pe
-from ctr_pe import plugins
-from ctr_pe.allocator import keep_memory
-from ctr_pe.errors import Diverged, UserError
-from ctr_pe.scratch import remove_abandoned
 from ctr_pe.study.rendering import duration
 from ctr_pe.study.store import Key, Result, Store
+from ctr_pe.utils import plugins
+from ctr_pe.utils.allocator import keep_memory
+from ctr_pe.utils.errors import Diverged, UserError
+from ctr_pe.utils.files import remove_abandoned
 
 if TYPE_CHECKING:
     from ctr_pe.training import Outcome, Run
@@ -187,7 +187,7 @@ def _failure(job: Job, why: str) -> Result:
 
 
 def _record(job: Job, **found: Any) -> Result:
-    from ctr_pe.checks import origins
+    from ctr_pe.config.checks import origins
 
     return Result(
         **job.key._asdict(),

@@ -26,8 +26,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
-from ctr_pe.errors import UserError, counted, explain
-from ctr_pe.scratch import remove_abandoned, replacing
+from ctr_pe.utils.errors import UserError, counted, explain
+from ctr_pe.utils.files import remove_abandoned, replacing
 
 FILE = "results.jsonl"
 UNFINISHED = "unfinished"  # the folder of states

@@ -8,8 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ctr_pe.data.published import original
-from ctr_pe.errors import counted
+from ctr_pe.data.published.sets import original
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference
 from ctr_pe.study.differences import UNKNOWN, Runs, between
@@ -31,6 +30,7 @@ from ctr_pe.study.tables import (
     unmeasured_notes,
 )
 from ctr_pe.study.users import UserStatistics, user_statistics
+from ctr_pe.utils.errors import counted
 
 
 def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]], more: Sequence[str] = ()) -> list[Table]:

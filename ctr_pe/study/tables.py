@@ -7,14 +7,14 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from ctr_pe.config import packaged_yaml, parse_yaml
-from ctr_pe.data.published import original
-from ctr_pe.errors import counted
+from ctr_pe.config.yaml import packaged_yaml, parse_yaml
+from ctr_pe.data.published.sets import original
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, mean_sd
 from ctr_pe.study.differences import BASELINES, UNKNOWN, Runs, Setting, having
 from ctr_pe.study.rendering import DASH, FAILED, GAUC, Table, base_rate_note, mean_text, number, p_text
 from ctr_pe.study.store import Result
+from ctr_pe.utils.errors import counted
 
 PAPER = (
     "† trained on train + validation rows, and the epoch selected on the test rows: optimistic, and comparable only "

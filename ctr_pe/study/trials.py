@@ -12,12 +12,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctr_pe.errors import UserError, counted
 from ctr_pe.evaluation.monitor import monitor_mode, monitored
 from ctr_pe.study.rendering import FAILED, Table, number
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Key, Result, Store
 from ctr_pe.study.suite import Cell
+from ctr_pe.utils.errors import UserError, counted
 
 FOLDER = "trials"
 SEED = 10_000

@@ -19,18 +19,19 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from ctr_pe import ranks, tracking, training
-from ctr_pe.checks import check_encoding, check_names, check_params, model_class, param_problems
+from ctr_pe import training
+from ctr_pe.config.checks import check_encoding, check_names, check_params, model_class, param_problems
+from ctr_pe.config.keys import KEYS, Finite, Key, checked
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.errors import Diverged, UserError, say
 from ctr_pe.evaluation.monitor import monitor_mode, monitored
-from ctr_pe.keys import KEYS, Finite, Key, checked
-from ctr_pe.model_zoo.keys import check_gpu
+from ctr_pe.models.keys import check_gpu
 from ctr_pe.pe import encoding_class, options_of
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
 from ctr_pe.study.runner import Train
 from ctr_pe.study.store import hash_of
 from ctr_pe.training import Run
+from ctr_pe.utils import distributed, loggers
+from ctr_pe.utils.errors import Diverged, UserError, say
 
 if TYPE_CHECKING:
     import optuna
@@ -78,7 +79,7 @@ def tune(
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # this module prints its own lines
     study = _study(search, out)
-    search = replace(search, track=tracking.below(out, search.track))
+    search = replace(search, track=loggers.below(out, search.track))
     objective = _objective(search, train or training.train, keep and (lambda trial: partial(keep, _model(out, trial))))
     say(f"{search.model} with {search.pe} on {search.dataset.dataset_id}: {', '.join(search.space)}; study in {out}")
     if done := len(_finished(study)):
@@ -116,14 +117,14 @@ def plan(
     Raises:
         UserError: an unknown name, an invalid value, or nothing to search.
     """
-    ranks.refuse("tune")
+    distributed.refuse("tune")
     overrides, given = overrides or {}, given or {}
     refuse_own_keys("--set", overrides)
     refuse_own_keys("--space", given)
     check_encoding(pe)
     checked(KEYS, {"gpu": gpu, "seed": seed})
     check_gpu(gpu)
-    tracking.check(track)
+    loggers.check(track)
     params = run_params(model, Path(dataset).name, overrides)
     check_params(model, params)
     check_names(model, given)

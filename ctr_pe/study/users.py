@@ -21,11 +21,11 @@ from zipfile import BadZipFile
 import numpy as np
 import numpy.typing as npt
 
-from ctr_pe.errors import UserError, one_line
 from ctr_pe.evaluation.metrics import METRICS, Floats, check_rows, row_loss
 from ctr_pe.evaluation.paired import Arm, arm
 from ctr_pe.evaluation.users import Users, user_values
 from ctr_pe.study.store import Result, Store, write
+from ctr_pe.utils.errors import UserError, one_line
 
 STEPS: dict[str, tuple[float, Any]] = {
     "gAUC": (1 / 250, np.uint8),

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ctr_pe.errors import UserError
-from ctr_pe.scratch import replacing
 from ctr_pe.training.weights import own
+from ctr_pe.utils.errors import UserError
+from ctr_pe.utils.files import replacing
 
 TENSOR, PAIRS = "tensor", "pairs"  # the keys of JSON objects that stand for a tensor and for a mapping
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ctr_pe.errors import UserError
+from ctr_pe.utils.errors import UserError
 
 
 @contextmanager

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ctr_pe import ranks
-from ctr_pe.errors import Diverged, counted
+from ctr_pe.utils import distributed
+from ctr_pe.utils.errors import Diverged, counted
 
 EVERY = 100  # steps between looks at what a GPU has computed: to look makes it wait
 MARGIN = 1.1  # a loss of less than this many times a constant's may be noise,
@@ -91,7 +91,7 @@ class Guard:
         """After each epoch. Raises Diverged if the loss stays above that of a constant."""
         self.look()
         if self.constant is None:
-            self.constant = _entropy(ranks.average(float(self.clicks)) / ranks.average(self.rows))
+            self.constant = _entropy(distributed.average(float(self.clicks)) / distributed.average(self.rows))
         assert self.first is not None
         again, lasting = self.above > 0 or (last and epoch == 1), self.above + self.count >= LEAST
         above = self.least > MARGIN * max(self.first, self.constant)

@@ -16,18 +16,18 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ctr_pe import ranks
-from ctr_pe.draws import draws_of
-from ctr_pe.errors import UserError, nearest, one_line
 from ctr_pe.evaluation.monitor import monitor_mode, monitored
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.divergence import Guard
+from ctr_pe.training.schedule import Average, schedule
 from ctr_pe.training.source import with_plans
-from ctr_pe.training.steady import Average, schedule
 from ctr_pe.training.weights import SUFFIX, load, read_tensors, save, write_tensors
+from ctr_pe.utils import distributed
+from ctr_pe.utils.errors import UserError, nearest, one_line
+from ctr_pe.utils.random_generators import draws_of
 
 if TYPE_CHECKING:
-    from ctr_pe.tracking import Watch
+    from ctr_pe.utils.loggers import Watch
 
 MIN_DELTA = 1e-6  # what an improvement of the monitor is at least
 COUNTS = ("epoch", "steps", "stale", "kept")  # of a training's state
@@ -78,7 +78,7 @@ def fit(
 
     ``batches``: an epoch at each iteration; of known length. ``max_gradient_norm``: None for the model's own.
     ``progress`` is called with ``{"epoch", "batch", "batches"}`` about every 1 % of an epoch, and with ``{"epoch",
-    "valid"}`` after each evaluation, valid being its metrics. ``watch``: tells a tracker (:mod:`ctr_pe.tracking`).
+    "valid"}`` after each evaluation, valid being its metrics. ``watch``: tells a tracker (:mod:`ctr_pe.utils.loggers`).
     ``checkpoint``: keeps the state after each epoch; a training that was killed goes on from there to the same weights.
 
     Raises:
@@ -95,10 +95,10 @@ def fit(
         model._max_gradient_norm = 10.0 if max_gradient_norm is None else max_gradient_norm
     best = Path(model.checkpoint).with_suffix(SUFFIX)
     best.parent.mkdir(parents=True, exist_ok=True)
-    if ranks.is_first():
+    if distributed.is_first():
         best.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
     training = _Training(model, batches, validation, epochs, best, progress or (lambda state: None), watch)
-    state = None if checkpoint is None else ranks.from_first(checkpoint.read)
+    state = None if checkpoint is None else distributed.from_first(checkpoint.read)
     if checkpoint is not None and state is not None:
         try:
             training.restore(state)
@@ -110,12 +110,12 @@ def fit(
     while not training.over:
         training.train_epoch()
         if checkpoint is not None:
-            random = ranks.gathered(random_state(model.device))
-            if ranks.is_first():
+            random = distributed.gathered(random_state(model.device))
+            if distributed.is_first():
                 checkpoint.write(training.state(random))
-    if ranks.is_first():
+    if distributed.is_first():
         load(model, best)
-    ranks.take_from_first(model)
+    distributed.take_from_first(model)
     return Fitted(tuple(training.history), training.history[training.kept], before)
 
 
@@ -168,7 +168,7 @@ class _Training:
         """Train, and evaluate after the epoch, or each ``eval_steps`` steps."""
         self.epoch += 1
         self.model.train()
-        verbose = self.model._verbose and ranks.is_first()
+        verbose = self.model._verbose and distributed.is_first()
         for index, batch in enumerate(tqdm(self.batches, file=sys.stdout) if verbose else self.batches):
             if index % self.often == 0:
                 self.progress({"epoch": self.epoch, "batch": index, "batches": len(self.batches)})
@@ -199,7 +199,7 @@ class _Training:
         model = self.model
         mean = float(self.loss) / self.every
         own = {name: float(torch.stack(found).mean()) for name, found in self.parts.items()}
-        everyone = ranks.gathered(own)
+        everyone = distributed.gathered(own)
         auxiliary = {name: sum(one.get(name, 0.0) for one in everyone) / len(everyone) for name in own}
         written = "".join(f", of which {name} {value:.6f}" for name, value in auxiliary.items())
         logging.info("Epoch %d, step %d: train loss %.6f%s", self.epoch, self.steps, mean, written)
@@ -223,7 +223,7 @@ class _Training:
         better = self.best is None or (value <= self.best - MIN_DELTA if low else value >= self.best + MIN_DELTA)
         self.best, self.stale = (value, 0) if better else (self.best, self.stale + 1)
         if better or not model._save_best_only:
-            if ranks.is_first():
+            if distributed.is_first():
                 save(model, self.best_weights)
             self.kept = len(self.history) - 1
         if not better and model._reduce_lr_on_plateau and self.falling is None:
@@ -252,7 +252,7 @@ class _Training:
         self.loss = state["loss"].to(self.model.device)
         self.parts = {name: list(found.to(self.model.device)) for name, found in state["parts"].items()}
         self.history = [Epoch(**epoch) for epoch in state["history"]]
-        if self.history and ranks.is_first():
+        if self.history and distributed.is_first():
             write_tensors(state["kept_weights"], self.best_weights)
             load(self.model, self.best_weights)  # fails here rather than after all epochs
         for name, one in self._stateful():
@@ -261,7 +261,7 @@ class _Training:
             self.batches.epoch = state["batches"]
         if self.watch is not None:
             self.watch.steps = self.steps
-        [random] = state["random"][ranks.share()]
+        [random] = state["random"][distributed.share()]
         set_random_state(random, self.model.device)
 
     def _stateful(self) -> Iterator[tuple[str, Any]]:

@@ -17,19 +17,19 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ctr_pe import processor, ranks, tracking
-from ctr_pe.checks import check_other_model, model_class
+from ctr_pe.config.checks import check_other_model, model_class
+from ctr_pe.config.field_groups import group_params
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.errors import UserError, nearest
 from ctr_pe.evaluation import evaluate
-from ctr_pe.fields import group_params
-from ctr_pe.scratch import scratch_folder
 from ctr_pe.training.checkpoint import Checkpoint
 from ctr_pe.training.deterministic import deterministic
 from ctr_pe.training.loop import Epoch, Progress, fit
 from ctr_pe.training.scoring import score
 from ctr_pe.training.source import Source
 from ctr_pe.training.weights import save
+from ctr_pe.utils import distributed, loggers, processor
+from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.files import scratch_folder
 
 # What is trained on, and what selects the epoch.
 PROTOCOLS = {"heldout": (("train",), "valid"), "paper": (("train", "valid"), "test")}
@@ -46,7 +46,8 @@ class Run:
     bits of the results; 0 leaves it as it is. ``weights``: a file for those of the best epoch. ``keep``: called at the
     end with the model, this run, its source and the outcome; ``start``: called before the first step with the model and
     its source, to give it other weights than random ones; functions that can be pickled, if the run is to train in
-    another process. ``track``: as the option ``--track``, see :mod:`ctr_pe.tracking`; also a key of the parameters.
+    another process. ``track``: as the option ``--track``, see :mod:`ctr_pe.utils.loggers`; also a key of the
+    parameters.
     ``resume``: a file for the state after each epoch, from which an equal run goes on if this process is killed; who
     has stored the outcome removes it.
     """
@@ -97,9 +98,9 @@ def train(run: Run, progress: Progress | None = None) -> Outcome:
     if run.protocol not in PROTOCOLS:
         raise UserError(f"protocol '{run.protocol}' is unknown: {nearest(run.protocol, PROTOCOLS)}")
     track = run.track or run.params.get("track")
-    with ranks.together(), deterministic(bool(run.params.get("deterministic"))):
-        first = ranks.is_first()
-        with tracking.watching(track if first else None, _name(run), lambda: _described(run)) as watch:
+    with distributed.together(), deterministic(bool(run.params.get("deterministic"))):
+        first = distributed.is_first()
+        with loggers.watching(track if first else None, _name(run), lambda: _described(run)) as watch:
             return _train(run, progress if first else None, watch)
 
 
@@ -118,18 +119,18 @@ def _described(run: Run) -> dict[str, Any]:
 
 def _identity(run: Run, source: Source) -> str:
     """All that the state of a training depends on, but the code."""
-    facts = [_described(run), source.dataset and source.dataset.data_hash, ranks.processes()]
+    facts = [_described(run), source.dataset and source.dataset.data_hash, distributed.processes()]
     return json.dumps(facts, sort_keys=True, default=str)
 
 
-def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) -> Outcome:
+def _train(run: Run, progress: Progress | None, watch: loggers.Watch | None) -> Outcome:
     start = time.perf_counter()
     if run.threads > 0:
         torch.set_num_threads(run.threads)
     source, params = Source.of(run.dataset), {**run.params, "seed": run.seed}
     identity = _identity(run, source)
-    run = replace(run, gpu=ranks.own_gpu(run.gpu))
-    if ranks.processes() > 1 and not hasattr(model_class(run.model), "build_encoding"):
+    run = replace(run, gpu=distributed.own_gpu(run.gpu))
+    if distributed.processes() > 1 and not hasattr(model_class(run.model), "build_encoding"):
         raise UserError(f"{model_class(run.model).__name__}: only models of ctr_pe train in several processes")
     with scratch_folder() as scratch:
         model = build_model(run, source, params.get("model_root") or scratch)
@@ -139,7 +140,9 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
         train_on, select_on = PROTOCOLS[run.protocol]
         rows = source.batches(model.feature_map, train_on, params, train=True)
         validation = source.batches(model.feature_map, [select_on], params)
-        torch.manual_seed(ranks.own_seed(run.seed + 1))  # dropout has a stream of its own, the same for every encoding
+        torch.manual_seed(
+            distributed.own_seed(run.seed + 1)
+        )  # dropout has a stream of its own, the same for every encoding
         checkpoint = None if run.resume is None else Checkpoint(run.resume, identity)
         epochs = int(params.get("epochs", 10))
         fitted = fit(model, rows, validation, epochs, progress=progress, watch=watch, checkpoint=checkpoint)
@@ -150,7 +153,7 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
             metrics = evaluate(labels, scores, groups, names)
             if watch is not None:
                 watch.evaluated("test", metrics)
-        if run.weights is not None and ranks.is_first():
+        if run.weights is not None and distributed.is_first():
             save(model, run.weights)
     outcome = Outcome(
         metrics=metrics,
@@ -163,7 +166,7 @@ def _train(run: Run, progress: Progress | None, watch: tracking.Watch | None) ->
         history=fitted.history,
         processor=processor.name_of(model.device),
     )
-    if run.keep is not None and ranks.is_first():
+    if run.keep is not None and distributed.is_first():
         run.keep(model, run, source, outcome)
     return outcome
 
@@ -173,7 +176,7 @@ def build_model(run: Run, data: Dataset | Source, folder: str | Path) -> Any:
 
     Field groups are the data set's where the parameters name none. Checkpoints go below ``folder``.
     """
-    from ctr_pe.model_zoo.keys import prefixes
+    from ctr_pe.models.keys import prefixes
 
     source, cls = Source.of(data), model_class(run.model)
     feature_map = source.feature_map({"embedding_dim": 64, **run.params})

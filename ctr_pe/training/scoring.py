@@ -12,10 +12,10 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from ctr_pe import ranks
-from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
 from ctr_pe.training.source import with_plans
+from ctr_pe.utils import distributed
+from ctr_pe.utils.errors import UserError
 
 Floats = npt.NDArray[np.float64]
 
@@ -44,7 +44,7 @@ def score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Scored:
     model.eval()
     own = [_scored(model, batch) for batch in with_plans(model, batches)]
     if getattr(batches, "is_shared", False):
-        own = [part for part in chain.from_iterable(zip_longest(*ranks.gathered(own))) if part is not None]
+        own = [part for part in chain.from_iterable(zip_longest(*distributed.gathered(own))) if part is not None]
     if not own:
         raise UserError("no rows to evaluate")
     labels, scores, groups = zip(*own, strict=True)

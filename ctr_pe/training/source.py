@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctr_pe import ranks
 from ctr_pe.data.dataset import Dataset, open_dataset
 from ctr_pe.data.loader import BatchLoader
-from ctr_pe.data.specs import read_feature_map
-from ctr_pe.errors import UserError, nearest
+from ctr_pe.fuxictr.feature_specs import read_feature_map
+from ctr_pe.utils import distributed
+from ctr_pe.utils.errors import UserError, nearest
 
 PLANNED = 2
 """Batches whose plan is made ahead."""
@@ -74,7 +74,7 @@ class Source:
         if self.dataset is None and params.get("data_format") == "npz":
             from fuxictr.pytorch.dataloaders import RankDataLoader
 
-            if ranks.processes() > 1:
+            if distributed.processes() > 1:
                 raise UserError("data_format 'npz': FuxiCTR's loader does not share its rows between processes")
             if params.get("like_length"):
                 raise UserError("data_format 'npz': FuxiCTR's loader does not know like_length, leave it out")
@@ -84,7 +84,7 @@ class Source:
             return RankDataLoader(feature_map, "test", test_data=paths[0], **given)
         role, seed = "train" if train else "valid", int(params.get("seed", 0))
         how: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "like_length": int(params.get("like_length") or 0)}
-        rows = BatchLoader(feature_map, paths, role, size, share=ranks.share(), **how)
+        rows = BatchLoader(feature_map, paths, role, size, share=distributed.share(), **how)
         return MadeAhead(rows, ahead) if ahead > 0 else rows
 
 

@@ -9,16 +9,17 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ctr_pe import ranks
-from ctr_pe.choices import FUSED, FUSED_ON_CPU_ALONE, choose
+from ctr_pe.config.choices import FUSED, FUSED_ON_CPU_ALONE, choose
 from ctr_pe.training.divergence import Gradients
-from ctr_pe.training.lazy import LazyTables
+from ctr_pe.training.table_optimizers import LazyTables
+from ctr_pe.utils import distributed
 
 
 def make_optimizer(model: Any, name: str, lr: float, table_optimizer: str | None = None) -> Optimizer:
     """The optimiser ``name`` of torch for a model's parameters, with its fused step where it has one.
 
-    ``table_optimizer``: embedding tables get one of their own (:mod:`ctr_pe.training.lazy`). Raises UserError for an
+    ``table_optimizer``: embedding tables get one of their own (:mod:`ctr_pe.training.table_optimizers`). Raises
+    UserError for an
     unknown name.
     """
     name = choose("optimizer", name)
@@ -41,12 +42,12 @@ def train_step(model: Any, batch: Mapping[str, Tensor], max_gradient_norm: float
     Several processes have a share of the batch each, and get the same loss and weights.
     """
     model.optimizer.zero_grad()
-    loss = ranks.loss(model, batch)
+    loss = distributed.loss(model, batch)
     loss.backward()  # type: ignore[no-untyped-call]
     clips = model.optimizer.clip if isinstance(model.optimizer, LazyTables) else clip
     model.gradients = clips(dict(model.named_parameters()), max_gradient_norm)
     model.optimizer.step()
-    return ranks.average(loss)
+    return distributed.average(loss)
 
 
 def clip(parameters: Mapping[str, Tensor], most: float) -> Gradients:

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.errors import UserError, no_such_file, one_line
-from ctr_pe.scratch import replacing
+from ctr_pe.utils.errors import UserError, no_such_file, one_line
+from ctr_pe.utils.files import replacing
 
 SUFFIX = ".safetensors"
 LONGEST = 120  # characters of another library's message in an error line

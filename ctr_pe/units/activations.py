@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe import ranks
-from ctr_pe.choices import choose
+from ctr_pe.config.choices import choose
 from ctr_pe.ops.dice import dice
 from ctr_pe.units.batch_norm import keep_running, moments, over_processes
+from ctr_pe.utils import distributed
 
 
 class Dice(nn.Module):
@@ -29,7 +29,7 @@ class Dice(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """(N, units) -> (N, units)."""
         single = x.float() if x.itemsize < 4 else x
-        own, alone = self.uses_own_statistics(x.shape[0]), ranks.processes() == 1
+        own, alone = self.uses_own_statistics(x.shape[0]), distributed.processes() == 1
         if alone and not x.is_cpu:
             y: Tensor = _Gate.apply(single, self.normed(single), self.alpha.to(single.dtype))[0]  # type: ignore[no-untyped-call]
             return y.to(x.dtype)
@@ -52,7 +52,7 @@ class Dice(nn.Module):
 
     def uses_own_statistics(self, rows: int) -> bool:
         """Whether a batch of so many rows is normed by its own mean and variance and those of other processes."""
-        return self.training and (rows > 1 or ranks.processes() > 1)
+        return self.training and (rows > 1 or distributed.processes() > 1)
 
     def norm(self, rows: int, mean: Tensor, variance: Tensor) -> tuple[Tensor, Tensor]:
         """Factor and shift (units,) that norm so many rows by this mean and variance, which enter the running ones, or
@@ -97,7 +97,7 @@ def make_activation(name: str, units: int) -> nn.Module:
     """An activation by name.
 
     Raises:
-        UserError: none of :data:`ctr_pe.choices.ACTIVATIONS`.
+        UserError: none of :data:`ctr_pe.config.choices.ACTIVATIONS`.
     """
     name = choose("activation", name)
     learned: dict[str, Callable[[], nn.Module]] = {

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from ctr_pe import ranks
+from ctr_pe.utils import distributed
 
 
 class BatchNorm1d(nn.BatchNorm1d):
@@ -16,7 +16,7 @@ class BatchNorm1d(nn.BatchNorm1d):
 
     def forward(self, x: Tensor) -> Tensor:
         """(N, units) -> (N, units)."""
-        if self.training and ranks.processes() == 1:
+        if self.training and distributed.processes() == 1:
             return super().forward(x)
         assert self.running_mean is not None
         assert self.running_var is not None
@@ -38,12 +38,12 @@ def moments(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def over_processes(rows: int, mean: Tensor, variance: Tensor) -> tuple[int, Tensor, Tensor]:
     """The rows of all processes, and their mean and variance, from those of each."""
-    if (processes := ranks.processes()) == 1:
+    if (processes := distributed.processes()) == 1:
         return rows, mean, variance
-    each = ranks.average(float(rows))
+    each = distributed.average(float(rows))
     share = rows / max(each, 1 / processes)
-    whole = ranks.average(mean * share)
-    return round(each * processes), whole, ranks.average((variance + (mean - whole).square()) * share)
+    whole = distributed.average(mean * share)
+    return round(each * processes), whole, distributed.average((variance + (mean - whole).square()) * share)
 
 
 @torch.no_grad()

@@ -14,11 +14,11 @@ from torch._higher_order_ops.scan import scan
 from torch.nn.functional import linear
 from torch.nn.utils.rnn import PackedSequence
 
-from ctr_pe.errors import nearest
 from ctr_pe.ops.recurrence import attention_gru
 from ctr_pe.ops.recurrence.reference import Step, agru, augru, gru, recur
-from ctr_pe.positions import Positions
-from ctr_pe.ragged import placed, taken
+from ctr_pe.sequence.jagged import placed, taken
+from ctr_pe.sequence.positions import Positions
+from ctr_pe.utils.errors import nearest
 
 
 class GRU(nn.GRU):

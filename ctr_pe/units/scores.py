@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.ops import native
-from ctr_pe.units import pieces
+from ctr_pe.units import mlp_chunks
 from ctr_pe.units.activations import make_activation
 from ctr_pe.units.dropout import Dropout
 
@@ -67,7 +67,7 @@ class DINScore(nn.Module):
         output_activation: the same names, after the last layer; None for none.
 
     ``mlp`` has FuxiCTR's layers and parameter names, so weights move between the two. On a CPU it is computed in pieces
-    (:mod:`ctr_pe.units.pieces`), and forward hooks of its layers are not called.
+    (:mod:`ctr_pe.units.mlp_chunks`), and forward hooks of its layers are not called.
 
     Raises:
         ValueError: no hidden layer.
@@ -104,13 +104,13 @@ class DINScore(nn.Module):
         # The first layer, split by term: what depends on the target alone is computed per row, not per pair.
         of_target, of_item, of_difference, of_product = first.weight.chunk(4, dim=1)
         of_target, of_item = of_target + of_difference, of_item - of_difference
-        if pieces.supports(rest, items):
+        if mlp_chunks.supports(rest, items):
             if rows is None:
-                own = pieces.OwnTargets(items, target, first.bias)
-                return pieces.mlp(own, torch.cat([of_target, of_item, of_product], 1), rest).squeeze(-1)
+                own = mlp_chunks.OwnTargets(items, target, first.bias)
+                return mlp_chunks.mlp(own, torch.cat([of_target, of_item, of_product], 1), rest).squeeze(-1)
             per_row = nn.functional.linear(target, of_target, first.bias)
-            shared = pieces.SharedTargets(items, target, per_row, rows)
-            return pieces.mlp(shared, torch.cat([of_item, of_product], 1), rest).squeeze(-1)
+            shared = mlp_chunks.SharedTargets(items, target, per_row, rows)
+            return mlp_chunks.mlp(shared, torch.cat([of_item, of_product], 1), rest).squeeze(-1)
         per_pair = nn.functional.linear(target, of_target, first.bias)
         if rows is not None:
             target, per_pair = _of_rows(target, rows), _of_rows(per_pair, rows)

@@ -15,8 +15,8 @@ from ctr_pe.ops import attention as fused
 from ctr_pe.ops import contextual
 from ctr_pe.pe.base import PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, ItemVectors
-from ctr_pe.positions import CandidatePairs, Items, Pairs, Positions
-from ctr_pe.ragged import taken
+from ctr_pe.sequence.jagged import taken
+from ctr_pe.sequence.positions import CandidatePairs, Items, Pairs, Positions
 from ctr_pe.units.dropout import Dropout
 
 
@@ -106,7 +106,7 @@ class SelfAttention(nn.Module):
         """The states (B, K, D) of K targets (B, K, D) that each come after the same history.
 
         ``keys``, ``values`` (N, D): :meth:`keys_values` of the histories. ``pairs``:
-        :meth:`~ctr_pe.positions.Positions.candidate_pairs` of their positions.
+        :meth:`~ctr_pe.sequence.positions.Positions.candidate_pairs` of their positions.
         """
         assert isinstance(pairs, CandidatePairs)
         (block,), (rows, count, dim) = pairs.of.whole, target.shape

@@ -11,11 +11,11 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.errors import nearest
 from ctr_pe.pe.base import PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, TargetVectors
-from ctr_pe.positions import Items, Positions
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.units.scores import SCORES, candidate_scores
+from ctr_pe.utils.errors import nearest
 
 
 class TargetAttention(nn.Module):

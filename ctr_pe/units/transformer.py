@@ -12,13 +12,13 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ctr_pe.modules import ModuleList
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Items, Pairs, Positions
-from ctr_pe.ragged import taken
+from ctr_pe.sequence.jagged import taken
+from ctr_pe.sequence.positions import Items, Pairs, Positions
 from ctr_pe.units.activations import make_activation
 from ctr_pe.units.dropout import Dropout
 from ctr_pe.units.self_attention import SelfAttention
+from ctr_pe.utils.module_list import ModuleList
 
 
 class TransformerBlock(nn.Module):

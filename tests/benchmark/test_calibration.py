@@ -7,19 +7,19 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import calibration
 import numpy as np
 import polars as pl
 import pytest
-from calibration import Split, rejected
-from fake_training import result_of, train_on_data_set
 
-from ctr_pe.data.synthetic import generate
+from benchmark import calibration
+from benchmark.calibration import Split, rejected
+from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.study.differences import settings
 from ctr_pe.study.store import Key, Store
 from ctr_pe.study.users import STEPS
+from tests.support.fake_training import result_of, train_on_data_set
 
 STORE = Store(calibration.OUT)
 
@@ -77,7 +77,7 @@ def test_the_command_trains_what_is_missing_and_prints_the_rates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = {**(generate.__kwdefaults__ or {}), "users": 20, "valid_users": 10, "test_users": 10}
-    monkeypatch.setattr("ctr_pe.data.synthetic.generate.__kwdefaults__", small)
+    monkeypatch.setattr("ctr_pe.data.synthetic.bursts.generate.__kwdefaults__", small)
     monkeypatch.setattr("ctr_pe.study.benchmark.train", train_on_data_set)
     monkeypatch.setattr(calibration, "SPLITS", 20)
     draw = np.random.default_rng(0)

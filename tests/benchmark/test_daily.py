@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import daily
 import numpy as np
 import polars as pl
 import pytest
+
+from benchmark import daily
 
 
 def write_log(folder: Path) -> pl.DataFrame:

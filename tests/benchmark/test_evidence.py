@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-import evidence
 import pytest
+
+from benchmark import evidence
 
 RESULTS = evidence.ROOT / "benchmark" / "results"
 PLACE = "DIN-synthetic_context"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import gates
 import polars as pl
 import pytest
 
+from benchmark import gates
 from ctr_pe.cli import main
-from ctr_pe.data.synthetic_context import generate
+from ctr_pe.data.synthetic.context import generate
 
 
 @pytest.mark.slow

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import kernels
 import pytest
+
+from benchmark import kernels
 
 
 @pytest.mark.parametrize("gpu", ["-1", "99"])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from likeness import OwnGate
 from torch import Tensor, nn
 
+from benchmark.likeness import OwnGate
 from ctr_pe.pe.cape_cosine import CosineCAPE
-from ctr_pe.positions import Items, Positions
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.units import TargetAttention
 
 D, L = 8, 6

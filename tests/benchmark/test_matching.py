@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from matching import GAIN, MatchingBST, MatchingSASRec
 
+from benchmark.matching import GAIN, MatchingBST, MatchingSASRec
 from ctr_pe.data.dataset import open_dataset
-from ctr_pe.data.synthetic_context import generate
-from ctr_pe.model_zoo.base import RankModel
+from ctr_pe.data.synthetic.context import generate
+from ctr_pe.models.rank_model import RankModel
 from ctr_pe.training import Run, build_model
 from ctr_pe.units import SelfAttention
 

@@ -6,8 +6,9 @@ import csv
 import shutil
 from pathlib import Path
 
-import published
 import pytest
+
+from benchmark import published
 
 FOLDERS = sorted(file.parent for file in published.RESULTS.glob("*/results.jsonl"))
 

@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-import shuffle
 
+from benchmark import shuffle
+from ctr_pe.config.field_groups import Group
 from ctr_pe.data.dataset import open_dataset
-from ctr_pe.data.synthetic import generate
-from ctr_pe.fields import Group
+from ctr_pe.data.synthetic.bursts import generate
 
 
 @pytest.mark.parametrize("splits", ["test", "all"])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import soak
-from soak import MIB, Look
 
-from ctr_pe.data.synthetic import generate
+from benchmark import soak
+from benchmark.soak import MIB, Look
+from ctr_pe.data.synthetic.bursts import generate
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from speed import cases, data, growth, memory, models, run, training_steps
-from speed.cases import CASES, Case, Settings
-from speed.timing import Figure, alternate, alternate_all
 
+from benchmark.speed import cases, data, growth, memory, models, run, training_steps
+from benchmark.speed.cases import CASES, Case, Settings
+from benchmark.speed.timing import Figure, alternate, alternate_all
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.pe import available_pes
 

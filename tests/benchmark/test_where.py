@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import polars as pl
 import pytest
-import where
 
+from benchmark import where
 from ctr_pe.data.dataset import Dataset, open_dataset
-from ctr_pe.data.synthetic import generate
+from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.study.benchmark import keep_rows
 from ctr_pe.study.differences import settings
 from ctr_pe.study.store import Result, Store

@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import pytest
 import torch
-from encoding_cases import CASES, factory
 from torch import Tensor, nn
 
 from ctr_pe.ops.contextual.reference import interpolate
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.vectors import Vectors
-from ctr_pe.positions import Pairs, Positions
+from ctr_pe.sequence.positions import Pairs, Positions
 from ctr_pe.testing import CHECKS, UNITS, UNITS_OF, check_pe, checks
+from tests.support.encoding_cases import CASES, factory
 
 PAIRS = [(unit, check) for check in CHECKS for unit in UNITS_OF.get(check, UNITS)]
 

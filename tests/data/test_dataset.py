@@ -10,10 +10,10 @@ import polars as pl
 import pytest
 import yaml
 
+from ctr_pe.config.field_groups import Group
 from ctr_pe.data.dataset import Dataset, data_root, list_datasets, open_dataset
 from ctr_pe.data.writer import Content, DatasetWriter
-from ctr_pe.errors import UserError
-from ctr_pe.fields import Group
+from ctr_pe.utils.errors import UserError
 
 GROUPS = (Group(("item_id",), ("item_history",), "age_history"),)
 ITEM = {"type": "categorical", "source": "item", "padding_idx": 0, "oov_idx": 5, "vocab_size": 6}

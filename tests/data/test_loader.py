@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ctr_pe.data.loader import BatchLoader
-from ctr_pe.errors import UserError
+from ctr_pe.utils.errors import UserError
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -12,7 +12,7 @@ import pytest
 
 from ctr_pe.cli import main
 from ctr_pe.data.writer import scratch_beside, written
-from ctr_pe.errors import UserError
+from ctr_pe.utils.errors import UserError
 
 KILLED = """
 import os, signal, sys

@@ -12,8 +12,8 @@ import numpy.typing as npt
 import pytest
 import torch
 
-from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
+from ctr_pe.utils.errors import UserError
 
 Table = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64], npt.NDArray[np.int64]]
 

@@ -9,11 +9,11 @@ import numpy.typing as npt
 import pytest
 from scipy import stats
 
-from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import compare, holm, mean_sd
 from ctr_pe.evaluation.users import Users, user_values
+from ctr_pe.utils.errors import UserError
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -26,10 +26,10 @@ class Fault(NamedTuple):
     tests: str
 
 
-BUILD, CUTS, LOADER = "tests/data/test_log.py::", "tests/data/test_cuts.py::", "tests/data/test_loader.py::"
+BUILD, CUTS, LOADER = "tests/data/logs/test_log.py::", "tests/data/logs/test_cuts.py::", "tests/data/test_loader.py::"
 METRICS, PAIRED = "tests/evaluation/test_metrics.py::", "tests/evaluation/test_paired.py::"
 TABLES = "tests/study/test_tables.py::"
-POSITIONS, BATTERY = "tests/test_positions.py::", "tests/contract/test_battery.py::test_contract"
+POSITIONS, BATTERY = "tests/sequence/test_positions.py::", "tests/contract/test_battery.py::test_contract"
 PROPERTIES, RELATIVE, GRU = "tests/pe/test_properties.py::", "tests/pe/test_relative.py::", "tests/units/test_gru.py::"
 DIN = f"{BUILD}test_din_equals_the_reference[500000-time-0]"
 DIN_IN_BLOCKS = f"{BUILD}test_din_equals_the_reference[60-order-0]"
@@ -239,7 +239,7 @@ FAULTS = [
         "the target is an item of the past",
         "age = None if self.age is None else nn.functional.pad(self.age, (0, 1))",
         "age = None if self.age is None else nn.functional.pad(self.age, (0, 1), value=1)",
-        "tests/test_with_target.py",
+        "tests/sequence/test_with_target.py",
     ),
     Fault(
         "the target's distance is one",
@@ -299,7 +299,7 @@ FAULTS = [
         "SASRec drops nothing of its input",
         "input_dropout=hidden_dropout,",
         "input_dropout=0.0,",
-        "tests/model_zoo/test_input_dropout.py",
+        "tests/models/test_input_dropout.py",
     ),
 ]
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import broken_tables
-import folders
 import pytest
 
 from ctr_pe import load
+from tests.support.fuzz import broken_tables, folders
 
 
 @pytest.mark.slow

@@ -10,20 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import folders
 import pytest
 import yaml
-from attempts import answer, files, prepared
-from configs import DATASET, MODEL, RECIPE
-from hostile import CANARY, FEATURE_MAP, TEXTS, places, with_texts
 
 from ctr_pe import load
 from ctr_pe.commands import run_expid
-from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import MODELS
 from ctr_pe.model_zoo.din import DIN
-from ctr_pe.model_zoo.keys import known_keys
+from ctr_pe.models.keys import known_keys
 from ctr_pe.pe import pe_options
+from ctr_pe.utils.errors import UserError
+from tests.support.fuzz import folders
+from tests.support.fuzz.attempts import answer, files, prepared
+from tests.support.fuzz.configs import DATASET, MODEL, RECIPE
+from tests.support.fuzz.hostile import CANARY, FEATURE_MAP, TEXTS, places, with_texts
 
 pytestmark = pytest.mark.slow
 

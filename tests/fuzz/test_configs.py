@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 import yaml
-from attempts import answer, prepared, tried
-from configs import DATASET, MODEL, RECIPE, SUITE, broken, every_broken
+
+from tests.support.fuzz.attempts import answer, prepared, tried
+from tests.support.fuzz.configs import DATASET, MODEL, RECIPE, SUITE, broken, every_broken
 
 
 @pytest.fixture

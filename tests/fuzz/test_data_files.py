@@ -6,7 +6,8 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from data_files import FAULTS, REFUSED, cases, run, sound
+
+from tests.support.fuzz.data_files import FAULTS, REFUSED, cases, run, sound
 
 
 def test_logs_that_are_not_broken_are_built(tmp_path: Path) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import folders
 import pytest
+
+from tests.support.fuzz import folders
 
 
 @pytest.mark.slow

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 import yaml
-from attempts import answer, files, prepared
-from configs import DATASET, MODEL, RECIPE, SUITE
-from hostile import FEATURE_MAP, Hostile, hostile, placed, with_texts
+
+from tests.support.fuzz.attempts import answer, files, prepared
+from tests.support.fuzz.configs import DATASET, MODEL, RECIPE, SUITE
+from tests.support.fuzz.hostile import FEATURE_MAP, Hostile, hostile, placed, with_texts
 
 SECONDS, KILOBYTES = 20.0, 1_000_000
 """What one file may take, of a processor and of memory beyond what the process has."""

@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, reference, right_padded, set_weights
+from tests.support.golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, reference, right_padded, set_weights
 
 BLOCKS: list[dict[str, Any]] = [
     {"num_heads": 2, "stacked_transformer_layers": 1},

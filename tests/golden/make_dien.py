@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 from fuxictr.features import FeatureMap
-from golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, reference, right_padded, set_weights
 from torch import Tensor
+
+from tests.support.golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, reference, right_padded, set_weights
 
 GATES = ("AGRU", "AUGRU")
 ATTENTIONS = ("dot_attention", "bilinear_attention", "din_attention")

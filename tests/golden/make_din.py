@@ -10,7 +10,7 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, set_weights
+from tests.support.golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, set_weights
 
 CASES = [
     {"activation": activation, "softmax": softmax, "padded": padded}

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, reference, right_padded, set_weights
 from torch import Tensor, nn
+
+from tests.support.golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, reference, right_padded, set_weights
 
 LAYERS: list[dict[str, Any]] = [
     {"num_heads": 2, "batch_norm": False, "attention_activation": "Dice"},

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
-from golden_model import HISTORY, TARGET, feature_map, formula
 from make_bst import PADDINGS, params
 from torch import Tensor
 
 from ctr_pe.model_zoo import BST
+from tests.support.golden_model import HISTORY, TARGET, feature_map, formula
 
 CASES = json.loads(Path(__file__).with_name("bst.json").read_text())["cases"]
 

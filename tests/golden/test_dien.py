@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 import torch
-from golden_model import feature_map, formula
 from make_dien import NEGATIVE, PADDINGS, crashes, params, with_negatives
 from torch import Tensor
 
 from ctr_pe.model_zoo import DIEN
+from tests.support.golden_model import feature_map, formula
 
 GOLDEN = json.loads(Path(__file__).with_name("dien.json").read_text())
 CASES = GOLDEN["cases"]

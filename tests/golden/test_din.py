@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, set_weights
 
 from ctr_pe.model_zoo import DIN
+from tests.support.golden_model import HISTORY, PARAMS, TARGET, batch, feature_map, set_weights
 
 GOLDEN = json.loads(Path(__file__).with_name("din.json").read_text())
 

@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 import torch
-from models import batch, build
 from torch import nn
 
 from ctr_pe import Chain, PositionEncoding, Positions
-from ctr_pe.errors import UserError
 from ctr_pe.pe import build_pe
 from ctr_pe.pe.attach import attach
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.kernel import Kernel
 from ctr_pe.units import SelfAttention, TargetAttention
+from ctr_pe.utils.errors import UserError
+from tests.support.models import batch, build
 
 
 def trained(name: str, folder: Path, encoding: str, steps: int = 3) -> Any:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from models import SLOTS, batch, build
 from torch import nn
 
-from ctr_pe.errors import UserError
 from ctr_pe.model_zoo.bst import POOLINGS, ConcatenatedPositions
-from ctr_pe.positions import Positions
+from ctr_pe.sequence.positions import Positions
 from ctr_pe.testing import check_pe
+from ctr_pe.utils.errors import UserError
+from tests.support.models import SLOTS, batch, build
 
 
 def randomised(model: Any) -> Any:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 import torch
-from models import batch, build
 from torch import nn
 
 from ctr_pe.model_zoo import MODELS
 from ctr_pe.pe import available_pes
 from ctr_pe.pe.base import PositionEncoding
+from tests.support.models import batch, build
 
 ENCODINGS = [*available_pes(), "native", "rope+cape", "cape+kernel", "time_bias+cape"]
 FOR_POOLING = {

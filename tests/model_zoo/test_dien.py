@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from models import SLOTS, batch
-from models import build as build_model
 from torch import Tensor, nn
 
-from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import DIEN
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Positions
+from ctr_pe.sequence.positions import Positions
+from ctr_pe.utils.errors import UserError
+from tests.support.models import SLOTS, batch
+from tests.support.models import build as build_model
 
 build = partial(build_model, "DIEN")
 COUNTS = [3, 0, 6, 1, 5]

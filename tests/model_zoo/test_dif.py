@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import CATEGORIES, ITEMS, batch, build
 from torch import Tensor, nn
 
 from ctr_pe.pe.dif import DIF
+from tests.support.models import CATEGORIES, ITEMS, batch, build
 
 
 def encodings_of(model: Any) -> list[DIF]:

@@ -7,15 +7,15 @@ from typing import Any
 
 import pytest
 import torch
-from models import SLOTS, batch, build
 from torch import Tensor, nn
 
-from ctr_pe.errors import UserError
 from ctr_pe.model_zoo.dmin import QueryPositions, QueryScore
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Positions
+from ctr_pe.sequence.positions import Positions
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
+from ctr_pe.utils.errors import UserError
+from tests.support.models import SLOTS, batch, build
 
 
 def randomised(model: Any) -> Any:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from models import batch, build
 
 from ctr_pe.model_zoo import MODELS
+from tests.support.models import batch, build
 
 NAME = "PDM reorder contrast"
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import batch, build
 from torch import Tensor, nn
 
-from ctr_pe.errors import UserError
+from ctr_pe.utils.errors import UserError
+from tests.support.models import batch, build
 
 
 def norm(layer: nn.LayerNorm, x: Tensor) -> Tensor:

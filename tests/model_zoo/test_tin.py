@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from models import SLOTS, batch, build
 from torch import Tensor, nn
 
-from ctr_pe.positions import Positions
+from ctr_pe.sequence.positions import Positions
 from ctr_pe.units import TargetAttention
+from tests.support.models import SLOTS, batch, build
 
 
 def randomised(model: Any) -> Any:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparing import outcome
 from torch import Tensor
 
 from ctr_pe.ops.attention import attention, takes
+from tests.support.comparing import outcome
 
 LOWEST = torch.finfo(torch.float32).min
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from comparing import calls, compare, needs_kernels, threads
-from fenced import Fenced
 from torch import Tensor
 
 from ctr_pe.ops import native
 from ctr_pe.ops.contextual import contextual_attention, contextual_bias, cpu
+from tests.support.comparing import calls, compare, needs_kernels, threads
+from tests.support.fenced import Fenced
 
 Given = list[Tensor]
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparing import calls, compare, needs_kernels, outcome, threads
-from fenced import Fenced
 from torch import Tensor, nn
 
 from ctr_pe.ops import native
 from ctr_pe.ops.dice import dice, dice_backward
-from ctr_pe.units import pieces
+from ctr_pe.units import mlp_chunks
 from ctr_pe.units.activations import Dice
+from tests.support.comparing import calls, compare, needs_kernels, outcome, threads
+from tests.support.fenced import Fenced
 
 
 def drawn(rows: int, width: int, rate: float | None = None) -> tuple[list[Tensor], Tensor | None]:
@@ -116,10 +116,10 @@ def test_the_backward_by_itself_adds_up(dtype: torch.dtype) -> None:
 def test_a_score_in_pieces_uses_the_kernel() -> None:
     for dtype, wanted in ((torch.float64, set()), (torch.float32, {"dice", "dice_backward"})):
         x = torch.randn(20, 6, dtype=dtype, requires_grad=True)
-        source = pieces.OwnTargets(x, x, torch.zeros(8, dtype=dtype))
+        source = mlp_chunks.OwnTargets(x, x, torch.zeros(8, dtype=dtype))
         layers = nn.Sequential(Dice(8), nn.Linear(8, 1)).to(dtype)
         with calls() as seen:
-            pieces.mlp(source, torch.randn(8, 18, dtype=dtype), list(layers)).sum().backward()
+            mlp_chunks.mlp(source, torch.randn(8, 18, dtype=dtype), list(layers)).sum().backward()
         assert set(seen) == wanted
 
 

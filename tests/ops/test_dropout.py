@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from comparing import calls, needs_kernels, threads
-from fenced import Fenced
 
 from ctr_pe.ops import native
 from ctr_pe.ops.dropout import keep_mask, reference
+from tests.support.comparing import calls, needs_kernels, threads
+from tests.support.fenced import Fenced
 
 COUNTS = [0, 1, 3, 4, 31, 32, 33, 63, 64, 65, 1003]
 

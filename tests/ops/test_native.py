@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from comparing import needs_kernels
 
 import ctr_pe.ops
 from ctr_pe.ops import native
+from tests.support.comparing import needs_kernels
 
 SOURCES = sorted((Path(native.__file__).parent / "csrc").glob("*.c"))
 

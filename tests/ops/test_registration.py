@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 
 import pytest
 import torch
-from comparing import needs_kernels, outcome
 from torch import Tensor
 
 from ctr_pe.ops.contextual import contextual_attention, contextual_bias
@@ -17,6 +16,7 @@ from ctr_pe.ops.dropout import cpu as of_dropout
 from ctr_pe.ops.dropout import keep_mask
 from ctr_pe.ops.time_decay import cpu as time_decay
 from ctr_pe.ops.time_decay import time_decay_bias
+from tests.support.comparing import needs_kernels, outcome
 
 pytestmark = needs_kernels
 B, H, Q, L, D, P, T = 2, 3, 4, 6, 5, 4, 7

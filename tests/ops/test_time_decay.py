@@ -6,12 +6,12 @@ import math
 
 import pytest
 import torch
-from comparing import compare, needs_kernels, threads
-from fenced import Fenced
 from torch import Tensor
 
 from ctr_pe.ops import native
 from ctr_pe.ops.time_decay import time_decay_bias
+from tests.support.comparing import compare, needs_kernels, threads
+from tests.support.fenced import Fenced
 
 
 def ages(rows: int, queries: int, keys: int) -> tuple[Tensor, Tensor]:

@@ -7,12 +7,12 @@ import math
 import pytest
 import torch
 
-from ctr_pe.errors import UserError
 from ctr_pe.pe import build_pe
 from ctr_pe.pe.fire import FIRE
 from ctr_pe.pe.fox import FoX
-from ctr_pe.positions import Positions
+from ctr_pe.sequence.positions import Positions
 from ctr_pe.units import SelfAttention, TargetAttention
+from ctr_pe.utils.errors import UserError
 
 D, L = 8, 6
 

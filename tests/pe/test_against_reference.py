@@ -6,7 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import reference
 import torch
 from torch import nn
 
@@ -15,6 +14,7 @@ from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.scores import SCORES
+from tests.support import reference
 
 # (encoding, options): an encoding with options that change its equations has a line for each
 CASES = [(name, {}) for name in reference.METHODS] + [

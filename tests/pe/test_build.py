@@ -5,12 +5,12 @@ import torch
 from torch import nn
 
 from ctr_pe import Chain, PositionEncoding, Positions, available_pes, build_pe
-from ctr_pe.errors import UserError
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.dif import DIF
 from ctr_pe.pe.rope import RoPE
-from ctr_pe.positions import Items
+from ctr_pe.sequence.positions import Items
 from ctr_pe.units import SelfAttention
+from ctr_pe.utils.errors import UserError
 
 
 def test_names() -> None:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import hooks
 import pytest
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.errors import UserError
 from ctr_pe.pe import build_pe, cape_cosine
 from ctr_pe.pe.cape_cosine import CosineCAPE
 from ctr_pe.pe.contextual import ContextualEncoding
-from ctr_pe.positions import Items, Pairs, Positions
+from ctr_pe.sequence.positions import Items, Pairs, Positions
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.transformer import Transformer
+from ctr_pe.utils.errors import UserError
+from tests.support import hooks
 
 D, L = 8, 6
 NAMES = ["cape_constant", "cape_oracle", "cape_cosine"]

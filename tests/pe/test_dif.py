@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pe.dif import DIF
 from ctr_pe.pe.vectors import Vectors
-from ctr_pe.positions import Items, Pairs, Positions
+from ctr_pe.sequence.positions import Items, Pairs, Positions
 from ctr_pe.units import SelfAttention, TargetAttention
 
 D, FIELDS, L = 8, (3, 3, 2), 6

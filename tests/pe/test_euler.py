@@ -6,22 +6,22 @@ import math
 from pathlib import Path
 from typing import Any
 
-import models
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ctr_pe import Chain, PositionEncoding, Positions
-from ctr_pe.errors import UserError
 from ctr_pe.model_zoo import MODELS
 from ctr_pe.pe import build_pe
 from ctr_pe.pe.euler import Euler, phase_contrast
 from ctr_pe.pe.naive import Naive
 from ctr_pe.pe.rope import RoPE
 from ctr_pe.pe.rotation import phases, rotate_planes
-from ctr_pe.positions import Where
+from ctr_pe.sequence.positions import Where
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
+from ctr_pe.utils.errors import UserError
+from tests.support import models
 
 D, L = 8, 6
 CONTRAST: dict[str, Any] = {"euler_contrast": 1.0}

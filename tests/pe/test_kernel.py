@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import hooks
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ctr_pe import Positions
-from ctr_pe.errors import UserError
 from ctr_pe.pe import build_pe
 from ctr_pe.pe.kernel import PIECE, Kernel
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.transformer import Transformer
+from ctr_pe.utils.errors import UserError
+from tests.support import hooks
 
 D, L, HEADS = 8, 6, 2
 VARIANTS: list[dict[str, Any]] = [

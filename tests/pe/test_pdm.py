@@ -6,16 +6,16 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import hooks
 import pytest
 import torch
 from torch import Tensor, nn
 
 from ctr_pe import Positions, build_pe
-from ctr_pe.draws import Draws
-from ctr_pe.errors import UserError
 from ctr_pe.pe.pdm import AUGMENTATIONS, CONTRASTED, PDM, contrast
 from ctr_pe.units import SelfAttention, TargetAttention
+from ctr_pe.utils.errors import UserError
+from ctr_pe.utils.random_generators import Draws
+from tests.support import hooks
 
 D, L, HEADS = 8, 6, 2
 COUNTS = (3, 6, 0, 5, 1)

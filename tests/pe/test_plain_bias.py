@@ -9,7 +9,7 @@ from torch import Tensor
 from ctr_pe import Chain, PositionEncoding, Positions, available_pes, build_pe
 from ctr_pe.pe.alibi import ALiBi
 from ctr_pe.pe.vectors import ItemVectors, Vectors
-from ctr_pe.positions import Items, Pairs
+from ctr_pe.sequence.positions import Items, Pairs
 
 ADDS = {"none", "naive", "sinusoidal", "rope", "time_rope", "euler", "t5", "alibi", "kerple_log", "kerple_power"}
 ADDS |= {"cape_constant", "cape_cosine", "cape_oracle"}  # whose positions know nothing of the logits

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import hooks
 import pytest
 import torch
 from torch import Tensor, nn
@@ -16,8 +15,9 @@ from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.cope import CoPE
 from ctr_pe.pe.naive import Naive
 from ctr_pe.pe.rope import RoPE
-from ctr_pe.positions import Pairs, Where
+from ctr_pe.sequence.positions import Pairs, Where
 from ctr_pe.units import SelfAttention, TargetAttention
+from tests.support import hooks
 
 D, L = 8, 6
 

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
-import hooks
-import models
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,6 +18,7 @@ from ctr_pe.pe.kerple import KerpleLog, KerplePower
 from ctr_pe.pe.relative import RelativeBias
 from ctr_pe.pe.t5 import T5
 from ctr_pe.units import SelfAttention, TargetAttention
+from tests.support import hooks, models
 
 D, L = 8, 6
 NAMES = ["t5", "alibi", "kerple_log", "kerple_power"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Any
 
-import hooks
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,8 +16,9 @@ from ctr_pe.pe.cape_time import TimeCAPE
 from ctr_pe.pe.rope import RoPE
 from ctr_pe.pe.time_bias import TimeBias
 from ctr_pe.pe.time_rope import TimeRoPE
-from ctr_pe.positions import Where
+from ctr_pe.sequence.positions import Where
 from ctr_pe.units import SelfAttention, TargetAttention
+from tests.support import hooks
 
 D, L = 8, 6
 MINUTE, HOUR, DAY = 60, 3600, 86_400

@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from stored_rows import rows
 
-from ctr_pe.data.synthetic import generate
+from ctr_pe.data.synthetic.bursts import generate
+from tests.support.stored_rows import rows
 
 SMALL = ["epochs=2", "batch_size=64", "embedding_dim=8", "net_dropout=0.2", "attention_dropout=0.2"]
 

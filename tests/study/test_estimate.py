@@ -9,12 +9,9 @@ from typing import Any
 
 import pytest
 import torch
-from fake_training import result_of, scores_of
-from fake_training import train_on_data_set as fast
 
 from ctr_pe.cli import main
-from ctr_pe.data.synthetic import generate
-from ctr_pe.errors import UserError
+from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.study.benchmark import Request, run, run_params
 from ctr_pe.study.estimate import Estimate, Planned, measure, plan_table, total
 from ctr_pe.study.rendering import as_text, between, duration
@@ -22,6 +19,9 @@ from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Store
 from ctr_pe.study.suite import Cell
 from ctr_pe.training import Run, build_model, train
+from ctr_pe.utils.errors import UserError
+from tests.support.fake_training import result_of, scores_of
+from tests.support.fake_training import train_on_data_set as fast
 
 SMALL = {"embedding_dim": 4, "attention_hidden_units": [8], "dnn_hidden_units": [8], "batch_size": 64}
 

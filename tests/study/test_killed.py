@@ -9,10 +9,10 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from stored_rows import rows
 
-from ctr_pe.data.synthetic import generate
+from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.study.store import Store
+from tests.support.stored_rows import rows
 
 KILLS = 50
 

@@ -14,20 +14,20 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from fake_training import train_on_data_set as fast
-from processes import wait_for, workers_of
 
-from ctr_pe.config import parse_overrides
-from ctr_pe.data.built_in import BUILT_IN
+from ctr_pe.config.yaml import parse_overrides
 from ctr_pe.data.dataset import open_dataset
-from ctr_pe.data.synthetic import generate
-from ctr_pe.errors import UserError
+from ctr_pe.data.synthetic.built_in import BUILT_IN
+from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.evaluation import evaluate
 from ctr_pe.study.benchmark import Request, run
 from ctr_pe.study.runner import Job, run_all
 from ctr_pe.study.store import Store
 from ctr_pe.study.users import user_statistics
 from ctr_pe.training import train
+from ctr_pe.utils.errors import UserError
+from tests.support.fake_training import train_on_data_set as fast
+from tests.support.processes import wait_for, workers_of
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,9 @@ def test_tables_and_store_grow_with_each_call(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     log = tmp_path / "log"
-    monkeypatch.setattr("ctr_pe.checks.check_params", lambda *_: None)  # the stand-in's key is no hyper-parameter
+    monkeypatch.setattr(
+        "ctr_pe.config.checks.check_params", lambda *_: None
+    )  # the stand-in's key is no hyper-parameter
     setting = {"set": [f"log={log}"]}
     assert run(arguments(root, None, pe=["none", "cape", "none"], **setting), fast) == 0
     shown = capsys.readouterr()
@@ -110,7 +112,7 @@ def test_tables_and_store_grow_with_each_call(
 def test_a_table_without_a_baseline_is_announced(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctr_pe.checks.check_params", lambda *_: None)
+    monkeypatch.setattr("ctr_pe.config.checks.check_params", lambda *_: None)
     asked = [{"model": ["DIN"], "pe": ["none", "cape"]}, {"model": ["DIN", "BST"], "pe": ["rope"]}]
     for models in asked:  # the second finds the runs of none in DIN
         assert run(arguments(root, tmp_path, repeats=1, **models), fast) == 0
@@ -122,7 +124,7 @@ def test_a_table_without_a_baseline_is_announced(
 def test_failed_runs_make_the_exit_code_1(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctr_pe.checks.check_params", lambda *_: None)
+    monkeypatch.setattr("ctr_pe.config.checks.check_params", lambda *_: None)
     changes = {"set": ["fail={cape: user}"], "repeats": 1}
     assert run(arguments(root, tmp_path, **changes), fast) == 1
     shown = capsys.readouterr()

@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from ctr_pe.cli import _parser, main
+from ctr_pe.config.field_groups import Group
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.data.specs import age_spec, history_spec, target_spec
 from ctr_pe.data.writer import Content, DatasetWriter
-from ctr_pe.fields import Group
+from ctr_pe.fuxictr.feature_specs import age_spec, history_spec, target_spec
 from ctr_pe.pe import REGISTRY, available_pes, encoding_class
 from ctr_pe.study import recommend
 from ctr_pe.study.recommend import RULES, Facts, Times, advice, encodings, measure, report

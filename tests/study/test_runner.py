@@ -17,14 +17,14 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from fake_training import jobs_of, result_of, run_in_background, scores_of, train
-from processes import alive, wait_for, workers_of
 
 import ctr_pe
-from ctr_pe.errors import UserError
-from ctr_pe.scratch import LOCK
 from ctr_pe.study.runner import Job, _interrupted_later, _Progress, revision, run_all, versions
 from ctr_pe.study.store import Store
+from ctr_pe.utils.errors import UserError
+from ctr_pe.utils.files import LOCK
+from tests.support.fake_training import jobs_of, result_of, run_in_background, scores_of, train
+from tests.support.processes import alive, wait_for, workers_of
 
 
 def run(jobs: list[Job], folder: Path, workers: int = 1, stream: io.StringIO | None = None) -> tuple[int, Store]:
@@ -181,7 +181,7 @@ def test_no_worker_stays_behind_when_the_store_fails(tmp_path: Path, monkeypatch
 CTRL_C = """
 import argparse, sys
 from pathlib import Path
-from fake_training import jobs_of, train
+from tests.support.fake_training import (jobs_of, train)
 from ctr_pe.study.runner import run_all
 from ctr_pe.study.store import Store
 if __name__ == "__main__":

@@ -16,10 +16,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_training import append_many, fill, jobs_of, result_of, rows_of_test, scores_of
 
-from ctr_pe.errors import UserError
 from ctr_pe.study.store import Store, hash_of, repair
+from ctr_pe.utils.errors import UserError
+from tests.support.fake_training import append_many, fill, jobs_of, result_of, rows_of_test, scores_of
 
 
 def test_what_goes_in_comes_out(tmp_path: Path) -> None:

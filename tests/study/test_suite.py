@@ -10,12 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from fake_training import train_on_data_set as fast
 
 from ctr_pe.cli import main as command
-from ctr_pe.config import packaged_yaml, parse_overrides
-from ctr_pe.data.synthetic import generate
-from ctr_pe.errors import UserError
+from ctr_pe.config.yaml import packaged_yaml, parse_overrides
+from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import holm
 from ctr_pe.pe import available_pes
@@ -24,6 +22,8 @@ from ctr_pe.study.rendering import as_csv, as_markdown, as_text
 from ctr_pe.study.store import Key, Result, Store
 from ctr_pe.study.suite import Cell, Suite, cells, load_suite, parse_suite
 from ctr_pe.study.suite_tables import make
+from ctr_pe.utils.errors import UserError
+from tests.support.fake_training import train_on_data_set as fast
 
 SUITE: dict[str, Any] = {
     "title": "Lengths",
@@ -196,8 +196,10 @@ def test_what_a_change_of_an_encoding_brings(root: Path, tmp_path: Path, capsys:
 def test_runs_that_fail_leave_their_cell_in_the_table(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ctr_pe.checks.check_params", lambda *_: None)  # the stand-in's key is no hyper-parameter
-    monkeypatch.setattr("ctr_pe.checks.param_problems", lambda *_: [])
+    monkeypatch.setattr(
+        "ctr_pe.config.checks.check_params", lambda *_: None
+    )  # the stand-in's key is no hyper-parameter
+    monkeypatch.setattr("ctr_pe.config.checks.param_problems", lambda *_: [])
     assert run(arguments(root, tmp_path / "out", set=["fail={cape: user}"]), fast) == 1
     shown = capsys.readouterr().out
     assert "4 cells of 8 lack runs" in shown

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_training import fill, jobs_of, result_of, rows_of_test, scores_of
 
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import METRICS
@@ -19,6 +18,7 @@ from ctr_pe.study.differences import settings
 from ctr_pe.study.rendering import Table, as_csv, as_markdown, as_text
 from ctr_pe.study.store import Store
 from ctr_pe.study.tables import difference_cells, difference_notes, make_tables, published
+from tests.support.fake_training import fill, jobs_of, result_of, rows_of_test, scores_of
 
 
 def store_of(folder: Path, *jobs: list[object]) -> Store:

@@ -11,17 +11,17 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from fake_training import jobs_of, result_of, train_by_rate
-from fake_training import train as failing
 
-from ctr_pe.config import parse_overrides
-from ctr_pe.data.synthetic import generate
-from ctr_pe.errors import UserError
+from ctr_pe.config.yaml import parse_overrides
+from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.study.benchmark import Request, run
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Store
 from ctr_pe.study.suite import Cell, cells, parse_suite
 from ctr_pe.study.trials import SEED, Trials, on_validation
+from ctr_pe.utils.errors import UserError
+from tests.support.fake_training import jobs_of, result_of, train_by_rate
+from tests.support.fake_training import train as failing
 
 RATES = "learning_rate=[1e-1, 1e-2, 1e-3]"
 
@@ -128,7 +128,9 @@ def test_nothing_is_chosen_while_a_trial_is_missing(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr("ctr_pe.checks.check_params", lambda *_: None)  # the stand-in's key is no hyper-parameter
+    monkeypatch.setattr(
+        "ctr_pe.config.checks.check_params", lambda *_: None
+    )  # the stand-in's key is no hyper-parameter
     request = request_of(RATES, params={"fail": {"cape": "user"}})
     assert run(request, failing) == 1
     assert "3 of 6 trials failed; repeat the same command to try them again" in capsys.readouterr().err

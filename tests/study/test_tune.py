@@ -14,12 +14,12 @@ import pytest
 import yaml
 
 from ctr_pe.commands import run_expid
-from ctr_pe.config import parse_overrides
-from ctr_pe.data.synthetic import generate
-from ctr_pe.errors import Diverged, UserError
+from ctr_pe.config.validation import check
+from ctr_pe.config.yaml import parse_overrides
+from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.study.tune import plan, tune
 from ctr_pe.training import Outcome, Run
-from ctr_pe.validate import check
+from ctr_pe.utils.errors import Diverged, UserError
 
 
 @pytest.fixture(scope="module")

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from fake_training import fill, jobs_of, result_of, rows_of_test, scores_of
 
-from ctr_pe.errors import UserError
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.users import Users, user_values
 from ctr_pe.study.store import Store
 from ctr_pe.study.users import STEPS, UserStatistics, user_statistics
+from ctr_pe.utils.errors import UserError
+from tests.support.fake_training import fill, jobs_of, result_of, rows_of_test, scores_of
 
 DATA = "d" * 32
 

@@ -13,16 +13,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from models import Rows, batch, build
 from torch import Tensor, nn
 
-from ctr_pe.choices import OPTIMIZERS
+from ctr_pe.config.choices import OPTIMIZERS
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.data.synthetic import generate
-from ctr_pe.errors import UserError
+from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.training import Outcome, Run, train
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.loop import _Training
+from ctr_pe.utils.errors import UserError
+from tests.support.models import Rows, batch, build
 
 PARAMS: dict[str, Any] = {
     "embedding_dim": 4,

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from models import Rows, build
 
-from ctr_pe.errors import UserError
 from ctr_pe.training.deterministic import deterministic
+from ctr_pe.utils.errors import UserError
+from tests.support.models import Rows, build
 
 
 def test_an_operation_without_such_a_form_is_named(tmp_path: Path) -> None:

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 import torch
-from models import Rows, batch
-from models import build as build_model
 from torch import Tensor
 
-from ctr_pe.errors import Diverged
 from ctr_pe.training.divergence import Gradients, Guard
+from ctr_pe.utils.errors import Diverged
+from tests.support.models import Rows, batch
+from tests.support.models import build as build_model
 
 build = partial(build_model, "DIN")
 FOUR = Rows(*(batch([3, 2, 5, 1], seed=seed) for seed in range(4)))

@@ -13,14 +13,14 @@ import torch
 from torch import Tensor
 
 from ctr_pe import cli, training
-from ctr_pe.checks import check_params
 from ctr_pe.commands import run_expid
-from ctr_pe.config import model_params, parse_overrides
+from ctr_pe.config.checks import check_params
+from ctr_pe.config.keys import TRAINING
+from ctr_pe.config.yaml import model_params, parse_overrides
 from ctr_pe.data.loader import BatchLoader
-from ctr_pe.data.synthetic import generate
-from ctr_pe.errors import UserError
-from ctr_pe.keys import TRAINING
+from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.training import Outcome, Run
+from ctr_pe.utils.errors import UserError
 
 BASE = {
     "attention_hidden_units": "[4]",

@@ -13,14 +13,14 @@ import pytest
 import safetensors.torch
 import torch
 from fuxictr.pytorch.models import BaseModel
-from models import Rows, batch, weights_of
-from models import build as build_model
 from torch import Tensor, nn
 
-from ctr_pe.errors import UserError
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.pe.vectors import Attended
 from ctr_pe.training import fit, save, score
+from ctr_pe.utils.errors import UserError
+from tests.support.models import Rows, batch, weights_of
+from tests.support.models import build as build_model
 
 build = partial(build_model, "DIN")
 

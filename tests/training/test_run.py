@@ -14,15 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctr_pe.checks import check_params
+from ctr_pe.config.checks import check_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.loader import BatchLoader
-from ctr_pe.data.synthetic import generate
-from ctr_pe.errors import UserError
+from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.evaluation import evaluate
 from ctr_pe.pe import available_pes
-from ctr_pe.processor import name_of
 from ctr_pe.training import Outcome, Run, build_model, load, train
+from ctr_pe.utils.errors import UserError
+from ctr_pe.utils.processor import name_of
 
 PARAMS: dict[str, Any] = {
     "embedding_dim": 4,
@@ -210,7 +210,7 @@ def test_check_params() -> None:
 @pytest.mark.slow
 def test_cape_beats_none_on_the_built_in_set(tmp_path: Path) -> None:
     """The effect planted there depends on how many unlike items lie between; none cannot see it."""
-    from ctr_pe.config import model_params, training_recipe
+    from ctr_pe.config.yaml import model_params, training_recipe
 
     built_in = generate(tmp_path / "synthetic")
     short = {**training_recipe("fuxictr"), "learning_rate": 1e-3, "epochs": 5}

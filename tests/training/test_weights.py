@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 import torch
 from fuxictr.pytorch.models import BaseModel
-from models import Rows, weights_of
-from models import build as build_model
 from torch import nn
 
-from ctr_pe.errors import UserError
 from ctr_pe.training import load, save
+from ctr_pe.utils.errors import UserError
+from tests.support.models import Rows, weights_of
+from tests.support.models import build as build_model
 
 build = partial(build_model, "DIN")
 

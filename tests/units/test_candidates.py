@@ -6,15 +6,15 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from encoding_cases import CASES, factory, known
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.positions import Positions
+from ctr_pe.sequence.positions import Positions
 from ctr_pe.units import TargetAttention
 from ctr_pe.units.gru import GATES, AttentionGRU, last_state
 from ctr_pe.units.scores import DINScore, DotScore
 from ctr_pe.units.transformer import Transformer
+from tests.support.encoding_cases import CASES, factory, known
 
 B, K, D, L = 5, 4, 8, 9
 COUNTS = torch.tensor([6, 0, 1, 3, 9])  # empty, one item, and longer than the tables of 6

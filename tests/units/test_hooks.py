@@ -15,8 +15,8 @@ from ctr_pe import Chain, PositionEncoding, Positions, available_pes, build_pe
 from ctr_pe.model_zoo.bst import ConcatenatedPositions
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.vectors import Attended, TargetVectors
-from ctr_pe.positions import Items
-from ctr_pe.ragged import Block
+from ctr_pe.sequence.jagged import Block
+from ctr_pe.sequence.positions import Items
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.transformer import Transformer

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from comparing import outcome
-from recurrences import CASES, Case
 from torch import Tensor
 
 from ctr_pe.ops import accelerator
 from ctr_pe.ops.recurrence import gpu
 from ctr_pe.ops.recurrence.gradients import Recurrence
 from ctr_pe.ops.recurrence.reference import attention_step
+from tests.support.comparing import outcome
+from tests.support.recurrences import CASES, Case
 
 needs_triton = pytest.mark.skipif(not accelerator.USABLE, reason="triton is not installed")
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 import torch
-from encoding_cases import known
 from torch import Tensor, nn
 
-from ctr_pe.draws import Draws
 from ctr_pe.pe import available_pes, build_pe
-from ctr_pe.positions import Positions
+from ctr_pe.sequence.positions import Positions
 from ctr_pe.units.transformer import Transformer
+from ctr_pe.utils.random_generators import Draws
+from tests.support.encoding_cases import known
 
 D, L, HEADS = 8, 6, 2
 COUNTS = [3, 0, 9, 1, 12, 6, 40, 35]  # several blocks, past the table

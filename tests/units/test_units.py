@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hooks
 import pytest
 import torch
 from fuxictr.pytorch.layers import DIN_Attention
@@ -10,15 +9,8 @@ from torch import Tensor, nn
 from ctr_pe import Positions, build_pe
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.testing import Batch
-from ctr_pe.units import (
-    BilinearScore,
-    Dice,
-    DINScore,
-    DotScore,
-    SelfAttention,
-    TargetAttention,
-    pieces,
-)
+from ctr_pe.units import BilinearScore, Dice, DINScore, DotScore, SelfAttention, TargetAttention, mlp_chunks
+from tests.support import hooks
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
@@ -86,13 +78,13 @@ def test_dice_statistics_see_real_items_only() -> None:
 
 def test_din_computes_its_mlp_on_real_pairs_only(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[int] = []
-    product = pieces._product
+    product = mlp_chunks._product
 
-    def watched(source: pieces.Source, weight: Tensor, moments: bool) -> tuple[Tensor, Tensor, Tensor]:
+    def watched(source: mlp_chunks.Source, weight: Tensor, moments: bool) -> tuple[Tensor, Tensor, Tensor]:
         seen.append(source.pairs)
         return product(source, weight, moments)
 
-    monkeypatch.setattr(pieces, "_product", watched)
+    monkeypatch.setattr(mlp_chunks, "_product", watched)
     unit = TargetAttention(8, "din").double()
     batch = Batch.random([3, 0, 6, 1, 5]).laid_out("doubled")
     unit(batch.target, batch.history, Positions.from_mask(batch.mask))

@@ -12,7 +12,7 @@ from ctr_pe.ops import accelerator, native
 from ctr_pe.ops.contextual import cpu, gpu, reference
 from ctr_pe.ops.contextual.reference import widen
 from ctr_pe.ops.dropout import factor_of, mask_on
-from ctr_pe.sending import sent
+from ctr_pe.sequence.transfer import sent
 
 
 def contextual_bias(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.ops import native
-from ctr_pe.ragged import as_numbers
+from ctr_pe.sequence.jagged import as_numbers
 
 
 def contextual_bias(

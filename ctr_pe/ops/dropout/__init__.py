@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ctr_pe.ops import accelerator, native
 from ctr_pe.ops.dropout import cpu, gpu, reference
-from ctr_pe.sending import sent
+from ctr_pe.sequence.transfer import sent
 
 CHOICES = 2**16
 """Rates are multiples of 1 / CHOICES."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctr_pe.ops import accelerator
 from ctr_pe.ops.recurrence import reference
-from ctr_pe.sending import sent
+from ctr_pe.sequence.transfer import sent
 
 ROWS, COLUMNS, LARGEST = 16, 32, 256
 """Rows of a program, columns of U that it takes at a time, and the largest state dim that fits its registers."""

@@ -1,0 +1,213 @@
+"""YAML in FuxiCTR's dialect, read safely, and the hyper-parameters of a run put together from it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Hashable, Iterable, Mapping
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ctr_pe.data.published.sets import original
+from ctr_pe.utils import plugins
+from ctr_pe.utils.errors import UserError, nearest, shown
+
+MOST_BYTES = 2**18
+"""Of a YAML file; FuxiCTR's own have a few thousand."""
+MOST_VALUES = 20_000
+"""Of a YAML file, each counted as often as aliases repeat it."""
+DEEPEST = 32
+"""Lists and mappings within each other."""
+
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 as FuxiCTR reads it, except that ``1e-3`` is a number and a date text. It refuses keys that are no text
+    or given twice, numbers in base 60 or of many digits, and what is too large, too deep or repeated too often.
+
+    A key that was null before may be given again, as FuxiCTR's own configs do.
+    """
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self.depth = self.values = 0
+        self.sizes: dict[int, int] = {}  # of finished nodes, by identity: what their aliases repeat
+
+    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
+        event, before = self.peek_event(), self.values  # type: ignore[no-untyped-call]
+        self.depth += 1
+        if self.depth > DEEPEST:
+            raise _refused(event, f"lists and mappings within each other, more than {DEEPEST} deep")
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        if isinstance(event, yaml.AliasEvent):
+            if id(node) not in self.sizes:
+                raise _refused(event, f"alias '{event.anchor}' stands within what it repeats")
+            self.values += self.sizes[id(node)]
+        else:
+            self.values += 1
+            self.sizes[id(node)] = self.values - before
+        if self.values > MOST_VALUES:
+            raise _refused(event, f"more than {MOST_VALUES:,} values, with what aliases repeat")
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
+        seen: set[tuple[str, str]] = set()
+        for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
+            if key.tag not in ("tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"):
+                given = shown(key.value) if isinstance(key, yaml.ScalarNode) else f"of a {key.id}"
+                raise _refused(key, f"key {given} is no text: write it in quotes")
+            name = (key.tag, str(key.value))
+            if name in seen and key.tag != "tag:yaml.org,2002:merge":
+                raise _refused(key, f"key {shown(key.value)} is given twice")
+            if value.tag != "tag:yaml.org,2002:null":
+                seen.add(name)
+        return super().construct_mapping(node, deep)
+
+    def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
+        return tuple(self.construct_sequence(node, deep=True))
+
+    def construct_number(self, node: yaml.ScalarNode) -> int | float:
+        if ":" in node.value or len(node.value) > 40:
+            raise _refused(node, f"{shown(node.value)} is no number of at most 40 digits; text is written in quotes")
+        if node.tag.endswith(":int"):
+            return int(self.construct_yaml_int(node))
+        return float(self.construct_yaml_float(node))
+
+
+def _refused(at: Any, problem: str) -> yaml.constructor.ConstructorError:
+    return yaml.constructor.ConstructorError(None, None, problem, at.start_mark)
+
+
+_Loader.add_constructor("tag:yaml.org,2002:python/tuple", _Loader.construct_tuple)
+for _kind in ("int", "float"):
+    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
+for _kind in ("timestamp", "binary", "set", "omap", "pairs"):
+    del _Loader.yaml_constructors[f"tag:yaml.org,2002:{_kind}"]
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    for first, found in _Loader.yaml_implicit_resolvers.items()
+}
+# PyYAML knows only floats with a dot and a signed exponent (YAML 1.1): FuxiCTR reads `learning_rate: 1e-3` as text.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
+)
+
+
+def load_yaml(path: str | Path) -> Any:
+    """What a YAML file holds; raises UserError if it cannot be read, or as :func:`parse_yaml`."""
+    return parse_yaml(_text(path, MOST_BYTES), str(path))
+
+
+def load_json(path: str | Path, most_bytes: int = 2**24) -> dict[str, Any]:
+    """The object that a JSON file holds; raises UserError if it cannot be read, is larger, or holds no object."""
+    try:
+        content = json.loads(_text(path, most_bytes))
+    except (ValueError, RecursionError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: not readable as JSON ({error})") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{path}: not a JSON object")
+    return content
+
+
+def _text(path: str | Path, most_bytes: int) -> str:
+    try:
+        with open(path, "rb") as file:
+            content = file.read(most_bytes + 1)
+        if len(content) > most_bytes:
+            raise UserError(f"{path}: larger than {most_bytes:,} bytes: too large for a file of this kind")
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(f"{path}: not a text file in UTF-8") from None
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
+
+
+def parse_yaml(text: str, source: str) -> Any:
+    """What a YAML text holds; ``source`` is its name in errors. Tuples may be written ``!!python/tuple [a, b]``.
+
+    Raises UserError, ``source:line: what``: a syntax error, a tag that could run code, or a key given twice.
+    """
+    try:
+        return _Loader(text).get_single_data()
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"{source}{line}: {error.problem or error.context}") from None
+    except (yaml.YAMLError, ValueError) as error:
+        raise UserError(f"{source}: {' '.join(str(error).split())}") from None
+
+
+def parse_overrides(pairs: Iterable[str], option: str = "--set") -> dict[str, Any]:
+    """``["learning_rate=1e-3", "dnn_hidden_units=[64, 32]"]`` as a dict; values are YAML, a later one wins.
+
+    Raises UserError, which names the ``option``, if there is no ``=``, no key before it, or no YAML after it.
+    """
+    overrides: dict[str, Any] = {}
+    for pair in pairs:
+        key, sign, value = pair.partition("=")
+        key = key.strip()
+        if not sign or not key:
+            raise UserError(f"{option} {pair}: write key=value, such as learning_rate=1e-3")
+        try:
+            overrides[key] = parse_yaml(value, "")
+        except UserError as error:
+            raise UserError(f"{option} {pair}: {re.sub('^[^ ]*: ', '', str(error))}") from None
+    return overrides
+
+
+def training_recipe(name: str) -> dict[str, Any]:
+    """Hyper-parameters of a packaged ``training/<name>.yaml``. Raises UserError if there is none."""
+    shipped = packaged_yaml("training")
+    if name not in shipped:
+        raise UserError(f"--recipe {name}: no such recipe: {nearest(name, shipped)}")
+    found: dict[str, Any] = parse_yaml(shipped[name], name)
+    return found
+
+
+def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Hyper-parameters of ``model`` on a data set, as FuxiCTR names them.
+
+    ``Base``, ``<model>_default`` and ``<model>_<dataset_id>`` of the packaged ``model_config/<model>.yaml``, then
+    ``overrides``; a later one wins key by key. A generated set has the section of the published one that it is like.
+    ``model`` and ``dataset_id`` are the arguments. A model of another package has the configuration of the nearest
+    class that it is derived from, or else Base alone. Raises UserError if there is no such model, or its configuration
+    does not hold mappings.
+    """
+    overrides = overrides or {}
+    configs = packaged_yaml("model_config")
+    family = model if model in configs else _family(model, configs)
+    file = family or next(iter(configs))  # Base is the same in all
+    source = f"config/model_config/{file}.yaml"
+    sections = parse_yaml(configs[file], source)
+    params: dict[str, Any] = {}
+    for name in ["Base", *([f"{family}_default", f"{family}_{original(dataset_id)}"] if family else [])]:
+        section = sections.get(name, {})
+        if not isinstance(section, dict):
+            raise UserError(f"{source}: '{name}' is not a mapping")
+        params |= section
+    return {**overridden(params, overrides), "model": model, "dataset_id": dataset_id}
+
+
+def overridden(params: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """``params`` with ``overrides``. Another monitor brings its own mode."""
+    stay = {key: value for key, value in params.items() if key != "monitor_mode" or "monitor" not in overrides}
+    return {**stay, **overrides}
+
+
+def _family(model: str, configs: Mapping[str, str]) -> str | None:
+    cls = plugins.load("model", model, dict.fromkeys(configs, ""), object)
+    return next((base.__name__ for base in cls.__mro__ if base.__name__ in configs), None)
+
+
+def packaged_yaml(folder: str) -> dict[str, str]:
+    """Text of the YAML files in one folder of the packaged ``config/``, by name without suffix."""
+    entries = sorted((files("ctr_pe.configs") / folder).iterdir(), key=lambda entry: entry.name)
+    found = [entry for entry in entries if entry.name.endswith(".yaml")]
+    return {entry.name.removesuffix(".yaml"): entry.read_text(encoding="utf-8") for entry in found}

@@ -1,0 +1,340 @@
+"""Reading a log of interactions: lazily, checked, in blocks of whole users that fit into memory."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ctr_pe.data.dataset import ITEMS, SPLITS
+from ctr_pe.data.logs.append import Before
+from ctr_pe.data.logs.clock import WORDS, implausible, in_words
+from ctr_pe.data.logs.tables import broken_line, readable, scan
+from ctr_pe.utils.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from ctr_pe.data.logs.recipe import Recipe
+
+ITEM = "item_id"  # the item's column in every data set
+BLOCK = 500_000  # events read at once
+NOTHING = frozenset(
+    ["", "NULL", "Null", "null", "NaN", "NAN", "nan", "NA", "N/A", "n/a", "#N/A", "None", "<NA>", "\\N", "undefined"]
+)
+"""Texts that programs write where there is no id."""
+TEXTS = (pl.String, pl.Categorical, pl.Enum)
+PART = 4_000_000  # events partitioned into blocks at once; polars may hold all of them
+BINS = 1 << 20  # resolution of a split by time, of the log's time span
+
+Ints = npt.NDArray[np.int64]
+Bools = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Events:
+    """E events of the users of one block, sorted by user, then order, time, item."""
+
+    user: Ints  # (E,) 0, 1, …, without gaps
+    code: Ints  # (E,) the item's row in the catalogue
+    time: Ints | None  # (E,) in the log's unit
+    positive: Bools  # (E,)
+    split: npt.NDArray[np.uint8]  # (E,) index into SPLITS, if the log determines it
+    first: Ints  # (E,) index of the user's first event
+    tie: Ints  # (E,) index of the first event that this one is not later than
+    tied: int  # events at the same time as the event before
+    repeated: int  # events that repeat the key of another
+    contradictions: int  # events whose time is before that of an event with a smaller order
+
+
+class Log:
+    """A checked log. Raises UserError, one line with counts, for any mistake in it.
+
+    Attributes: ``catalogue`` one row per item of the log, sorted by ``item_id``, with its attributes; ``items`` the
+    same for every item that is known, nulls where an attribute is missing; ``before`` the data set whose ids stay, or
+    None; ``rows`` read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column;
+    ``read_as`` what was found in each column that is used, in words.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe, self.file = recipe, recipe.interactions
+        self.before = Before(recipe.append_to) if recipe.append_to else None
+        with readable(self.file):
+            raw = scan(self.file)
+            schema = raw.collect_schema()
+            if raw.head(1).collect().is_empty():
+                raise UserError(f"{self.file}: an empty log: no rows, columns {', '.join(schema)}")
+            columns = self._columns(raw)
+            self.timed, self.ordered = "time" in columns, "order" in columns
+            if not (self.timed or self.ordered):
+                raise UserError(
+                    f"{self.file}: neither a time nor an order column: --time or --order: {nearest('time', schema)}"
+                )
+            self.read_as: dict[str, str] = {}
+            self._events = self._checked(raw, columns)
+            self.catalogue, self.items = self._catalogue()
+            if recipe.protocol == "impressions":
+                self._events = self._split()
+
+    def blocks(self, folder: Path, size: int = BLOCK) -> list[pl.LazyFrame]:
+        """The events in blocks of whole users, about ``size`` events each; several are files below ``folder``."""
+        codes = self.catalogue.lazy().select(item=ITEM, code=pl.int_range(pl.len(), dtype=pl.Int64))
+
+        def coded(events: pl.LazyFrame) -> pl.LazyFrame:
+            return events.join(codes, on="item", how="left").drop("item")
+
+        count = -(-self.kept // size)
+        if count == 1:
+            with readable(self.file):
+                return [coded(self._events).collect(engine="streaming").lazy()]
+        block = pl.col("user").hash(seed=0) % count
+        for start in range(0, self.kept, PART):
+            into = pl.PartitionBy(folder / str(start), key={"block": block}, include_key=False)
+            coded(self._events.slice(start, PART)).sink_parquet(into, mkdir=True)
+        names = sorted({path.name for path in folder.glob("*/*")})
+        return [pl.scan_parquet(sorted(folder.glob(f"*/{name}"))) for name in names]
+
+    def events(self, block: pl.LazyFrame) -> Events:
+        """One block, sorted, whatever the order of the rows in the log."""
+        din = self.recipe.protocol == "din"
+        keys = [key for key in ("order", "time") if key in block.collect_schema()]
+        frame = block.sort("user", *keys, "code").with_columns(user=pl.col("user").rle_id()).collect()
+        user, code = (frame[name].to_numpy().astype(np.int64) for name in ("user", "code"))
+        time = frame["time"].to_numpy() if self.timed else None
+        new_user = _changes(user)
+        later = new_user | _changes(frame[keys[0]].to_numpy())
+        same_time = np.zeros(len(user), bool) if time is None else ~(new_user | _changes(time))
+        repeated = ~later
+        if not (din and self.ordered):  # else a user cannot have clicked two items at the same order
+            repeated &= ~_changes(code) & (same_time | (not self.timed))
+        return Events(
+            user=user,
+            code=code,
+            time=time,
+            positive=np.ones(len(user), bool) if din else frame["label"].to_numpy() == 1,
+            split=np.zeros(len(user), np.uint8) if din else frame["split"].to_numpy(),
+            first=_last_true(new_user),
+            tie=_last_true(later),
+            tied=int(same_time.sum()),
+            repeated=int(repeated.sum()),
+            contradictions=0 if time is None else int((~new_user[1:] & (time[1:] < time[:-1])).sum()),
+        )
+
+    def _columns(self, raw: pl.LazyFrame) -> dict[str, pl.Expr]:
+        """The columns of the log that are used, by role, cast to their types."""
+        recipe, columns, schema = self.recipe, {}, raw.collect_schema()
+        needed = {"user", "item"} if recipe.protocol == "din" else {"user", "item", "label"}
+        if "label" in needed and recipe.label is None:
+            raise UserError(
+                f"{self.file}: protocol impressions needs a label column: --label: {nearest('label', schema)}"
+            )
+        for role in ("user", "item", "time", "order", "label"):
+            name = getattr(recipe, role)
+            if name is not None and (name in schema or role in needed or recipe.demanded(role)):
+                columns[role] = _typed(self.file, role, name, raw, recipe.time_unit)
+        if recipe.split:
+            columns["split"] = pl.col(recipe.split.column)
+        used: list[tuple[str, str, Any]] = [("drop", name, value) for name, value in recipe.drop.items()]
+        used += [("split", recipe.split.column, [recipe.split.test, recipe.split.valid])] if recipe.split else []
+        for key, name, values in used:
+            if name not in schema:
+                raise UserError(f"{self.file}: no column '{name}' for '{key}': {nearest(name, schema)}")
+            for value in values if isinstance(values, list) else [values]:
+                if isinstance(value, str) != (schema[name] in TEXTS):
+                    raise UserError(f"{self.file}: '{key}': column '{name}' holds {schema[name]}, so never {value!r}")
+        return columns
+
+    def _checked(self, raw: pl.LazyFrame, columns: dict[str, pl.Expr]) -> pl.LazyFrame:
+        """The kept events; counts what is dropped and raises errors for nulls and bad labels."""
+        rules = {
+            f"{name} = {value}": pl.col(name).is_in(value if isinstance(value, list) else [value])
+            for name, value in self.recipe.drop.items()
+        }
+        din = self.recipe.protocol == "din"
+        if din and "label" in columns:
+            rules[f"{self.recipe.label} = 0"] = columns["label"] == 0  # a log of impressions: positives only
+        keep, hits = pl.lit(True), {}
+        for rule, expression in rules.items():
+            hit = expression.fill_null(False)
+            hits[rule] = (keep & hit).sum()  # a row counts for the first rule that matches it
+            keep = keep & ~hit
+        counts = raw.select(pl.len().alias("rows"), **hits).collect(engine="streaming").row(0, named=True)
+        self.rows = counts.pop("rows")
+        self.dropped: dict[str, int] = counts
+        self.kept = self.rows - sum(counts.values())
+        if not self.kept:
+            dropped = ", ".join(f"{count:,} with {rule}" for rule, count in counts.items() if count) or "none"
+            raise UserError(f"{self.file}: no rows to build from: {self.rows:,} read; dropped: {dropped}")
+        events = raw.filter(keep).select(**columns)
+        nulls = events.null_count().collect(engine="streaming").row(0, named=True)
+        names = {role: column.meta.root_names()[0] for role, column in columns.items()}
+        if found := ", ".join(f"{names[role]}: {count:,}" for role, count in nulls.items() if count):
+            row = _row(raw, keep & pl.any_horizontal(column.is_null() for column in columns.values()))
+            problem = f"{self.file}: null values: {found} of {self.rows:,} rows, the first in row {row}"
+            raise UserError(broken_line(self.file) or f"{problem}; drop them or name another column")
+        for role in ("user", "item"):
+            self.read_as[names[role]] = _kind(events.collect_schema()[role])
+        if "time" in columns:
+            self._check_times(names["time"], raw.filter(keep).select(time=columns["time"]))
+        if "label" in columns:
+            self._check_labels(events)
+        return events.drop("label", strict=False) if din else events
+
+    def _check_times(self, name: str, times: pl.LazyFrame) -> None:
+        low, high = times.select(low=pl.col("time").min(), high=pl.col("time").max()).collect(engine="streaming").row(0)
+        unit = self.recipe.time_unit
+        if problem := implausible(low, high, unit):
+            value, text = problem
+            raise UserError(f"{self.file}: time column '{name}', row {_row(times, pl.col('time') == value)}: {text}")
+        self.read_as[name] = f"{WORDS[unit]}, {in_words(low, high, unit)}"
+
+    def _check_labels(self, events: pl.LazyFrame) -> None:
+        values = events.group_by("label").len().sort("len", descending=True).head(5).collect(engine="streaming")
+        found = dict(values.iter_rows())
+        counts = ", ".join(f"{value}: {count:,}" for value, count in found.items())
+        where = f"{self.file}: label column '{self.recipe.label}'"
+        if strange := [value for value in found if value not in (0, 1)]:
+            row = _row(events, pl.col("label") == strange[0])
+            raise UserError(f"{where} holds {strange[0]}, not only 0 and 1 ({counts}), the first in row {row}")
+        if self.recipe.protocol == "impressions" and len(found) == 1:
+            raise UserError(f"{where} is of one class only ({counts})")
+
+    def _catalogue(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The items of the log with their attributes, and all items that are known."""
+        catalogue = self._events.select(pl.col("item").alias(ITEM)).unique().sort(ITEM).collect(engine="streaming")
+        recipe, file, items = self.recipe, self.recipe.items, self._items()
+        if self.before is not None:
+            wanted = [ITEM, *(recipe.attributes or ())]
+            items, file = self.before.all_items(items, wanted, file), file or self.before.folder / ITEMS
+        if items is None or file is None:
+            if recipe.demanded("attributes") and recipe.attributes:
+                raise UserError(f"attributes {', '.join(recipe.attributes)}: need a file of items: --items")
+            return catalogue, catalogue
+        if items[ITEM].dtype != catalogue[ITEM].dtype:
+            types = f"{items[ITEM].dtype} in {file}, {catalogue[ITEM].dtype} in {self.file}"
+            raise UserError(f"item column '{recipe.item}': different types: {types}")
+        whole = catalogue.join(items, on=ITEM, how="left", maintain_order="left")
+        lacking = {"row here": catalogue.join(items, on=ITEM, how="anti")}
+        lacking |= {f"'{name}'": whole.filter(pl.col(name).is_null()) for name in items.columns if name != ITEM}
+        for what, without in lacking.items():
+            if without.height:
+                some = ", ".join(map(str, without[ITEM].head(3))) + (", …" if without.height > 3 else "")
+                raise UserError(
+                    f"{file}: {without.height:,} ({some}) of {whole.height:,} items of the log have no {what}"
+                )
+        return whole, items.sort(ITEM)
+
+    def _items(self) -> pl.DataFrame | None:
+        """The file of items: their ids and attributes."""
+        recipe, file = self.recipe, self.recipe.items
+        if file is None:
+            return None
+        with readable(file):
+            frame = scan(file)
+            schema = frame.collect_schema()
+            columns = {ITEM: _typed(file, "item", recipe.item, frame)}
+            demanded = recipe.demanded("attributes")
+            names = [name for name in recipe.attributes or () if name in schema or demanded]
+            if ITEM in names:
+                raise UserError(f"{file}: attribute '{ITEM}' would take the name of the item's own column: rename it")
+            items = frame.select(
+                **columns, **{name: _typed(file, "attribute", name, frame) for name in names}
+            ).collect()
+        self.read_as |= {name: _kind(items.schema[name]) for name in names}
+        if nulls := items[ITEM].null_count():
+            row = _row(items.lazy(), pl.col(ITEM).is_null())
+            problem = f"{file}: null values: {recipe.item}: {nulls:,} of {items.height:,} rows, the first in row {row}"
+            raise UserError(broken_line(file) or problem)
+        if repeated := items.height - items[ITEM].n_unique():
+            raise UserError(f"{file}: {repeated:,} of {items.height:,} rows repeat another row's {recipe.item}")
+        return items
+
+    def _split(self) -> pl.LazyFrame:
+        """The events with their column ``split``, index into SPLITS, by the recipe's column or by time."""
+        if split := self.recipe.split:
+            is_test, is_valid = pl.col("split") == split.test, pl.col("split") == split.valid
+        elif self.timed:
+            valid, test = self._cut_times()
+            is_test, is_valid = pl.col("time") >= test, pl.col("time") >= valid
+        else:
+            raise UserError(f"{self.file}: no time column to split by: --time, or 'split' in a recipe")
+        index = pl.when(is_test).then(2).when(is_valid).then(1).otherwise(0).cast(pl.UInt8)
+        events = self._events.with_columns(split=index)
+        classes = events.group_by("split").agg(rows=pl.len(), ones=(pl.col("label") == 1).sum()).collect()
+        counts = {number: (rows, ones) for number, rows, ones in classes.iter_rows()}
+        for number, name in enumerate(SPLITS):
+            rows, ones = counts.get(number, (0, 0))
+            if ones in (0, rows):
+                raise UserError(
+                    f"{self.file}: split '{name}' needs labels of both classes: {ones:,} of {rows:,} rows are 1"
+                )
+        return events
+
+    def _cut_times(self) -> tuple[int, int]:
+        """The times at which valid and test begin: fractions of the rows, to within one bin; no time is split."""
+        low, high = self._events.select(low=pl.col("time").min(), high=pl.col("time").max()).collect().row(0)
+        width = (high - low) // BINS + 1
+        bins = self._events.group_by(bin=(pl.col("time") - low) // width).agg(rows=pl.len()).sort("bin").collect()
+        starts, rows = bins["bin"].to_numpy() * width + low, bins["rows"].to_numpy()
+        if len(starts) < len(SPLITS):
+            raise UserError(f"{self.file}: {len(starts)} distinct times, too few for train, valid and test")
+        newest = np.cumsum(rows[::-1])[::-1] / rows.sum()  # fraction of the rows from each bin on
+        test = 2 + int(np.abs(newest[2:] - self.recipe.test_fraction).argmin())
+        wanted = self.recipe.test_fraction + self.recipe.valid_fraction
+        valid = 1 + int(np.abs(newest[1:test] - wanted).argmin())
+        return int(starts[valid]), int(starts[test])
+
+
+def _typed(file: Path, role: str, name: str, table: pl.LazyFrame, unit: Literal["s", "ms"] = "s") -> pl.Expr:
+    """The column of a role as int64 (ids, order, times in ``unit``), string (ids) or 0 and 1 (labels).
+
+    A string that stands for no id becomes null.
+    """
+    schema = table.collect_schema()
+    if name not in schema:
+        raise UserError(f"{file}: no {role} column '{name}': {nearest(name, schema)}")
+    column, dtype = pl.col(name), schema[name]
+    if role == "label" and (dtype.is_numeric() or dtype == pl.Boolean):
+        return column.cast(pl.Int8) if dtype == pl.Boolean else column
+    if role == "time" and dtype in (pl.Datetime, pl.Date):
+        return column.cast(pl.Datetime("ms")).dt.epoch(unit)
+    if role != "label" and dtype.is_integer():
+        return column.cast(pl.Int64)
+    if role in ("user", "item", "attribute") and dtype in TEXTS:
+        text = column.cast(pl.String)
+        return pl.when(~text.is_in(list(NOTHING))).then(text)
+    wanted = {"time": "integers or dates", "order": "integers", "label": "0 and 1"}
+    wanted["attribute"] = "one integer or string per item"
+    found, wrong = "", pl.lit(False)
+    if dtype == pl.String:
+        wrong = column.is_not_null() & column.cast(pl.Int64, strict=False).is_null()
+    elif dtype.is_float():
+        wrong = (column % 1).ne(0)  # NaN too
+    if row := _row(table, wrong):
+        found = f" ({table.select(name).slice(row - 1, 1).collect().item()!r} in row {row})"
+    raise UserError(
+        f"{file}: {role} column '{name}' holds {dtype}, not {wanted.get(role, 'integers or strings')}{found}"
+    )
+
+
+def _row(table: pl.LazyFrame, condition: pl.Expr) -> int | None:
+    """The first row for which the condition holds, counted from 1."""
+    first: int | None = table.select(condition.arg_true().first()).collect().item()
+    return None if first is None else first + 1
+
+
+def _kind(dtype: pl.DataType) -> str:
+    return "whole numbers" if dtype.is_integer() else "text"
+
+
+def _changes(values: npt.NDArray[Any]) -> Bools:
+    """(E,) True where a value differs from the one before it, and at the first."""
+    return np.concatenate([[True], values[1:] != values[:-1]])
+
+
+def _last_true(starts: Bools) -> Ints:
+    """(E,) index of the nearest True at or before each event."""
+    return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))

@@ -1,0 +1,133 @@
+"""How `ctr-pe data build` reads a log: columns, protocol, split. From flags or from a YAML file."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
+from ctr_pe.data.dataset import REPORT, open_dataset
+from ctr_pe.utils.errors import UserError, explain, nearest, shown
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+Value = int | str
+
+
+class SplitColumn(BaseModel):
+    """Rows whose ``column`` equals ``test`` or ``valid`` go there, all others train."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    column: str
+    test: Value
+    valid: Value
+
+    @model_validator(mode="after")
+    def _apart(self) -> Self:
+        if self.test == self.valid:
+            raise ValueError(f"test and valid are the same rows, those of {shown(self.test)}")
+        return self
+
+
+class Recipe(BaseModel):
+    """How a log becomes a data set.
+
+    The columns ``time``, ``order``, ``label`` and ``attributes`` are used when the files have them under their default
+    names, must exist when they are named, and are left alone when they are set to null. ``order`` decides what is
+    earlier; without it ``time`` does, and events of the same time are not each other's history. ``append_to``: a data
+    set of an earlier log, whose ids all stay; its rules hold where no others are given, and it knows its items.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    interactions: Path
+    items: Path | None = None
+    append_to: Path | None = None
+    protocol: Literal["din", "impressions"]
+    user: str = "user_id"
+    item: str = "item_id"
+    time: str | None = "timestamp"
+    order: str | None = "position"
+    label: str | None = "label"
+    attributes: tuple[str, ...] | None = ("cate_id",)
+    time_unit: Literal["s", "ms"] = "s"
+    max_len: int = Field(100, ge=1, le=10**6)  # most recent items kept of a history
+    seed: int = Field(0, ge=0, lt=2**32)  # of the sampled negatives
+    drop: dict[str, Value | list[Value]] = {}  # rows whose column has this value (or one of these)
+    negatives: bool = False  # impressions: a second history of the user's earlier negatives
+    split: SplitColumn | None = None  # impressions; without it by time:
+    valid_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, before the test rows
+    test_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, the newest
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        of_impressions = {"negatives", "split", "valid_fraction", "test_fraction"} & self.model_fields_set
+        if self.protocol == "din" and of_impressions:
+            raise ValueError(f"'{min(of_impressions)}' belongs to protocol impressions, not to din")
+        roles = {role: getattr(self, role) for role in ("user", "item", "time", "order", "label")}
+        if self.item in (self.attributes or ()):
+            roles["attributes"] = self.item
+        for (role, name), (other, same) in combinations(roles.items(), 2):
+            if name == same is not None:
+                raise ValueError(f"column '{name}' is both '{role}' and '{other}': a column has one role")
+        if self.valid_fraction + self.test_fraction >= 1:
+            raise ValueError("valid_fraction + test_fraction leave no training rows")
+        return self
+
+    def demanded(self, role: str) -> bool:
+        """Whether the column of this role was named, so that its absence is an error."""
+        return role in self.model_fields_set and getattr(self, role) is not None
+
+
+def load_recipe(name: str | None, given: Mapping[str, Any]) -> Recipe:
+    """The recipe of that name or file, with the values in ``given`` on top. Raises UserError naming the wrong key."""
+    content = {} if name is None else _read(name)
+    if earlier := given.get("append_to") or content.get("append_to"):
+        content = _rules_of(Path(earlier)) | content
+    try:
+        return Recipe.model_validate({**content, **given})
+    except ValidationError as error:
+        problem = error.errors()[0]
+        option = f": --{problem['loc'][0]}" if problem["type"] == "missing" and len(problem["loc"]) == 1 else ""
+        raise UserError(f"{name or 'options'}: {explain(problem, Recipe, SplitColumn)}{option}") from None
+
+
+def _rules_of(folder: Path) -> dict[str, Any]:
+    """What the recipe of a data set says about columns, protocol and split."""
+    dataset = open_dataset(str(folder.resolve()))
+    recipe = json.loads((dataset.path / REPORT).read_text(encoding="utf-8")).get("recipe")
+    if not isinstance(recipe, dict):
+        raise UserError(f"{folder}: not a data set of a log: it has no recipe to go on with")
+    files = {"interactions", "items", "append_to"}
+    default = {key: field.default for key, field in Recipe.model_fields.items() if key not in files}
+    kept = {key: recipe[key] for key in default if key in recipe}
+    return {key: value for key, value in kept.items() if value != _listed(default[key])}
+
+
+def _listed(value: Any) -> Any:
+    """As JSON has it."""
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _read(name: str) -> dict[str, Any]:
+    path, shipped = Path(name), packaged_yaml("recipe")
+    if path.suffix in (".yaml", ".yml"):
+        if not path.is_file():
+            raise UserError(f"{name}: no such recipe file")
+        content = load_yaml(path)
+    elif name in shipped:
+        content = parse_yaml(shipped[name], name)
+    else:
+        raise UserError(f"--recipe {name}: no such recipe, a file ends with .yaml: {nearest(name, shipped)}")
+    if not isinstance(content, dict):
+        raise UserError(f"{name}: a recipe is a mapping of keys: {nearest('', Recipe.model_fields)}")
+    for key in ("interactions", "items", "append_to"):  # beside the recipe, wherever the command runs
+        if isinstance(content.get(key), str):
+            content[key] = path.parent / content[key]
+    return content

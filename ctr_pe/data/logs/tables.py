@@ -1,0 +1,125 @@
+"""Tables in files: parquet, or text with a header (CSV), which is looked at before polars reads it."""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import gzip
+import os
+from contextlib import contextmanager
+from typing import IO, TYPE_CHECKING, Any, cast
+
+import polars as pl
+
+from ctr_pe.utils.errors import UserError, counted, no_such_file
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+START = 2**16  # bytes of a text file that are looked at first
+INFERRED = 10_000  # rows by which polars guesses the types of a text file's columns
+
+
+def scan(file: Path) -> pl.LazyFrame:
+    """A table's file, or a directory of parquet files, lazily.
+
+    A column of a text file holds whole numbers only if all of its values, in all rows, are written as such: ``007`` is
+    not, because it would become 7.
+
+    Raises:
+        UserError: no such file, one of another kind, or a text that cannot be read.
+    """
+    if not os.path.exists(file):
+        raise no_such_file(file)
+    if is_text(file):
+        return _scan_text(file)
+    if file.is_dir() and not any(path.is_file() for path in file.rglob("*")):
+        raise UserError(f"{file}: an empty folder: it needs parquet files")
+    if file.is_dir() or file.name.endswith((".parquet", ".pq")):
+        return pl.scan_parquet(file)
+    raise UserError(f"{file}: a log is .parquet, .csv or .tsv (or .csv.gz, .tsv.gz)")
+
+
+def is_text(file: Path) -> bool:
+    """Whether the name is that of a text file."""
+    return file.name.removesuffix(".gz").endswith((".csv", ".tsv")) and not file.is_dir()
+
+
+@contextmanager
+def readable(file: Path) -> Iterator[None]:
+    """What polars and the system say about a file that cannot be read, in one line."""
+    try:
+        yield
+    except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
+        raise UserError(broken_line(file) or f"{file}: cannot be read: {reason(error)}") from None
+
+
+def reason(error: BaseException) -> str:
+    """The first line of an error's text, without what polars recommends to programmers."""
+    text = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
+def broken_line(file: Path) -> str | None:
+    """Which line of a text file has other fields than the header; None if all have the same, or it is no text."""
+    if not is_text(file):
+        return None
+    begin = 1
+    try:
+        with _opened(file) as stream:
+            rows = csv.reader((line.decode() for line in stream), delimiter=_separator(file))
+            width = len(next(rows, []))
+            begin = rows.line_num + 1
+            for fields in rows:
+                if fields and len(fields) != width:
+                    held = f"{counted(len(fields), 'field')}, but the header has {width}"
+                    open_quote = " (a quote that is not closed?)" if rows.line_num > begin else ""
+                    return f"{file}: line {begin}: {held}{open_quote}"
+                begin = rows.line_num + 1
+    except UnicodeDecodeError:
+        return f"{file}: line {begin}: not a text in UTF-8"
+    except csv.Error as error:
+        return f"{file}: line {begin}: {error} (a quote that is not closed?)"
+    except (OSError, EOFError):
+        return None  # which polars has said, too
+    return None
+
+
+def _scan_text(file: Path) -> pl.LazyFrame:
+    _check_start(file)
+    with readable(file):
+        how: dict[str, Any] = {"separator": _separator(file), "infer_schema_length": INFERRED, "try_parse_dates": True}
+        guessed = pl.scan_csv(file, **how).collect_schema()
+        numbers = [name for name, kind in guessed.items() if kind.is_integer()]
+        texts = pl.scan_csv(file, **how, schema_overrides=dict.fromkeys(numbers, pl.String))
+        columns = [pl.col(name) for name in numbers]
+        written = [text.cast(pl.Int64, strict=False).cast(pl.String).eq_missing(text).all() for text in columns]
+        whole = texts.select(written).collect(engine="streaming").row(0, named=True) if written else {}
+        return texts.with_columns(pl.col(name).cast(pl.Int64) for name, same in whole.items() if same)
+
+
+def _check_start(file: Path) -> None:
+    """Raises UserError for another encoding, other line ends, or a column that is there twice."""
+    try:
+        with _opened(file) as stream:
+            start = stream.read(START)
+    except (OSError, EOFError) as error:
+        raise UserError(f"{file}: cannot be read: {reason(error)}") from None
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) or b"\0" in start:
+        raise UserError(f"{file}: not a text in UTF-8 (UTF-16?): save it as UTF-8")
+    if b"\r" in start and b"\n" not in start:
+        raise UserError(f"{file}: its lines end with CR alone: save it with LF or CRLF")
+    text = start.decode("utf-8-sig", errors="replace").splitlines(keepends=True)
+    names = next(csv.reader(text, delimiter=_separator(file)), [])
+    for name in names:
+        if name and names.count(name) > 1:
+            raise UserError(f"{file}: line 1: column '{name}' is there {names.count(name)} times")
+
+
+def _separator(file: Path) -> str:
+    return "\t" if file.name.removesuffix(".gz").endswith(".tsv") else ","
+
+
+def _opened(file: Path) -> IO[bytes]:
+    return cast("IO[bytes]", gzip.open(file)) if file.suffix == ".gz" else file.open("rb")

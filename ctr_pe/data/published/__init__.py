@@ -1,0 +1,1 @@
+"""The public benchmark sets in their published form."""

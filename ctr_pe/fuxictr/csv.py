@@ -1,0 +1,486 @@
+"""Reads CSV or parquet files as a FuxiCTR dataset config describes them (``feature_cols``) into a data set.
+
+FuxiCTR's own preprocessing reuses whatever it finds in its output directory, even if it was made from other files or is
+incomplete, and runs strings of the config as code. Here the data set has a directory of its own, appears complete or
+not at all, and records which files and which description it was made from.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import re
+import shutil
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+from zipfile import BadZipFile
+
+import h5py
+import numpy as np
+import polars as pl
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from ctr_pe.config.field_groups import Group
+from ctr_pe.config.keys import DATA, Count, Encoder, Place, Width, checked
+from ctr_pe.data.dataset import REPORT, SPLITS, Dataset, open_dataset
+from ctr_pe.data.id_map import Vocabulary
+from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
+from ctr_pe.fuxictr.feature_specs import target_spec
+from ctr_pe.utils.errors import UserError, explain, nearest, no_such_file, quoted, shown
+from ctr_pe.utils.names import LONGEST
+
+BLOCK_ROWS = 65_536
+FOLDER = "ctr_pe"  # below <data_root>/<dataset_id>, which may also hold the user's files and FuxiCTR's own cache
+log = logging.getLogger(__name__)
+
+
+class Column(BaseModel):
+    """One entry of ``feature_cols``, under FuxiCTR's keys; ``padding`` has no effect, as the loader pads."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    name: str = Field(min_length=1, max_length=LONGEST)
+    type: Literal["categorical", "sequence", "meta", "numeric", "embedding"]
+    dtype: Literal["str", "int", "float", "list"]
+    active: bool = True
+    source: str = ""
+    share_embedding: str | None = None
+    embedding_dim: Width | None = None
+    emb_output_dim: Width | None = None
+    feature_encoder: Encoder | list[Encoder] | None = "default"
+    splitter: str = Field("^", min_length=1)
+    max_len: int = Field(0, ge=0, le=10**6)
+    padding: Literal["post", "pre"] = "post"
+    fill_na: str | int | float | None = None
+    min_categr_count: Count | None = None
+    remap: bool = True
+    preprocess: str | None = None
+    normalizer: Literal["StandardScaler", "MinMaxScaler"] | None = None
+    pretrained_emb: Place | None = None
+    pretrain_dim: Width | None = None
+    pretrain_usage: Literal["init", "sum", "concat"] = "init"
+    freeze_emb: bool = True
+
+    @property
+    def read_from(self) -> str:
+        """The CSV column: its own, or with ``preprocess: copy_from(x)`` another."""
+        copied = re.fullmatch(r"copy_from\((\w+)\)", self.preprocess or "")
+        if self.normalizer and self.type != "numeric":
+            raise UserError(f"feature_cols: '{self.name}': a {self.type} column has no normalizer, numeric ones have")
+        if self.type == "embedding" and not self.pretrain_dim:
+            raise UserError(f"feature_cols: '{self.name}': an embedding column needs pretrain_dim, its numbers per row")
+        if self.preprocess and not copied:
+            raise UserError(f"feature_cols: '{self.name}': preprocess '{self.preprocess}' is not copy_from(column)")
+        return copied[1] if copied else self.name
+
+
+def build_csv(params: Mapping[str, Any], groups: Sequence[Group] = ()) -> Dataset:
+    """The data set of a FuxiCTR config with ``feature_cols``, in ``<data_root>/<dataset_id>/ctr_pe``: from CSV files,
+    or with ``data_format: parquet`` from parquet files, whose histories and vectors may be lists.
+
+    It is built once, and again when the files or the description of the columns have changed. Histories keep their
+    most recent ``max_len`` items whatever ``padding`` says (FuxiCTR keeps the oldest with ``padding: post``). Ids are
+    sorted by frequency in the train rows; values with fewer than ``min_categr_count`` rows in every column of a table
+    are unknown.
+
+    Args:
+        params: an experiment's parameters: data_root, dataset_id, feature_cols, label_col, train_data, ….
+        groups: which histories are compared with which targets.
+
+    Raises:
+        UserError: an invalid key, type or reference in ``feature_cols``, a missing file or column, a value that does
+            not have its column's type, a missing label, a directory that holds another data set.
+    """
+    build = _Build(params, groups)
+    name = str(params["dataset_id"])
+    out = Path(params.get("data_root") or "data") / name / FOLDER
+    if (out / REPORT).is_file():
+        report = json.loads((out / REPORT).read_text(encoding="utf-8"))
+        if report.get("source") == build.fingerprint:
+            log.info("Data set as built before: %s", out)
+            return open_dataset(str(out.resolve()))
+        if "source" not in report:
+            raise UserError(f"{out}: a data set that was not made from CSV files: remove it or change dataset_id")
+        log.warning("%s: the files or feature_cols have changed: building again", out)
+    return make_dataset(build.read, out, name, overwrite=True)
+
+
+def feature_specs(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """The features that ``feature_cols`` would give, with tables of one id: enough to check a model against them.
+
+    Raises:
+        UserError: as :func:`build_csv`.
+    """
+    columns, tables = _described(params)
+    vectors = {
+        column.name: ("", 0) for column in columns if column.pretrained_emb and tables[column.name] == column.name
+    }
+    return _specs(columns, tables, dict.fromkeys(tables, Vocabulary([])), {}, vectors)
+
+
+def _described(params: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
+    """The columns, and for each column with ids the one whose embedding table it uses."""
+    columns, problems = read_columns(params)
+    if problems:
+        raise UserError(problems[0])
+    shared = {column.name: column.share_embedding for column in columns}
+    tables = {}
+    for column in columns:
+        if column.type in ("categorical", "sequence"):
+            seen = [column.name]
+            while (other := shared[seen[-1]]) is not None:
+                if other in seen:
+                    circle = " → ".join([*seen, other])
+                    raise UserError(f"feature_cols: share_embedding goes round in a circle: {circle}")
+                seen.append(other)
+            tables[column.name] = seen[-1]
+    return columns, tables
+
+
+def read_columns(params: Mapping[str, Any]) -> tuple[list[Column], list[str]]:
+    """The columns that ``feature_cols`` describes, and all that is wrong with it, one string each."""
+    if not params.get("feature_cols"):
+        return [], ["feature_cols is missing: which columns of the CSV files are what"]
+    if problem := DATA["feature_cols"].problem("feature_cols", params["feature_cols"]):
+        return [], [problem]
+    columns, problems = [], []
+    for entry in params["feature_cols"]:
+        names = entry.get("name") if isinstance(entry, dict) else None
+        if not names:
+            problems.append(f"feature_cols: {shown(entry)} is not a mapping with a name")
+            continue
+        for name in names if isinstance(names, list) else [names]:
+            try:
+                columns.append(Column(**{**entry, "name": name}))
+                _ = columns[-1].read_from
+            except ValidationError as error:
+                problems += [f"feature_cols: {shown(name)}: {explain(problem, Column)}" for problem in error.errors()]
+            except UserError as error:
+                problems.append(str(error))
+    columns = [column for column in columns if column.active]
+    names = [column.name for column in columns]
+    problems += [f"feature_cols: '{name}' is given twice" for name, count in Counter(names).items() if count > 1]
+    for column in columns:
+        if "." in column.name and column.type != "meta":
+            problems.append(f"feature_cols: '{column.name}': an input's name has no dot (torch reads it as a path)")
+        if column.share_embedding is not None and column.share_embedding not in names:
+            problems.append(
+                f"feature_cols: '{column.name}' share_embedding {quoted(column.share_embedding)} is no "
+                f"feature: {nearest(column.share_embedding, names)}"
+            )
+    return columns, problems
+
+
+def _label(params: Mapping[str, Any]) -> str:
+    checked(DATA, {key: value for key, value in params.items() if key in DATA})
+    label = params.get("label_col")
+    if isinstance(label, list) and len(label) == 1:
+        label = label[0]
+    if not isinstance(label, dict) or not label.get("name"):
+        raise UserError("label_col: one label is needed, such as {name: label, dtype: float}")
+    return str(label["name"])
+
+
+def _files(params: Mapping[str, Any]) -> dict[str, Path]:
+    files = {split: Path(params[f"{split}_data"]) for split in SPLITS if params.get(f"{split}_data")}
+    if missing := [split for split in ("train", "test") if split not in files]:
+        raise UserError(f"{missing[0]}_data is missing: the CSV file of the {missing[0]} rows")
+    if gone := [file for file in files.values() if not file.is_file()]:
+        raise no_such_file(gone[0])
+    return files
+
+
+class _Build:
+    """Builds one data set. ``fingerprint`` identifies the files and their description."""
+
+    def __init__(self, params: Mapping[str, Any], groups: Sequence[Group]) -> None:
+        self.params, self.groups = params, groups
+        self.columns, self.tables = _described(params)
+        self.label, self.files = _label(params), _files(params)
+        described = {key: params.get(key) for key in ("feature_cols", "label_col", "min_categr_count", "sep")}
+        facts = {split: (str(file), file.stat().st_size, file.stat().st_mtime_ns) for split, file in self.files.items()}
+        text = json.dumps([described, facts], sort_keys=True, default=str)
+        self.fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+    def read(self, writer: DatasetWriter) -> Content:
+        frames = {split: self._scan(file) for split, file in self.files.items()}
+        vectors = {
+            column.name: Path(column.pretrained_emb)
+            for column in self.columns
+            if column.pretrained_emb is not None and self.tables.get(column.name) == column.name
+        }
+        try:
+            tables = self._vocabularies(frames["train"], vectors)
+            vocabularies = {name: tables[table] for name, table in self.tables.items()}
+            lengths = self._max_lens(frames["train"])
+            scales = self._scales(frames["train"])
+            made = self._encoded(frames.values(), vocabularies, lengths, scales)
+            splits = {
+                name: self._write(writer, name, frame.select(made), vocabularies) for name, frame in frames.items()
+            }
+        except pl.exceptions.PolarsError as error:
+            raise UserError(f"{self.files['train'].parent}: {str(error).splitlines()[0]}") from None
+        dims = {name: self._keep_vectors(name, file, writer.path) for name, file in vectors.items()}
+        features = _specs(self.columns, self.tables, vocabularies, lengths, dims)
+        vocabs = {name: vocabulary.stored() for name, vocabulary in tables.items()}
+        if vectors and len(vocabs) == 1:  # FuxiCTR's layer of pretrained vectors fails where there is one entry
+            vocabs |= {name: vocabulary.stored() for name, vocabulary in vocabularies.items()}
+        report = {"source": self.fingerprint, "splits": splits, "normalizers": scales}
+        return Content(self.label, self.params.get("group_id"), features, self.groups, vocabs, report)
+
+    def _scan(self, file: Path) -> pl.LazyFrame:
+        """The columns in use under the features' names: ids as text, lists of text, numbers; the label unchanged."""
+        separator, is_parquet = str(self.params.get("sep") or ","), self.params.get("data_format") == "parquet"
+        if is_parquet:
+            frame = pl.scan_parquet(file)
+            types: Mapping[str, Any] = frame.collect_schema()
+        else:
+            types = pl.scan_csv(file, separator=separator, infer_schema=False).collect_schema()  # reads one line
+        for name in (self.label, *(column.read_from for column in self.columns)):
+            if name not in types:
+                raise UserError(f"{file}: no column '{name}': {nearest(name, types)}")
+        if is_parquet:
+            frame = frame.with_columns(pl.col(self.label).cast(pl.Float64))
+        else:
+            text = {column.read_from: pl.String for column in self.columns}
+            frame = pl.scan_csv(file, separator=separator, schema_overrides={**text, self.label: pl.Float64})
+        read = [_parsed(column, types[column.read_from] if is_parquet else pl.String()) for column in self.columns]
+        return frame.select(
+            self.label, *[parsed.alias(column.name) for column, parsed in zip(self.columns, read, strict=True)]
+        )
+
+    def _vocabularies(self, train: pl.LazyFrame, vectors: Mapping[str, Path]) -> dict[str, Vocabulary]:
+        """Of each table, by the counts in all of its columns."""
+        least = int(self.params.get("min_categr_count") or 1)
+        counts: dict[str, list[pl.LazyFrame]] = {table: [] for table in self.tables.values()}
+        for column in self.columns:
+            if column.name in self.tables:
+                known = pl.len() >= (column.min_categr_count or least)
+                values = train.select(value=column.name)
+                values = values.explode("value", empty_as_null=False) if column.type == "sequence" else values
+                values = values.filter(pl.col("value") != "").group_by("value").agg(count=pl.len(), known=known)
+                counts[self.tables[column.name]].append(values)
+        totals = [
+            pl.concat(columns)
+            .group_by("value")
+            .agg(pl.col("count").sum(), pl.col("known").any())
+            .filter("known")
+            .sort(["count", "value"], descending=[True, False])
+            for columns in counts.values()
+        ]
+        found = zip(counts, pl.collect_all(totals, engine="streaming"), strict=True)
+        more = {name: vectors_of(file)[0] for name, file in vectors.items()}
+        return {name: Vocabulary(list(dict.fromkeys([*total["value"], *more.get(name, [])]))) for name, total in found}
+
+    def _max_lens(self, train: pl.LazyFrame) -> dict[str, int]:
+        lengths = {column.name: column.max_len for column in self.columns if column.type == "sequence"}
+        if unknown := [name for name, length in lengths.items() if length == 0]:
+            found = train.select(pl.col(name).list.len().max() for name in unknown).collect(engine="streaming")
+            lengths |= {name: max(1, int(found[name][0] or 0)) for name in unknown}
+        return lengths
+
+    def _scales(self, train: pl.LazyFrame) -> dict[str, tuple[float, float]]:
+        """What a normalizer subtracts and divides by, of the train rows, as scikit-learn's: constant columns by 1."""
+        named = {column.name: column.normalizer for column in self.columns if column.normalizer}
+        if not named:
+            return {}
+        parts = [
+            expression.alias(f"{part} {name}")
+            for name, kind in named.items()
+            for part, expression in zip(("shift", "scale"), _statistics(pl.col(name), kind), strict=True)
+        ]
+        found = train.select(parts).collect(engine="streaming")
+        return {name: (float(found[f"shift {name}"][0]), float(found[f"scale {name}"][0]) or 1.0) for name in named}
+
+    def _keep_vectors(self, name: str, file: Path, folder: Path) -> tuple[str, int]:
+        """Keep the vectors of a column beside its rows, in a form that FuxiCTR reads: the file's name, their dim."""
+        column = next(column for column in self.columns if column.name == name)
+        keys, values = vectors_of(file)
+        dim, asked = values.shape[1], column.pretrain_dim
+        if asked is not None and asked != dim:
+            raise UserError(f"{file}: vectors of dim {dim}, but '{name}' has pretrain_dim: {asked}")
+        if file.suffix == ".parquet":  # FuxiCTR reads only its arrays, no lists
+            kept = f"pretrained_{name}.npz"
+            np.savez(folder / kept, key=np.array(keys), value=values[:])
+        else:
+            kept = f"pretrained_{name}{file.suffix}"
+            shutil.copyfile(file, folder / kept)
+        return kept, dim
+
+    def _encoded(
+        self,
+        frames: Iterable[pl.LazyFrame],
+        vocabularies: Mapping[str, Vocabulary],
+        lengths: Mapping[str, int],
+        scales: Mapping[str, tuple[float, float]],
+    ) -> list[pl.Expr]:
+        """The label and the columns as numbers; group ids that are not whole numbers are numbered over all splits."""
+        made = [pl.col(self.label)]
+        for column in self.columns:
+            value = pl.col(column.name)
+            if column.type == "sequence":
+                item = pl.element()
+                # an item without this attribute has id 0
+                ids = pl.when(item == "").then(0).otherwise(vocabularies[column.name].ids(item))
+                made.append(value.list.len().alias(f"{column.name} length"))
+                value = value.list.tail(lengths[column.name]).list.eval(ids)
+            elif column.type == "categorical":
+                value = vocabularies[column.name].ids(value)
+            elif column.name in scales:
+                shift, scale = scales[column.name]
+                value = (value - shift) / scale
+            elif column.type == "meta" and column.dtype != "int":
+                values = pl.concat([frame.select(column.name) for frame in frames]).unique().collect()[column.name]
+                value = value.cast(pl.Enum(values.drop_nulls().sort())).to_physical().cast(pl.Int64)
+            elif column.type == "meta":
+                value = value.cast(pl.Int64)
+            made.append(value)
+        return made
+
+    def _write(
+        self, writer: DatasetWriter, split: str, rows: pl.LazyFrame, vocabularies: Mapping[str, Vocabulary]
+    ) -> dict[str, int]:
+        """Write a split, block by block; returns its counts."""
+        file, label = self.files[split], self.label
+        log.info("Reading %s", file)
+        counts = Counter[str]()
+        try:
+            for frame in rows.collect_batches(chunk_size=BLOCK_ROWS, maintain_order=True):
+                wrong = frame.filter(~pl.col(label).is_in([0.0, 1.0]).fill_null(False))
+                if len(wrong):
+                    raise UserError(f"{file}: label '{label}' has value {wrong[label][0]}: labels are 0 or 1")
+                counts["rows"] += len(frame)
+                counts["positives"] += int(frame[label].sum())
+                for column in self.columns:
+                    values = frame[column.name]
+                    if values.null_count():
+                        raise UserError(f"{file}: column '{column.name}' has rows without a value: give it a fill_na")
+                    if column.type == "embedding" and (other := values.list.len() != column.pretrain_dim).any():
+                        found = values.filter(other).list.len()[0]
+                        given = f"has {found} numbers in a row, but pretrain_dim is {column.pretrain_dim}"
+                        raise UserError(f"{file}: column '{column.name}' {given}")
+                    if column.name in vocabularies:
+                        ids = values.explode(empty_as_null=False) if column.type == "sequence" else values
+                        counts[f"{column.name}_unseen"] += int((ids == vocabularies[column.name].unseen).sum())
+                    if column.type == "sequence":
+                        length = frame[f"{column.name} length"]
+                        counts[f"{column.name}_empty"] += int((length == 0).sum())
+                        counts[f"{column.name}_truncated"] += int((length > values.list.len()).sum())
+                kept = [pl.col(label).cast(pl.UInt8), *[column.name for column in self.columns]]
+                writer.add(split, frame.select(kept).to_arrow())
+        except pl.exceptions.PolarsError as error:
+            raise UserError(f"{file}: {str(error).splitlines()[0]}") from None
+        if not counts["rows"]:
+            raise UserError(f"{file}: no rows")
+        log.info("%s: %d rows, %d positives", split, counts["rows"], counts["positives"])
+        for column in self.columns:
+            if cut := counts[f"{column.name}_truncated"]:
+                log.info("%s: %d histories of %s cut to their most recent items", split, cut, column.name)
+            if unseen := counts[f"{column.name}_unseen"]:
+                log.info("%s: %d ids of %s are not, or too rarely, in the train rows", split, unseen, column.name)
+        return dict(counts)
+
+
+def _parsed(column: Column, kind: pl.DataType) -> pl.Expr:
+    raw = pl.col(column.read_from)
+    if column.type == "embedding":
+        numbers = raw.str.split(column.splitter) if kind == pl.String else raw
+        return numbers.cast(pl.List(pl.Float64))
+    if column.type == "sequence" and kind != pl.String:
+        nothing = pl.lit([], dtype=pl.List(pl.String))
+        return pl.coalesce(raw.cast(pl.List(pl.String)).list.eval(pl.element().fill_null("")), nothing)
+    raw = raw.cast(pl.String)
+    if column.type == "sequence":
+        nothing = pl.lit([], dtype=pl.List(pl.String))
+        return pl.when(raw.fill_null("") != "").then(raw.str.split(column.splitter)).otherwise(nothing)
+    if column.fill_na is not None:
+        raw = raw.fill_null(str(column.fill_na))
+    if column.type == "numeric":
+        return raw.fill_null("0").cast(pl.Float64)
+    if column.type == "meta":
+        return raw
+    # FuxiCTR reads int columns as numbers, so 07 is 7; a missing id is unknown
+    return raw.cast(pl.Int64).cast(pl.String) if column.dtype == "int" else raw.replace("", None)
+
+
+def _statistics(values: pl.Expr, normalizer: str) -> tuple[pl.Expr, pl.Expr]:
+    if normalizer == "MinMaxScaler":
+        return values.min(), values.max() - values.min()
+    return values.mean(), values.std(ddof=0)
+
+
+def vectors_of(file: Path) -> tuple[list[str], Any]:
+    """Original ids that have a vector, as text, and the vectors (n, dim) of an .h5, .npz or .parquet file with ``key``
+    and ``value``. All these ids are known to a vocabulary: one that train rows lack may occur in test rows.
+
+    Raises:
+        UserError: another kind of file, a missing key or value, vectors that are not one of equal dim per id.
+    """
+    if not file.is_file():
+        raise no_such_file(file)
+    kinds = {".h5": _from_hdf5, ".npz": _from_npz, ".parquet": _from_parquet}
+    if file.suffix not in kinds:
+        raise UserError(f"{file}: pretrained vectors are in {', '.join(kinds)} files")
+    try:
+        keys, values = kinds[file.suffix](file)
+    except (OSError, KeyError, ValueError, BadZipFile, pl.exceptions.PolarsError) as error:
+        reason = str(error).splitlines()[0]
+        raise UserError(f"{file}: no {file.suffix} file with 'key' and 'value' ({reason})") from None
+    if len(values.shape) != 2 or len(keys) != len(values):
+        raise UserError(f"{file}: {len(keys)} keys, values of shape {values.shape}: one vector per key is needed")
+    return [key.decode() if isinstance(key, bytes) else str(key) for key in keys.tolist()], values
+
+
+def _from_hdf5(file: Path) -> tuple[Any, Any]:
+    content = h5py.File(file)  # open as long as the values, which stay on disk
+    return content["key"][:], content["value"]
+
+
+def _from_npz(file: Path) -> tuple[Any, Any]:
+    with np.load(file, allow_pickle=False) as content:
+        return content["key"], content["value"]
+
+
+def _from_parquet(file: Path) -> tuple[Any, Any]:
+    content = pl.read_parquet(file, columns=["key", "value"])
+    values = content["value"]
+    if isinstance(values.dtype, pl.List):
+        values = values.list.to_array(len(values[0]) if len(values) else 0)  # an error where dims differ
+    return content["key"].to_numpy(), values.to_numpy().astype(np.float32)
+
+
+def _specs(
+    columns: Sequence[Column],
+    tables: Mapping[str, str],
+    vocabularies: Mapping[str, Vocabulary],
+    lengths: Mapping[str, int],
+    vectors: Mapping[str, tuple[str, int]],
+) -> dict[str, dict[str, Any]]:
+    """FuxiCTR's specifications. ``vectors``: file and dim of pretrained ones."""
+    specs: dict[str, dict[str, Any]] = {}
+    for column in columns:
+        spec: dict[str, Any] = {"type": column.type} | ({} if column.type == "meta" else {"source": column.source})
+        if root := tables.get(column.name):
+            spec |= target_spec(len(vocabularies[column.name]), column.source) | {"type": column.type}
+            if column.name != root:
+                spec["share_embedding"] = root
+            if column.name in vectors:
+                usage = {"pretrain_usage": column.pretrain_usage, "freeze_emb": column.freeze_emb}
+                file, dim = vectors[column.name]
+                spec |= {"pretrained_emb": file, "pretrain_dim": dim, **usage}
+        if column.type == "embedding":
+            spec["pretrain_dim"] = column.pretrain_dim
+        encoder = column.feature_encoder
+        if column.type == "sequence":
+            spec["max_len"] = lengths.get(column.name) or column.max_len or 1
+            encoder = "layers.MaskedAveragePooling()" if encoder == "default" else encoder  # FuxiCTR's default
+        if encoder not in ("default", "null", "None", "none"):
+            spec["feature_encoder"] = encoder
+        for key in ("embedding_dim", "emb_output_dim"):
+            if getattr(column, key) is not None:
+                spec[key] = getattr(column, key)
+        specs[column.name] = spec
+    return specs

@@ -1,0 +1,1 @@
+"""Reports and figures of results and of models."""

@@ -1,0 +1,186 @@
+"""The models of a picture: those of a benchmark's store, before and after training, or new ones."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from ctr_pe.config.checks import check_encoding, check_params, model_class
+from ctr_pe.config.yaml import model_params
+from ctr_pe.data.loader import BatchLoader
+from ctr_pe.data.synthetic.built_in import DEFAULT
+from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
+from ctr_pe.study.store import Result, Store
+from ctr_pe.training import Run, build_model, load
+from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.files import scratch_folder
+
+if TYPE_CHECKING:
+    from ctr_pe.data.dataset import Dataset
+
+
+SEEDS = 5
+"""Of new models, as many as a benchmark trains."""
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The models to draw: with ``store``, the runs of a benchmark with these values, before and after training; else
+    new ones. ``seed``: of the one run per encoding; by default all seeds of the store that all encodings have, else the
+    first SEEDS. ``params``: hyper-parameters under FuxiCTR's names."""
+
+    encodings: Sequence[str]
+    store: Path | None = None
+    model: str | None = None
+    dataset: str | None = None
+    seed: int | None = None
+    params: Mapping[str, Any] = field(default_factory=dict)
+    data_root: Path | None = None
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """One run of the encoding ``pe``: with ``weights`` and ``result`` if it is from a store. ``left_out``: runs of
+    other seeds that are there and not drawn."""
+
+    pe: str
+    run: Run
+    dataset: Dataset
+    weights: Path | None = None
+    result: Result | None = None
+    left_out: int = 0
+
+    @cached_property
+    def before(self) -> Any:
+        """The model before training."""
+        with scratch_folder() as folder:
+            return build_model(self.run, self.dataset, folder)
+
+    @cached_property
+    def after(self) -> Any:
+        """The model after training. Raises UserError if the file holds other weights."""
+        assert self.weights is not None
+        model = replace(self).before
+        load(model, self.weights)
+        return model
+
+
+def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
+    """The runs to draw, encoding by encoding and seed by seed, and their data set.
+
+    Raises:
+        UserError: an unknown name, a store without the run or its weights, a data set that is missing or different.
+    """
+    for pe in wanted.encodings:
+        check_encoding(pe)
+    if wanted.model is not None:
+        model_class(wanted.model)
+    if wanted.store is None:
+        return _fresh(wanted)
+    store = Store(wanted.store)
+    by_pe = [_choose(wanted, store, pe) for pe in wanted.encodings]
+    _refuse_differing(f"{wanted.store}: the runs", [result for results in by_pe for result in results])
+    common = set.intersection(*({result.seed for result in results} for results in by_pe))
+    if not common:
+        raise UserError(f"{wanted.store}: no seed at which {', '.join(wanted.encodings)} were all run")
+    lacking = [one for of_pe in by_pe for one in of_pe if one.seed in common and not store.weights(one.key).exists()]
+    seeds = common - {result.seed for result in lacking}
+    if not seeds:
+        one = min(lacking, key=lambda result: result.seed)
+        name, again = f"{one.model} {one.pe} seed {one.seed}", _command(wanted, one)
+        raise UserError(f"{wanted.store}: the run of {name} was stored without weights: `{again}` makes them")
+    first = by_pe[0][0]
+    dataset = find_dataset(wanted.dataset or first.dataset, wanted.data_root, first.protocol)
+    if dataset.data_hash != first.data_hash:
+        raise UserError(f"{dataset.path}: not the data that the runs in {wanted.store} were trained on")
+    found = []
+    for of_pe in by_pe:
+        for result in sorted((one for one in of_pe if one.seed in seeds), key=lambda one: one.seed):
+            run = Run(result.model, dataset.path, result.pe, result.seed, result.protocol, result.params)
+            left_out = len(of_pe) - len(seeds) if result.seed == min(seeds) else 0
+            found.append(Drawn(result.pe, run, dataset, store.weights(result.key), result, left_out))
+    return dataset, found
+
+
+def some_requests(dataset: Dataset, model: Any, rows: int) -> dict[str, torch.Tensor]:
+    """A random batch of test rows, the same at each call."""
+    loader = BatchLoader(model.feature_map, dataset.split("test"), split="valid", batch_size=rows, shuffle=True)
+    batch: dict[str, torch.Tensor] = next(iter(loader))
+    return batch
+
+
+def _fresh(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
+    model = wanted.model or "DIN"
+    refuse_own_keys("--set", wanted.params)
+    check_params(model, wanted.params)
+    dataset = find_dataset(wanted.dataset or DEFAULT, wanted.data_root, "heldout")
+    params = run_params(model, dataset.dataset_id, wanted.params)
+    seeds = range(SEEDS) if wanted.seed is None else [wanted.seed]
+    runs = [Run(model, dataset.path, pe, seed, params=params) for pe in wanted.encodings for seed in seeds]
+    return dataset, [Drawn(str(run.pe), run, dataset) for run in runs]
+
+
+def _choose(wanted: Wanted, store: Store, pe: str) -> list[Result]:
+    """The runs of one encoding that match ``wanted``; they differ only in their seeds."""
+    left = list(store.read().values())
+    if not left:
+        raise UserError(f"{wanted.store}: no results of a benchmark: `{_command(wanted)}` makes them")
+    dataset = None if wanted.dataset is None else Path(wanted.dataset).name
+    choice = {"model": wanted.model, "dataset": dataset, "pe": pe, "seed": wanted.seed}
+    choice |= {f"set {key}": _text(value) for key, value in wanted.params.items()}
+    for option, value in choice.items():
+        there = {_value(result, option) for result in left}
+        if value is not None and str(value) not in there:
+            what = f"with encoding '{pe}'" if option == "pe" else f"with {_flag(option, value)}"
+            of = f"of '{pe}' " if option.startswith("set ") else ""
+            raise UserError(f"{wanted.store}: no run {of}{what}: {nearest(value, there)}")
+        left = [result for result in left if value is None or _value(result, option) == str(value)]
+    _refuse_differing(f"{wanted.store}: the runs of '{pe}'", left, {key for result in left for key in result.params})
+    return left
+
+
+def _refuse_differing(runs: str, results: Sequence[Result], params: Iterable[str] = ()) -> None:
+    """Refuse runs of different models, data or hyper-parameters ``params``."""
+    for option in ("model", "dataset", "protocol", "data_hash", *(f"set {key}" for key in sorted(params))):
+        values = sorted({_value(result, option) for result in results})
+        if len(values) > 1:
+            how = "a --run DIR with only one" if option in ("protocol", "data_hash") else f"with {_flag(option, '…')}"
+            raise UserError(f"{runs} differ in {option.removeprefix('set ')} ({', '.join(values)}): choose {how}")
+
+
+def _value(result: Result, option: str) -> str:
+    """What a run has for an option; ``set KEY`` is a hyper-parameter."""
+    kind, _, key = option.partition(" ")
+    return _text(result.params.get(key)) if kind == "set" else str(getattr(result, option))
+
+
+def _flag(option: str, value: object) -> str:
+    return f"--{option}{'=' if option.startswith('set ') else ' '}{value}"
+
+
+def _command(wanted: Wanted, result: Result | None = None) -> str:
+    """The benchmark that makes the runs, or repeats ``result`` beside them, and keeps the weights."""
+    model, dataset, protocol, seed, params = wanted.model, wanted.dataset, None, wanted.seed, wanted.params
+    if result is not None:
+        model, dataset, protocol, seed = result.model, dataset or result.dataset, result.protocol, result.seed
+        usual = model_params(model, result.dataset)
+        params = {key: own for key, own in result.params.items() if key not in usual or _text(usual[key]) != _text(own)}
+    options: dict[str, Any] = {"model": model, "pe": ",".join(wanted.encodings), "dataset": dataset}
+    options |= {"protocol": protocol, "seed": seed, "repeats": 1, "data-root": wanted.data_root}
+    command = ["ctr-pe", "benchmark"]
+    for option, value in options.items():
+        command += [f"--{option}", str(value)] if value is not None else []
+    for key, value in params.items():
+        command += ["--set", f"{key}={_text(value)}"]
+    return shlex.join([*command, "--keep-weights", "--out", f"{wanted.store}{'-weights' if result else ''}"])
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,0 +1,220 @@
+"""What the page says: for each table of a store its figures as plain numbers, and sentences for what is missing."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import ctr_pe
+from ctr_pe.evaluation.metrics import METRICS
+from ctr_pe.evaluation.paired import mean_sd
+from ctr_pe.reporting.html.charts import by_length, calibration, curves, speed
+from ctr_pe.reporting.html.explorer import explorer
+from ctr_pe.reporting.html.options import USERS, Options
+from ctr_pe.study.benchmark import find_dataset, keep_rows
+from ctr_pe.study.command import benchmark_command
+from ctr_pe.study.differences import BASELINES, Setting, settings
+from ctr_pe.study.store import Key, Store
+from ctr_pe.study.tables import make_tables, measured
+from ctr_pe.utils.errors import UserError, counted, say
+
+LEVEL = 0.05
+COLOURS = {"none": "#6b7280", "naive": "#0072b2", "rope": "#009e73", "cope": "#b5489a", "cape": "#d55e00"}
+OTHERS = (
+    *("#8c6d00", "#56a3d9", "#7b3fbf", "#c2185b", "#3d7a1f", "#a0522d", "#00838f", "#5c6bc0", "#e07b91", "#9e9d24"),
+    *("#455a64", "#bf360c", "#1b5e20", "#4a148c", "#01579b", "#827717", "#880e4f", "#004d40", "#6d4c41", "#b39b00"),
+)
+
+
+def content(options: Options) -> dict[str, Any]:
+    """All numbers of the page.
+
+    Raises:
+        UserError: no results in the folder.
+    """
+    store = Store(options.results)
+    if not store.read():
+        command = shlex.join(["ctr-pe", "benchmark", "--keep-weights", "--out", str(options.results)])
+        raise UserError(f"{options.results}: no results of a benchmark: `{command}` makes them")
+    tables = []
+    for setting in filter(lambda setting: setting.runs, settings(store)):
+        say(setting.title)
+        tables.append(_table(options, store, setting))
+    encodings = dict.fromkeys(pe for table in tables for pe in table["encodings"])
+    folder = options.results.resolve().name
+    return {
+        "title": f"Position encodings: {folder}",
+        "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by ctr_pe {ctr_pe.__version__}",
+        "command": _command(options),
+        "colours": colours(list(encodings)),
+        "tables": tables,
+    }
+
+
+def _command(options: Options) -> str:
+    words = ["ctr-pe", "report", str(options.results)]
+    for option, value in (("--out", options.out), ("--weights", options.weights), ("--data-root", options.data_root)):
+        words += [] if value is None else [option, str(value)]
+    return shlex.join([*words, *(["--users", str(options.users)] if options.users != USERS else [])])
+
+
+def colours(encodings: Sequence[str]) -> dict[str, str]:
+    """One colour per encoding, the same in every part of the page."""
+    others = [pe for pe in encodings if pe not in COLOURS]
+    return {pe: COLOURS.get(pe) or OTHERS[others.index(pe) % len(OTHERS)] for pe in encodings}
+
+
+def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
+    key = setting.key
+    no_data = _keep_rows(options, store, key)
+    main, *_ = make_tables(setting)
+    differences = {base: setting.differences(base) for base in BASELINES}
+    rows = store.about(key.data_hash)
+    missing = {
+        "differences": _missing_differences(setting, differences),
+        "curves": _missing_curves(setting),
+        "calibration": _missing_scores(store, setting),
+        "lengths": _missing_scores(store, setting) or _missing_lengths(rows, no_data),
+    }
+    return {
+        "title": setting.title,
+        "notes": main.notes,
+        "summary": summary(setting),
+        "model": key.model,
+        "dataset": key.dataset,
+        "encodings": list(setting.runs),
+        "rows": [
+            {**{name: value for name, value in line.items() if name.startswith(METRICS) or name == "seeds"}, "pe": pe}
+            for pe, line in zip(setting.runs, main.lines, strict=False)  # then those whose runs have all failed
+        ],
+        "differences": {
+            base: {pe: {metric: one._asdict() for metric, one in of.items()} for pe, of in found.items()}
+            for base, found in differences.items()
+            if found
+        },
+        "curves": curves(setting),
+        "calibration": None if missing["calibration"] else calibration(store, setting),
+        "lengths": None if missing["lengths"] else by_length(store, setting),
+        "speed": speed(setting, rows.get("splits")),
+        "explorer": explorer(options, store, setting),
+        "missing": {name: sentence for name, sentence in missing.items() if sentence},
+        "environment": _environment(setting),
+        "params": {name: str(value) for name, value in setting.results[0].params.items()},
+        "command": benchmark_command(setting.results, "--out", str(options.results), data_root=options.data_root),
+    }
+
+
+def _keep_rows(options: Options, store: Store, key: Key) -> str:
+    """Add what a store of an older version lacks about its test rows; why that is not possible, or nothing."""
+    if "lengths" in store.about(key.data_hash):
+        return ""
+    try:
+        dataset = find_dataset(key.dataset, options.data_root, key.protocol)
+    except UserError as error:
+        return str(error)
+    if dataset.data_hash != key.data_hash:
+        return f"{dataset.path} is not the data that the runs were trained on"
+    keep_rows(store, dataset)
+    return ""
+
+
+def summary(setting: Setting) -> list[str]:
+    """The table in plain sentences."""
+    gauc = {pe: mean_sd(measured(runs, "gAUC"))[0] for pe, runs in setting.runs.items()}
+    gauc = {pe: mean for pe, mean in gauc.items() if not math.isnan(mean)}
+    if not gauc:
+        return []
+    best = max(gauc, key=lambda pe: gauc[pe])
+    seeds = counted(len(setting.runs[best]), "seed")
+    lines = [f"The highest mean gAUC (AUC within users) is that of {best}: {gauc[best]:.4f} over {seeds}."]
+    found = {pe: of["gAUC"] for pe, of in setting.differences("none").items() if not math.isnan(of["gAUC"].low)}
+    if not found:
+        return lines
+    better = [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if one.low > 0]
+    worse = [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if one.high < 0]
+    open_ = {pe: one for pe, one in found.items() if one.low <= 0 <= one.high}
+    interval = "The 95 % interval of the difference to none, for other users and newly trained runs,"
+    for names, what in ((better, "above"), (worse, "below")):
+        if names:
+            lines.append(f"{interval} lies {what} zero for {_listed(names)}.")
+    if open_:
+        them = "it" if len(open_) == 1 else "them"
+        lines.append(f"{interval} includes zero for {_listed(list(open_))}: these runs do not tell {them} from none.")
+        most, least = (
+            max(getattr(one, field) for one in open_.values()) for field in ("detectable", "least_detectable")
+        )
+        lines.append(
+            f"They would have shown a true difference of {most:.4f} in four of five cases (p < {LEVEL}); with any "
+            f"number of seeds these users would show one of about {least:.4f}."
+        )
+    if len(found) > 1:
+        certain = [pe for pe, one in found.items() if one.p_holm < LEVEL]
+        small = _listed(certain) if certain else "none of them"
+        lines.append(f"Corrected for {counted(len(found), 'comparison')}, p is below {LEVEL} for {small}.")
+    return [line.replace("(-", "(−") for line in lines]
+
+
+def _listed(names: Sequence[str]) -> str:
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+def _missing_differences(setting: Setting, found: dict[str, Any]) -> str:
+    if any(found.values()):
+        return ""
+    command = benchmark_command(setting.results).replace("--pe ", "--pe none,", 1)
+    return f"There are no differences: `none` has not been run, or there is nothing else. `{command}` runs it."
+
+
+def _missing_curves(setting: Setting) -> str:
+    lacking = sum(not result.history for result in setting.results)
+    if not lacking:
+        return ""
+    command = benchmark_command(setting.results, "--out", "NEW_FOLDER")
+    return (
+        f"{counted(lacking, 'run')} of {len(setting.results)} were stored by a version that did not keep the history "
+        f"of the epochs. `{command}` trains them again, with it."
+    )
+
+
+def _missing_scores(store: Store, setting: Setting) -> str:
+    test = store.rows(setting.key.data_hash)
+    rows = -1 if test is None else len(test[0])
+    scores = [store.scores(result.key) for result in setting.results]
+    lacking = sum(one is None or len(one) != rows for one in scores)
+    if not lacking:
+        return ""
+    command = benchmark_command(setting.results, "--out", "NEW_FOLDER")
+    return f"The test scores of {counted(lacking, 'run')} are not in scores/. `{command}` makes them again."
+
+
+def _missing_lengths(rows: dict[str, Any], no_data: str) -> str:
+    if "lengths" in rows:
+        return ""
+    return f"The lengths of the histories are not stored, and the data set that has them cannot be read: {no_data}."
+
+
+def _environment(setting: Setting) -> dict[str, str]:
+    """What the runs were made with; several values where runs differ."""
+    results = setting.results
+
+    def each(values: Sequence[object]) -> str:
+        return ", ".join(dict.fromkeys(map(str, values)))
+
+    names = dict.fromkeys(name for result in results for name in result.versions)
+    return {
+        **{name: each([result.versions[name] for result in results if name in result.versions]) for name in names},
+        "revision of ctr_pe": each([result.revision or "not known" for result in results]),
+        "device": each([result.device for result in results]),
+        "processor": each([result.processor or "not recorded" for result in results]),
+        "threads per run": each([result.threads for result in results]),
+        "seeds": each(sorted({result.seed for result in results})),
+        "protocol": setting.key.protocol,
+        "hash of the hyper-parameters": setting.key.config_hash,
+        "hash of the data": setting.key.data_hash,
+        "runs finished": " to ".join(
+            dict.fromkeys([min(r.finished for r in results), max(r.finished for r in results)])
+        ),
+    }

@@ -1,0 +1,326 @@
+"""Who stands where: distances and ages of items, counted from the target, and which query may attend to which key.
+
+B batch, L history slots, N real items of the batch, Q queries, R rows of a block, W its slots.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.sequence.jagged import Block, Blocks, Layout, Ragged, as_numbers, repeated
+from ctr_pe.utils.lazy_property import lazily
+
+
+@dataclass(frozen=True)
+class Where:
+    """Distances (and ages) of queries or keys; the axes broadcast against the leading axes of their vectors.
+
+    ``distance`` int64: 0 = the target, 1 = the most recent item, n = the oldest.
+    ``age`` int64: seconds from the event to the request, or None when the data have no times.
+    """
+
+    distance: Tensor
+    age: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Items:
+    """What items are, for encodings that ask for more than the vectors of the attention.
+
+    ``embedding`` (N, D): as looked up, its fields side by side, before any layer.
+    ``ids``: per field the ids (N,) int64, 0 = padding; empty when not known.
+    ``chosen`` (N,) bool: False for an item that was shown and not clicked; None when not known, as in evaluation.
+    """
+
+    embedding: Tensor
+    ids: tuple[Tensor, ...] = ()
+    chosen: Tensor | None = None
+
+    @property
+    def several(self) -> bool:
+        """Whether they are K targets of each history, (B, K, D) and ids (B, K)."""
+        return self.embedding.dim() == 3
+
+
+@dataclass(frozen=True, eq=False)
+class Pairs:
+    """The (query, key) pairs of one attention over a block. Stacked layers share them.
+
+    Keys are the items of the block: the newest in the last slot and no gaps, so distances are the same in every row.
+
+    ``positions``: of the batch. ``blocks``, ``index``: the block is ``blocks[index]``.
+    ``query``: distance (1, 1, Q), age (B, 1, Q). ``key``: distance (1, 1, L), age (B, 1, L); axes of one are for heads.
+    ``allowed`` (B, 1, Q, L) bool: True where a real query may attend to a real key.
+    ``causal``: queries see earlier items and themselves only; so does the target, which is the newest.
+    ``self_attention``: queries are items themselves, all of a row or its newest (Q = 1); else the one target.
+    """
+
+    positions: Positions
+    blocks: Blocks
+    index: int
+    query: Where
+    key: Where
+    allowed: Tensor
+    causal: bool
+    self_attention: bool
+
+    @property
+    def block(self) -> Block:
+        """The rows, and which of the batch's items are their keys."""
+        return self.blocks[self.index]
+
+    @lazily
+    def offset(self) -> Tensor:
+        """(1, 1, Q, L) int64: how many items the key lies before the query; negative for later keys."""
+        return self.key.distance.unsqueeze(-2) - self.query.distance.unsqueeze(-1)
+
+    def embedding(self, columns: slice) -> Tensor:
+        """(B, L, any): columns of the keys' item embeddings, zero at padding. Fetched once for all layers."""
+        return self.of_keys((columns.start, columns.stop), lambda items: items.embedding[..., columns])
+
+    def of_keys(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
+        """(B, L, ...): what ``read`` takes from the items that are keys, zero at padding. Called once per ``name`` for
+        all layers."""
+        items = self.positions.items
+        assert items is not None
+        return self.blocks.pad_once(name, lambda: self.positions.read_once(name, read))[self.index]
+
+    def of_queries(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
+        """(B, Q, ...): the same of the queries."""
+        if self.self_attention:
+            return self.of_keys(name, read)[:, -self.query.distance.shape[-1] :]
+        target = self.positions.target
+        assert target is not None
+        return read(target) if target.several else read(target).unsqueeze(1)
+
+    def products(self, name: Hashable, read: Callable[[Tensor], Tensor]) -> Tensor:
+        """(B, 1, Q, L): product of the vectors that ``read`` makes of the embeddings of query and key."""
+        target, items = self.positions.target, self.positions.items
+        if self.self_attention or target is None or items is None or target.several:
+            query, keys = (of(name, lambda one: read(one.embedding)) for of in (self.of_queries, self.of_keys))
+            return (query @ keys.mT).unsqueeze(1)
+        both = target.embedding, items.embedding
+        of_target, of_items = torch.split(read(torch.cat(both)), [len(one) for one in both])
+        rows, _ = self.positions.real  # one target: numbers are padded and no vectors
+        return self.block.pad((of_target.index_select(0, rows) * of_items).sum(-1))[:, None, None]
+
+    def once(self, name: Hashable, compute: Callable[[Pairs], Tensor]) -> Tensor:
+        """What ``compute`` gives for these pairs, computed once per ``name`` for all layers."""
+        if name not in self._found:
+            self._found[name] = compute(self)
+        return self._found[name]
+
+    @lazily
+    def _found(self) -> dict[Hashable, Tensor]:
+        return {}
+
+    # Floats, because torch takes many times as long where it combines a bool with a float.
+
+    @lazily
+    def admitted(self) -> Tensor:
+        """(B, 1, Q, L) float32: 1 where allowed, 0 elsewhere."""
+        return as_numbers(self.allowed)
+
+    @lazily
+    def barrier(self) -> Tensor:
+        """(B, 1, Q, L) float32: 0 where allowed, elsewhere the lowest finite number. Not -inf: a row of nothing else
+        would give NaN, in the gradient too."""
+        return (self.admitted - 1) * torch.finfo(torch.float32).max
+
+    def softmax(self, logits: Tensor) -> Tensor:
+        """Attention weights (B, H, Q, L) over the keys that are allowed, in float32 at least. Where none is, at queries
+        that are padding or have no history, the weights are uniform, and the result is not used.
+        """
+        return (logits + self.barrier).softmax(-1)
+
+
+@dataclass(frozen=True, eq=False)
+class CandidatePairs(Pairs):
+    """Pairs of K targets of each history, :meth:`Positions.candidate_pairs`. ``of``: the positions of the histories."""
+
+    of: Positions
+
+    def of_keys(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
+        history, target = self.of.items, self.of.target
+        assert history is not None
+        assert target is not None
+        (padded,) = self.of.whole.pad_once(name, lambda: read(history))
+        own = read(target)
+        shared = padded.unsqueeze(1).expand(*own.shape[:2], *padded.shape[1:])
+        return torch.cat([shared, own.unsqueeze(2)], 2).flatten(0, 1)
+
+
+@dataclass(frozen=True, eq=False)
+class Positions(Ragged):
+    """Positions of a batch of histories, independent of the amount and the side of their padding.
+
+    ``mask`` (B, L) bool: True = real item. Real items are in time order, oldest first; padding may lie anywhere.
+    ``distance`` (B, L) int64: 1 = most recent real item, n = oldest of n, 0 = padding.
+    ``age`` (B, L) int64 or None: seconds from the event to the request, 0 at padding.
+    ``items``, ``target``: what the packed items and the targets are, or None, see :meth:`carrying`.
+    ``embedded``: the encodings whose ``embed`` has been applied to this batch, and the unit that did it, or None.
+    ``losses``: losses of encodings by name, which units add in training; part of the loss to minimise.
+    """
+
+    distance: Tensor
+    age: Tensor | None = None
+    items: Items | None = None
+    target: Items | None = None
+    embedded: dict[nn.Module, nn.Module | None] = field(default_factory=dict)
+    losses: dict[str, Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def from_mask(cls, mask: Tensor, age: Tensor | None = None, layout: Layout | None = None) -> Positions:
+        """Count positions from a mask.
+
+        Args:
+            mask: (B, L) bool, True = real item, any padding side.
+            age: (B, L) integers, seconds from each event to the request.
+            layout: of blocks, for a batch that will be sent to another device. An accelerator that has the only mask
+                has to be waited for.
+
+        Raises:
+            ValueError: mask is not a (B, L) bool tensor, or age is not an integer tensor of its shape.
+        """
+        if mask.dim() != 2 or mask.dtype != torch.bool:
+            raise ValueError(f"mask must be a (B, L) bool tensor, got {tuple(mask.shape)} {mask.dtype}")
+        if age is not None:
+            if age.shape != mask.shape or age.is_floating_point() or age.is_complex() or age.dtype == torch.bool:
+                raise ValueError(
+                    f"age must be integers (seconds) of shape {tuple(mask.shape)}, got {tuple(age.shape)} {age.dtype}"
+                )
+            age = age.long().masked_fill(~mask, 0)
+        newer = mask.sum(1, keepdim=True) - mask.cumsum(1)
+        return cls(mask=mask, distance=(newer + 1).masked_fill(~mask, 0), age=age, layout=layout)
+
+    @property
+    def rank(self) -> Tensor:
+        """(B, L) int64: 1 = oldest real item, n = most recent, 0 = padding."""
+        return (self.count.unsqueeze(1) + 1 - self.distance).masked_fill(~self.mask, 0)
+
+    def carrying(self, items: Items, target: Items | None = None) -> Positions:
+        """These positions and what their packed items (N) and targets (B) are.
+
+        Models call it once per batch. Without it, encodings take what the unit is given for the items' embeddings.
+        """
+        return self._but(items=items, target=target)
+
+    def plan(self, with_target: bool = False) -> None:
+        """Compute all that attention asks for, of these positions or :meth:`with_target`."""
+        super().plan()
+        _ = self.at_items, self.at_target
+        if with_target:
+            self._and_target.plan()
+
+    def with_target(self) -> Positions:
+        """Positions of the sequence [history; target], one slot more: the target is its newest item, of age 0."""
+        whole = self._and_target._but(embedded=self.embedded, losses=self.losses)
+        if self.items is None or self.target is None:
+            return whole
+        old, new = self.items, self.target
+        chosen = None
+        if old.chosen is not None and new.chosen is not None:
+            chosen = self.append(old.chosen, new.chosen)
+        ids = tuple(self.append(*pair) for pair in zip(old.ids, new.ids, strict=True))
+        return whole.carrying(Items(self.append(old.embedding, new.embedding), ids, chosen))
+
+    @lazily
+    def at_items(self) -> Where:
+        """Of the packed items, (N,)."""
+        return Where(self.pack(self.distance), None if self.age is None else self.pack(self.age))
+
+    @lazily
+    def at_target(self) -> Where:
+        """Of the target, (1,)."""
+        zero = self.distance.new_zeros(1)
+        return Where(zero, None if self.age is None else zero)
+
+    def add_losses(self, losses: dict[str, Tensor]) -> None:
+        """Add to those of the same name."""
+        for name, loss in losses.items():
+            self.losses[name] = self.losses[name] + loss if name in self.losses else loss
+
+    def target_pairs(self) -> Pairs:
+        """Target attention over all rows in one block: one query, the target at distance 0."""
+        zero = self.at_target.distance.view(1, 1, 1)
+        at_target = Where(zero, None if self.age is None else zero)
+        return self._pairs(self.whole, 0, at_target, causal=True, self_attention=False)
+
+    def item_pairs(self, causal: bool, blocks: Blocks | None = None) -> list[Pairs]:
+        """Self-attention in each block, by default of :attr:`blocks`: every item is a query over all items, or with
+        ``causal`` over itself and the items before it."""
+        if blocks is not None:
+            return [self._pairs(blocks, index, None, causal, True) for index in range(len(blocks))]
+        if causal not in self._item_pairs:
+            self._item_pairs[causal] = self.item_pairs(causal, self.blocks)
+        return self._item_pairs[causal]
+
+    def newest_pairs(self, causal: bool) -> list[Pairs]:
+        """Self-attention in each block where only the newest item of each row is a query: the last of item_pairs."""
+        blocks = self.newest_blocks
+        newest = [Where(key.distance[..., -1:], None if key.age is None else key.age[..., -1:])
+                  for key in map(self._keys, blocks)]  # fmt: skip
+        return [self._pairs(blocks, index, query, causal, True) for index, query in enumerate(newest)]
+
+    def candidate_pairs(self, targets: int, causal: bool) -> Pairs:
+        """Self-attention over [history; target] for each of ``targets`` targets of a history, in one block: B targets
+        rows, of which only the target is a query. :attr:`target` has the embeddings of all (B, targets, D)."""
+
+        def folded(x: Tensor) -> Tensor:
+            return repeated(nn.functional.pad(x, (0, 1)), targets)
+
+        mask = repeated(nn.functional.pad(self.mask, (0, 1), value=True), targets)
+        whole = self.from_mask(mask, None if self.age is None else folded(self.age))
+        (block,) = whole.whole
+        key = whole._keys(block)
+        newest = Where(key.distance[..., -1:], None if key.age is None else key.age[..., -1:])
+        allowed = block.mask[:, None, None, :]
+        return CandidatePairs(whole, whole.whole, 0, newest, key, allowed, causal, True, self)
+
+    def _pairs(self, blocks: Blocks, index: int, query: Where | None, causal: bool, self_attention: bool) -> Pairs:
+        """``query``: one for all rows or one per row; None for every item."""
+        block = blocks[index]
+        key, allowed = self._keys(block), block.mask[:, None, None, :]
+        if query is None:
+            allowed = block.mask[:, None, :, None] & allowed
+            if causal:
+                allowed = allowed & (block.distance <= block.distance.unsqueeze(-1)).mT
+        return Pairs(self, blocks, index, query or key, key, allowed, causal, self_attention)
+
+    def _keys(self, block: Block) -> Where:
+        age = None if self.age is None else block.pad(self.pack(self.age)).unsqueeze(1)
+        return Where(block.distance[None, None], age)
+
+    def _but(self, **fields: Any) -> Positions:
+        """These with other fields and what has been computed from the mask so far."""
+        found, own = replace(self, **fields), vars(self)
+        vars(found).update({name: own[name] for name in own.keys() - vars(found).keys() - {"_item_pairs", "_read"}})
+        return found
+
+    def read_once(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
+        """What ``read`` takes from the items (N, ...), computed at the first call with a name."""
+        if name not in self._read:
+            assert self.items is not None
+            self._read[name] = read(self.items)
+        return self._read[name]
+
+    @lazily
+    def _read(self) -> dict[Hashable, Tensor]:
+        return {}
+
+    @lazily
+    def _and_target(self) -> Positions:
+        age = None if self.age is None else nn.functional.pad(self.age, (0, 1))
+        whole = self.from_mask(nn.functional.pad(self.mask, (0, 1), value=True), age, self.layout)
+        if self.mask.is_cpu or self.every_slot:
+            return whole
+        return replace(whole, known=nn.functional.pad(self.mask_here, (0, 1), value=True))
+
+    @lazily
+    def _item_pairs(self) -> dict[bool, list[Pairs]]:
+        return {}

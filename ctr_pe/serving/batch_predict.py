@@ -1,0 +1,317 @@
+"""Scores for a parquet file that need not fit into memory.
+
+The rows are scored in parts, whose scores wait in the folder ``<output>.partial``. When all are there, the file is
+written with its column of scores, under a temporary name, and takes its own name in the end. A call that was
+interrupted goes on with the first part that is missing, if model, events and input are those of the earlier call.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+import time
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.parquet as pq
+from tqdm import tqdm
+
+from ctr_pe import __version__
+from ctr_pe.data.logs.tables import readable, reason, scan
+from ctr_pe.serving.model_folder import MANIFEST, read_model
+from ctr_pe.serving.scorer import Scorer
+from ctr_pe.serving.timeline import Events
+from ctr_pe.utils.errors import UserError, counted, no_such_file, say
+
+SCORE = "score"
+PART_ROWS, PART_BYTES = 2**16, 2**26  # at most, of the rows that are in memory at once
+BATCH_ROWS, BUFFER = 2**14, 2**18  # rows and, of a column, bytes read at once, however large the row groups are
+TAIL = 2**16  # bytes at the end of a file: parquet has sizes, places and statistics of all its columns there
+COUNTS = b"ctr_pe.counts"
+OURS = re.compile(r"lock|key\.json|output|\d{6,}\.(parquet|tmp)")
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was scored: ``rows``, of which ``reused`` had been scored by an earlier call; ``seconds`` of this call;
+    ``counts`` of what is unknown: ``unknown items`` and ``requests of unknown users`` in the input, in rows, and
+    ``unknown history items`` in the events."""
+
+    output: Path
+    rows: int
+    reused: int
+    seconds: float
+    counts: Mapping[str, int]
+
+    def __str__(self) -> str:
+        speed = (self.rows - self.reused) / max(self.seconds, 1e-9)
+        made = f"{self.output}: {counted(self.rows, 'row')} in {self.seconds:.1f} s ({speed:,.0f} rows/s)"
+        if self.reused:
+            made += f", {self.reused:,} of them scored by an earlier call"
+        unknown = {
+            "of items the model does not know": self.counts.get("unknown items", 0),
+            "of users without events": self.counts.get("requests of unknown users", 0),
+        }
+        found = [f"{counted(number, 'row')} {what}" for what, number in unknown.items() if number]
+        if events := self.counts.get("unknown history items", 0):
+            found.append(f"{counted(events, 'event')} of items the model does not know")
+        return f"{made}\nunknown: {', '.join(found) or 'none'}"
+
+
+def predict(
+    model: str | Path,
+    requests: str | Path,
+    output: str | Path,
+    events: str | Path | None = None,
+    *,
+    overwrite: bool = False,
+    gpu: int = -1,
+    part_rows: int = PART_ROWS,
+    progress: bool = False,
+) -> Report:
+    """Write ``requests`` with a column ``score``, the click probability (float32), to ``output``, all or nothing.
+
+    Rows, their order and all columns stay as they are. A row sees the events of its user strictly before its time, all
+    of them if the file has no times.
+
+    Args:
+        model: a model folder.
+        requests: a parquet file with user, item, and a time if a row should not see all events.
+        events: the log: user, item, time; a file or a folder of parquet files. None for the histories of the model
+            folder.
+        overwrite: replace a file ``output``.
+        gpu: -1 for the CPU.
+        part_rows: rows scored at once at most; fewer of wide tables.
+        progress: show rows and rows per second on stderr.
+
+    Raises:
+        UserError: a model, file or column that cannot be used; ``output`` exists; another process writes it.
+    """
+    began = time.perf_counter()
+    model, output = Path(model), Path(output)
+    source = Source(Path(requests), part_rows)
+    _check_output(source, output, overwrite)
+    scorer = read_model(model, gpu)
+    columns = scorer.encoder.reads(source.schema.names)
+    source.check_nulls(columns)
+    key = {
+        "ctr_pe": __version__,
+        "model": hashlib.blake2b((model / MANIFEST).read_bytes()).hexdigest(),
+        "events": None if events is None else [_fingerprint(file) for file in _files(Path(events))],
+        "requests": _fingerprint(source.file),
+        "part": source.size,
+    }
+    try:
+        with _folder(output, key) as folder:
+            parts = [folder / f"{number:06}.parquet" for number in range(source.parts)]
+            done = next((n for n, part in enumerate(parts) if _rows_of(part) != source.rows_of(n)), len(parts))
+            if done < len(parts):
+                log = scorer.stored if events is None else _read_events(scorer, Path(events))
+                _score(scorer, log, source, columns, parts, done, progress)
+            _assemble(source, parts, folder / "output", progress)
+            counts = Counter[str]()
+            for part in parts:
+                counts.update(json.loads(pq.read_schema(part).metadata[COUNTS]))
+            (folder / "output").replace(output)
+    except (OSError, pa.ArrowException) as error:
+        raise UserError(f"{output}: {getattr(error, 'strerror', None) or str(error).splitlines()[0]}") from None
+    return Report(output, source.rows, min(done * source.size, source.rows), time.perf_counter() - began, counts)
+
+
+class Source:
+    """A parquet file in parts of ``size`` rows: ``most``, or as many as PART_BYTES hold.
+
+    Raises:
+        UserError: no parquet file, or one that cannot be read.
+    """
+
+    def __init__(self, file: Path, most: int = PART_ROWS) -> None:
+        if not file.is_file():
+            raise no_such_file(file)
+        try:
+            self.parquet = pq.ParquetFile(file, buffer_size=BUFFER)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{file}: not a parquet file that can be read: {str(error).splitlines()[0]}") from None
+        self.file, self.schema, self._facts = file, self.parquet.schema_arrow, self.parquet.metadata
+        for name in self.schema.names:
+            if (times := self.schema.names.count(name)) > 1:
+                raise UserError(f"{file}: column '{name}' is there {times} times")
+        self.rows = int(self._facts.num_rows)
+        self._groups = [self._facts.row_group(number) for number in range(self._facts.num_row_groups)]
+        held = max(1, PART_BYTES * self.rows // max(1, sum(group.total_byte_size for group in self._groups)))
+        self.size = int(most if held >= most else 2 ** (held.bit_length() - 1))
+
+    @property
+    def parts(self) -> int:
+        return -(-self.rows // self.size)
+
+    def rows_of(self, part: int) -> int:
+        return min(self.size, self.rows - part * self.size)
+
+    def read(self, columns: list[str] | None = None, first: int = 0) -> Iterator[pa.Table]:
+        """The parts from ``first`` on."""
+        group, skip = 0, first * self.size  # the row group that this part begins in, and the rows before it there
+        while group < len(self._groups) and skip >= self._groups[group].num_rows:
+            skip -= self._groups[group].num_rows
+            group += 1
+        waiting: list[pa.RecordBatch] = []
+        ready = 0
+        for batch in self._batches(columns, group):
+            batch, skip = batch[min(skip, len(batch)) :], max(0, skip - len(batch))
+            while ready + len(batch) >= self.size:
+                yield pa.Table.from_batches([*waiting, batch[: self.size - ready]])
+                batch, waiting, ready = batch[self.size - ready :], [], 0
+            waiting.append(batch)
+            ready += len(batch)
+        if ready:
+            yield pa.Table.from_batches(waiting)
+
+    def _batches(self, columns: list[str] | None, first: int) -> Iterator[pa.RecordBatch]:
+        """Of the row groups from ``first`` on, each by a reader of its own, because a reader keeps its buffers."""
+        try:
+            for group in range(first, len(self._groups)):
+                yield from self.parquet.iter_batches(min(self.size, BATCH_ROWS), [group], columns, use_threads=False)
+        except (pa.ArrowException, OSError) as error:
+            raise UserError(f"{self.file}: cannot be read: {reason(error)}") from None
+
+    def check_nulls(self, columns: Sequence[str]) -> None:
+        """By the file's statistics, before anything is scored; files that have none are checked part by part.
+
+        Raises:
+            UserError: one of these columns has null values.
+        """
+        nulls: Counter[str] = Counter()
+        for group in self._groups:
+            for chunk in map(group.column, range(group.num_columns)):
+                if chunk.path_in_schema in columns and chunk.statistics is not None and chunk.statistics.has_null_count:
+                    nulls[chunk.path_in_schema] += chunk.statistics.null_count
+        for name, number in nulls.items():
+            if number:
+                raise UserError(f"{self.file}: column '{name}' has null values: {number:,} of {self.rows:,} rows")
+
+
+def _read_events(scorer: Scorer, file: Path) -> Events:
+    with readable(file):
+        return scorer.encoder.events(scan(file), str(file))
+
+
+def _score(
+    scorer: Scorer, log: Events | None, source: Source, columns: list[str], parts: list[Path], done: int, progress: bool
+) -> None:
+    """Write the parts from number ``done`` on."""
+    unknown_events = 0 if log is None else log.unknown
+    scorer.encoder.requests(_frame(source.schema.empty_table().select(columns)), log, str(source.file))
+    with _bar("scoring", source.rows, progress, done * source.size) as bar:
+        try:
+            for number, table in enumerate(source.read(columns, done), done):
+                begin = number * source.size
+                what = f"{source.file}, rows {begin + 1:,} to {begin + len(table):,}"
+                encoded = scorer.encoder.requests(_frame(table), log, what)
+                counts = {**encoded.counts, "unknown history items": 0 if number else unknown_events}
+                scores = pa.table({SCORE: scorer.score(encoded)})
+                partial = parts[number].with_suffix(".tmp")
+                pq.write_table(scores.replace_schema_metadata({COUNTS: json.dumps(counts)}), partial)
+                partial.replace(parts[number])
+                bar.update(len(table))
+        except KeyboardInterrupt:
+            bar.close()
+            say(f"stopped: {bar.n:,} of {source.rows:,} rows are scored; repeat the same command to go on")
+            raise
+
+
+def _assemble(source: Source, parts: list[Path], file: Path, progress: bool) -> None:
+    """Write the rows with their scores."""
+    score = pa.field(SCORE, pa.float32())
+    schema = source.schema.append(score)
+    with pq.ParquetWriter(file, schema, compression="zstd") as writer, _bar("writing", source.rows, progress) as bar:
+        for part, table in zip(parts, source.read(), strict=True):
+            scores = pq.ParquetFile(part).read(use_threads=False)[SCORE]  # read_table takes 60 MB more
+            scored = table.append_column(score, scores).cast(schema)
+            writer.write_table(scored.unify_dictionaries())  # polars reads no column with several in one row group
+            bar.update(len(table))
+
+
+def _frame(table: pa.Table) -> pl.DataFrame:
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def _bar(doing: str, rows: int, shown: bool, done: int = 0) -> Any:
+    return tqdm(total=rows, initial=done, unit=" rows", unit_scale=True, desc=doing, disable=not shown)
+
+
+def _check_output(source: Source, output: Path, overwrite: bool) -> None:
+    if SCORE in source.schema.names:
+        raise UserError(f"{source.file}: has a column '{SCORE}' already: rename it")
+    if output.is_dir():
+        raise UserError(f"{output}: a folder, not a file")
+    if output.exists() and os.path.samefile(source.file, output):
+        raise UserError(f"{output}: is the input too: choose another name")
+    if output.exists() and not overwrite:
+        raise UserError(f"{output} exists: --overwrite replaces it")
+
+
+def _files(path: Path) -> list[Path]:
+    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+
+
+def _fingerprint(file: Path) -> list[Any]:
+    """Equal only for the same file, unchanged."""
+    if not file.is_file():
+        raise no_such_file(file)
+    facts = file.stat()
+    with file.open("rb") as stream:
+        stream.seek(max(0, facts.st_size - TAIL))
+        return [str(file.resolve()), facts.st_size, facts.st_mtime_ns, hashlib.blake2b(stream.read()).hexdigest()]
+
+
+@contextmanager
+def _folder(output: Path, key: Mapping[str, Any]) -> Iterator[Path]:
+    """The folder of the parts, for this process alone; it is removed when all is done, or before any part is there, and
+    stays otherwise.
+
+    A folder of this name that has anything of others is not touched.
+    """
+    folder = output.with_name(f"{output.name}.partial")
+    folder.mkdir(parents=True, exist_ok=True)
+    written, wanted = folder / "key.json", json.dumps(key)
+    names = {path.name for path in folder.iterdir()}
+    if not all(map(OURS.fullmatch, names)) or (names - {"lock"} and written.name not in names):
+        raise UserError(f"{folder}: holds files that are not parts of an earlier call: remove or rename it")
+    with (folder / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{output}: another process is writing it") from None
+        found = sorted(folder.glob("*.parquet"))
+        if found and written.read_text(encoding="utf-8") != wanted:
+            say(f"{folder}: parts of another model, log or input are dropped")
+            for part in found:
+                part.unlink()
+        written.write_text(wanted, encoding="utf-8")
+        done = False
+        try:
+            yield folder
+            done = True
+        finally:
+            if done or not any(folder.glob("*.parquet")):
+                shutil.rmtree(folder)
+
+
+def _rows_of(part: Path) -> int | None:
+    """Rows of a finished part."""
+    try:
+        return int(pq.read_metadata(part).num_rows)
+    except (OSError, pa.ArrowException):
+        return None

@@ -1,0 +1,221 @@
+"""A trained model as one file for other runtimes: raw ids go in, because the vocabulary is in the file.
+
+Formats: ``onnx``; ``torch``, a ``torch.export`` program; ``aoti``, a package compiled ahead of time for this kind of
+processor, which Triton Inference Server and C++ load. Inputs, their order, and what a file says of itself are in
+``docs/pipeline.md``.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import logging
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ctr_pe.data.writer import scratch_beside
+from ctr_pe.serving.request_graph import inputs_of, requests, trace
+from ctr_pe.utils.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    from ctr_pe.serving.encoder import Encoder
+    from ctr_pe.serving.scorer import Scorer
+
+FORMAT = 1
+KEY = "ctr_pe"
+"""Of ONNX's metadata; in the others the content is an extra file ``ctr_pe.json``."""
+TOLERANCE = 1e-4
+"""How far a score of the file may be from the model's."""
+EXTRA = f"{KEY}.json"
+Run = Callable[[Mapping[str, Tensor]], Tensor]
+Write = Callable[[torch.export.ExportedProgram, Sequence[str], Path, str], None]
+Load = Callable[[Path, Sequence[str]], Run]
+
+
+def export(folder: str | Path, kind: str, output: str | Path) -> None:
+    """Write the model of a model folder to a file.
+
+    Raises:
+        UserError: no readable model folder, or what :func:`export_model` raises.
+    """
+    from ctr_pe.serving.model_folder import read_model
+
+    scorer = read_model(folder)
+    export_model(scorer.model, description(scorer), kind, output)
+
+
+def export_model(model: Any, about: Mapping[str, Any], kind: str, output: str | Path) -> None:
+    """Write a model to a file, and put it there only if its scores on random requests are those of the model.
+
+    Args:
+        about: what the file says of itself, as JSON: :func:`description` of a scorer.
+        kind: ``onnx``, ``torch`` or ``aoti``.
+        output: an earlier file of this name is replaced.
+
+    Raises:
+        UserError: an unknown format, a package that is not installed, a folder that does not exist, or scores that
+            differ by more than 1e-4.
+    """
+    if kind not in FORMATS:
+        raise UserError(f"format '{kind}' is unknown: {nearest(kind, FORMATS)}")
+    _installed(kind)
+    (write, load, _), inputs = FORMATS[kind], inputs_of(model)
+    text = json.dumps({"format": FORMAT, "inputs": {name: {"of": of} for name, of in inputs.items()}, **about},
+                      ensure_ascii=False)  # fmt: skip
+    with _new_file(Path(output)) as file, _quiet(), torch.no_grad():
+        write(trace(model), list(inputs), file, text)
+        check(model, load(file, list(inputs)), str(output))
+
+
+def check(model: Any, run: Run, name: str) -> None:
+    """Raises UserError if ``run`` gives a request other scores than the model's ``score_candidates``."""
+    for given in requests(model):
+        with torch.inference_mode():
+            ages = {g.age: torch.zeros_like(given[g.history[0]]) for g in model.groups if g.age}  # that nothing reads
+            wanted = model.score_candidates(model.encode(ages | given), given)
+            away = float((run(given) - wanted).abs().max())
+        if not away <= TOLERANCE:
+            sizes = f"{wanted.shape[0]} requests with {wanted.shape[1]} targets"
+            raise UserError(f"{name}: not written: scores of {sizes} differ from the model's by up to {away:.2g}")
+
+
+def description(scorer: Scorer) -> dict[str, Any]:
+    """What a file says of itself: the model, and how raw ids become its inputs.
+
+    ``inputs``: name -> ``of`` (``history``, ``age``, ``target`` or ``request``), ``column`` of the raw ids, ``ids``:
+    the vocabulary in which they are looked up, ``unknown``: the id of others. A number has a column, and if training
+    normalised it a ``normalizer``: what to subtract and divide by.
+    ``vocabularies``: name -> raw id as text -> id. Ages are seconds from the event to the request. ``max_len``: the
+    scorer keeps so many items of a history, the newest.
+    """
+    encoder, config = scorer.encoder, scorer.config
+    inputs: dict[str, dict[str, Any]] = {}
+    vocabularies: dict[str, Mapping[str, int]] = {}
+    target_of = {
+        name: target for group in encoder.groups for target, name in zip(group.target, group.history, strict=True)
+    }
+    for name, kind in inputs_of(scorer.model).items():
+        inputs[name] = {"of": kind}
+        field = target_of.get(name, name)
+        if kind == "age":
+            continue
+        table, ids = _vocabulary(encoder, field)
+        inputs[name]["column"] = encoder.columns.raw.get(field, field)
+        if field in encoder.item_ids:
+            table, ids, inputs[name]["column"] = field, _of_items(encoder, field), encoder.columns.item
+        if field in encoder.columns.normalizers:
+            inputs[name]["normalizer"] = list(encoder.columns.normalizers[field])
+        if table is not None:
+            inputs[name] |= {"ids": table, "unknown": encoder.unseen(field)}
+            vocabularies[table] = ids
+    known = ("model", "position_encoding", "metrics", "vocabulary", "versions", "created")
+    return {
+        **{key: config[key] for key in known if key in config},
+        "max_len": max((group.max_len for group in encoder.groups), default=0),
+        "inputs": inputs,
+        "vocabularies": vocabularies,
+    }
+
+
+def _of_items(encoder: Encoder, field: str) -> dict[str, int]:
+    """Raw item id as text -> the item's id of ``field``, by the catalogue."""
+    assert encoder.catalogue is not None
+    ids = encoder.item_ids[field][encoder.catalogue.at]
+    return dict(zip(map(str, encoder.catalogue.sorted), ids.tolist(), strict=True))
+
+
+def _vocabulary(encoder: Encoder, field: str) -> tuple[str | None, Mapping[str, int]]:
+    """The vocabulary of a field and its name; none of numbers and vectors."""
+    while field not in encoder.vocabularies and "share_embedding" in encoder.features[field]:
+        field = str(encoder.features[field]["share_embedding"])
+    known = encoder.vocabularies.get(field)
+    return (None, {}) if known is None else (field, known)
+
+
+def _write_onnx(program: torch.export.ExportedProgram, inputs: Sequence[str], file: Path, about: str) -> None:
+    made = torch.onnx.export(
+        program, dynamo=True, input_names=list(inputs), output_names=["scores"], verbose=False, optimize=True
+    )
+    assert made is not None
+    for graph in (made.model.graph, *made.model.functions.values()):
+        for node in graph:
+            node.metadata_props.clear()  # where in the source it comes from
+    made.model.metadata_props[KEY] = about
+    made.save(str(file))
+
+
+def _load_onnx(file: Path, inputs: Sequence[str]) -> Run:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
+    return lambda given: torch.from_numpy(session.run(None, {name: given[name].numpy() for name in inputs})[0])
+
+
+def _write_torch(program: torch.export.ExportedProgram, inputs: Sequence[str], file: Path, about: str) -> None:
+    program = program.run_decompositions({})  # the program as traced has no form on disk for autocast
+    torch.export.save(program, str(file), extra_files={EXTRA: about})
+
+
+def _load_torch(file: Path, inputs: Sequence[str]) -> Run:
+    module = torch.export.load(str(file)).module()
+    return lambda given: module({name: given[name] for name in inputs})
+
+
+def _write_aoti(program: torch.export.ExportedProgram, inputs: Sequence[str], file: Path, about: str) -> None:
+    package = file.with_name("package.pt2")  # the only ending that it takes
+    settings = {"aot_inductor.metadata": {KEY: about}}
+    torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=settings)
+    package.rename(file)
+
+
+def _load_aoti(file: Path, inputs: Sequence[str]) -> Run:
+    module = torch._inductor.aoti_load_package(str(file))
+    return lambda given: module({name: given[name] for name in inputs})
+
+
+FORMATS: dict[str, tuple[Write, Load, tuple[str, ...]]] = {
+    "onnx": (_write_onnx, _load_onnx, ("onnx", "onnxscript", "onnxruntime")),
+    "torch": (_write_torch, _load_torch, ()),
+    "aoti": (_write_aoti, _load_aoti, ()),
+}
+"""Format -> how it is written and loaded, and the packages that it needs."""
+
+
+def _installed(kind: str) -> None:
+    missing = [name for name in FORMATS[kind][2] if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UserError(f"--format {kind} needs {', '.join(missing)}: pip install 'ctr_pe[export]'")
+
+
+@contextmanager
+def _new_file(output: Path) -> Iterator[Path]:
+    """A file of this name in a temporary folder, which moves to its place in the end, with those beside it, or nothing
+    does."""
+    if not output.parent.is_dir() or output.is_dir():
+        raise UserError(f"{output}: " + ("is a folder" if output.is_dir() else f"there is no folder {output.parent}"))
+    with scratch_beside(output) as scratch:
+        yield scratch / output.name
+        for made in sorted(scratch.iterdir(), key=lambda file: file.name == output.name):
+            made.replace(output.parent / made.name)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the warnings and notes of torch's exporters, which no user can do anything about."""
+    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export", "torch._export")]
+    levels = [logger.level for logger in loggers]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for logger in loggers:
+            logger.setLevel(logging.ERROR)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels, strict=True):
+                logger.setLevel(level)

@@ -1,0 +1,283 @@
+"""A trained model is one folder, which says all that is needed to score raw ids in another process.
+
+model.json            written last: format, versions, model, encoding, parameters, field groups, metrics, history of
+                      the epochs, hash of the vocabulary, sizes and hashes of the other files
+model.safetensors     weights
+feature_map.json      FuxiCTR's, and
+feature_vocab.json    id of each original value, as text, per feature
+columns.json          what the columns of raw tables are called
+items.parquet         the catalogue, of models whose data set was made from a log
+histories.parquet     optional: the newest events of each user
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import polars as pl
+import torch
+
+from ctr_pe.config.checks import model_class
+from ctr_pe.config.keys import DATA
+from ctr_pe.data.dataset import REPORT, hash_of_file
+from ctr_pe.data.published.sets import SETS, original
+from ctr_pe.data.writer import scratch_beside
+from ctr_pe.fuxictr.feature_specs import read_feature_map
+from ctr_pe.models.keys import prefixes
+from ctr_pe.models.rank_model import RankModel
+from ctr_pe.serving.encoder import Columns, Encoder
+from ctr_pe.serving.folder_schema import (
+    check_manifest,
+    check_sizes,
+    check_vocabularies,
+    read_columns,
+    read_items,
+    read_table,
+)
+from ctr_pe.serving.scorer import Scorer
+from ctr_pe.training.source import Source
+from ctr_pe.training.weights import load, save
+from ctr_pe.utils.errors import UserError, say
+
+if TYPE_CHECKING:
+    from ctr_pe.training import Outcome, Run
+
+FORMAT = 1
+MANIFEST, WEIGHTS = "model.json", "model.safetensors"
+FEATURES, VOCABULARY, COLUMNS = "feature_map.json", "feature_vocab.json", "columns.json"
+ITEMS, HISTORIES = "items.parquet", "histories.parquet"
+NOT_OF_MODEL = DATA.keys() | {"model_root", "model_id", "model", "dataset_id", "gpu", "seed", "debug_mode"}
+
+
+def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:
+    """The scorer of a model that ``run`` has just trained on ``source``."""
+    from ctr_pe.study.runner import versions
+
+    feature_map = read_json(source.folder / FEATURES)
+    file = source.folder / VOCABULARY
+    vocabularies = read_json(file) if file.is_file() else {}  # files that FuxiCTR has built may lack one
+    report = read_json(source.folder / REPORT) if (source.folder / REPORT).is_file() else {}
+    items = source.folder / ITEMS
+    config = {
+        "format": FORMAT,
+        "model": type(model).__name__,
+        "position_encoding": run.pe,
+        "params": _parameters(model, run.params),
+        "groups": [
+            {"target": g.target, "history": g.history, "age": g.age, "negative": g.negative, "encoding": g.encoding}
+            for g in model.groups
+        ],
+        "max_len": max(group.max_len for group in model.groups),
+        "seed": run.seed,
+        "protocol": run.protocol,
+        "dataset_id": source.dataset_id,
+        "data_hash": source.dataset.data_hash if source.dataset else None,
+        "group_id": model.feature_map.group_id,
+        "vocabulary": vocabulary_hash(vocabularies),
+        "metrics": {"valid": dict(outcome.valid), "test": dict(outcome.metrics)},
+        "epoch": outcome.epoch,
+        "history": [asdict(epoch) for epoch in outcome.history],
+        "parameters": outcome.parameters,
+        "seconds": round(outcome.seconds, 3),
+        "versions": versions(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    columns = _columns(source.dataset_id, report.get("recipe", {}), model.feature_map.group_id)
+    columns = replace(columns, normalizers=report.get("normalizers", {}))
+    encoder = Encoder(model, feature_map, vocabularies, columns, pl.read_parquet(items) if items.is_file() else None)
+    return Scorer(model, encoder, _jsonable(config))
+
+
+def keep_model(folder: Path, model: Any, run: Run, source: Source, outcome: Outcome) -> None:
+    """Write the folder of a model that was just trained; ``partial(keep_model, folder)`` is a ``Run.keep``.
+
+    Models of FuxiCTR's form that are none of this package have a checkpoint only, which is said.
+    """
+    if not isinstance(model, RankModel):
+        say(f"{type(model).__name__} is no RankModel: no model folder is written, only FuxiCTR's checkpoint")
+        return
+    write_model(folder, scorer_of(model, run, source, outcome))
+
+
+def write_model(folder: str | Path, scorer: Scorer, histories: bool = True) -> None:
+    """Write a model folder, all or nothing; an earlier model folder of this name is replaced.
+
+    Args:
+        histories: also the newest events of the users it was trained on, where the scorer has them.
+
+    Raises:
+        UserError: the folder exists and is none of a model, or it cannot be written.
+    """
+    folder, encoder = Path(folder), scorer.encoder
+    if folder.exists() and not (folder / MANIFEST).is_file():
+        raise UserError(f"{folder} exists and is not a model folder: remove it or choose another name")
+    try:
+        with _new_folder(folder) as made:
+            save(scorer.model, made / WEIGHTS)
+            write_json(made / FEATURES, encoder.feature_map)
+            write_json(made / VOCABULARY, encoder.vocabularies)
+            write_json(made / COLUMNS, asdict(encoder.columns))
+            if encoder.items is not None:
+                encoder.items.write_parquet(made / ITEMS)
+            if histories and scorer.histories is not None:
+                scorer.histories.write_parquet(made / HISTORIES)
+            write_stand_ins(made, encoder)
+            files = {
+                file.name: {"bytes": file.stat().st_size, "blake2b": hash_of_file(file)}
+                for file in sorted(made.iterdir())
+            }
+            write_json(made / MANIFEST, {**scorer.config, "files": files})
+    except OSError as error:
+        raise UserError(f"{folder}: {error.strerror or error}") from None
+
+
+def read_model(folder: str | Path, gpu: int = -1, model: type | None = None) -> Scorer:
+    """The scorer of a model folder.
+
+    Args:
+        gpu: -1 for the CPU.
+        model: the class of a model that is not one of this package's.
+
+    Raises:
+        UserError: no model folder, one of another format, or a file that is missing or damaged.
+    """
+    folder = Path(folder)
+    config = _manifest(folder)
+    columns = read_columns(folder / COLUMNS)
+    feature_map, vocabularies = read_json(folder / FEATURES), read_json(folder / VOCABULARY)
+    _, features = read_feature_map(folder / FEATURES)
+    check_vocabularies(folder / VOCABULARY, vocabularies, features)
+    check_sizes(folder / FEATURES, features, folder / WEIGHTS)
+    if vocabulary_hash(vocabularies) != config["vocabulary"]:
+        raise UserError(f"{folder / VOCABULARY}: not the vocabulary of this model (another hash than in {MANIFEST})")
+    try:
+        built = rebuild(folder, config, gpu, model)
+    except ValueError as error:  # a UserError, or what a unit raises
+        raise UserError(f"{folder / MANIFEST}: {error}") from None
+    load(built, folder / WEIGHTS)
+    items, histories = read_items(folder / ITEMS, features), read_table(folder / HISTORIES)
+    return Scorer(built, Encoder(built, feature_map, vocabularies, columns, items), config, histories)
+
+
+def vocabulary_hash(vocabularies: Mapping[str, Mapping[str, int]]) -> str:
+    """Of the originals of every feature and their ids."""
+    digest = hashlib.blake2b(digest_size=16)
+    for feature in sorted(vocabularies):
+        ids = sorted(vocabularies[feature].items(), key=lambda pair: pair[1])
+        digest.update(json.dumps([feature, ids], ensure_ascii=False).encode())
+    return digest.hexdigest()
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The content of model.json, after a look at all files."""
+    if not (folder / MANIFEST).is_file():
+        what = "not a model folder" if folder.is_dir() else "no such model folder"
+        raise UserError(f"{folder}: {what}: it has no {MANIFEST}")
+    config = read_json(folder / MANIFEST)
+    found = config.get("format") if isinstance(config, dict) else None
+    if found != FORMAT:
+        raise UserError(f"{folder}: model format {found}, this version reads {FORMAT}: train the model again")
+    check_manifest(folder / MANIFEST, config)
+    files = config["files"]
+    if not {WEIGHTS, FEATURES, VOCABULARY, COLUMNS} <= files.keys():
+        raise UserError(f"{folder / MANIFEST}: damaged: it does not list the files of a model")
+    for name, facts in files.items():
+        file = folder / name
+        if not file.is_file():
+            raise UserError(f"{file}: missing: the model folder is incomplete")
+        if file.stat().st_size != facts["bytes"] or hash_of_file(file) != facts["blake2b"]:
+            raise UserError(f"{file}: damaged: it is not what {MANIFEST} says")
+    return dict(config)
+
+
+def rebuild(folder: Path, config: Mapping[str, Any], gpu: int, given: type | None) -> Any:
+    """The model with initial weights; draws nothing from the caller's random numbers."""
+    cls = given or model_class(str(config["model"]))
+    if cls.__name__ != config["model"]:
+        raise UserError(f"{folder}: a model of class {config['model']}, not {cls.__name__}")
+    groups, params = config["groups"], config["params"]
+    source = Source(folder, config["dataset_id"], {})
+    feature_map = source.feature_map({"embedding_dim": 64, **params, "group_id": config["group_id"]})
+    fields: dict[str, Any] = {
+        "target_field": [group["target"] for group in groups],
+        "sequence_field": [group["history"] for group in groups],
+        "age_field": [group["age"] for group in groups],
+        "position_encoding": [group["encoding"] for group in groups],
+    }
+    if any(group["negative"] for group in groups):
+        fields["neg_seq_field"] = [group["negative"] for group in groups]
+    with torch.random.fork_rng(devices=[]):
+        return cls(feature_map, model_id=cls.__name__, **{**params, **fields, "gpu": gpu})
+
+
+def _columns(dataset_id: str, recipe: Mapping[str, Any], group_id: str | None) -> Columns:
+    """What raw columns are called: as the recipe of a log says, as a published set does, or as the features."""
+    if published := SETS.get(original(dataset_id)):
+        names = {field.name: field.column for field in published.fields}
+        names |= {name: column for field in published.fields for name, column in field.histories}
+        raw = {name: column for name, column in names.items() if name != column}
+        return Columns(user=published.user, time=published.time, label=published.label, raw=raw)
+    given = {ours: recipe[ours] for ours in ("user", "item", "time", "order", "label", "time_unit") if ours in recipe}
+    return Columns(**{"user": group_id or "user_id", **given})
+
+
+def _parameters(model: Any, params: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that a model is built with, without its fields, which are the groups', and paths of this machine."""
+    ways = ["", *(f"{prefix}_" for prefix in prefixes(type(model)))]
+    fields = {way + key for way in ways for key in ("target_field", "sequence_field", "neg_seq_field")}
+    left_out = NOT_OF_MODEL | fields | {"age_field", "position_encoding"}
+    return {key: value for key, value in params.items() if key not in left_out}
+
+
+def write_stand_ins(folder: Path, encoder: Encoder) -> None:
+    """Files of pretrained vectors without vectors: a model opens them when it is built, and then gets its weights."""
+    for spec in encoder.features.values():
+        if "pretrained_emb" in spec and not (folder / spec["pretrained_emb"]).exists():
+            import h5py
+            import numpy as np
+
+            with h5py.File(folder / spec["pretrained_emb"], "w") as file:
+                file["key"] = np.zeros(0, np.int64)
+                file["value"] = np.zeros((0, int(spec.get("pretrain_dim") or spec["embedding_dim"])), np.float32)
+
+
+@contextmanager
+def _new_folder(folder: Path) -> Iterator[Path]:
+    """A temporary folder beside ``folder`` that takes its name in the end, or nothing is left of it."""
+    with scratch_beside(folder) as scratch:
+        (scratch / "new").mkdir()
+        yield scratch / "new"
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        if folder.exists():
+            folder.rename(scratch / "old")
+        (scratch / "new").rename(folder)
+
+
+def read_json(file: Path) -> Any:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+
+
+def write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+def _jsonable(value: Any) -> Any:
+    """What JSON gives back: lists for tuples, None for numbers that are not finite."""
+    if isinstance(value, Mapping):
+        return {str(key): _jsonable(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(one) for one in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

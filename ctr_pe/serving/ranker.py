@@ -1,0 +1,383 @@
+"""A ranking model as a scikit-learn estimator: a log in a DataFrame in, ranked candidates out."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Self
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import torch
+
+from ctr_pe.serving import tables
+from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of, write_model
+from ctr_pe.serving.scorer import Scorer
+from ctr_pe.serving.tables import Table
+from ctr_pe.utils.errors import UserError, counted
+from ctr_pe.utils.files import scratch_folder
+
+if TYPE_CHECKING:
+    from sklearn.utils import Tags
+
+    from ctr_pe.data.logs.recipe import Recipe
+
+log = logging.getLogger(__name__)
+COLUMNS = ("user", "item", "time", "order", "label", "time_unit")
+DECIDED = NOT_OF_MODEL | {"position_encoding", "target_field", "sequence_field", "neg_seq_field", "age_field"}
+"""Keys of a config that are no hyper-parameters here."""
+
+
+class CTRRanker:
+    """Learns from a log of events which items users click, and ranks candidates by it.
+
+    Follows scikit-learn's conventions without importing it. Tables are polars, pandas or pyarrow, or the path of a
+    parquet or CSV file, which is read lazily. Unknown items and users take their reserved id and are counted, see
+    ``unknown_``.
+
+    Args:
+        model: a name of ``ctr-pe list``.
+        position_encoding: an encoding of ``ctr-pe list``, or several with ``+``.
+        epochs: at most; the best on the validation rows is kept. None for the model's default, as for all
+            hyper-parameters that are not given.
+        random_state: an int for the same model every time; a RandomState or None for another one.
+        max_len: newest events kept of a history.
+        protocol: ``impressions`` if every row was shown and the label says whether it was chosen; ``din`` if all rows
+            were chosen, the other items being sampled. None decides by whether the log has a label column.
+        user, item, time, order, label: columns of the log and of all other tables. ``order`` decides what is earlier;
+            without it ``time`` does, and events of the same time do not see each other.
+        attributes: columns of the items that the model reads; None for all that hold integers or strings.
+        time_unit: ``s`` or ``ms``, of times that are numbers.
+        gpu: -1 for the CPU.
+        threads: of training; 0 leaves torch's as they are.
+        hyper_parameters: of the model and its training, under FuxiCTR's names.
+
+    Attributes (after ``fit`` or ``load``):
+        scorer_: the trained :class:`~ctr_pe.serving.scorer.Scorer`.
+        classes_: (2,) 0 and 1, the columns of ``predict_proba``.
+        metrics_: of the test rows, which are each user's last event (``din``) or the newest tenth (``impressions``).
+        history_: of the epochs: loss, validation metrics, seconds.
+        report_: of the log: rows, what was dropped, users, items, rows per split; of models from ``fit``.
+        updates_: of every ``partial_fit``: events, rows, loss, new ids, seconds.
+        unknown_: of the last call: ``requests``, ``unknown items``, ``unknown history items``, ``unknown users``.
+    """
+
+    def __init__(
+        self,
+        model: str = "DIN",
+        position_encoding: str = "cape",
+        *,
+        epochs: int | None = None,
+        random_state: Any = 0,
+        max_len: int = 100,
+        protocol: str | None = None,
+        user: str = "user_id",
+        item: str = "item_id",
+        time: str | None = "timestamp",
+        order: str | None = None,
+        label: str | None = "label",
+        attributes: Sequence[str] | None = None,
+        time_unit: str = "s",
+        gpu: int = -1,
+        threads: int = 0,
+        **hyper_parameters: Any,
+    ) -> None:
+        self.model = model
+        self.position_encoding = position_encoding
+        self.epochs = epochs
+        self.random_state = random_state
+        self.max_len = max_len
+        self.protocol = protocol
+        self.user = user
+        self.item = item
+        self.time = time
+        self.order = order
+        self.label = label
+        self.attributes = attributes
+        self.time_unit = time_unit
+        self.gpu = gpu
+        self.threads = threads
+        for name, value in hyper_parameters.items():
+            setattr(self, name, value)
+
+    def fit(self, events: Table, items: Table | None = None) -> Self:
+        """Train on a log.
+
+        Args:
+            events: a row per event: user, item, time or order, and the label where there is one.
+            items: a row per item, those of the log and others that may be ranked later: item, and its attributes.
+
+        Raises:
+            UserError: a hyper-parameter or column that cannot be used, with its name; rows that cannot be read.
+        """
+        from ctr_pe.data.logs.log import build
+        from ctr_pe.training import Run, train
+
+        params, seed = self._params(), self._seed()
+        made: list[Scorer] = []
+        with scratch_folder() as folder:
+            files = self._files(events, items, folder)
+            try:
+                recipe = self._recipe(files["events"], files.get("items"))
+                dataset = build(recipe, folder / "log")
+            except UserError as error:
+                message = str(error)
+                for name in files:  # what was a table in memory
+                    message = message.replace(str(folder / f"{name}.parquet"), name)
+                raise UserError(message) from None
+            self.report_ = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
+            run = Run(
+                self.model, dataset.path, self.position_encoding, seed, "heldout", params, self.gpu, self.threads,
+                keep=lambda *trained: made.append(scorer_of(*trained)),
+            )  # fmt: skip
+            outcome = train(run)
+            made[0].histories = newest_events(recipe)
+        log.info("%s: test %s", self, outcome.metrics)
+        return self._fitted(made[0])
+
+    def partial_fit(self, new_events: Table, items: Table | None = None, epochs: int = 1) -> Self:
+        """Train further on new events, ``epochs`` times on each: the daily update.
+
+        Users, items and attributes that are new get ids, all others keep theirs. Histories have the newest stored
+        events of their users and the new ones. Nothing is held out: ``evaluate`` on the new events before is how good
+        yesterday's model is today. ``metrics_`` and ``history_`` stay those of ``fit``; ``updates_`` grows by one.
+
+        Of hyper-parameters that were set since the last training, those of training count, such as ``learning_rate``.
+
+        Before ``fit``, it trains a new model on all events, without validation and test rows.
+
+        Args:
+            new_events: as in ``fit``, those since the last call alone; they are read into memory.
+            items: new items, or known ones whose attributes have changed; a new item without a row here has reserved
+                ids for its attributes.
+
+        Raises:
+            UserError: as ``fit``; a model that was saved without histories or is of no log.
+        """
+        from ctr_pe.serving.update import OF_TRAINING, update
+
+        if not isinstance(epochs, int) or epochs < 1:
+            raise UserError(f"epochs={epochs!r}: how often to train on the new events, at least 1")
+        new, known = tables.frame(new_events, "new_events"), None if items is None else tables.frame(items, "items")
+        before = self.scorer_ if hasattr(self, "scorer_") else self._untrained(new_events, items)
+        labelled = self.label is not None and self.label in new.columns
+        protocol = self.protocol or ("impressions" if labelled else "din")
+        if protocol == "din" and labelled:
+            new = new.filter(tables.labels(tables.column(new, str(self.label), "new_events"), "new_events"))
+        if self.threads:
+            torch.set_num_threads(self.threads)
+        training = {name: value for name, value in self._params().items() if name in OF_TRAINING}
+        return self._fitted(update(before, new, known, protocol, epochs, training))
+
+    def predict_proba(self, requests: Table, history: Table | None = None) -> npt.NDArray[np.float64]:
+        """(n, 2) probabilities that the user passes the item over, and clicks it.
+
+        Args:
+            requests: user, item, and a time if the request should not see all of the history.
+            history: events of the users; None for the newest ones of those it was fitted on.
+
+        Raises:
+            UserError: a column that is missing or of another type, or no history at all.
+        """
+        clicked = self._scores(requests, history).astype(np.float64)
+        return np.stack([1 - clicked, clicked], axis=1)
+
+    def rank(self, history: Table | None, candidates: Table, k: int = 10) -> pl.DataFrame:
+        """The ``k`` best candidates of every user, best first: user, item, score and rank from 1.
+
+        Users are in the order of their first candidate; with a column of times every user and time is ranked alone.
+
+        Args:
+            history: events of the users; None for the newest ones of those it was fitted on.
+            candidates: a row per user and item, in any order.
+
+        Raises:
+            UserError: as ``predict_proba``.
+        """
+        if not isinstance(k, int) or k < 1:
+            raise UserError(f"k={k!r}: the number of items to keep, at least 1")
+        table, names = tables.frame(candidates, "candidates"), self._scorer.encoder.columns
+        request = [names.user, *(name for name in (names.time, names.order) if name in table.columns)]
+        scores = pl.Series("score", self._scores(table, history, "candidates"))
+        ranked = table.select(*request, names.item).with_columns(scores, row=pl.int_range(pl.len()))
+        ranked = ranked.with_columns(
+            rank=pl.col("score").rank("ordinal", descending=True).over(request), row=pl.col("row").min().over(request)
+        )
+        return ranked.filter(pl.col("rank") <= k).sort("row", "rank").select(*request, names.item, "score", "rank")
+
+    def evaluate(self, requests: Table, history: Table | None = None) -> dict[str, float]:
+        """gAUC (within users), AUC and logloss of requests with a label; otherwise as ``predict_proba``."""
+        from ctr_pe.evaluation import evaluate
+
+        table, names = tables.frame(requests, "requests"), self._scorer.encoder.columns
+        clicked = tables.labels(tables.column(table, names.label or "label", "requests"), "requests")
+        users = tables.column(table, names.user, "requests")
+        return evaluate(clicked, self._scores(table, history), users.to_numpy())
+
+    def save(self, folder: str | Path, histories: bool = True) -> None:
+        """Write the model folder, all or nothing; an earlier model folder of this name is replaced.
+
+        Args:
+            histories: also the newest ``max_len`` events of every user; without them each call has to bring its own.
+        """
+        write_model(folder, self._scorer, histories)
+
+    @classmethod
+    def load(cls, folder: str | Path, gpu: int = -1) -> Self:
+        """The estimator of a model folder, whatever wrote it. Raises UserError for a folder that cannot be read."""
+        scorer = read_model(folder, gpu)
+        config, columns = scorer.config, scorer.encoder.columns
+        given = {**config["params"], "gpu": gpu, "random_state": config["seed"], "max_len": config["max_len"]}
+        given |= {name: getattr(columns, name) for name in COLUMNS}
+        return cls(config["model"], config["position_encoding"], **given)._fitted(scorer)
+
+    def get_params(self, deep: bool = True) -> dict[str, Any]:
+        """All parameters by name, the hyper-parameters that were given too."""
+        named = [name for name in inspect.signature(CTRRanker).parameters if name != "hyper_parameters"]
+        given = [name for name in vars(self) if name not in named and not name.endswith("_")]
+        return {name: getattr(self, name) for name in (*named, *given)}
+
+    def set_params(self, **params: Any) -> Self:
+        """Set parameters, which count from the next ``fit`` or ``partial_fit`` on. Raises UserError for one that
+        nothing reads."""
+        known = self.get_params()
+        for name, value in params.items():
+            if name not in known:
+                self._check({name: value})
+            setattr(self, name, value)
+        return self
+
+    def __repr__(self) -> str:
+        default = {name: p.default for name, p in inspect.signature(CTRRanker).parameters.items()}
+        given = [f"{k}={v!r}" for k, v in self.get_params().items() if k not in default or repr(v) != repr(default[k])]
+        return f"CTRRanker({', '.join(given)})"
+
+    def __sklearn_tags__(self) -> Tags:
+        from sklearn.utils import InputTags, Tags, TargetTags
+
+        return Tags(
+            estimator_type=None,
+            target_tags=TargetTags(required=False),
+            input_tags=InputTags(two_d_array=False, categorical=True, string=True),
+            no_validation=True,  # the tables are checked here, not by scikit-learn
+        )
+
+    def __sklearn_is_fitted__(self) -> bool:
+        return hasattr(self, "scorer_")
+
+    @property
+    def _scorer(self) -> Scorer:
+        if not hasattr(self, "scorer_"):
+            from sklearn.exceptions import NotFittedError
+
+            raise NotFittedError("this CTRRanker is not fitted: call fit(events, items) or load(folder)")
+        return self.scorer_
+
+    def _fitted(self, scorer: Scorer) -> Self:
+        self.scorer_, self.classes_ = scorer, np.array([0, 1])
+        self.metrics_, self.history_ = scorer.config["metrics"]["test"], scorer.config["history"]
+        self.updates_ = scorer.config.get("updates", [])
+        return self
+
+    def _scores(self, requests: Table, history: Table | None, what: str = "requests") -> npt.NDArray[np.float32]:
+        scorer = self._scorer
+        events = scorer.stored if history is None else scorer.encoder.events(tables.frame(history, "history"))
+        encoded = scorer.encoder.requests(tables.frame(requests, what), events, what)
+        self.unknown_ = dict(encoded.counts)
+        found = [f"{counted(n, name.removesuffix('s'))}" for name, n in self.unknown_.items() if n and name[0] == "u"]
+        if found:
+            log.info("%s of %s take their reserved id", ", ".join(found), counted(encoded.rows, "request"))
+        return scorer.score(encoded)
+
+    def _params(self) -> dict[str, Any]:
+        """All hyper-parameters of a training."""
+        from ctr_pe.config.yaml import model_params
+
+        own = set(inspect.signature(CTRRanker).parameters)
+        given = {name: value for name, value in self.get_params().items() if name not in own}
+        given |= {"max_len": self.max_len} | ({} if self.epochs is None else {"epochs": self.epochs})
+        self._check({**given, "position_encoding": self.position_encoding})
+        params = model_params(self.model, "log", given)
+        return {name: value for name, value in params.items() if name not in DECIDED}
+
+    def _check(self, params: dict[str, Any]) -> None:
+        """Raises UserError for the first that cannot be used."""
+        from ctr_pe.config.checks import check_encoding, check_names, check_values, model_class
+
+        for name in params.keys() & (DECIDED - {"position_encoding", "gpu"}):
+            raise UserError(f"CTRRanker: '{name}' is not a parameter: the log and the other parameters decide it")
+        check_encoding(self.position_encoding)  # options of dotted names are known from here on
+        check_names(self.model, params)
+        check_values(model_class(self.model), params)
+
+    def _untrained(self, events: Table, items: Table | None) -> Scorer:
+        """With initial weights, knowing no item and no user."""
+        from ctr_pe.serving.cold_start import empty_dataset
+        from ctr_pe.training import Outcome, Run, build_model
+        from ctr_pe.training.source import Source
+
+        with scratch_folder() as scratch:
+            recipe = self._recipe(*self._files(events, items, scratch).values())
+            source = Source.of(empty_dataset(recipe, scratch / "log"))
+            how = ("heldout", self._params(), self.gpu, self.threads)
+            run = Run(self.model, source, self.position_encoding, self._seed(), *how)
+            model = build_model(run, source, scratch)
+            nothing = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=0)
+            scorer = scorer_of(model, run, source, nothing)
+            nobody = tables.lazy(recipe.interactions, "new_events").head(0).collect()
+            clock = [name for name in (recipe.order, recipe.time) if name in nobody.columns]
+            scorer.histories = nobody.select(recipe.user, recipe.item, *clock)
+        return scorer
+
+    def _files(self, events: Table, items: Table | None, folder: Path) -> dict[str, Path]:
+        """The tables as files, in ``folder`` if they are none."""
+        named = {"events": events, "items": items}
+        return {name: tables.as_file(table, folder, name) for name, table in named.items() if table is not None}
+
+    def _recipe(self, events: Path, items: Path | None = None) -> Recipe:
+        from ctr_pe.data.logs.recipe import load_recipe
+
+        columns = tables.schema(events, "events").names()
+        protocol = self.protocol or ("impressions" if self.label in columns else "din")
+        given = {name: getattr(self, name) for name in COLUMNS}
+        for name in ("time", "label"):  # under their default names they may be absent
+            if given[name] not in columns and given[name] == inspect.signature(CTRRanker).parameters[name].default:
+                del given[name]
+        attributes = self.attributes
+        if attributes is None and items is not None:
+            kinds = tables.schema(items, "items")
+            attributes = [name for name, kind in kinds.items() if name != self.item and tables.is_key(kind)]
+            if left_out := kinds.keys() - {self.item, *attributes}:
+                log.warning("items: not read, neither integers nor strings: %s", ", ".join(sorted(left_out)))
+        given |= {"interactions": events, "items": items, "protocol": protocol, "max_len": self.max_len}
+        return load_recipe(None, {**given, "attributes": None if attributes is None else tuple(attributes)})
+
+    def _seed(self) -> int:
+        if isinstance(self.random_state, (int, np.integer)):
+            return int(self.random_state)
+        from sklearn.utils import check_random_state
+
+        return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+
+def newest_events(recipe: Recipe) -> pl.DataFrame:
+    """The newest ``max_len`` chosen events of every user of a log, as raw columns."""
+    events = tables.lazy(recipe.interactions, "events")
+    names = events.collect_schema().names()
+    if recipe.label is not None and recipe.label in names:
+        events = events.filter(pl.col(recipe.label) == 1)
+    clock = [name for name in (recipe.order, recipe.time) if name is not None and name in names]
+    return tables.newest(events, recipe.user, recipe.item, clock, recipe.max_len)
+
+
+def load(folder: str | Path, gpu: int = -1) -> CTRRanker:
+    """The ranker of a model folder, which scores and ranks without the data set it was trained on.
+
+    Raises:
+        UserError: no model folder, one of another format, or a file that is missing or damaged.
+    """
+    return CTRRanker.load(folder, gpu)

@@ -1,0 +1,132 @@
+"""A model as one graph of torch's own operators: histories and targets in, scores out, whatever their sizes.
+
+B requests, L history slots, K targets of each request, S entries of a list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ctr_pe.models.candidates import encode_packed, score_at_once
+from ctr_pe.models.embeddings import look_up
+from ctr_pe.ops import native
+from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.sequence.dense import PaddedPositions, align
+from ctr_pe.sequence.positions import Positions
+
+OF_REQUEST = ("user", "context")
+"""Sources of fields that have one value for all targets of a request."""
+AXES = {"history": ("B", "L"), "age": ("B", "L"), "target": ("B", "K"), "request": ("B",)}
+"""Kinds of inputs and their axes."""
+
+
+class RequestGraph(nn.Module):
+    """Scores (B, K), those of ``score_candidates``, of K targets of each history.
+
+    ``forward`` takes the model's inputs by name, see :func:`inputs_of`, all int64 but numbers, which are float32.
+    Histories are padded with 0 on any side; there is at least one slot. ``of_request``: see :func:`inputs_of`.
+    """
+
+    def __init__(self, model: Any, of_request: Collection[str] = OF_REQUEST) -> None:
+        super().__init__()
+        self.model, self.inputs = model.eval(), inputs_of(model, of_request)
+
+    def forward(self, given: Mapping[str, Tensor]) -> Tensor:
+        """given: each of ``inputs`` -> (B, K)."""
+        for axis, size in enumerate("BLK"):
+            _equal(given[name].shape[min(axis, 1)] for name, kind in self.inputs.items() if size in AXES[kind])
+        model, packed = self.model, dict[str, list[Tensor]]()
+        positions: list[Positions] = []
+        for group in model.groups:
+            ages = [given[group.age]] if group.age in self.inputs else []
+            ids = [given[field] for field in group.history]
+            # One empty slot more: torch's tracer takes every size for 2 or more, and a history may have one slot.
+            ids, ages = ([nn.functional.pad(x, (1, 0)) for x in columns] for columns in (ids, ages))
+            mask, *moved = align(ids[0] != 0, *ids, *ages, longest=model.max_len)
+            positions.append(PaddedPositions.from_mask(mask, moved[-1] if ages else None))
+            for field, values in zip(group.history, moved[: len(ids)], strict=True):
+                packed.setdefault(field, []).append(values.masked_fill(~mask, 0).flatten(0, 1))
+        encoded = encode_packed(model, positions, packed)
+        others: dict[str, dict[str, Tensor]] = {"target": {}, "request": {}}
+        for name in model.other_fields:
+            others[self.inputs[name]][name] = given[name]
+        shared, _ = look_up(model.embedding_layer, others["request"])
+        return score_at_once(model, encoded, others["target"], shared)
+
+
+def inputs_of(model: Any, of_request: Collection[str] = OF_REQUEST) -> dict[str, str]:
+    """Input -> its kind, in order: histories (B, L), ages in seconds (B, L) where an encoding reads them, targets and
+    other fields (B, K), and (B,) those of the sources ``of_request``. Fields that are lists have an axis more."""
+    needs_age = any(module.about.needs_age for module in model.modules() if isinstance(module, PositionEncoding))
+    found: dict[str, str] = {}
+    for group in model.groups:
+        found |= dict.fromkeys(group.history, "history")
+        if group.age is not None and needs_age:
+            found[group.age] = "age"
+    targets = {field for group in model.groups for field in group.target}
+    for field in model.other_fields:
+        shared = field not in targets and model.feature_map.features[field].get("source") in of_request
+        found[field] = "request" if shared else "target"
+    return found
+
+
+def trace(model: Any) -> torch.export.ExportedProgram:
+    """The model's :class:`RequestGraph` as a program for any B, L and K from 1 on."""
+    graph = RequestGraph(model)
+    sizes = {
+        name: dict.fromkeys(range(len(AXES[kind])), torch.export.Dim.DYNAMIC) for name, kind in graph.inputs.items()
+    }
+    # Sizes that no parameter has, and none twice, so that no two of them are taken for the same.
+    example = random_request(model, 3, 5 + max((group.max_len for group in model.groups), default=0), 4)
+    with torch.no_grad(), native.portable():
+        program = torch.export.export(graph, (example,), dynamic_shapes=(sizes,), strict=False)
+    for module in program.graph_module.modules():
+        for node in getattr(module, "graph", torch.fx.Graph()).nodes:
+            node.meta.pop("stack_trace", None)  # paths of this machine
+    return program
+
+
+def random_request(model: Any, rows: int, slots: int, targets: int, seed: int = 0) -> dict[str, Tensor]:
+    """Inputs of a :class:`RequestGraph`: one history is full, one empty, others are padded on either
+    side."""
+    draw, inputs, features = torch.Generator().manual_seed(seed), inputs_of(model), model.feature_map.features
+    count = torch.randint(1, max(2, slots), (rows, 1), generator=draw)
+    count[:1], count[1:2] = slots, 0
+    slot, left = torch.arange(slots), torch.arange(rows).unsqueeze(1) % 2 == 0
+    mask = torch.where(left, slot >= slots - count, slot < count)
+    sizes = {"B": rows, "L": slots, "K": targets}
+    found = {}
+    for name, kind in inputs.items():
+        spec = features[name]
+        shape = [sizes[axis] for axis in AXES[kind]]
+        if kind == "age":
+            drawn = torch.randint(10**7, shape, generator=draw).sort(1, descending=True)[0]
+        elif spec["type"] == "numeric":
+            found[name] = torch.rand(shape, generator=draw)
+            continue
+        elif spec["type"] == "embedding":
+            found[name] = torch.rand([*shape, spec["embedding_dim"]], generator=draw)
+            continue
+        else:
+            more = [spec["max_len"]] if kind != "history" and spec["type"] == "sequence" else []
+            drawn = torch.randint(1, max(2, spec["vocab_size"]), [*shape, *more], generator=draw)
+        found[name] = drawn * mask if "L" in AXES[kind] else drawn
+    return found
+
+
+def requests(model: Any) -> Iterator[dict[str, Tensor]]:
+    """Random ones of several sizes: of one item, and with histories longer than those the model was built for."""
+    longest = max((group.max_len for group in model.groups), default=1)
+    for seed, size in enumerate([(1, 1, 1), (1, longest + 3, 6), (4, longest, 1), (5, 7, 9)]):
+        yield random_request(model, *size, seed=seed)
+
+
+def _equal(sizes: Iterable[int]) -> None:
+    """Sizes that an exported program then knows to be one."""
+    first, *others = (*sizes, None)
+    for other in others[:-1]:
+        torch._check(other == first)  # type: ignore[no-untyped-call]

@@ -1,0 +1,135 @@
+"""A trained model that scores raw ids."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import torch
+
+from ctr_pe.serving.cuda_graph import Captured
+from ctr_pe.serving.encoder import Encoded, Encoder
+from ctr_pe.serving.tables import seconds
+from ctr_pe.serving.timeline import Events
+from ctr_pe.utils.errors import UserError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Scores = npt.NDArray[np.float32]
+BATCH, ITEMS = 4096, 2**15  # requests, and items of their histories, scored at once
+TILE, SHARED = 1024, 64  # requests scored at once with shared histories, and from how many of a history on
+
+
+class Scorer:
+    """What :func:`~ctr_pe.serving.model_folder.read_model` gives: scores of raw users and items, without the data set.
+
+    Attributes:
+        model: in evaluation mode.
+        encoder: raw ids -> ids of the model.
+        config: the content of ``model.json``.
+        histories: the newest events of the users it was trained on, as a raw table, or None.
+        counts: of all calls so far: ``requests``, and what took a reserved id: ``unknown items`` (of requests),
+            ``unknown history items``, ``unknown users`` (without an event in the history that was given), ``requests of
+            unknown users``.
+    """
+
+    def __init__(
+        self, model: Any, encoder: Encoder, config: Mapping[str, Any], histories: pl.DataFrame | None = None
+    ) -> None:
+        self.model, self.encoder, self.config, self.histories = model.eval(), encoder, config, histories
+        self.counts: Counter[str] = Counter()
+
+    @cached_property
+    def stored(self) -> Events | None:
+        """The encoded ``histories``."""
+        return None if self.histories is None else self.encoder.events(self.histories, "histories.parquet")
+
+    def score_requests(self, history: pl.DataFrame | None, requests: pl.DataFrame) -> Scores:
+        """Click probabilities (n,) of ``requests``, in their order.
+
+        Args:
+            history: events with user, item and time; None for the histories of the model folder.
+            requests: user and item, and a time if it should not be that of the newest event. A request sees the
+                events of its user strictly before its time.
+
+        Raises:
+            UserError: a column that is missing, has nulls or another type; no history at all.
+        """
+        events = self.stored if history is None else self.encoder.events(history)
+        return self.score(self.encoder.requests(requests, events))
+
+    def score_one(
+        self,
+        history: Sequence[Any],
+        candidates: Sequence[Any],
+        times: Sequence[int] | None = None,
+        now: int | None = None,
+    ) -> Scores:
+        """Click probabilities (K,) of one user's candidates.
+
+        Args:
+            history: raw ids of the items the user chose, oldest first.
+            candidates: K raw item ids.
+            times: of the history, in the unit of the log; only encodings by time need them.
+            now: of the request, by default the newest of ``times``. All of the history is seen.
+
+        Raises:
+            UserError: the model needs times or further columns, or there are not as many times as items.
+        """
+        return self.score(self.encode_one(history, candidates, times, now))
+
+    def encode_one(
+        self,
+        history: Sequence[Any],
+        candidates: Sequence[Any],
+        times: Sequence[int] | None = None,
+        now: int | None = None,
+    ) -> Encoded:
+        """What :meth:`score_one` scores, with the counts of what is unknown in it."""
+        ages = None
+        if times is not None:
+            if len(times) != len(history):
+                raise UserError(f"times: {len(times)} for {len(history)} items of the history")
+            at = np.asarray(times, np.int64)
+            latest = now if now is not None else int(at.max(initial=0))
+            ages = (latest - at) // seconds(self.encoder.columns.time_unit)
+        return self.encoder.one(history, candidates, ages)
+
+    @torch.inference_mode()
+    def score(self, encoded: Encoded, batch_size: int = BATCH) -> Scores:
+        """Click probabilities (n,) of encoded requests; adds to ``counts``. A history that many requests see is
+        encoded once."""
+        scores = np.empty(encoded.rows, np.float32)
+        tiles, alone = encoded.tiles(self.encoder.needs_age, TILE, SHARED)
+        for rows in (*tiles, *(some[:, None] for some in encoded.batches(alone, batch_size, ITEMS))):
+            histories = encoded.histories(rows[:, 0])
+            scores[rows] = self._score(histories, encoded.fields(rows)).float().cpu().numpy()
+        self.counts.update(encoded.counts)
+        return scores
+
+    def _score(self, histories: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Tensor:
+        """(H, K): fields of histories (H, L), and of their targets (H, K)."""
+        given = {**histories, **others}
+        if self.captured is not None and self.captured.takes(given):
+            return self.captured(given)
+        if next(iter(others.values())).shape[1] == 1:
+            return self.probabilities({**histories, **{name: x.squeeze(1) for name, x in others.items()}}).unsqueeze(1)
+        found: Tensor = self.model.score_candidates(self.model.encode(histories), given)
+        return found
+
+    @cached_property
+    def captured(self) -> Captured | None:
+        """What scores small requests on a GPU; None elsewhere."""
+        return Captured(self.model) if self.model.device.type == "cuda" else None
+
+    @torch.inference_mode()
+    def probabilities(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Click probabilities (B,) of a batch of ids in FuxiCTR's form, such as a BatchLoader gives."""
+        scores: Tensor = self.model.forward(batch)["y_pred"].view(-1)
+        return scores

@@ -1,0 +1,318 @@
+"""A trained model as a service: ``POST /rank``, ``GET /health``, ``GET /metrics``.
+
+Requests are checked before they reach the model, and scored in threads of their own, so that the loop that accepts
+requests is never busy. The model folder is watched: what replaces it is loaded and tried beside the old model, which
+answers until the new one does, and goes on if the new one cannot be used.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import numpy as np
+import torch
+
+try:
+    import uvicorn
+    from fastapi import FastAPI, HTTPException, Request, Response
+    from fastapi.exceptions import RequestValidationError
+    from fastapi.responses import JSONResponse
+    from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+except ImportError as error:
+    from ctr_pe.utils.errors import UserError
+
+    raise UserError(f"serve needs {error.name}: pip install 'ctr_pe[serve]'") from None
+
+import polars as pl
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from ctr_pe import __version__
+from ctr_pe.serving.model_watcher import Model, Watched
+from ctr_pe.utils.errors import UserError
+
+log = logging.getLogger("ctr_pe.service")
+LARGEST = 2**63 - 1
+MOST_PROBLEMS = 20  # of a request that are named
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Scope]]
+Send = Callable[[Scope], Awaitable[None]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """``history``, ``candidates``: items of a request; ``body``: bytes; ``waiting``: requests that are scored or wait
+    for it, more are turned away (503)."""
+
+    history: int = 1000
+    candidates: int = 5000
+    body: int = 2**20
+    waiting: int = 256
+
+
+def _item(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError("an item's raw id is a whole number or a string")
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        raise ValueError("larger than 64 bits")
+    if isinstance(value, str):
+        value.encode()  # half a surrogate pair is a ValueError
+    return value
+
+
+Item = Annotated[int | str, BeforeValidator(_item)]
+Time = Annotated[int, Field(strict=True, ge=-(2**53), le=2**53)]
+
+
+class RankRequest(BaseModel):
+    """One user's candidates. ``times``: of the history, in the unit of the log, as ``now``; only encodings that read
+    ages need them."""
+
+    model_config = ConfigDict(extra="forbid")
+    history: list[Item] = Field(default=[], description="raw ids of the items that the user chose, the oldest first")
+    candidates: list[Item] = Field(min_length=1, description="raw ids of the items to rank")
+    times: list[Time] | None = Field(None, description="when each item of the history was chosen, rising")
+    now: Time | None = Field(None, description="time of the request; by default that of the newest item")
+    k: int | None = Field(None, strict=True, ge=1, description="how many of the best to return; by default all")
+
+
+class Scored(BaseModel):
+    item: int | str
+    score: float = Field(description="click probability")
+
+
+class RankResponse(BaseModel):
+    """``ranked``: the best first, of equal scores the one that was asked for first; ``model``: which one scored."""
+
+    ranked: list[Scored]
+    unknown_candidates: int = Field(description="candidates of the request that the model does not know")
+    unknown_history: int
+    model: str
+
+
+class Metrics:
+    """What ``GET /metrics`` tells."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        self.requests = Counter("ctr_pe_requests", "requests to /rank by status", ["status"], registry=self.registry)
+        bounds = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
+        self.seconds = Histogram(
+            "ctr_pe_request_seconds", "from request to response of /rank", buckets=bounds, registry=self.registry
+        )
+        self.candidates = Counter("ctr_pe_candidates", "candidates scored", registry=self.registry)
+        self.unknown = Counter(
+            "ctr_pe_unknown_ids", "raw ids that the model does not know", ["of"], registry=self.registry
+        )
+        self.reloads = Counter(
+            "ctr_pe_reloads", "times the model folder was loaded or refused", ["outcome"], registry=self.registry
+        )
+        self.open = Gauge("ctr_pe_open_requests", "requests being scored or waiting", registry=self.registry)
+        for of in ("candidates", "history"):
+            self.unknown.labels(of)
+        for outcome in ("loaded", "refused"):
+            self.reloads.labels(outcome)
+
+
+def application(
+    folder: str | Path,
+    limits: Limits = Limits(),
+    *,
+    poll: float = 2.0,
+    workers: int = 1,
+    threads: int = 1,
+    gpu: int = -1,
+) -> FastAPI:
+    """The service of a model folder as an ASGI application; ``app.state.watched`` has the model.
+
+    Args:
+        poll: seconds between looks at the folder.
+        workers: requests scored at once.
+        threads: torch's, of each.
+        gpu: -1 for the CPU.
+
+    Raises:
+        UserError: a folder that cannot be read, or a model that needs more than a history and candidates.
+    """
+    metrics = Metrics()
+    told = [metrics.reloads.labels(outcome) for outcome in ("refused", "loaded")]
+    watched = Watched(Path(folder), poll, lambda used: told[used].inc(), gpu)
+    pool = ThreadPoolExecutor(workers, "scoring", torch.set_num_threads, (threads,))
+    waiting: set[int] = set()
+    metrics.open.set_function(lambda: len(waiting))
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        with watched.watching():
+            yield
+        pool.shutdown()
+
+    # No pages for browsers, which load their scripts from elsewhere; /openapi.json describes the requests.
+    app = FastAPI(title="ctr_pe", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
+    app.state.watched, app.state.metrics = watched, metrics
+    app.add_middleware(Guard, limits=limits, metrics=metrics)
+
+    @app.exception_handler(RequestValidationError)
+    async def explain(request: Request, error: RequestValidationError) -> JSONResponse:
+        """Paths and messages, without the values that were sent."""
+        problems = [
+            {"loc": problem["loc"], "msg": problem["msg"].removeprefix("Value error, "), "type": problem["type"]}
+            for problem in error.errors()[:MOST_PROBLEMS]
+        ]
+        return JSONResponse({"detail": problems}, 422)
+
+    @app.post("/rank")
+    async def rank(request: RankRequest) -> RankResponse:
+        model, loop = watched.model, asyncio.get_running_loop()
+        _check(request, model, limits)
+        if len(waiting) >= limits.waiting:
+            raise HTTPException(503, "too many requests are waiting", {"Retry-After": "1"})
+        waiting.add(id(request))
+        try:
+            found = await loop.run_in_executor(pool, _rank, model, request)
+        finally:
+            waiting.discard(id(request))
+        metrics.candidates.inc(len(request.candidates))
+        metrics.unknown.labels("candidates").inc(found.unknown_candidates)
+        metrics.unknown.labels("history").inc(found.unknown_history)
+        return found
+
+    @app.get("/health")
+    async def health() -> dict[str, Any]:
+        """``status`` is ``ok``, or ``stale`` if the folder's present content was refused: ``refused`` says why."""
+        model = watched.model
+        status = "ok" if watched.refused is None else "stale"
+        facts = {"name": model.name, "loaded": model.loaded, **model.facts}
+        return {"status": status, "refused": watched.refused, "model": facts, "version": __version__}
+
+    @app.get("/metrics")
+    async def tell() -> Response:
+        return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
+
+    return app
+
+
+class Guard:
+    """ASGI middleware: refuses bodies that are too large (413), before more of them is read, and measures ``/rank``."""
+
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], limits: Limits, metrics: Metrics):
+        self.app, self.limits, self.metrics = app, limits, metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            return await self.app(scope, receive, send)
+        began, status, size = time.perf_counter(), 500, 0
+
+        async def counted() -> Scope:
+            nonlocal size
+            message = await receive()
+            size += len(message.get("body", b""))
+            if size > self.limits.body:
+                self._refuse()
+            return message
+
+        async def noted(message: Scope) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        try:
+            await self.app(scope, counted, noted)
+        finally:
+            if scope["path"] == "/rank":
+                self.metrics.requests.labels(str(status)).inc()
+                self.metrics.seconds.observe(time.perf_counter() - began)
+
+    def _refuse(self) -> NoReturn:
+        raise HTTPException(413, f"body: at most {self.limits.body:,} bytes", {"Connection": "close"})
+
+
+def _rank(model: Model, request: RankRequest) -> RankResponse:
+    try:
+        encoded = model.scorer.encode_one(request.history, request.candidates, request.times, request.now)
+    except UserError as error:
+        _wrong((), str(error))
+    scores = model.scorer.score(encoded)
+    best = np.argsort(-scores, kind="stable")[: request.k].tolist()
+    return RankResponse(
+        ranked=[Scored(item=request.candidates[place], score=float(scores[place])) for place in best],
+        unknown_candidates=encoded.counts["unknown items"],
+        unknown_history=encoded.counts["unknown history items"],
+        model=model.name,
+    )
+
+
+def _check(request: RankRequest, model: Model, limits: Limits) -> None:
+    """Raises RequestValidationError (422) with the path of the first field that cannot be used."""
+    for field, most in (("history", limits.history), ("candidates", limits.candidates)):
+        values = getattr(request, field)
+        if len(values) > most:
+            _wrong((field,), f"at most {most:,} items, not {len(values):,}")
+        catalogue = model.scorer.encoder.catalogue
+        wanted = int if catalogue is not None and catalogue.dtype == pl.Int64 else str
+        for place, value in enumerate(values):
+            if not isinstance(value, wanted):
+                name = "whole numbers" if wanted is int else "strings"
+                _wrong((field, place), f"the raw ids of this model's items are {name}")
+    times = request.times
+    if times is None:
+        if model.scorer.encoder.needs_age and request.history:
+            _wrong(("times",), "this model reads the age of events: give the time of each item of the history")
+        return
+    if len(times) != len(request.history):
+        _wrong(("times",), f"{len(times)} for {len(request.history)} items of the history")
+    for place in range(1, len(times)):
+        if times[place] < times[place - 1]:
+            _wrong(("times", place), "before the time of the item that precedes it: the oldest comes first")
+    if request.now is not None and times and request.now < times[-1]:
+        _wrong(("now",), "before the newest item of the history")
+
+
+def _wrong(path: tuple[str | int, ...], message: str) -> NoReturn:
+    raise RequestValidationError([{"type": "value_error", "loc": ("body", *path), "msg": message}])
+
+
+def serve(
+    folder: str | Path,
+    port: int,
+    host: str = "127.0.0.1",
+    limits: Limits = Limits(),
+    *,
+    poll: float = 2.0,
+    workers: int = 1,
+    threads: int = 1,
+    gpu: int = -1,
+) -> None:
+    """Serve a model folder until SIGTERM or Ctrl-C; open requests are finished. SIGHUP loads the folder again.
+
+    Raises:
+        UserError: as ``application``, or an address that cannot be used.
+    """
+    app = application(folder, limits, poll=poll, workers=workers, threads=threads, gpu=gpu)
+    watched: Watched = app.state.watched
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        listening = socket.create_server((host, port), family=family, backlog=1024)
+    except (OSError, OverflowError) as error:
+        number = getattr(error, "errno", None) or 0
+        raise UserError(f"{host}:{port}: {os.strerror(number).lower() if number > 0 else error}") from None
+    with listening:
+        shown = f"[{host}]" if family == socket.AF_INET6 else host
+        signal.signal(signal.SIGHUP, lambda *_: watched.wake.set())
+        signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again when it has finished
+        config = uvicorn.Config(
+            app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=60, lifespan="on"
+        )
+        log.info("%s: model %s on http://%s:%d", folder, watched.model.name, shown, listening.getsockname()[1])
+        uvicorn.Server(config).run(sockets=[listening])
+    log.info("stopped")

@@ -1,0 +1,170 @@
+"""Tables as people have them: polars, pandas or pyarrow in memory, or a file; and their columns as keys and times."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from ctr_pe.data.logs.clock import SECONDS
+from ctr_pe.data.logs.tables import readable, scan
+from ctr_pe.utils.errors import UserError, nearest
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+Table: TypeAlias = "pl.DataFrame | pl.LazyFrame | pd.DataFrame | pa.Table | str | Path"
+Ints = npt.NDArray[np.int64]
+Unit = Literal["s", "ms"]
+
+
+def lazy(table: Table, what: str) -> pl.LazyFrame:
+    """A table of any kind as a polars LazyFrame; a file is not read yet.
+
+    Raises:
+        UserError: no table, or a file that is not there or of another kind.
+    """
+    if isinstance(table, pl.LazyFrame):
+        return table
+    if isinstance(table, pl.DataFrame):
+        return table.lazy()
+    if isinstance(table, (str, Path)):
+        return scan(Path(table))
+    kind = type(table).__module__.partition(".")[0]
+    try:
+        if kind == "pandas":
+            made: object = pl.from_pandas(table)
+        elif kind == "pyarrow":
+            made = pl.from_arrow(table)
+        else:
+            made = None
+        if isinstance(made, pl.DataFrame):
+            return made.lazy()
+    except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
+        raise UserError(f"{what}: {str(error).splitlines()[0]}") from None
+    found = f"{type(table).__module__}.{type(table).__qualname__}".removeprefix("builtins.")
+    raise UserError(f"{what}: a polars, pandas or pyarrow table, or the path of one, not {found}")
+
+
+def frame(table: Table, what: str) -> pl.DataFrame:
+    """The same in memory."""
+    with _readable(table, what):
+        return lazy(table, what).collect()
+
+
+def _readable(table: Table, what: str) -> AbstractContextManager[None]:
+    return readable(Path(table if isinstance(table, (str, Path)) else what))
+
+
+def schema(table: Table, what: str) -> pl.Schema:
+    """The columns of a table and their types; raises UserError as :func:`frame`."""
+    with _readable(table, what):
+        return lazy(table, what).collect_schema()
+
+
+def as_file(table: Table, folder: Path, name: str) -> Path:
+    """The path of a table: its own, or that of a parquet file written into ``folder``."""
+    if isinstance(table, (str, Path)):
+        return Path(table)
+    file = folder / f"{name}.parquet"
+    lazy(table, name).sink_parquet(file)
+    return file
+
+
+def column(table: pl.DataFrame, name: str, what: str) -> pl.Series:
+    """A column without null values.
+
+    Raises:
+        UserError: there is none of this name, or it has nulls.
+    """
+    if name not in table.columns:
+        raise UserError(f"{what}: no column '{name}': {nearest(name, table.columns)}")
+    if nulls := table[name].null_count():
+        raise UserError(f"{what}: column '{name}' has null values: {nulls:,} of {table.height:,} rows")
+    return table[name]
+
+
+def is_key(kind: pl.DataType) -> bool:
+    """Whether a column of this type can hold raw ids."""
+    return kind.is_integer() or kind in (pl.String, pl.Categorical, pl.Enum)
+
+
+def keys(values: pl.Series, what: str) -> pl.Series:
+    """Raw ids as int64 or string, the two types that a log's ids have."""
+    if values.dtype.is_integer():
+        return _int64(values, what)
+    if is_key(values.dtype):
+        return values.cast(pl.String)
+    if not len(values):
+        return values.cast(pl.Int64)
+    raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not integers or strings")
+
+
+def times(values: pl.Series, unit: Unit, what: str) -> Ints:
+    """(n,) integers or dates as numbers in ``unit``."""
+    if values.dtype in (pl.Datetime, pl.Date):
+        values = values.cast(pl.Datetime("ms")).dt.epoch(unit)
+    elif len(values) and not values.dtype.is_integer():
+        raise UserError(f"{what}: time column '{values.name}' holds {values.dtype}, not integers or dates")
+    return _int64(values, what).to_numpy()
+
+
+def _int64(values: pl.Series, what: str) -> pl.Series:
+    found = values.cast(pl.Int64, strict=False)
+    if found.null_count() > values.null_count():
+        raise UserError(f"{what}: column '{values.name}' holds numbers of 2⁶³ or more")
+    return found
+
+
+def labels(values: pl.Series, what: str) -> npt.NDArray[np.bool_]:
+    """(n,) a label column of 0 and 1, or booleans."""
+    if not (values.dtype.is_numeric() or values.dtype == pl.Boolean) or not values.cast(pl.Float64).is_in([0, 1]).all():
+        raise UserError(f"{what}: label column '{values.name}' holds {values.dtype}, not only 0 and 1")
+    return values.cast(pl.Boolean).to_numpy()
+
+
+def seconds(unit: Unit) -> int:
+    """How many of the unit one second has."""
+    return SECONDS[unit]
+
+
+def newest(events: pl.LazyFrame, user: str, item: str, clock: Sequence[str], count: int) -> pl.DataFrame:
+    """The last ``count`` events of every user by ``clock``, then by item: columns user, item and those of the clock."""
+    kept = [item, *clock]
+    last = events.group_by(user).agg(pl.col(kept).top_k_by([*clock, item], count))
+    return last.explode(kept, empty_as_null=False).sort(user, *clock, item).collect(engine="streaming")
+
+
+class Index:
+    """Finds keys among N distinct ones: by search for a few, by a join for many."""
+
+    def __init__(self, known: pl.Series) -> None:
+        order = known.arg_sort()
+        self.sorted = known.gather(order).alias("key")
+        self.at = order.to_numpy().astype(np.int64)
+
+    @property
+    def dtype(self) -> pl.DataType:
+        """Of the keys: int64 or string."""
+        return self.sorted.dtype
+
+    def find(self, wanted: pl.Series) -> Ints:
+        """(n,) place of each key among the known ones, -1 for those that are not; of the same type as they are."""
+        if not len(self.sorted) or not len(wanted):
+            return np.full(len(wanted), -1, np.int64)
+        if len(wanted) * 20 > len(self.sorted):
+            known = pl.DataFrame([self.sorted, pl.Series("at", self.at)])
+            asked = wanted.alias("key").to_frame()
+            return asked.join(known, on="key", how="left", maintain_order="left")["at"].fill_null(-1).to_numpy()
+        place = np.minimum(np.asarray(self.sorted.search_sorted(wanted)), len(self.sorted) - 1)
+        return np.where((self.sorted.gather(place) == wanted).to_numpy(), self.at[place], -1)
+
+    def of(self, values: Sequence[Any]) -> pl.Series:
+        """Python values as keys of this index's type; what is none becomes null, which is never found."""
+        return pl.Series("key", values, dtype=self.dtype, strict=False)

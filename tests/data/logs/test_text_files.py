@@ -1,0 +1,85 @@
+"""CSV: ids are text unless all of them are whole numbers; what is wrong is named by its line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from ctr_pe.cli import main
+from ctr_pe.data.logs.events import NOTHING
+from ctr_pe.data.logs.log import build, summary
+from ctr_pe.data.logs.recipe import load_recipe
+from ctr_pe.data.logs.tables import scan
+from ctr_pe.utils.errors import UserError
+
+HEADER = "user_id,item_id,position\n"
+
+
+def log_of(items: list[str], users: int = 3) -> str:
+    rows = [f"{user},{item},{place}" for user in range(users) for place, item in enumerate(items)]
+    return HEADER + "\n".join(rows) + "\n"
+
+
+def built(folder: Path, text: str) -> tuple[set[str], str]:
+    """The items of a log, and the summary."""
+    (folder / "log.csv").write_text(text)
+    given = {"interactions": folder / "log.csv", "protocol": "din", "attributes": None}
+    dataset = build(load_recipe(None, given), folder / "set", overwrite=True)
+    return set(pl.read_parquet(dataset.path / "items.parquet")["item_id"].cast(pl.String)), summary(dataset)
+
+
+@pytest.mark.parametrize(
+    "items",
+    [
+        ["7", "007", "07", "8", "9"],
+        ["7", " 7", "+7", "8", "9"],
+        ["99999999999999999999", "7", "8", "-0", "0"],
+        ['"7"', '"007"', "8", "9", "0"],
+    ],
+)
+def test_ids_that_differ_as_text_stay_apart(tmp_path: Path, items: list[str]) -> None:
+    known, said = built(tmp_path, log_of(items))
+    assert known == {item.strip('"') for item in items}
+    assert "item_id: text" in said
+    assert "user_id: whole numbers" in said
+
+
+def test_whole_numbers_are_numbers_however_late_a_text_comes(tmp_path: Path) -> None:
+    rows = [f"{number},1" for number in range(12_000)]
+    (tmp_path / "a.csv").write_text("n,one\n" + "\n".join(rows))
+    assert [str(kind) for kind in scan(tmp_path / "a.csv").collect_schema().dtypes()] == ["Int64", "Int64"]
+    (tmp_path / "a.csv").write_text("n,one\n" + "\n".join([*rows, "x,1"]))
+    late = scan(tmp_path / "a.csv").collect()
+    assert [str(kind) for kind in late.dtypes] == ["String", "Int64"]
+    assert late["n"][-1] == "x"
+
+
+@pytest.mark.parametrize("word", sorted(NOTHING))
+def test_texts_for_nothing_are_no_items(tmp_path: Path, word: str) -> None:
+    with pytest.raises(UserError, match=r"log.csv: null values: item_id: 3 of 15 rows, the first in row 2;"):
+        built(tmp_path, log_of(["a", f'"{word}"', "b", "c", "d"]))
+
+
+def test_other_texts_are(tmp_path: Path) -> None:
+    items = ["NULLA", "nan 1", "-", "none", "0x"]
+    assert built(tmp_path, log_of(items))[0] == set(items)
+
+
+def test_a_column_without_a_name_may_be_there_twice(tmp_path: Path) -> None:
+    """As the index that pandas writes; but no name may be there twice."""
+    rows = log_of(["a", "b", "c", "d"]).splitlines()
+    named = ["," + rows[0] + ",", *(f"{number},{row},x" for number, row in enumerate(rows[1:]))]
+    assert built(tmp_path, "\n".join(named))[0] == set("abcd")
+    named[0] = "," + rows[0] + ",position"
+    with pytest.raises(UserError, match=r"log\.csv: line 1: column 'position' is there 2 times$"):
+        built(tmp_path, "\n".join(named))
+
+
+@pytest.mark.parametrize("option", [["--user", "item_id"], ["--order", "timestamp"], ["--attributes", "item_id"]])
+def test_a_column_has_one_role(tmp_path: Path, option: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "log.csv").write_text(log_of(["a", "b", "c", "d"]))
+    command = ["data", "build", "--protocol", "din", "--interactions", str(tmp_path / "log.csv")]
+    assert main([*command, "--out", str(tmp_path / "set"), *option]) == 2
+    assert f"column '{option[1]}' is both" in capsys.readouterr().err

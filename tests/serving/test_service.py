@@ -1,0 +1,361 @@
+"""The service answers with the scores of its model, says what is wrong with a request, and never drops one."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from copy import copy
+from pathlib import Path
+from typing import Any
+
+import httpx2 as httpx
+import numpy as np
+import polars as pl
+import pytest
+from fastapi.testclient import TestClient
+
+from ctr_pe import CTRRanker
+from ctr_pe.serving import model_watcher
+from ctr_pe.serving.model_folder import read_model
+from ctr_pe.serving.model_watcher import Model
+from ctr_pe.serving.service import Limits, application
+from ctr_pe.utils.errors import UserError
+from tests.support.fuzz.small_log import SMALL
+
+ASKED = [f"item {i}" for i in (3, 44, 7, 3, 20)] + ["nowhere"]
+PAST = ["item 5", "item 9", "gone", "item 5"]
+
+
+@pytest.fixture(scope="module")
+def other(clicks: pl.DataFrame, items: pl.DataFrame) -> CTRRanker:
+    """Another model of the same log."""
+    return CTRRanker("DIN", "cape", **{**SMALL, "random_state": 1}).fit(clicks, items)
+
+
+@pytest.fixture(scope="module")
+def timed(clicks: pl.DataFrame, items: pl.DataFrame) -> CTRRanker:
+    """One that reads ages."""
+    return CTRRanker("DIN", "time_bias", **SMALL).fit(clicks, items)
+
+
+@pytest.fixture
+def folder(ranker: CTRRanker, tmp_path: Path) -> Path:
+    ranker.save(tmp_path / "model")
+    return tmp_path / "model"
+
+
+@pytest.fixture
+def client(folder: Path) -> Iterator[TestClient]:
+    with TestClient(application(folder, Limits(history=120, candidates=50, body=4000), poll=0.02)) as client:
+        yield client
+
+
+def test_candidates_come_back_ranked_with_the_scores_of_the_model(client: TestClient, ranker: CTRRanker) -> None:
+    want = ranker.scorer_.score_one(PAST, ASKED)
+    answer = client.post("/rank", json={"history": PAST, "candidates": ASKED}).json()
+    order = np.argsort(-want, kind="stable")
+    assert [one["item"] for one in answer["ranked"]] == [ASKED[i] for i in order]
+    np.testing.assert_allclose([one["score"] for one in answer["ranked"]], want[order], atol=1e-6)
+    assert (answer["unknown_candidates"], answer["unknown_history"]) == (2, 1)  # item 44 is only in the catalogue
+    best = client.post("/rank", json={"history": PAST, "candidates": ASKED, "k": 2}).json()
+    assert best["ranked"] == answer["ranked"][:2]
+
+
+@pytest.mark.parametrize("length", [0, 1, 120])
+def test_histories_may_be_empty_or_longer_than_the_model_reads(
+    client: TestClient, ranker: CTRRanker, length: int
+) -> None:
+    past = [f"item {i % 40}" for i in range(length)]
+    answer = client.post("/rank", json={"history": past, "candidates": ["item 1"]}).json()
+    assert answer["ranked"][0]["score"] == pytest.approx(ranker.scorer_.score_one(past, ["item 1"])[0], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("change", "path", "message"),
+    [
+        ({"candidates": []}, ["candidates"], "at least 1 item"),
+        ({"candidates": ["item 1", None]}, ["candidates", 1], "a whole number or a string"),
+        ({"candidates": ["item 1", True]}, ["candidates", 1], "a whole number or a string"),
+        ({"candidates": ["item 1", 2]}, ["candidates", 1], "this model's items are strings"),
+        ({"candidates": [2**64]}, ["candidates", 0], "larger than 64 bits"),
+        ({"candidates": ["\ud800"]}, ["candidates", 0], "surrogates"),
+        ({"candidates": ["item 1"] * 51}, ["candidates"], "at most 50 items, not 51"),
+        ({"history": ["item 1"] * 121}, ["history"], "at most 120 items, not 121"),
+        ({"history": "item 1"}, ["history"], "valid list"),
+        ({"k": 0}, ["k"], "greater than or equal to 1"),
+        ({"k": 1.0}, ["k"], "valid integer"),
+        ({"topk": 3}, ["topk"], "not permitted"),
+        ({"times": [1]}, ["times"], "1 for 2 items of the history"),
+        ({"times": [2, 1]}, ["times", 1], "the oldest comes first"),
+        ({"times": [1, "2"]}, ["times", 1], "valid integer"),
+        ({"times": [1, 2], "now": 1}, ["now"], "before the newest item"),
+        ({"times": [1, 2**62]}, ["times", 1], "less than or equal"),
+    ],
+)
+def test_what_is_wrong_with_a_request_is_said_with_its_path(
+    client: TestClient, change: dict[str, Any], path: list[str | int], message: str
+) -> None:
+    import json
+
+    body = json.dumps({"history": ["item 1", "item 2"], "candidates": ["item 3"], **change})
+    answer = client.post("/rank", content=body, headers={"content-type": "application/json"})
+    assert answer.status_code == 422
+    problem = answer.json()["detail"][0]
+    assert problem["loc"] == ["body", *path]
+    assert message in problem["msg"]
+
+
+def test_a_body_that_is_too_large_is_refused_however_it_comes(client: TestClient) -> None:
+    large = b'{"candidates": ["' + b"x" * 4000 + b'"]}'
+    chunks = (large[start : start + 500] for start in range(0, len(large), 500))
+    for content in (large, chunks):  # with its length in the header, and in chunks
+        answer = client.post("/rank", content=content, headers={"content-type": "application/json"})
+        assert answer.status_code == 413
+        assert "4,000 bytes" in answer.json()["detail"]
+    assert client.post("/rank", content=b"{", headers={"content-type": "application/json"}).status_code == 422
+
+
+def test_a_model_that_reads_ages_asks_for_times(timed: CTRRanker, tmp_path: Path) -> None:
+    timed.save(tmp_path / "m")
+    request: dict[str, Any] = {"history": ["item 1", "item 2"], "candidates": ["item 3", "item 4"]}
+    with TestClient(application(tmp_path / "m")) as client:
+        problem = client.post("/rank", json=request).json()["detail"][0]
+        assert problem["loc"] == ["body", "times"]
+        for more in ({"times": [0, 90_000]}, {"times": [0, 90_000], "now": 10**6}):
+            found = {one["item"]: one["score"] for one in client.post("/rank", json=request | more).json()["ranked"]}
+            want = timed.scorer_.score_one(*request.values(), **more)  # type: ignore[arg-type]
+            np.testing.assert_allclose([found[item] for item in request["candidates"]], want, atol=1e-6)
+        assert client.post("/rank", json={"candidates": ["item 3"]}).status_code == 200
+
+
+def test_metrics_count_requests_candidates_and_unknown_ids(client: TestClient) -> None:
+    for _ in range(3):
+        client.post("/rank", json={"history": PAST, "candidates": ASKED})
+    client.post("/rank", json={"candidates": []})
+    text = client.get("/metrics").text
+    for line in (
+        'ctr_pe_requests_total{status="200"} 3.0',
+        'ctr_pe_requests_total{status="422"} 1.0',
+        "ctr_pe_request_seconds_count 4.0",
+        f"ctr_pe_candidates_total {3 * len(ASKED)}.0",
+        'ctr_pe_unknown_ids_total{of="candidates"} 6.0',
+        'ctr_pe_unknown_ids_total{of="history"} 3.0',
+        "ctr_pe_open_requests 0.0",
+    ):
+        assert line in text.splitlines()
+
+
+def wait_for(ready: Callable[[], bool], seconds: float = 20) -> None:
+    end = time.monotonic() + seconds
+    while not ready():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.01)
+
+
+def test_a_folder_that_is_replaced_answers_and_a_damaged_one_does_not(
+    client: TestClient, folder: Path, ranker: CTRRanker, other: CTRRanker, caplog: pytest.LogCaptureFixture
+) -> None:
+    request = {"history": PAST, "candidates": ["item 3"]}
+
+    def score() -> float:
+        return float(client.post("/rank", json=request).json()["ranked"][0]["score"])
+
+    first, second = (float(one.scorer_.score_one(PAST, ["item 3"])[0]) for one in (ranker, other))
+    assert first != pytest.approx(second, abs=1e-6)
+    assert score() == pytest.approx(first, abs=1e-6)
+    before = client.get("/health").json()
+    assert before["status"] == "ok"
+    other.save(folder)
+    wait_for(lambda: client.get("/health").json()["model"]["name"] != before["model"]["name"])
+    assert score() == pytest.approx(second, abs=1e-6)
+
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[:-1])
+    with caplog.at_level(logging.ERROR, "ctr_pe.service"):
+        wait_for(lambda: client.get("/health").json()["status"] == "stale")
+    health = client.get("/health").json()
+    assert "model.safetensors: damaged" in health["refused"]
+    assert "model.safetensors: damaged" in caplog.text
+    assert score() == pytest.approx(second, abs=1e-6)
+    shutil.rmtree(folder)  # no folder at all is no news
+    assert score() == pytest.approx(second, abs=1e-6)
+    ranker.save(folder)
+    wait_for(lambda: client.get("/health").json()["status"] == "ok")
+    assert score() == pytest.approx(first, abs=1e-6)
+    text = client.get("/metrics").text.splitlines()
+    assert 'ctr_pe_reloads_total{outcome="loaded"} 2.0' in text
+    assert 'ctr_pe_reloads_total{outcome="refused"} 1.0' in text
+
+
+def test_more_requests_than_may_wait_are_turned_away(
+    folder: Path, ranker: CTRRanker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, go = application(folder, Limits(waiting=2)), threading.Event()
+    scorer = app.state.watched.model.scorer
+    score = scorer.score
+
+    def slow(encoded: Any) -> Any:
+        assert go.wait(30)
+        return score(encoded)
+
+    monkeypatch.setattr(scorer, "score", slow)
+    with TestClient(app) as client, ThreadPoolExecutor(2) as pool:
+        open_ = [pool.submit(client.post, "/rank", json={"candidates": ["item 3"]}) for _ in range(2)]
+        wait_for(lambda: "ctr_pe_open_requests 2.0" in client.get("/metrics").text)
+        answer = client.post("/rank", json={"candidates": ["item 3"]})
+        go.set()
+        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert [one.result().status_code for one in open_] == [200, 200]
+
+
+def test_a_model_that_needs_more_than_items_is_not_served(ranker: CTRRanker, folder: Path, tmp_path: Path) -> None:
+    from ctr_pe.serving.model_folder import write_model
+
+    scorer = copy(ranker.scorer_)
+    scorer.encoder = copy(scorer.encoder)
+    scorer.encoder.items = None
+    scorer.encoder.__dict__.pop("catalogue", None)
+    write_model(tmp_path / "bare", scorer)
+    with pytest.raises(UserError, match=r"bare: cannot be served: .*no catalogue"):
+        Model(tmp_path / "bare")
+    with pytest.raises(UserError, match="no such model folder"):
+        application(tmp_path / "nothing")
+
+
+def test_without_the_extra_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "ctr_pe.serving.service")
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    with pytest.raises(UserError, match=r"serve needs uvicorn: pip install 'ctr_pe\[serve\]'"):
+        __import__("ctr_pe.serving.service")
+
+
+@contextlib.contextmanager
+def process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str], str, list[str]]]:
+    """The command on a free port: the process, its address, the lines of its log."""
+    command = [sys.executable, "-m", "ctr_pe.cli", "serve", "--model", str(folder), "--port", "0", *options]
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
+        assert running.stderr is not None
+        lines: list[str] = []
+        try:
+            for line in running.stderr:
+                lines.append(line)
+                if address := re.search(r"http://\S+", line):
+                    break
+            else:
+                raise AssertionError("".join(lines))
+            reader = threading.Thread(target=lambda: lines.extend(running.stderr or ()), daemon=True)
+            reader.start()
+            yield running, address[0], lines
+            running.wait(30)
+            reader.join(10)
+        finally:
+            running.kill()
+
+
+def test_a_process_finishes_open_requests_when_it_is_told_to_stop(folder: Path) -> None:
+    many = [f"item {i % 40}" for i in range(40_000)]
+    with process(folder, "--max-candidates", "40000", "--max-body", "10000000") as (running, address, lines):
+        assert address.startswith("http://127.0.0.1:")
+        with httpx.Client(base_url=address, timeout=60) as client, ThreadPoolExecutor(1) as pool:
+            name = client.get("/health").json()["model"]["name"]
+            running.send_signal(signal.SIGHUP)
+            wait_for(lambda: any("now the model" in line for line in lines))
+            body = {"history": PAST * 5, "candidates": many, "k": 1}
+            asked = pool.submit(httpx.post, f"{address}/rank", json=body, timeout=60)
+            wait_for(lambda: "ctr_pe_open_requests 1.0" in client.get("/metrics").text)
+            running.send_signal(signal.SIGTERM)
+            answer = asked.result()
+            assert (answer.status_code, answer.json()["model"]) == (200, name)
+    assert running.returncode == 0
+    assert "stopped" in lines[-1]
+
+
+def test_a_port_in_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    import socket
+
+    from ctr_pe.cli import main
+
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["serve", "--model", str(folder), "--port", str(port)]) == 2
+    assert capsys.readouterr().err == f"ctr-pe: error: 127.0.0.1:{port}: address already in use\n"
+
+
+def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(
+    folder: Path, ranker: CTRRanker, other: CTRRanker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+
+    calls = []
+
+    def read(path: Path, gpu: int) -> Any:
+        found = read_model(path, gpu)
+        if len(calls) == 0:
+            other.save(path)  # between reading and use
+        calls.append(path)
+        return found
+
+    monkeypatch.setattr(model_watcher, "read_model", read)
+    watched = model_watcher.Watched(folder)
+    assert len(calls) == 2
+    assert watched.model.scorer.score_one(PAST, ASKED).tolist() == other.scorer_.score_one(PAST, ASKED).tolist()
+
+
+@pytest.mark.slow
+def test_no_request_is_dropped_under_load_while_models_are_replaced(
+    folder: Path, ranker: CTRRanker, other: CTRRanker
+) -> None:
+    """Four clients, 300 requests each, one connection each; meanwhile the folder is replaced four times, and once by
+    a damaged one."""
+    asked = [f"item {i}" for i in range(40)]
+    want: dict[str, np.ndarray[Any, Any]] = {}
+    done = threading.Event()
+
+    def ask(address: str) -> set[str]:
+        seen = set()
+        with httpx.Client(base_url=address, timeout=30) as client:
+            for number in range(300):
+                answer = client.post("/rank", json={"history": PAST, "candidates": asked})
+                assert answer.status_code == 200, answer.text
+                found = answer.json()
+                scores = {one["item"]: one["score"] for one in found["ranked"]}
+                np.testing.assert_allclose([scores[item] for item in asked], want[found["model"]], atol=1e-6)
+                seen.add(found["model"])
+                if number > 250 and not done.is_set():  # until the last model is there
+                    time.sleep(0.05)
+        return seen
+
+    with process(folder, "--workers", "2") as (running, address, lines), ThreadPoolExecutor(4) as pool:
+        want[Model(folder).name] = ranker.scorer_.score_one(PAST, asked)
+        clients = [pool.submit(ask, address) for _ in range(4)]
+        for number, next_ in enumerate((other, ranker, other, ranker)):
+            time.sleep(0.3)
+            spare = folder.with_name(f"next-{number}")
+            next_.save(spare)
+            want[Model(spare).name] = read_model(spare).score_one(PAST, asked)
+            next_.save(folder)
+            # the folder's own creation time is in its name
+            want[Model(folder).name] = next_.scorer_.score_one(PAST, asked)
+            running.send_signal(signal.SIGHUP)
+            wait_for(lambda count=number + 1: sum("now the model" in line for line in lines) >= count)  # type: ignore[misc]
+        (folder / "model.safetensors").write_bytes(b"")
+        running.send_signal(signal.SIGHUP)
+        wait_for(lambda: any("goes on" in line for line in lines))
+        done.set()
+        seen = set().union(*(one.result() for one in clients))
+        health = httpx.get(f"{address}/health").json()
+        metrics = httpx.get(f"{address}/metrics").text
+        running.send_signal(signal.SIGTERM)
+    assert running.returncode == 0
+    assert len(seen) > 1
+    assert health["status"] == "stale"
+    assert 'ctr_pe_requests_total{status="200"} 1200.0' in metrics
+    assert len(re.findall(r"^ctr_pe_requests_total", metrics, re.MULTILINE)) == 1  # no other status

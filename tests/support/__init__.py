@@ -1,0 +1,1 @@
+"""What tests share: small logs, references, a pretended accelerator."""

@@ -1,0 +1,1 @@
+"""Broken and hostile inputs, and what commands answer to them."""
