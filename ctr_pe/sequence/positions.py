@@ -190,13 +190,34 @@ class Positions(Ragged):
         if mask.dim() != 2 or mask.dtype != torch.bool:
             raise ValueError(f"mask must be a (B, L) bool tensor, got {tuple(mask.shape)} {mask.dtype}")
         if age is not None:
-            if age.shape != mask.shape or age.is_floating_point() or age.is_complex() or age.dtype == torch.bool:
-                raise ValueError(
-                    f"age must be integers (seconds) of shape {tuple(mask.shape)}, got {tuple(age.shape)} {age.dtype}"
-                )
+            _check_age(age, mask.shape)
             age = age.long().masked_fill(~mask, 0)
         newer = mask.sum(1, keepdim=True) - mask.cumsum(1)
         return cls(mask=mask, distance=(newer + 1).masked_fill(~mask, 0), age=age, layout=layout)
+
+    @classmethod
+    def from_lengths(cls, lengths: Tensor, age: Tensor | None = None, layout: Layout | None = None) -> Positions:
+        """Positions of packed histories: values of N items row by row, each row's oldest item first.
+
+        Padded, they have the newest item in the last slot, and as many slots as the longest has items.
+
+        Args:
+            lengths: (B,) int64, items per row.
+            age: (N,) integers, seconds from each event to the request.
+            layout: of blocks, for a batch that will be sent to another device.
+
+        Raises:
+            ValueError: lengths are not (B,) integers of 0 or more, or age is not an integer tensor (N,).
+        """
+        if lengths.dim() != 1 or lengths.dtype != torch.int64 or (lengths < 0).any():
+            raise ValueError(f"lengths must be (B,) int64 of 0 or more, got {tuple(lengths.shape)} {lengths.dtype}")
+        distance = torch.arange(int(lengths.max()) if len(lengths) else 0, 0, -1, device=lengths.device)
+        mask = distance <= lengths.unsqueeze(1)
+        positions = cls(mask=mask, distance=distance * mask, layout=layout)
+        if age is None:
+            return positions
+        _check_age(age, torch.Size([int(lengths.sum())]))
+        return replace(positions, age=positions.unpack(age.long()))
 
     @property
     def rank(self) -> Tensor:
@@ -324,3 +345,8 @@ class Positions(Ragged):
     @lazily
     def _item_pairs(self) -> dict[bool, list[Pairs]]:
         return {}
+
+
+def _check_age(age: Tensor, shape: torch.Size) -> None:
+    if age.shape != shape or age.is_floating_point() or age.is_complex() or age.dtype == torch.bool:
+        raise ValueError(f"age must be integers (seconds) of shape {tuple(shape)}, got {tuple(age.shape)} {age.dtype}")

@@ -224,3 +224,31 @@ def test_what_items_are_is_carried_along() -> None:
     evaluated = positions.carrying(Items(history.embedding), Items(target.embedding)).with_target()
     assert evaluated.items is not None
     assert evaluated.items.chosen is None
+
+
+def test_positions_from_lengths_equal_those_of_a_left_padded_mask() -> None:
+    lengths, age = torch.tensor([3, 0, 1]), torch.tensor([30, 20, 10, 7])
+    found = Positions.from_lengths(lengths, age)
+    want = Positions.from_mask(mask("xxx", "...", "..x"), torch.tensor([[30, 20, 10], [0, 0, 0], [0, 0, 7]]))
+    assert torch.equal(found.mask, want.mask)
+    assert torch.equal(found.distance, want.distance)
+    assert found.age is not None
+    assert want.age is not None
+    assert torch.equal(found.age, want.age)
+    assert torch.equal(found.count, lengths)
+    assert Positions.from_lengths(torch.zeros(0, dtype=torch.int64)).mask.shape == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "age"),
+    [
+        (torch.tensor([[1]]), None),
+        (torch.tensor([1.0]), None),
+        (torch.tensor([2, -1]), None),
+        (torch.tensor([2, 1]), torch.tensor([1, 2])),
+        (torch.tensor([2]), torch.tensor([1.0, 2.0])),
+    ],
+)
+def test_bad_lengths(lengths: Tensor, age: Tensor | None) -> None:
+    with pytest.raises(ValueError, match="must be"):
+        Positions.from_lengths(lengths, age)
