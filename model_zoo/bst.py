@@ -131,12 +131,6 @@ class BST(RankModel):
         unit = self.transformers[index]
         return (unit.encode if self._apart(index) else unit.project)(history, positions)
 
-    def extends(self, index: int) -> bool:
-        return self._apart(index) and self.transformers[index].encodings[0].stays
-
-    def extend_history(self, index: int, states: Any, item: Tensor, history: Tensor, positions: Positions) -> Any:
-        return self.transformers[index].extend(states, item, history, positions)
-
     def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
         if self._apart(index):
             return self.transformers[index].candidates(target, history, states, positions)

@@ -89,14 +89,6 @@ class DIEN(NextItemModel):
     def encode_history(self, index: int, history: Tensor, positions: Positions) -> Any:
         return self.extractors[index](self.attentions[index].pe.embed(None, history, positions)[1], positions)
 
-    def extends(self, index: int) -> bool:
-        return self.attentions[index].pe.stays
-
-    def extend_history(self, index: int, states: Any, item: Tensor, history: Tensor, positions: Positions) -> Any:
-        embedded, _ = self.attentions[index].pe.embed(item, history, positions)
-        assert embedded is not None
-        return positions.append(states, self.extractors[index].step(embedded, last_state(states, positions)))
-
     def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
         query, _ = self.attentions[index].pe.embed(target, history, positions)
         _, weights = self.attentions[index](query, states, positions)  # (B, K, L)

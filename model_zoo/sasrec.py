@@ -72,11 +72,5 @@ class SASRec(RankModel):
     def encode_history(self, index: int, history: Tensor, positions: Positions) -> Any:
         return self.transformers[index].encode(history, positions)
 
-    def extends(self, index: int) -> bool:
-        return self.transformers[index].encodings[0].stays
-
-    def extend_history(self, index: int, states: Any, item: Tensor, history: Tensor, positions: Positions) -> Any:
-        return self.transformers[index].extend(states, item, history, positions)
-
     def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
         return self.transformers[index].candidates(target, history, states, positions)

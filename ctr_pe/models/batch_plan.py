@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe.sequence.positions import Positions
-from ctr_pe.sequence.transfer import Parcel
+from ctr_pe.sequence.transfer import PinnedTransfer
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class Planned(dict[str, Tensor]):
 
     def __init__(self, batch: Mapping[str, Tensor], plan: Plan, device: torch.device) -> None:
         super().__init__(batch)
-        self._parcel = Parcel(plan, device)
+        self._transfer = PinnedTransfer(plan, device)
 
     @cached_property
     def plan(self) -> Plan:
-        return self._parcel.unpack()
+        return self._transfer.unpack()

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -15,7 +15,7 @@ from torch import Tensor
 from ctr_pe.models.embeddings import look_up
 from ctr_pe.sequence.jagged import repeated
 from ctr_pe.sequence.positions import Items, Positions
-from ctr_pe.sequence.transfer import Parcel
+from ctr_pe.sequence.transfer import PinnedTransfer
 
 if TYPE_CHECKING:
     from ctr_pe.models.rank_model import RankModel
@@ -37,7 +37,7 @@ class Encoded:
 def encode(model: RankModel, inputs: Mapping[str, Tensor], states: bool = True) -> Encoded:
     """``inputs``: history fields and ages (B, L), as in a batch; other fields are not read. Without ``states`` only
     what the embedding tables give."""
-    positions, packed = Parcel(model.read_histories(inputs), model.device).unpack()
+    positions, packed = PinnedTransfer(model.read_histories(inputs), model.device).unpack()
     return encode_packed(model, positions, packed, states)
 
 
@@ -55,71 +55,6 @@ def encode_packed(
         with model.precision():
             found.states.append(model.encode_history(index, history, positions[index]) if states else None)
     return found
-
-
-def extend(model: RankModel, encoded: Encoded, inputs: Mapping[str, Tensor], elapsed: int = 0) -> Encoded:
-    """``inputs``: history fields and ages (B, n) of later events; ``elapsed``: seconds since ``encoded`` was made.
-
-    No old item is looked up again, and none is encoded again where the backbone's states of items stay when newer ones
-    come (:meth:`RankModel.extends`), every history gets n events, and none becomes too long.
-    """
-    later = encode(model, inputs, states=False)
-    found = Encoded([], [], [])
-    for index, states in enumerate(encoded.states):
-        old, new = (_Padded.of(some.positions[index], some.histories[index]) for some in (encoded, later))
-        both = old.followed_by(new, elapsed)
-        fits = model.max_len is None or int(both.mask.sum(1).max()) <= model.max_len
-        if not fits:
-            both = both.gather(model.newest(both.mask))
-        history, at = both.packed()
-        with model.precision():
-            if fits and bool(new.mask.all()) and model.extends(index):
-                for end in range(old.mask.shape[1], both.mask.shape[1]):
-                    states = model.extend_history(index, states, both.items[:, end], *both.before(end))
-            else:
-                states = model.encode_history(index, history, at)
-        found.positions.append(at)
-        found.histories.append(history)
-        found.states.append(states)
-    return found
-
-
-class _Padded(NamedTuple):
-    """Histories and what their items are: mask and age (B, L), item embeddings (B, L, D), ids (B, L) per field."""
-
-    mask: Tensor
-    age: Tensor | None
-    items: Tensor
-    ids: tuple[Tensor, ...]
-
-    @classmethod
-    def of(cls, positions: Positions, history: Tensor) -> _Padded:
-        assert positions.items is not None
-        ids = tuple(positions.unpack(field) for field in positions.items.ids)
-        return cls(positions.mask, positions.age, positions.unpack(history), ids)
-
-    def packed(self) -> tuple[Tensor, Positions]:
-        at = Positions.from_mask(self.mask, self.age)
-        items = at.pack(self.items)
-        return items, at.carrying(Items(items, tuple(at.pack(field) for field in self.ids)))
-
-    def followed_by(self, new: _Padded, elapsed: int) -> _Padded:
-        age = None if self.age is None or new.age is None else torch.cat([self.age + elapsed, new.age], 1)
-        ids = tuple(torch.cat(pair, 1) for pair in zip(self.ids, new.ids, strict=True))
-        return _Padded(torch.cat([self.mask, new.mask], 1), age, torch.cat([self.items, new.items], 1), ids)
-
-    def gather(self, slots: Tensor) -> _Padded:
-        age = None if self.age is None else self.age.gather(1, slots)
-        items = self.items.take_along_dim(slots.unsqueeze(-1), 1)
-        return _Padded(self.mask.gather(1, slots), age, items, tuple(field.gather(1, slots) for field in self.ids))
-
-    def before(self, slot: int) -> tuple[Tensor, Positions]:
-        """Earlier slots, packed, and their positions at the time of this one, whose item is the one target."""
-        own = slice(slot, slot + 1)
-        age = None if self.age is None else self.age[:, :slot] - self.age[:, own]
-        earlier = _Padded(self.mask[:, :slot], age, self.items[:, :slot], tuple(field[:, :slot] for field in self.ids))
-        items, at = earlier.packed()
-        return items, replace(at, target=Items(self.items[:, own], tuple(field[:, own] for field in self.ids)))
 
 
 def score(model: RankModel, encoded: Encoded, inputs: Mapping[str, Tensor]) -> Tensor:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from ctr_pe.models.rank_model import RankModel, dice_layers, summed
 from ctr_pe.sequence.positions import Positions
-from ctr_pe.sequence.transfer import sent
+from ctr_pe.sequence.transfer import to_device
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError
 from ctr_pe.utils.random_generators import Draws
@@ -88,8 +88,8 @@ class NextItemModel(RankModel):
         else:
             drawn = self._drawn(index, read, following)
             following = following[: len(drawn)]
-            others = items.index_select(0, positions.sent(drawn))
-        now, after = positions.sent(torch.stack([following - 1, following]))
+            others = items.index_select(0, positions.to_device(drawn))
+        now, after = positions.to_device(torch.stack([following - 1, following]))
         loss = self.aux_net[index](states.index_select(0, now), items.index_select(0, after), others)
         positions.add_losses({"next item": self._weight * loss})
 
@@ -116,7 +116,7 @@ class NextItemModel(RankModel):
                 raise UserError(f"{one}: it must hold one item per history item")
         ids = {field: self._inputs[field].cpu()[read][at] for field in fields}
         known = ids[fields[0]] != 0
-        embedded = self.embedding_layer({field: sent(values[known], self.device) for field, values in ids.items()})
+        embedded = self.embedding_layer({field: to_device(values[known], self.device) for field, values in ids.items()})
         return at[known], torch.cat([embedded[field] for field in fields], -1)
 
     def _drawn(self, index: int, read: Tensor, at: Tensor) -> Tensor:

@@ -46,7 +46,7 @@ from ctr_pe.pe import build_pe, check_encodings, pe_options
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.sequence.jagged import Layout
 from ctr_pe.sequence.positions import Items, Positions
-from ctr_pe.sequence.transfer import sent
+from ctr_pe.sequence.transfer import to_device
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.batch_norm import BatchNorm1d
 from ctr_pe.units.dropout import Dropout
@@ -313,14 +313,16 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
     def get_inputs(self, inputs: Mapping[str, Tensor], feature_source: Any = None) -> dict[str, Tensor]:
         features, labels = self.feature_map.features, self.feature_map.labels
         read = [field for field in inputs if field not in labels and features[field]["type"] != "meta"]
-        found: dict[str, Tensor] = super().get_inputs({f: sent(inputs[f], self.device) for f in read}, feature_source)
+        found: dict[str, Tensor] = super().get_inputs(
+            {f: to_device(inputs[f], self.device) for f in read}, feature_source
+        )
         return found
 
     def get_labels(self, inputs: Mapping[str, Tensor]) -> Tensor:
         if isinstance(inputs, Planned) and inputs.plan.label is not None:
             return inputs.plan.label.view(-1, 1)
         label = self.feature_map.labels[0]
-        found: Tensor = super().get_labels({label: sent(inputs[label], self.device)})
+        found: Tensor = super().get_labels({label: to_device(inputs[label], self.device)})
         return found
 
     def read_histories(self, inputs: Mapping[str, Tensor]) -> tuple[list[Positions], dict[str, list[Tensor]]]:
@@ -367,19 +369,6 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         """Group ``index``: what of packed history (N, D) does not depend on the target. See
         :meth:`of_candidates`."""
         return None
-
-    def extend(self, encoded: Encoded, inputs: Mapping[str, Tensor], elapsed: int = 0) -> Encoded:
-        """``encoded`` histories and the events that came since, of which ``inputs`` has the history fields and ages
-        (B, n): what :meth:`encode` gives for all of them. ``elapsed``: seconds between the two requests."""
-        return candidates.extend(self, encoded, inputs, elapsed)
-
-    def extends(self, index: int) -> bool:
-        """Whether group ``index`` has an ``extend_history`` that gives what encoding again would."""
-        return False
-
-    def extend_history(self, index: int, states: Any, item: Tensor, history: Tensor, positions: Positions) -> Any:
-        """``encode_history`` of each history and one item (B, D) after it, from ``states``, that of the history."""
-        raise NotImplementedError
 
     def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
         """Group ``index``: ``interest`` (B, K, any width) of K targets (B, K, D), with ``states`` by

@@ -59,9 +59,8 @@ class PositionEncoding(Checked, nn.Module):
     """A position encoding overrides the hooks it needs; units and models call all of them and know none by name.
 
     ``out_dim``: width of the items after ``embed``, D unless it concatenates. ``loss_names``: names of the losses that
-    ``losses`` gives; () for none. ``stays``: in causal self-attention the state of an item does not change when newer
-    ones come, because position is read between two items, or from the oldest. ``shared``: names of the parameters that
-    stacked layers share where shapes match; ``shares_all``: layers of equal dim and heads share the encoding itself.
+    ``losses`` gives; () for none. ``shared``: names of the parameters that stacked layers share where shapes match;
+    ``shares_all``: layers of equal dim and heads share the encoding itself.
 
     Args:
         dim: item dim D.
@@ -74,7 +73,6 @@ class PositionEncoding(Checked, nn.Module):
 
     about: About = About(paper="–", equation="s_j", cost="0", extrapolates="yes")
     loss_names: tuple[str, ...] = ()
-    stays = True
     shared: tuple[str, ...] = ()
     shares_all = False
 
@@ -177,7 +175,6 @@ class Chain(PositionEncoding):
         self.out_dim = self.dim + sum(pe.out_dim - pe.dim for pe in encodings)
         self.about = About("–", "one after the other", "the sum", "–", any(pe.about.needs_age for pe in encodings))
         self.loss_names = tuple(name for pe in encodings for name in pe.loss_names)
-        self.stays = all(pe.stays for pe in encodings)
 
     def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
         for pe in self.encodings:

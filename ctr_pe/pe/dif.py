@@ -98,7 +98,6 @@ class DIF(PositionEncoding):
         sizes = zip(self.widths, dims, strict=True)
         self.sources = nn.ModuleDict({str(f): Source(*size, num_heads) for f, size in enumerate(sizes, start=1)})
         self.position: Source | None = None
-        self.stays = not dif_positions
         if dif_positions:
             default = num_heads * min(16, self.head_dim)
             wide = default if dif_position_dim is None else self._checked("dif_position_dim", dif_position_dim)

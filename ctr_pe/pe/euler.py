@@ -60,7 +60,6 @@ class Euler(PositionEncoding):
         ValueError: an unknown choice, or a number out of range.
     """
 
-    stays = False
     about = About(
         paper="Tian 2024",
         equation="after h_j ← (h_j + p[D_j]) e^(i ψ[D_j]): score(λ_t e^(i (δ θ_t + b)), λ_j e^(i (δ θ_j - D_j g)))",

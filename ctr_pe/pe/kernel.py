@@ -72,7 +72,6 @@ class Kernel(PositionEncoding):
         super().__init__(dim, max_len, num_heads)
         self.band = min(kernel_band or max_len, max_len)
         self.at_end = kernel_anchor == "end"
-        self.stays = not self.at_end
         self.names = {
             "U": NAMES["U"][kernel_u],
             "L": NAMES["L"][kernel_l],

@@ -43,7 +43,6 @@ class AbsolutePositions(PositionEncoding):
         super().__init__(dim, max_len, num_heads)
         self.from_oldest = position_index == "rank"
         self.on_target = on_target
-        self.stays = self.from_oldest and on_target
 
     def vectors(self, history: Tensor, positions: Positions) -> Tensor:
         """P (T, D) for this batch, of the history's kind. Positions past it take its last row."""

@@ -57,7 +57,6 @@ class PDM(PositionEncoding):
         ValueError: an unknown choice, or a number out of range.
     """
 
-    stays = False
     about = About(
         paper="Yu 2022",
         equation="items pooled with a_j + a^p_j, a^p = softmax_j(W_Q P[0] · W_K P[D_j] / sqrt(d))",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ctr_pe.sequence.jagged import Blocks, OneBlock, Padded, Whole
 from ctr_pe.sequence.positions import Positions
-from ctr_pe.utils.lazy_property import lazily
+from ctr_pe.utils.lazy_property import lazy_property
 
 
 class EverySlot(Padded):
@@ -52,12 +52,12 @@ class PaddedPositions(EverySlot, Positions):
     form.
     """
 
-    @lazily
+    @lazy_property
     def real(self) -> tuple[Tensor, Tensor]:
         rows, _, slots = self.places()
         return rows, slots
 
-    @lazily
+    @lazy_property
     def newest(self) -> Tensor:
         rows, slots = self.mask.shape
         return torch.arange(rows, device=self.mask.device) * slots + slots - 1
@@ -78,7 +78,7 @@ class PaddedPositions(EverySlot, Positions):
         padded = self.unpack(packed)
         return torch.cat([padded.new_zeros(padded.shape[0], slots, *padded.shape[2:]), padded], 1)[:, -slots:]
 
-    @lazily
+    @lazy_property
     def whole(self) -> Blocks:
         rows, slots = self.mask.shape
         device = self.mask.device

@@ -17,8 +17,8 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ctr_pe.sequence.transfer import sent
-from ctr_pe.utils.lazy_property import lazily
+from ctr_pe.sequence.transfer import to_device
+from ctr_pe.utils.lazy_property import lazy_property
 
 NARROWEST = 4
 """Shorter rows are of like length: smaller blocks lose more to the overhead of calls."""
@@ -26,7 +26,7 @@ SLOT = 24
 """Pairs that a slot counts for where each row has one query."""
 
 
-class _Taken(torch.autograd.Function):
+class _Gather(torch.autograd.Function):
     """By hand, because the gradient of ``index_select`` is added up, as if a place could be taken twice."""
 
     @staticmethod
@@ -41,14 +41,14 @@ class _Taken(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         (places,) = ctx.saved_tensors
-        return placed(grad, places, ctx.size), None
+        return scatter_rows(grad, places, ctx.size), None
 
     @staticmethod
     def vmap(info: Any, axes: tuple[int, None], x: Tensor, places: Tensor) -> tuple[Tensor, int]:
-        return taken(x.movedim(axes[0], 1), places), 1
+        return gather_rows(x.movedim(axes[0], 1), places), 1
 
 
-class _Placed(torch.autograd.Function):
+class _Scatter(torch.autograd.Function):
     """By hand, because ``index_copy`` copies the zeros first, and ``index_copy_`` is a loop in ``torch.func.vmap``."""
 
     @staticmethod
@@ -63,22 +63,22 @@ class _Placed(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
         (places,) = ctx.saved_tensors
-        return taken(grad, places), None, None
+        return gather_rows(grad, places), None, None
 
     @staticmethod
     def vmap(info: Any, axes: tuple[int, None, None], x: Tensor, places: Tensor, size: int) -> tuple[Tensor, int]:
-        return placed(x.movedim(axes[0], 1), places, size), 1
+        return scatter_rows(x.movedim(axes[0], 1), places, size), 1
 
 
-def taken(x: Tensor, places: Tensor) -> Tensor:
+def gather_rows(x: Tensor, places: Tensor) -> Tensor:
     """(any, ...) -> (n, ...): the entries at ``places`` (n,), of which no two are the same."""
-    found: Tensor = _Taken.apply(x, places)  # type: ignore[no-untyped-call]
+    found: Tensor = _Gather.apply(x, places)  # type: ignore[no-untyped-call]
     return found
 
 
-def placed(x: Tensor, places: Tensor, size: int) -> Tensor:
+def scatter_rows(x: Tensor, places: Tensor, size: int) -> Tensor:
     """(n, ...) -> (size, ...): the entries at ``places`` (n,), of which no two are the same, and zeros elsewhere."""
-    found: Tensor = _Placed.apply(x, places, size)  # type: ignore[no-untyped-call]
+    found: Tensor = _Scatter.apply(x, places, size)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -111,21 +111,21 @@ class Padded:
 
     # Sizes and indices are computed on the CPU: to ask an accelerator for them would make it run empty.
 
-    @lazily
+    @lazy_property
     def mask_here(self) -> Tensor:
         """The mask on the CPU."""
         return self.mask.cpu() if self.known is None else self.known
 
-    @lazily
+    @lazy_property
     def count_here(self) -> Tensor:
         """:attr:`count` on the CPU."""
         return self.count if self.mask.is_cpu else self.mask_here.sum(1)
 
-    def sent(self, x: Tensor) -> Tensor:
+    def to_device(self, x: Tensor) -> Tensor:
         """From the CPU to where the mask is."""
-        return sent(x, self.mask.device)
+        return to_device(x, self.mask.device)
 
-    @lazily
+    @lazy_property
     def count(self) -> Tensor:
         """(B,) int64: real items per row."""
         return self.mask.sum(1)
@@ -133,29 +133,29 @@ class Padded:
     def pack(self, padded: Tensor) -> Tensor:
         """(B, L, ...) -> the real items (N, ...), row by row."""
         flat = padded.flatten(0, 1)
-        return flat if len(flat) == len(self._slots) else taken(flat, self._slots)
+        return flat if len(flat) == len(self._slots) else gather_rows(flat, self._slots)
 
     def unpack(self, packed: Tensor) -> Tensor:
         """(N, ...) -> (B, L, ...): real items in their slots, zero at padding."""
         if len(packed) < self.mask.numel():
-            packed = placed(packed, self._slots, self.mask.numel())
+            packed = scatter_rows(packed, self._slots, self.mask.numel())
         return packed.view(*self.mask.shape, *packed.shape[1:])
 
     def places(self, queries: int = 1) -> tuple[Tensor, ...]:
         """Row, query and slot, int64 tensors, of the pairs of each of so many queries of a row and its real items."""
         real = self.mask_here.unsqueeze(1).expand(-1, queries, -1)
-        return tuple(map(self.sent, real.nonzero(as_tuple=True)))
+        return tuple(map(self.to_device, real.nonzero(as_tuple=True)))
 
     def lengths(self) -> tuple[Tensor, Tensor]:
         """The different lengths of histories (U,), and which of them each row has (B,)."""
         lengths, row = torch.unique(self.count_here, return_inverse=True)
-        return self.sent(lengths), self.sent(row)
+        return self.to_device(lengths), self.to_device(row)
 
-    @lazily
+    @lazy_property
     def _slots(self) -> Tensor:
-        return self.sent(self._slots_here)
+        return self.to_device(self._slots_here)
 
-    @lazily
+    @lazy_property
     def _slots_here(self) -> Tensor:
         return self.mask_here.flatten().nonzero().squeeze(1)
 
@@ -171,14 +171,14 @@ class Block(Padded):
     rows: Tensor
     items: Tensor
 
-    @lazily
+    @lazy_property
     def distance(self) -> Tensor:
         """(W,) int64: W, ..., 2, 1, the distance of each slot's item from the target."""
         return torch.arange(self.mask.shape[1], 0, -1, device=self.mask.device)
 
     def pad(self, packed: Tensor) -> Tensor:
         """Packed items of the batch (N, ...) -> (R, W, ...), zero at padding."""
-        return self.unpack(taken(packed, self.items))
+        return self.unpack(gather_rows(packed, self.items))
 
 
 class Whole(Block):
@@ -193,20 +193,20 @@ class Blocks(list[Block]):
 
     def pad(self, packed: Tensor) -> list[Tensor]:
         """Packed items of the batch (N, ...) -> (R, W, ...) of each block, zero at padding."""
-        parts = torch.split(placed(packed, self._places, sum(self._sizes)), self._sizes)
+        parts = torch.split(scatter_rows(packed, self._places, sum(self._sizes)), self._sizes)
         return [part.view(*block.mask.shape, *part.shape[1:]) for block, part in zip(self, parts, strict=True)]
 
     def pack(self, padded: list[Tensor]) -> Tensor:
         """(R, W, ...) of each block -> packed items of the batch (N, ...)."""
-        return taken(torch.cat([part.flatten(0, 1) for part in padded]), self._places)
+        return gather_rows(torch.cat([part.flatten(0, 1) for part in padded]), self._places)
 
     def split_rows(self, per_row: Tensor) -> list[Tensor]:
         """(B, ...) -> (R, ...) of each block."""
-        return list(torch.split(taken(per_row, self._rows), [len(block.rows) for block in self]))
+        return list(torch.split(gather_rows(per_row, self._rows), [len(block.rows) for block in self]))
 
     def join_rows(self, parts: list[Tensor]) -> Tensor:
         """(R, ...) of each block -> (B, ...); every row is in one."""
-        return placed(torch.cat(parts), self._rows, len(self._rows))
+        return scatter_rows(torch.cat(parts), self._rows, len(self._rows))
 
     def pad_once(self, key: Hashable, packed: Callable[[], Tensor]) -> list[Tensor]:
         """:meth:`pad`, computed at the first call with a key."""
@@ -214,22 +214,22 @@ class Blocks(list[Block]):
             self._padded[key] = self.pad(packed())
         return self._padded[key]
 
-    @lazily
+    @lazy_property
     def _padded(self) -> dict[Hashable, list[Tensor]]:
         return {}
 
-    @lazily
+    @lazy_property
     def _sizes(self) -> list[int]:
         return [block.mask.numel() for block in self]
 
-    @lazily
+    @lazy_property
     def _places(self) -> Tensor:
         """(N,) int64: of each packed item, its slot in the slots of all blocks, one block after the other."""
         starts = accumulate(self._sizes[:-1], initial=0)
         slots = torch.cat([block._slots + start for block, start in zip(self, starts, strict=True)])
-        return placed(slots, torch.cat([block.items for block in self]), len(slots))
+        return scatter_rows(slots, torch.cat([block.items for block in self]), len(slots))
 
-    @lazily
+    @lazy_property
     def _rows(self) -> Tensor:
         return torch.cat([block.rows for block in self])
 
@@ -268,13 +268,13 @@ class Ragged(Padded):
                 _ = block.mask_here, block._slots, block.distance
         _ = self.mask_here, self.count_here, self._slots, self.real, self.newest, self._with_last
 
-    @lazily
+    @lazy_property
     def real(self) -> tuple[Tensor, Tensor]:
         """Row and slot (N,), (N,) int64 of every real item, row by row."""
         rows, slots = self.mask_here.nonzero(as_tuple=True)
-        return self.sent(rows), self.sent(slots)
+        return self.to_device(rows), self.to_device(slots)
 
-    @lazily
+    @lazy_property
     def newest(self) -> Tensor:
         """(B,) int64: index of each row's newest item among the packed ones. A row needs to have one."""
         return self.count.cumsum(0) - 1
@@ -285,17 +285,17 @@ class Ragged(Padded):
 
     def append(self, packed: Tensor, last: Tensor) -> Tensor:
         """(N, ...) of items and (B, ...) of targets -> packed (N + B, ...): each row's items, then its target."""
-        return taken(torch.cat([packed, last]), self._with_last)
+        return gather_rows(torch.cat([packed, last]), self._with_last)
 
     def drop_last(self, packed: Tensor) -> Tensor:
         """What :meth:`append` made of items and targets: packed (N, ...) -> (N - B, ...) without each row's newest."""
-        return taken(packed, (self.pack(self._newer) > 0).nonzero().squeeze(1))
+        return gather_rows(packed, (self.pack(self._newer) > 0).nonzero().squeeze(1))
 
     def newest_of(self, packed: Tensor) -> Tensor:
         """(N, ...) -> those of each row's newest item (B, ...), zero for an empty history."""
         rows = self.count_here.nonzero().squeeze(1)
-        newest = taken(packed, self.sent((self.count_here.cumsum(0) - 1)[rows]))
-        return placed(newest, self.sent(rows), self.mask.shape[0])
+        newest = gather_rows(packed, self.to_device((self.count_here.cumsum(0) - 1)[rows]))
+        return scatter_rows(newest, self.to_device(rows), self.mask.shape[0])
 
     def total(self, packed: Tensor) -> Tensor:
         """(N, ...) -> their sum per row (B, ...)."""
@@ -309,21 +309,21 @@ class Ragged(Padded):
         slot = slots - 1 - newer[rows, column]
         kept = (slot >= 0).nonzero().squeeze(1)
         placed = packed.new_zeros(self.mask.shape[0], slots, *packed.shape[1:])
-        where = (self.sent(rows[kept]), self.sent(slot[kept]))
-        return placed.index_put(where, packed.index_select(0, self.sent(kept)))
+        where = (self.to_device(rows[kept]), self.to_device(slot[kept]))
+        return placed.index_put(where, packed.index_select(0, self.to_device(kept)))
 
-    @lazily
+    @lazy_property
     def whole(self) -> Blocks:
         """All rows in one block, in their order, as wide as the longest history."""
         rows, items = torch.arange(len(self.mask)), torch.arange(len(self._slots_here))
         return OneBlock([self._block(Whole, rows, items, self._longest)])
 
-    @lazily
+    @lazy_property
     def blocks(self) -> Blocks:
         """Every row that has items, in blocks of like length: attention costs the square of the longest in a block."""
         return self._blocks(lambda width: width**2)
 
-    @lazily
+    @lazy_property
     def newest_blocks(self) -> Blocks:
         """The same for one query per row, whose blocks have more rows."""
         return self._blocks(lambda width: width * SLOT)
@@ -352,23 +352,23 @@ class Ragged(Padded):
     def _block(self, kind: type[Block], rows: Tensor, items: Tensor, width: int) -> Block:
         distance = torch.arange(width, 0, -1)
         mask = distance <= self.count_here[rows].unsqueeze(1)
-        return kind(self.sent(mask), self.sent(rows), self.sent(items), known=mask)
+        return kind(self.to_device(mask), self.to_device(rows), self.to_device(items), known=mask)
 
-    @lazily
+    @lazy_property
     def _longest(self) -> int:
         return int(self.count_here.max()) if len(self.mask) else 0
 
-    @lazily
+    @lazy_property
     def _newer(self) -> Tensor:
         """(B, L) int64: how many items of the row are newer."""
         return self.count.unsqueeze(1) - self.mask.cumsum(1)
 
-    @lazily
+    @lazy_property
     def _with_last(self) -> Tensor:
         rows, _ = self.real
         index = torch.arange(len(rows) + len(self.mask), device=rows.device)
         ends = self.count.cumsum(0) + index[: len(self.mask)]
-        return placed(index, torch.cat([index[: len(rows)] + rows, ends]), len(index))
+        return scatter_rows(index, torch.cat([index[: len(rows)] + rows, ends]), len(index))
 
 
 def as_numbers(mask: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.sequence.jagged import Block, Blocks, Layout, Ragged, as_numbers, repeated
-from ctr_pe.utils.lazy_property import lazily
+from ctr_pe.utils.lazy_property import lazy_property
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ class Pairs:
         """The rows, and which of the batch's items are their keys."""
         return self.blocks[self.index]
 
-    @lazily
+    @lazy_property
     def offset(self) -> Tensor:
         """(1, 1, Q, L) int64: how many items the key lies before the query; negative for later keys."""
         return self.key.distance.unsqueeze(-2) - self.query.distance.unsqueeze(-1)
@@ -115,18 +115,18 @@ class Pairs:
             self._found[name] = compute(self)
         return self._found[name]
 
-    @lazily
+    @lazy_property
     def _found(self) -> dict[Hashable, Tensor]:
         return {}
 
     # Floats, because torch takes many times as long where it combines a bool with a float.
 
-    @lazily
+    @lazy_property
     def admitted(self) -> Tensor:
         """(B, 1, Q, L) float32: 1 where allowed, 0 elsewhere."""
         return as_numbers(self.allowed)
 
-    @lazily
+    @lazy_property
     def barrier(self) -> Tensor:
         """(B, 1, Q, L) float32: 0 where allowed, elsewhere the lowest finite number. Not -inf: a row of nothing else
         would give NaN, in the gradient too."""
@@ -250,12 +250,12 @@ class Positions(Ragged):
         ids = tuple(self.append(*pair) for pair in zip(old.ids, new.ids, strict=True))
         return whole.carrying(Items(self.append(old.embedding, new.embedding), ids, chosen))
 
-    @lazily
+    @lazy_property
     def at_items(self) -> Where:
         """Of the packed items, (N,)."""
         return Where(self.pack(self.distance), None if self.age is None else self.pack(self.age))
 
-    @lazily
+    @lazy_property
     def at_target(self) -> Where:
         """Of the target, (1,)."""
         zero = self.distance.new_zeros(1)
@@ -330,11 +330,11 @@ class Positions(Ragged):
             self._read[name] = read(self.items)
         return self._read[name]
 
-    @lazily
+    @lazy_property
     def _read(self) -> dict[Hashable, Tensor]:
         return {}
 
-    @lazily
+    @lazy_property
     def _and_target(self) -> Positions:
         age = None if self.age is None else nn.functional.pad(self.age, (0, 1))
         whole = self.from_mask(nn.functional.pad(self.mask, (0, 1), value=True), age, self.layout)
@@ -342,7 +342,7 @@ class Positions(Ragged):
             return whole
         return replace(whole, known=nn.functional.pad(self.mask_here, (0, 1), value=True))
 
-    @lazily
+    @lazy_property
     def _item_pairs(self) -> dict[bool, list[Pairs]]:
         return {}
 

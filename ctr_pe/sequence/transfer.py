@@ -13,12 +13,12 @@ from torch import Tensor
 Content = TypeVar("Content")
 
 
-def sent(x: Tensor, device: torch.device) -> Tensor:
+def to_device(x: Tensor, device: torch.device) -> Tensor:
     """On the device."""
     return pinned(x, device).to(device, non_blocking=x.is_cpu)
 
 
-class Parcel(Generic[Content]):
+class PinnedTransfer(Generic[Content]):
     """Many tensors that travel in one copy per dtype: those in ``content``, dataclasses, dicts, lists and tuples of
     them, as far as they are on a CPU. What is called ``known`` or ``…_here`` stays there."""
 

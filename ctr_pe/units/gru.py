@@ -16,7 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ctr_pe.ops.recurrence import attention_gru
 from ctr_pe.ops.recurrence.reference import Step, agru, augru, gru, recur
-from ctr_pe.sequence.jagged import placed, taken
+from ctr_pe.sequence.jagged import gather_rows, scatter_rows
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.utils.errors import nearest
 
@@ -43,7 +43,7 @@ class GRU(nn.GRU):
                 gru, of_items, torch.ones_like(items[:, :1]), positions, self.weight_hh_l0, self.bias_hh_l0
             )
         order, sizes = by_step(positions)
-        items = taken(items, order)
+        items = gather_rows(items, order)
         if sizes and not (items.is_cpu and torch.is_grad_enabled()):
             with torch.autocast(items.device.type, enabled=False):  # states keep their precision
                 packed = PackedSequence(items.to(self.weight_hh_l0.dtype), torch.tensor(sizes))
@@ -52,13 +52,7 @@ class GRU(nn.GRU):
             of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
             weights = torch.ones_like(of_items[:, :1])
             states = recur(gru, of_items, weights, sizes, self.weight_hh_l0, self.bias_hh_l0)
-        return placed(states, order, len(states))
-
-    def step(self, items: Tensor, states: Tensor) -> Tensor:
-        """The states (B, S) after one more item (B, D)."""
-        of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
-        of_states = linear(states, self.weight_hh_l0, self.bias_hh_l0)
-        return gru(of_items, of_states, states, torch.ones_like(states[:, :1]))
+        return scatter_rows(states, order, len(states))
 
 
 class AttentionGRU(nn.Module):
@@ -97,9 +91,9 @@ class AttentionGRU(nn.Module):
             of_items, weights = self._gated(items, weights)
             return over_slots(GATES[self.gate], of_items, weights, positions, self.weight_hh, self.bias_hh)
         order, sizes = by_step(positions)
-        of_items, weights = self._gated(taken(items, order), taken(weights, order))
+        of_items, weights = self._gated(gather_rows(items, order), gather_rows(weights, order))
         states = attention_gru(of_items, weights, sizes, self.weight_hh, self.bias_hh)
-        return placed(states, order, len(states))
+        return scatter_rows(states, order, len(states))
 
     def _gated(self, items: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Item terms W x (N, k S), or (N, K or 1, k S) for K targets, and attention (N, 1) or (N, K, 1)."""
@@ -122,8 +116,8 @@ def by_step(positions: Positions) -> tuple[Tensor, list[int]]:
     rows, slots = mask.nonzero(as_tuple=True)
     step = mask.cumsum(1)[rows, slots]
     longest_first = count.argsort(descending=True, stable=True)
-    rank = placed(torch.arange(len(count)), longest_first, len(count))
-    return positions.sent((step * len(count) + rank[rows]).argsort()), step.bincount()[1:].tolist()
+    rank = scatter_rows(torch.arange(len(count)), longest_first, len(count))
+    return positions.to_device((step * len(count) + rank[rows]).argsort()), step.bincount()[1:].tolist()
 
 
 def over_slots(

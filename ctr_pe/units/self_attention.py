@@ -15,7 +15,7 @@ from ctr_pe.ops import attention as fused
 from ctr_pe.ops import contextual
 from ctr_pe.pe.base import PositionEncoding, embed_for
 from ctr_pe.pe.vectors import Attended, ItemVectors
-from ctr_pe.sequence.jagged import taken
+from ctr_pe.sequence.jagged import gather_rows
 from ctr_pe.sequence.positions import CandidatePairs, Items, Pairs, Positions
 from ctr_pe.units.dropout import Dropout
 
@@ -88,7 +88,7 @@ class SelfAttention(nn.Module):
         Every row has an item. An encoding with losses wants to see all queries.
         """
         packed, positions = self._input(packed, positions)
-        query: Tensor = self.query(taken(packed, positions.newest))
+        query: Tensor = self.query(gather_rows(packed, positions.newest))
         blocks = positions.newest_blocks
         if not blocks:
             return query

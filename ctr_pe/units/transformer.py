@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.sequence.jagged import taken
+from ctr_pe.sequence.jagged import gather_rows
 from ctr_pe.sequence.positions import Items, Pairs, Positions
 from ctr_pe.units.activations import make_activation
 from ctr_pe.units.dropout import Dropout
@@ -68,7 +68,7 @@ class TransformerBlock(nn.Module):
     def newest(self, items: Tensor, positions: Positions) -> Tensor:
         """packed items (M, D) -> the state (B, D) of each row's newest item alone."""
         attended = self.attention.newest(self.layer_norm1(items) if self.pre else items, positions)
-        return self._feed(self._join(taken(items, positions.newest), attended, self.layer_norm1))
+        return self._feed(self._join(gather_rows(items, positions.newest), attended, self.layer_norm1))
 
     def project(self, items: Tensor) -> list[Tensor]:
         """packed items (M, D) -> their queries, keys and values (M, D)."""
@@ -136,7 +136,7 @@ class Transformer(nn.Module):
         states, whole = self._embedded(target, history, positions)
         lowest, *upper = self.blocks
         if projected:
-            own = lowest.project(taken(states, whole.newest))
+            own = lowest.project(gather_rows(states, whole.newest))
             projected = [positions.append(*pair) for pair in zip(projected, own, strict=True)]
         states = lowest(states, whole, projected)
         for block in upper:
@@ -153,7 +153,7 @@ class Transformer(nn.Module):
         for block in lower:
             states = block(states, whole)
         if self.training and last.attention.pe.loss_names:
-            states = taken(last(states, whole), whole.newest)
+            states = gather_rows(last(states, whole), whole.newest)
         else:
             states = last.newest(states, whole)
         normed: Tensor = self.layer_norm(states)
@@ -190,21 +190,6 @@ class Transformer(nn.Module):
             states = block.candidates(states, keys, values, pairs)
         normed: Tensor = self.layer_norm(states)
         return normed
-
-    def extend(
-        self, encoded: list[tuple[Tensor, Tensor]], item: Tensor, history: Tensor, positions: Positions
-    ) -> list[tuple[Tensor, Tensor]]:
-        """:meth:`encode` of each history and one more item (B, D) after it, if :attr:`apart` and the
-        encodings ``stay``. ``positions``: of the history, with this item for the one target of each, (B, 1, D)."""
-        states, _ = self.encodings[0].embed(item.unsqueeze(1), history, positions)
-        assert states is not None
-        pairs, found = positions.candidate_pairs(1, causal=True), []
-        for block, (keys, values) in zip(self.blocks, encoded, strict=True):
-            key, value = block.keys_values(states.squeeze(1))
-            found.append((positions.append(keys, key), positions.append(values, value)))
-            if block is not self.blocks[-1]:
-                states = block.candidates(states, keys, values, pairs)
-        return found
 
     def _embedded(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
         """packed (M, D) of [history; target] and its positions."""

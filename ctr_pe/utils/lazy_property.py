@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 Value = TypeVar("Value")
 
 
-class lazily(Generic[Value]):
+class lazy_property(Generic[Value]):
     """As ``functools.cached_property``, without the lock that it has up to Python 3.11, which ``torch.compile`` cannot
     see through."""
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctr_pe.sequence.jagged import NARROWEST, Block, Blocks, Layout, OneBlock, Ragged, placed, taken
+from ctr_pe.sequence.jagged import NARROWEST, Block, Blocks, Layout, OneBlock, Ragged, gather_rows, scatter_rows
 
 COUNTS = [[3, 0, 20, 9, 1, 40, 17, 0, 8], [5], [4, 4, 4], [0, 2], [0], [0, 0, 0], []]
 
@@ -249,19 +249,19 @@ class TestPlaces:
     def test_values(self, size: int, shape: tuple[int, ...]) -> None:
         places = PLACES[size]
         x = torch.randn(3, *shape)
-        whole = placed(x, places, size)
+        whole = scatter_rows(x, places, size)
         want = torch.zeros(size, *shape)
         want[places] = x
         assert torch.equal(whole, want)
-        assert torch.equal(taken(whole, places), x)
+        assert torch.equal(gather_rows(whole, places), x)
 
     def test_gradients_of_first_and_second_order(self, size: int, shape: tuple[int, ...]) -> None:
         places = PLACES[size]
         x = torch.randn(3, *shape, dtype=torch.float64, requires_grad=True)
         whole = torch.randn(size, *shape, dtype=torch.float64, requires_grad=True)
         for check in (torch.autograd.gradcheck, torch.autograd.gradgradcheck):
-            assert check(lambda x: placed(x, places, size) ** 2, x)
-            assert check(lambda whole: taken(whole, places) ** 2, whole)
+            assert check(lambda x: scatter_rows(x, places, size) ** 2, x)
+            assert check(lambda whole: gather_rows(whole, places) ** 2, whole)
 
     @pytest.mark.parametrize("axis", [0, -1])
     def test_one_call_for_several(self, size: int, shape: tuple[int, ...], axis: int) -> None:
@@ -270,7 +270,7 @@ class TestPlaces:
         several = torch.randn(4, 3, *shape, requires_grad=True)
 
         def there_and_back(x: Tensor) -> Tensor:
-            return taken(placed(x, places, size) ** 2, places)
+            return gather_rows(scatter_rows(x, places, size) ** 2, places)
 
         got = torch.func.vmap(there_and_back, in_dims=axis)(several.movedim(0, axis))
         assert torch.equal(got, several**2)

@@ -6,24 +6,24 @@ import torch
 from torch import Tensor
 
 from ctr_pe.sequence.positions import Positions
-from ctr_pe.sequence.transfer import Parcel, sent
+from ctr_pe.sequence.transfer import PinnedTransfer, to_device
 
 
 def test_on_a_cpu_nothing_is_copied() -> None:
     x = torch.ones(2)
     content = [x, Positions.from_mask(torch.ones(2, 3, dtype=torch.bool))]
-    assert Parcel(content, torch.device("cpu")).unpack() is content
-    assert sent(x, torch.device("cpu")) is x
+    assert PinnedTransfer(content, torch.device("cpu")).unpack() is content
+    assert to_device(x, torch.device("cpu")) is x
 
 
 def test_a_dtype_travels_in_one_copy_and_what_is_twice_in_it_once() -> None:
     x = torch.arange(6).view(2, 3)
     content: tuple[Tensor, tuple[Tensor, Tensor], dict[str, Tensor]]
     content = x, (x, torch.zeros(0, 4)), {"mask": x > 2, "more": torch.ones(5)}
-    parcel = Parcel(content, torch.device("meta"))
-    assert [buffer.dtype for buffer in parcel.buffers] == [torch.int64, torch.float32, torch.bool]
-    assert [len(buffer) for buffer in parcel.buffers] == [6, 5, 6]
-    one, (same, empty), others = parcel.unpack()
+    transfer = PinnedTransfer(content, torch.device("meta"))
+    assert [buffer.dtype for buffer in transfer.buffers] == [torch.int64, torch.float32, torch.bool]
+    assert [len(buffer) for buffer in transfer.buffers] == [6, 5, 6]
+    one, (same, empty), others = transfer.unpack()
     assert one is same
     assert (one.shape, empty.shape, others["mask"].shape) == ((2, 3), (0, 4), (2, 3))
     assert {x.device.type for x in (one, empty, *others.values())} == {"meta"}
@@ -32,7 +32,7 @@ def test_a_dtype_travels_in_one_copy_and_what_is_twice_in_it_once() -> None:
 def test_what_the_host_needs_stays_with_it() -> None:
     positions = Positions.from_mask(torch.ones(2, 3, dtype=torch.bool))
     positions.plan(with_target=True)
-    there = Parcel(positions, torch.device("meta")).unpack()
+    there = PinnedTransfer(positions, torch.device("meta")).unpack()
     assert there.mask.is_meta
     assert there.mask_here is positions.mask
     assert there.count_here is positions.count

@@ -20,7 +20,7 @@ from ctr_pe.ops.recurrence import gpu
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.sequence.jagged import Layout
 from ctr_pe.sequence.positions import Positions
-from ctr_pe.sequence.transfer import Parcel
+from ctr_pe.sequence.transfer import PinnedTransfer
 from ctr_pe.serving.cuda_graph import Captured
 from ctr_pe.study.tune import plan, tune
 from ctr_pe.training import load, save
@@ -47,7 +47,7 @@ def planned(mask: Tensor, device: str) -> Positions:
     """Positions that were made on the CPU and sent."""
     positions = Positions.from_mask(mask, layout=Layout.on(torch.device(device)))
     positions.plan()
-    return Parcel(positions, torch.device(device)).unpack()
+    return PinnedTransfer(positions, torch.device(device)).unpack()
 
 
 class TestDevice:
@@ -162,7 +162,7 @@ def test_a_plan_arrives_in_a_copy_per_dtype_and_nothing_is_left_to_ask(counts: l
     with elsewhere() as counted:
         at = Positions.from_mask(ids != 0, layout=Layout.on(torch.device("elsewhere")))
         at.plan(with_target=True)
-        there, items = Parcel((at, packed), torch.device("elsewhere")).unpack()
+        there, items = PinnedTransfer((at, packed), torch.device("elsewhere")).unpack()
         assert (there.blocks is there.whole) == (sum(counts) > 0)
         found = [there.at_items.distance, there.newest, there.count, there.unpack(items), there.total(items)]
         found += [there.whole.pad(items)[0], there.newest_of(items), there.in_last(items, 3), *there.real]
@@ -170,7 +170,7 @@ def test_a_plan_arrives_in_a_copy_per_dtype_and_nothing_is_left_to_ask(counts: l
             assert len(blocks) <= 1
             found += [block.mask for block in blocks]
         assert counted.waits == 0
-        assert counted.sent.total() == 3 + 2 + 3  # and what newest_of and in_last send
+        assert counted.to_device.total() == 3 + 2 + 3  # and what newest_of and in_last send
         wanted = [given.pack(given.distance), given.newest, given.count, given.unpack(packed), given.total(packed)]
         wanted += [given.whole.pad(packed)[0], given.newest_of(packed), given.in_last(packed, 3), *given.real]
         for x, y in zip(found, wanted, strict=False):

@@ -128,33 +128,3 @@ def test_no_item_at_all() -> None:
     unit, at = Transformer([PositionEncoding(D, 1)], causal=True), Positions.from_mask(none)
     states = unit.candidates(target, torch.zeros(0, D), unit.encode(torch.zeros(0, D), at), at)
     torch.testing.assert_close(states[:, 1], unit.of_target(target[:, 1], torch.zeros(0, D), at))
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_states_stay_exactly_where_an_encoding_says_so(case: str) -> None:
-    """Keys and values of old items, when a newer one comes; and :meth:`Transformer.extend` gives those of the new."""
-    torch.manual_seed(0)
-
-    def fresh() -> PositionEncoding:
-        return factory(case)(D, MAX_LEN + 1, 2)
-
-    lowest = fresh()
-    unit = Transformer([lowest, lowest.next_layer(fresh)], causal=True, norm="pre")
-    randomised(unit)
-    items, age = torch.randn(5, D), torch.arange(5, 0, -1).unsqueeze(0) * 50_000
-
-    def at(count: int, request: int) -> Positions:
-        """The first items at the time of item ``request``."""
-        found = Positions.from_mask(
-            torch.ones(1, count, dtype=torch.bool), age[:, :count] - age[:, request : request + 1]
-        )
-        return found.carrying(known(items[:count]), known(items[4:].unsqueeze(1)))
-
-    with torch.inference_mode():
-        whole, less = unit.encode(items, at(5, 4)), unit.encode(items[:4], at(4, 3))
-        new, old = ([x for layer in of for x in layer] for of in (whole, less))
-        same = all(torch.allclose(x[:4], y, rtol=1e-5, atol=1e-5) for x, y in zip(new, old, strict=True))
-        assert same == lowest.stays
-        if same:
-            extended = unit.extend(less, items[4:], items[:4], at(4, 4))
-            torch.testing.assert_close(extended, whole, rtol=1e-4, atol=1e-5)

@@ -12,7 +12,7 @@ from ctr_pe.ops import accelerator, native
 from ctr_pe.ops.contextual import cpu, gpu, reference
 from ctr_pe.ops.contextual.reference import widen
 from ctr_pe.ops.dropout import factor_of, mask_on
-from ctr_pe.sequence.transfer import sent
+from ctr_pe.sequence.transfer import to_device
 
 
 def contextual_bias(
@@ -105,7 +105,7 @@ def contextual_attention(
     """
     (weight, bias), (B, Q, H, _), L = gate or (None, None), query.shape, key.shape[1]
     if accelerator.takes(query, key, value, table, weight, bias, steps):
-        seed, rate = (None, 0.0) if dropout is None else (sent(dropout[0], query.device), dropout[1])
+        seed, rate = (None, 0.0) if dropout is None else (to_device(dropout[0], query.device), dropout[1])
         learned = query, key, value, weight, bias, table, steps, allowed, seed
         return gpu.contextual_attention(*learned, float(sign), float(scale), float(product), rate)[0]  # type: ignore[no-any-return]
     kept, factor = None, 1.0

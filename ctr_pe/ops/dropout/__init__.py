@@ -8,7 +8,7 @@ from torch import Tensor
 
 from ctr_pe.ops import accelerator, native
 from ctr_pe.ops.dropout import cpu, gpu, reference
-from ctr_pe.sequence.transfer import sent
+from ctr_pe.sequence.transfer import to_device
 
 CHOICES = 2**16
 """Rates are multiples of 1 / CHOICES."""
@@ -49,5 +49,5 @@ def mask_on(device: torch.device, seed: Tensor, shape: torch.Size, rate: float) 
     """:func:`keep_mask` on a device, of a seed on the CPU. A device without a kernel for it draws numbers of its own,
     in one call."""
     if device.type == "cpu" or accelerator.runs_on(device):
-        return keep_mask(sent(seed, device), shape, rate)
+        return keep_mask(to_device(seed, device), shape, rate)
     return torch.empty(shape, dtype=torch.int16, device=device).bernoulli_(1 - dropped(rate) / CHOICES)

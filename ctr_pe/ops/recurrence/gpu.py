@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ctr_pe.ops import accelerator
 from ctr_pe.ops.recurrence import reference
-from ctr_pe.sequence.transfer import sent
+from ctr_pe.sequence.transfer import to_device
 
 ROWS, COLUMNS, LARGEST = 16, 32, 256
 """Rows of a program, columns of U that it takes at a time, and the largest state dim that fits its registers."""
@@ -66,7 +66,7 @@ def _recurrence_back(grad: Tensor, keep: Tensor, slope: Tensor, weight_hh: Tenso
 def _launch(kernel: Any, sizes: list[int], *tensors: Tensor, **numbers: int) -> None:
     """``tensors``: the last two are U and what the kernel fills."""
     weight_hh, filled = tensors[-2:]
-    ends = sent(torch.tensor([*sizes, 0]), filled.device)
+    ends = to_device(torch.tensor([*sizes, 0]), filled.device)
     given = *(x.contiguous() for x in tensors), ends, weight_hh.shape[1]
     with torch.cuda.device(filled.device if filled.is_cuda else -1):
         kernel[(-(-sizes[0] // ROWS),)](*given, **numbers, **options(weight_hh))
