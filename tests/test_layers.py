@@ -149,6 +149,6 @@ if TYPE_CHECKING:
 def f():
     from ctr_pe.units.scores import SCORES
 """
-    known = dict.fromkeys(["errors", "pe", "pe.base", "units", "units.scores"], Path())
-    wanted = {("x", "errors", "module"), ("x", "pe.base", "types"), ("x", "units.scores", "function")}
+    known = dict.fromkeys(["utils.errors", "pe", "pe.base", "units", "units.scores"], Path())
+    wanted = {("x", "utils.errors", "module"), ("x", "pe.base", "types"), ("x", "units.scores", "function")}
     assert set(imports_of("x", ast.parse(source), known)) == wanted
