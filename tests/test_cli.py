@@ -40,7 +40,8 @@ def called(monkeypatch: pytest.MonkeyPatch) -> list[tuple[Any, ...]]:
         calls.append((*values, named) if named else values)
         return 0
 
-    for function in ("study.benchmark.run", "data.recipe.load_recipe", "data.sources.published.fetch", "draw.picture"):
+    functions = ["study.benchmark.run", "data.logs.recipe.load_recipe", "data.published.download.fetch"]
+    for function in (*functions, "reporting.figures.picture"):
         monkeypatch.setattr(f"ctr_pe.{function}", stand_in)
     return calls
 

@@ -224,7 +224,7 @@ def ctr_pe(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
 def python(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if arguments == ["-m", "venv", ".venv"]:
         return
-    script = CHECKOUT / arguments[0]
+    script = CHECKOUT / f"{arguments[1].replace('.', '/')}.py" if arguments[0] == "-m" else CHECKOUT / arguments[0]
     assert script.is_file()
     if script.name != "run_expid.py":
         source = script.read_text(encoding="utf-8")

@@ -27,7 +27,7 @@ LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest cou
     "sequence": ("sequence",),
     "ops": ("ops",),
     "pe": ("pe",),
-    "units": ("units", "testing", "catalog"),
+    "units": ("units", "testing"),
     "models": ("models", "model_zoo"),
     "data": ("data", "fuxictr.csv", "fuxictr.convert"),
     "training": ("training", "config.checks"),

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from ctr_pe.catalog import encodings_page
 from ctr_pe.pe import available_pes, encoding_class
+from docs.site.encodings import encodings_page
 
 
 @pytest.mark.parametrize("name", available_pes())
@@ -25,4 +25,4 @@ def test_the_page_is_up_to_date() -> None:
     assert rows["cape"][2] == "table (T, P), gate.weight (P, d), gate.bias (P)"
     assert rows["time_bias"][4] == "event times"
     shipped = Path(__file__).parents[2] / "docs" / "encodings.md"
-    assert shipped.read_text(encoding="utf-8") == page, "python -m ctr_pe.catalog > docs/encodings.md"
+    assert shipped.read_text(encoding="utf-8") == page, "python -m docs.site.encodings > docs/encodings.md"

@@ -1,4 +1,4 @@
-"""The table of all encodings, made from their classes: ``python -m ctr_pe.catalog > docs/encodings.md``."""
+"""The table of all encodings, made from their classes: ``python -m docs.site.encodings > docs/encodings.md``."""
 
 from __future__ import annotations
 
@@ -15,7 +15,8 @@ SIZES = {"D": 132, "d": 66, "d/2": 33, "H": 2, "K": 100, "T": 101, "P": 16}
 
 HEAD = """# Encodings
 
-One row per encoding that `build_pe` takes, made from the classes by `python -m ctr_pe.catalog > docs/encodings.md`.
+One row per encoding that `build_pe` takes. The table is made from the classes:
+`python -m docs.site.encodings > docs/encodings.md`.
 
 D item dim, H heads, d = D / H, L keys of a query, K = max_len, T = K + 1 table rows, P = position_dim, D_j distance of
 item j from the target (1 = the most recent of n items), s_j the unit's own logit, t target, h_j item. In self-attention
