@@ -8,11 +8,13 @@
   ``recommend``, ``ctr-pe validate``, ``ctr-pe draw`` of new models, ``ctr-pe benchmark`` on small data as a dry run,
   which builds each model and trains a few steps, and ``run_expid.py`` up to its training, and ``ctr-pe predict`` of a
   small model. Only read by their parser: ``ctr-pe tune``, ``report``, ``draw --run``, ``data fetch`` (network),
-  ``serve`` and ``export`` (tests/pipeline runs them), and recipes of the real logs. Of ``run_expid.py --plugins``
+  ``serve`` and ``export`` (tests/serving runs them), and recipes of the real logs. Of ``run_expid.py --plugins``
   only the options are compared. What ``curl`` sends is read as the service does. Compared with the files they name:
   ``pip`` (extras, constraints), ``make`` (targets), ``python`` and ``bash`` with a script of the repository.
   ``.ci/run`` runs the README's installation and tests as they stand.
 - ``text`` is output, ``toml`` is parsed.
+
+Links, paths and dotted names in the text lead to a file or a name that is there.
 """
 
 from __future__ import annotations
@@ -73,6 +75,30 @@ def test_every_block_says_what_it_is() -> None:
     assert {"README.md", "docs/from_log_to_ranking.md", "docs/own_encoding.md", "docs/results.md"} <= set(PAGES)
     strange = [(block.page, block.language, block.code[:60]) for block in BLOCKS if block.language not in LANGUAGES]
     assert not strange
+
+
+def is_there(name: str) -> bool:
+    """Whether a dotted name is that of a module, or of something that a module defines or imports."""
+    parts = name.removeprefix("ctr_pe.").split(".") if name.startswith("ctr_pe.model_zoo") else name.split(".")
+    for length in range(len(parts), 0, -1):
+        place = CHECKOUT.joinpath(*parts[:length])
+        source = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
+        if place.is_dir() or source.is_file():
+            text = source.read_text(encoding="utf-8") if source.is_file() else ""
+            return length == len(parts) or re.search(rf"\b{parts[length]}\b", text) is not None
+    return False
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_what_the_text_names_is_there(page: str) -> None:
+    text = (CHECKOUT / page).read_text(encoding="utf-8")
+    links = re.findall(r"\]\((?!\w+:|#)([^)#\s]+)", text)
+    assert [link for link in links if not (CHECKOUT / page).parent.joinpath(link).exists()] == []
+    paths = re.findall(r"`((?:ctr_pe|model_zoo|tests|benchmark|config|docs|\.ci)/[\w./*-]*)`", text)
+    assert [path for path in paths if not list(CHECKOUT.glob(path.rstrip("/")))] == []
+    names = re.findall(r"(?<![\w/.])((?:ctr_pe|model_zoo|benchmark|tests|docs)(?:\.[A-Za-z]\w*)+)(?![\w/])", text)
+    files = (".md", ".py", ".yaml", ".json", ".jsonl", ".csv", ".html", ".png")
+    assert [name for name in names if not name.endswith(files) and not is_there(name)] == []
 
 
 @pytest.mark.parametrize("page", [p for p in PAGES if p != "README.md" and any(b[:2] == (p, "python") for b in BLOCKS)])
