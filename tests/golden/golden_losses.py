@@ -79,7 +79,7 @@ def log() -> tuple[pl.DataFrame, pl.DataFrame]:
         labels += (draw.random(events) < 0.5).astype(int).tolist()
     events = pl.DataFrame({"user_id": users, "item_id": items, "timestamp": times, "clicked": labels})
     table = pl.DataFrame({"item_id": [f"item {i}" for i in range(65)], "cate_id": [f"c{i * i % 7}" for i in range(65)]})
-    return events.sample(fraction=1.0, shuffle=True, seed=5), table
+    return events[draw.permutation(events.height)], table
 
 
 def command(*arguments: Any) -> str:
@@ -181,5 +181,5 @@ def measure(dataset: Dataset, model_name: str, encoding: str, folder: Path) -> d
 
 def about(revision: str) -> dict[str, str]:
     """What the values were made with."""
-    versions = {name: version(name) for name in ("torch", "fuxictr", "numpy", "polars")}
+    versions = {name: version(name) for name in ("torch", "fuxictr", "numpy", "polars", "pyarrow")}
     return {"revision": revision, **versions, "cpu": torch.backends.cpu.get_cpu_capability()}

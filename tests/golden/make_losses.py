@@ -14,8 +14,8 @@ from golden_losses import BUILT_IN, CELLS, about, build, build_impressions, buil
 
 
 def revision() -> str:
-    """The commit of the checkout that this file is in."""
-    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    """The newest commit of the checkout that changed anything else than tests."""
+    git = ["git", "-C", str(Path(__file__).parents[2]), "rev-list", "-1", "HEAD", "--", ".", ":!tests"]
     return subprocess.run(git, check=True, capture_output=True, text=True).stdout.strip()
 
 

@@ -1,7 +1,7 @@
 """Trainings and data sets give what they gave at the revision in losses.json: losses, metrics, scores, hashes of rows.
 
-The file was made by make_losses.py, on a CPU with the torch and vector instructions that its "about" names. Sums come
-in another order with others, and training carries the difference on.
+The file was made by make_losses.py, with the torch and the vector instructions that its "about" names. With others
+sums come in another order, and training carries the difference on: then losses and scores are compared coarsely.
 """
 
 from __future__ import annotations
@@ -12,11 +12,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_losses import BUILT_IN, CELLS, build, build_impressions, built_in, hashes, measure
+from golden_losses import BUILT_IN, CELLS, about, build, build_impressions, built_in, hashes, measure
 
 from ctr_pe.data.dataset import Dataset
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("losses.json").read_text())
+EXACT = all(about("")[name] == GOLDEN["about"][name] for name in ("torch", "cpu"))
+TOLERANCE = 1e-6 if EXACT else 3e-3
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +54,9 @@ def test_trainings_have_the_same_losses_and_metrics(model: str, encoding: str, c
     want, found = GOLDEN["cells"][f"{model} {encoding}"], measure(clicks, model, encoding, tmp_path)
     assert found.keys() == want.keys()
     for name, values in want.items():
-        if isinstance(values, dict):
-            assert found[name] == pytest.approx(values, rel=1e-6, abs=1e-6), name
-        else:
-            np.testing.assert_allclose(found[name], values, rtol=1e-6, atol=1e-6, err_msg=name)
+        if not isinstance(values, dict):
+            np.testing.assert_allclose(found[name], values, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+        elif EXACT:
+            assert found[name] == pytest.approx(values, rel=TOLERANCE, abs=TOLERANCE), name
+        else:  # AUC jumps where two rows change places
+            assert found[name]["logloss"] == pytest.approx(values["logloss"], abs=TOLERANCE), name
