@@ -34,14 +34,14 @@ def answers(name: str) -> dict[str, Any]:
     """What the model in a folder answers: scores with the histories given, and with those that it has itself where it
     has some, the three best items of every user, and what it did not know."""
     ranker, requests = load(FOLDERS / name / "model"), pl.read_parquet(FOLDERS / name / "requests.parquet")
+    untimed = requests.select(name for name in requests.columns if name != ranker.time)
     events = None if events_of(name) is None else pl.read_parquet(FOLDERS / name / "events.parquet")
     found: dict[str, Any] = {"scores": ranker.predict_proba(requests, events)[:, 1].tolist()}
     found["unknown"] = ranker.unknown_
     if events is not None:
-        best = ranker.rank(events, requests.drop(ranker.time, strict=False), k=3)
+        best = ranker.rank(events, untimed, k=3)
         found["ranked"] = {column: best[column].to_list() for column in (ranker.user, ranker.item, "score", "rank")}
     if (FOLDERS / name / "model" / "histories.parquet").is_file():
-        untimed = requests.drop(ranker.time, strict=False)
         found["scores with stored histories"] = ranker.predict_proba(untimed)[:, 1].tolist()
         found["unknown with stored histories"] = ranker.unknown_
     return found

@@ -68,15 +68,15 @@ def log() -> tuple[pl.DataFrame, pl.DataFrame]:
     draw = np.random.default_rng(41)
     users, items, times, labels = [], [], [], []
     for user in range(22):
-        events = 1 + (7 * user) % 20
-        chosen = draw.permutation(60)[np.sort(np.argsort(draw.random(60) * np.arange(1, 61))[:events])]
-        time = 1_600_000_000 + np.cumsum(draw.integers(60, 400_000, events))
-        if user % 4 == 0 and events > 1:
+        count = 1 + (7 * user) % 20
+        chosen = draw.permutation(60)[np.sort(np.argsort(draw.random(60) * np.arange(1, 61))[:count])]
+        time = 1_600_000_000 + np.cumsum(draw.integers(60, 400_000, count))
+        if user % 4 == 0 and count > 1:
             time[1] = time[0]
-        users += [f"user {user * 37 % 22}"] * events
+        users += [f"user {user * 37 % 22}"] * count
         items += [f"item {item}" for item in chosen.tolist()]
         times += time.tolist()
-        labels += (draw.random(events) < 0.5).astype(int).tolist()
+        labels += (draw.random(count) < 0.5).astype(int).tolist()
     events = pl.DataFrame({"user_id": users, "item_id": items, "timestamp": times, "clicked": labels})
     table = pl.DataFrame({"item_id": [f"item {i}" for i in range(65)], "cate_id": [f"c{i * i % 7}" for i in range(65)]})
     return events[draw.permutation(events.height)], table

@@ -177,7 +177,7 @@ def bst_kernel() -> None:
 def sasrec_rope_cape() -> None:
     """An estimator's, of impressions with other names of columns; updated once, with new items and a new user."""
     events = shown().sort("ms")
-    names = {"user": "uid", "item": "video", "time": "ms", "label": "liked", "time_unit": "ms"}
+    names: dict[str, Any] = {"user": "uid", "item": "video", "time": "ms", "label": "liked", "time_unit": "ms"}
     ranker = CTRRanker("SASRec", "rope+cape", max_len=6, num_heads=2, num_blocks=2, **names, **SMALL)
     ranker.fit(events.filter(pl.col("video") < 55))
     last = int(events["ms"].max())  # type: ignore[arg-type]
