@@ -1,4 +1,4 @@
-"""Makes folders/: python tests/golden/make_folders.py, in a checkout of the revision whose models are to be kept.
+"""Makes folders/: python -m tests.golden.make_folders, in a checkout of the revision whose models are to be kept.
 
 The environment variable OMP_NUM_THREADS has to be 1.
 """
@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 import yaml
-from golden_folders import FOLDERS, NAMES, answers, of_service
-from golden_losses import build, command, log
-from make_losses import revision
 
 from ctr_pe import CTRRanker
 from ctr_pe.commands import run_expid
+from tests.golden.make_losses import revision
+from tests.support.golden_folders import FOLDERS, NAMES, answers, of_service
+from tests.support.golden_losses import build, command, log
 
 SMALL: dict[str, Any] = {
     "epochs": 2,

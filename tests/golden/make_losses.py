@@ -1,4 +1,4 @@
-"""Makes losses.json: python tests/golden/make_losses.py, in a checkout of the revision whose results are to be kept.
+"""Makes losses.json: python -m tests.golden.make_losses, in a checkout of the revision whose results are to be kept.
 
 The environment variable OMP_NUM_THREADS has to be 1.
 """
@@ -10,7 +10,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-from golden_losses import BUILT_IN, CELLS, about, build, build_impressions, built_in, hashes, measure
+from tests.support.golden_losses import BUILT_IN, CELLS, about, build, build_impressions, built_in, hashes, measure
 
 
 def revision() -> str:

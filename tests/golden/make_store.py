@@ -1,4 +1,4 @@
-"""Makes store/: python tests/golden/make_store.py, in a checkout of the revision whose store is to be kept.
+"""Makes store/: python -m tests.golden.make_store, in a checkout of the revision whose store is to be kept.
 
 The environment variable OMP_NUM_THREADS has to be 1. Figures and LaTeX are left out, because tables make them again.
 """
@@ -11,9 +11,9 @@ import tempfile
 from importlib.metadata import version
 from pathlib import Path
 
-from golden_losses import build_impressions, command
-from golden_store import STORE, arguments
-from make_losses import revision
+from tests.golden.make_losses import revision
+from tests.support.golden_losses import build_impressions, command
+from tests.support.golden_store import STORE, arguments
 
 
 def main() -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import polars as pl
 import pytest
-from golden_folders import FOLDERS, NAMES, answers, events_of, of_service
-from golden_losses import command, one_thread
+
+from tests.support.golden_folders import FOLDERS, NAMES, answers, events_of, of_service
+from tests.support.golden_losses import command, one_thread
 
 EXACT = {"rel": 1e-6, "abs": 1e-6}
 RANK: list[dict[str, Any]] = json.loads((FOLDERS / "rank.json").read_text())

@@ -12,9 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_losses import BUILT_IN, CELLS, about, build, build_impressions, built_in, hashes, measure
 
 from ctr_pe.data.dataset import Dataset
+from tests.support.golden_losses import BUILT_IN, CELLS, about, build, build_impressions, built_in, hashes, measure
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("losses.json").read_text())
 EXACT = all(about("")[name] == GOLDEN["about"][name] for name in ("torch", "cpu"))

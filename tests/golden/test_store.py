@@ -25,10 +25,10 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
-from golden_losses import build_impressions, command
-from golden_store import STORE, arguments, rows_of_csv, rows_of_markdown
 
 from ctr_pe.data.dataset import Dataset
+from tests.support.golden_losses import build_impressions, command
+from tests.support.golden_store import STORE, arguments, rows_of_csv, rows_of_markdown
 
 ABOUT = json.loads((STORE / "about.json").read_text())
 

@@ -11,7 +11,6 @@ folders/rank.json              requests to the service of some of these folders,
 
 from __future__ import annotations
 
-import importlib
 import json
 from pathlib import Path
 from typing import Any
@@ -19,8 +18,9 @@ from typing import Any
 import polars as pl
 
 from ctr_pe import load
+from ctr_pe.serving import service
 
-FOLDERS = Path(__file__).with_name("folders")
+FOLDERS = Path(__file__).parents[1] / "golden" / "folders"
 NAMES = ("din_cape", "dien_none", "bst_kernel", "sasrec_rope_cape", "tin_time_bias")
 
 
@@ -51,16 +51,8 @@ def of_service(name: str, body: dict[str, Any]) -> dict[str, Any]:
     """Status and answer of ``POST /rank`` to a body, without the hash that names the model."""
     from fastapi.testclient import TestClient
 
-    with TestClient(_service().application(FOLDERS / name / "model")) as client:
+    with TestClient(service.application(FOLDERS / name / "model")) as client:
         answer = client.post("/rank", json=body)
     content = json.loads(answer.content)
     content.pop("model", None)
     return {"status": answer.status_code, "answer": content}
-
-
-def _service() -> Any:
-    """The module of the service, which is going to move."""
-    try:
-        return importlib.import_module("ctr_pe.serving.service")
-    except ModuleNotFoundError:
-        return importlib.import_module("ctr_pe.pipeline.service")

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-STORE = Path(__file__).with_name("store")
+STORE = Path(__file__).parents[1] / "golden" / "store"
 PARAMS: dict[str, Any] = {
     "epochs": 2,
     "batch_size": 64,
