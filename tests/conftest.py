@@ -12,11 +12,11 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[1]
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    # One thread per worker: pytest-xdist already uses the cores, and sums in one order do not vary. Through the
-    # environment it also holds for the processes that tests start.
-    os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
-    os.environ.pop("CTR_PE_DATA", None)
+# Set before any conftest of a folder imports torch, which reads the number of threads once. One thread per worker:
+# pytest-xdist already uses the cores, and sums in one order do not vary. Processes that tests start inherit all.
+os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
+os.environ["PYTHONPATH"] = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
+os.environ.pop("CTR_PE_DATA", None)
 
 
 def pytest_collection_finish() -> None:

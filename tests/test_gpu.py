@@ -33,7 +33,7 @@ def _exact(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
 
 
-@pytest.mark.parametrize("cases", ["on_triton.py", "units/on_triton_recurrence.py"])
+@pytest.mark.parametrize("cases", ["support/on_triton.py", "support/on_triton_recurrence.py"])
 def test_kernels_give_what_torch_gives_in_float64(cases: str) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(TESTS / cases)]
     environment = os.environ | {"CUBLAS_WORKSPACE_CONFIG": ":4096:8"}

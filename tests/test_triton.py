@@ -19,7 +19,9 @@ needs_triton = pytest.mark.skipif(not accelerator.USABLE, reason="triton is not 
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.parametrize(("cases", "chosen"), [("on_triton.py", ""), ("contract/test_battery.py", "cape or cope")])
+@pytest.mark.parametrize(
+    ("cases", "chosen"), [("support/on_triton.py", ""), ("contract/test_battery.py", "cape or cope")]
+)
 def test_they_give_what_torch_gives(cases: str, chosen: str) -> None:
     """The second: what holds for every encoding holds for theirs by the kernels."""
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", "-k", chosen]

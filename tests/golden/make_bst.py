@@ -1,4 +1,4 @@
-"""Makes bst.json from FuxiCTR's own BST: python tests/golden/make_bst.py PATH/TO/FuxiCTR (a git checkout or bare)."""
+"""Makes bst.json from FuxiCTR's own BST: python -m tests.golden.make_bst PATH/TO/FuxiCTR (a git checkout or bare)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes dien.json from FuxiCTR's own DIEN: python tests/golden/make_dien.py PATH/TO/FuxiCTR (git checkout or bare)."""
+"""Makes dien.json from FuxiCTR's own DIEN: python -m tests.golden.make_dien PATH/TO/FuxiCTR (git checkout or bare)."""
 
 from __future__ import annotations
 

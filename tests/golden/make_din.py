@@ -1,4 +1,4 @@
-"""Makes din.json from FuxiCTR's own DIN: python tests/golden/make_din.py PATH/TO/FuxiCTR (a git checkout or bare)."""
+"""Makes din.json from FuxiCTR's own DIN: python -m tests.golden.make_din PATH/TO/FuxiCTR (a git checkout or bare)."""
 
 from __future__ import annotations
 

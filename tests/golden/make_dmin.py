@@ -1,4 +1,4 @@
-"""Makes dmin.json from FuxiCTR's own DMIN: python tests/golden/make_dmin.py PATH/TO/FuxiCTR (a git checkout)."""
+"""Makes dmin.json from FuxiCTR's own DMIN: python -m tests.golden.make_dmin PATH/TO/FuxiCTR (a git checkout)."""
 
 from __future__ import annotations
 

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from make_bst import PADDINGS, params
 from torch import Tensor
 
 from ctr_pe.model_zoo import BST
+from tests.golden.make_bst import PADDINGS, params
 from tests.support.golden_model import HISTORY, TARGET, feature_map, formula
 
 CASES = json.loads(Path(__file__).with_name("bst.json").read_text())["cases"]

@@ -9,10 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from make_dien import NEGATIVE, PADDINGS, crashes, params, with_negatives
 from torch import Tensor
 
 from ctr_pe.model_zoo import DIEN
+from tests.golden.make_dien import NEGATIVE, PADDINGS, crashes, params, with_negatives
 from tests.support.golden_model import feature_map, formula
 
 GOLDEN = json.loads(Path(__file__).with_name("dien.json").read_text())

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from make_dmin import PADDINGS, params
 from torch import Tensor
 
 from ctr_pe.model_zoo import DMIN
 from ctr_pe.sequence.positions import Pairs
+from tests.golden.make_dmin import PADDINGS, params
 from tests.support.golden_model import feature_map, formula
 
 GOLDEN = json.loads(Path(__file__).with_name("dmin.json").read_text())

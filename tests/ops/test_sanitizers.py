@@ -34,7 +34,7 @@ def _vectors() -> None:
 def test_no_kernel_reads_or_writes_where_it_must_not(tmp_path: Path) -> None:
     if sys.platform != "linux" or shutil.which("gcc") is None:
         pytest.skip("no gcc")
-    library, script = tmp_path / "kernels.so", Path(__file__).with_name("random_shapes.py")
+    library, script = tmp_path / "kernels.so", Path(__file__).parents[1] / "support" / "random_shapes.py"
     sanitize = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
     built = subprocess.run(
         ["gcc", *FLAGS, *sanitize, "-o", str(library), *SOURCES], capture_output=True, text=True, check=False

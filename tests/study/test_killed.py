@@ -23,7 +23,7 @@ def test_a_benchmark_that_is_killed_again_and_again_gives_the_same_rows(tmp_path
     generate(tmp_path / "data" / "tiny", users=60, valid_users=20, test_users=20)
     out, temporary = tmp_path / "out", tmp_path / "temporary"
     temporary.mkdir()
-    command = [sys.executable, str(Path(__file__).with_name("killed.py")), str(tmp_path / "data"), str(out), str(KILLS)]
+    command = [sys.executable, "-m", "tests.support.killed", str(tmp_path / "data"), str(out), str(KILLS)]
     environment = {**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

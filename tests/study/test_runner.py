@@ -201,7 +201,6 @@ def test_ctrl_c_ends_the_workers_and_leaves_a_valid_store(tmp_path: Path) -> Non
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
-        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)},
     )
     wait_for(lambda: len(Store(tmp_path / "out").read()) >= 1)
     workers = workers_of(process.pid)

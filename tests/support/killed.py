@@ -1,6 +1,7 @@
 """A benchmark that is killed at random instants, with all its workers, and repeated, until it has ended.
 
-``python killed.py DATA_ROOT OUT KILLS``. Each life is a fork of this process, which has imported all there is: a start
+``python -m tests.support.killed DATA_ROOT OUT KILLS``. Each life is a fork of this process, which has imported all
+there is: a start
 takes a fraction of a second. A line of ``OUT.log`` is an epoch that begins.
 """
 

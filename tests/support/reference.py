@@ -205,13 +205,15 @@ def din(mlp: Any) -> Score:
     return lambda target, key: mlp(torch.cat([target, key, target - key, target * key]).unsqueeze(0)).squeeze()
 
 
-import reference_adaptive  # noqa: E402
-import reference_cape  # noqa: E402
-import reference_dif  # noqa: E402
-import reference_euler  # noqa: E402
-import reference_kernel  # noqa: E402
-import reference_relative  # noqa: E402
-import reference_time  # noqa: E402
+from tests.support import (  # noqa: E402
+    reference_adaptive,
+    reference_cape,
+    reference_dif,
+    reference_euler,
+    reference_kernel,
+    reference_relative,
+    reference_time,
+)
 
 METHODS |= reference_adaptive.METHODS
 METHODS |= reference_cape.METHODS

@@ -22,7 +22,7 @@ from tests.support import of_ranks
 from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.slow
-HERE = Path(__file__).parent
+CHECKOUT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
 LIMIT = 120  # seconds: processes that wait for each other would do so for half an hour
 
@@ -41,8 +41,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """What each of two processes has found."""
     out = tmp_path_factory.mktemp("found")
-    helpers = os.pathsep.join([str(HERE.parent / "model_zoo"), *filter(None, sys.path)])
-    run = torchrun(HERE / "of_ranks.py", data, out, env={**os.environ, "PYTHONPATH": helpers})
+    run = torchrun("-m", "tests.support.of_ranks", data, out)
     assert run.returncode == 0, run.stderr
     return [out / "0", out / "1"]
 
@@ -78,7 +77,7 @@ def experiment(data: Path, *more: str) -> list[object]:
         "early_stop_patience=99",
         f"data_root={data.parent}",
     ]
-    script = [HERE.parents[1] / "model_zoo" / "run_expid.py", "--config", HERE.parents[1] / "config"]
+    script = [CHECKOUT / "model_zoo" / "run_expid.py", "--config", CHECKOUT / "config"]
     pairs = [part for pair in (*given, "dataset_id=small", *more) for part in ("--set", pair)]
     return [*script, "--expid", "DIN_synthetic", "--gpu", "-1", *pairs]
 

@@ -61,7 +61,7 @@ def test_what_the_kernels_take(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @needs_triton
 def test_kernels_give_what_torch_gives() -> None:
-    cases = Path(__file__).with_name("on_triton_recurrence.py")
+    cases = Path(__file__).parents[1] / "support" / "on_triton_recurrence.py"
     command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-p", "no:cacheprovider", str(cases)]
     run = subprocess.run(command, capture_output=True, text=True, env=os.environ | {"TRITON_INTERPRET": "1"})
     assert run.returncode == 0, run.stdout
