@@ -91,7 +91,7 @@ def measure(folder: Path, log: Log, seed: int, args: argparse.Namespace) -> Iter
         return {"model": model, **ranker.evaluate(asked, history), "events": rows, "seconds": round(seconds, 2)}
 
     began = time.process_time()
-    ranker = fresh.partial_fit(periods[0], items, epochs=log.epochs)
+    ranker = fresh.partial_fit(periods[0], items=items, epochs=log.epochs)
     yield row("yesterday's", ranker, periods[0].height, time.process_time() - began)
     began = time.process_time()
     for today in periods[1:]:
@@ -100,7 +100,7 @@ def measure(folder: Path, log: Log, seed: int, args: argparse.Namespace) -> Iter
     yield row("updated", ranker, rows, time.process_time() - began)
     everything = pl.concat(periods)
     began = time.process_time()
-    anew = CTRRanker(**fresh.get_params()).partial_fit(everything, items, epochs=log.epochs)
+    anew = CTRRanker(**fresh.get_params()).partial_fit(everything, items=items, epochs=log.epochs)
     yield row("trained anew", anew, everything.height, time.process_time() - began)
 
 

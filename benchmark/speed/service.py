@@ -63,7 +63,7 @@ def _running(settings: Settings, candidates: int) -> Iterator[tuple[int, Any, li
 
     log, items = data.interactions(settings.size(2000, 200))
     how: dict[str, Any] = {"epochs": 1, "embedding_dim": 64, "batch_size": 1024, "attention_hidden_units": [64]}
-    CTRRanker("DIN", "cape", **how).fit(log, items).save(settings.folder / "model")
+    CTRRanker("DIN", "cape", **how).fit(log, items=items).save(settings.folder / "model")
     ids = pl.Series(items["item_id"].to_pylist())
     requests = [
         {

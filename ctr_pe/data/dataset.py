@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctr_pe.config.field_groups import Group
 from ctr_pe.config.yaml import load_json
-from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.errors import UserError, nearest, option
 from ctr_pe.utils.names import check_name
 
 if TYPE_CHECKING:
@@ -69,9 +69,11 @@ def check_out(out: Path, overwrite: bool) -> None:
     if not out.exists():
         return
     if not (out / REPORT).is_file():
-        raise UserError(f"{out} exists and is not a complete data set: remove it or choose another --out")
+        raise UserError(f"{out} exists and is not a complete data set: remove it or choose another {option('out')}")
     if not overwrite:
-        raise UserError(f"{out} exists already: choose another --out or replace it with --overwrite")
+        raise UserError(
+            f"{out} exists already: choose another {option('out')} or replace it with {option('overwrite', True)}"
+        )
 
 
 def stored_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[Group, ...]:

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ctr_pe.utils.errors import UserError, counted, nearest
+from ctr_pe.utils.errors import UserError, counted, nearest, option
 
 Array = npt.NDArray[Any]
 PAD, UNSEEN = "__PAD__", "__OOV__"  # FuxiCTR's reserved entries
@@ -87,5 +87,5 @@ def check_growth(
             at = f"id {there[moved[0]]}" if moved[0] in there else "no id"
             raise UserError(
                 f"{which}: no growth of the vocabulary of {whose}: {counted(len(moved), 'value')} of '{feature}' moved "
-                f"or gone, '{moved[0]}' has {at} instead of {stored[moved[0]]}: build it with --append-to"
+                f"or gone, '{moved[0]}' has {at} instead of {stored[moved[0]]}: build it with {option('append_to')}"
             )

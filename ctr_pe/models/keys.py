@@ -11,7 +11,7 @@ from fuxictr.pytorch.models import BaseModel
 
 from ctr_pe.config.keys import DATA, FIELD_KEYS, KEYS, OTHER, TRAINING, Key, known_to
 from ctr_pe.pe import known_encodings, pe_options
-from ctr_pe.utils.errors import UserError, nearest, quoted
+from ctr_pe.utils.errors import UserError, nearest, option, quoted
 
 
 def check_keys(model: type[BaseModel], keys: Iterable[str]) -> None:
@@ -58,10 +58,12 @@ def check_gpu(gpu: int) -> torch.device:
         return torch.device("cpu")
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None or kind.type == "mps":  # Apple's has no float64
-        raise UserError(f"gpu {gpu}: there is no GPU here (--gpu -1 for the CPU)")
+        raise UserError(f"gpu {gpu}: there is no GPU here ({option('gpu', -1)} for the CPU)")
     there = range(torch.accelerator.device_count())
     if gpu not in there:
-        raise UserError(f"gpu {gpu}: there is none of this number (--gpu: {', '.join(map(str, there))}, -1: CPU)")
+        raise UserError(
+            f"gpu {gpu}: there is none of this number ({option('gpu')}: {', '.join(map(str, there))}, -1: CPU)"
+        )
     return torch.device(kind.type, gpu)
 
 

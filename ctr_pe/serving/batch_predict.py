@@ -31,7 +31,7 @@ from ctr_pe.data.logs.tables import readable, reason, scan
 from ctr_pe.serving.model_folder import MANIFEST, read_model
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.timeline import Events
-from ctr_pe.utils.errors import UserError, counted, no_such_file, say
+from ctr_pe.utils.errors import UserError, counted, no_such_file, option, say
 
 SCORE = "score"
 PART_ROWS, PART_BYTES = 2**16, 2**26  # at most, of the rows that are in memory at once
@@ -259,7 +259,7 @@ def _check_output(source: Source, output: Path, overwrite: bool) -> None:
     if output.exists() and os.path.samefile(source.file, output):
         raise UserError(f"{output}: is the input too: choose another name")
     if output.exists() and not overwrite:
-        raise UserError(f"{output} exists: --overwrite replaces it")
+        raise UserError(f"{output} exists: {option('overwrite', True)} replaces it")
 
 
 def _files(path: Path) -> list[Path]:

@@ -190,7 +190,7 @@ FORMATS: dict[str, tuple[Write, Load, tuple[str, ...]]] = {
 def _installed(kind: str) -> None:
     missing = [name for name in FORMATS[kind][2] if importlib.util.find_spec(name) is None]
     if missing:
-        raise UserError(f"--format {kind} needs {', '.join(missing)}: pip install 'ctr_pe[export]'")
+        raise UserError(f"format {kind} needs {', '.join(missing)}: pip install 'ctr_pe[export]'")
 
 
 @contextmanager

@@ -18,13 +18,14 @@ from ctr_pe.serving import tables
 from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of, write_model
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.tables import Table
-from ctr_pe.utils.errors import UserError, counted
+from ctr_pe.utils.errors import UserError, counted, option
 from ctr_pe.utils.files import scratch_folder
 
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
     from ctr_pe.data.logs.recipe import Recipe
+    from ctr_pe.serving.timeline import Events
 
 log = logging.getLogger(__name__)
 COLUMNS = ("user", "item", "time", "order", "label", "time_unit")
@@ -48,8 +49,9 @@ class CTRRanker:
         max_len: newest events kept of a history.
         protocol: ``impressions`` if every row was shown and the label says whether it was chosen; ``din`` if all rows
             were chosen, the other items being sampled. None decides by whether the log has a label column.
-        user, item, time, order, label: columns of the log and of all other tables. ``order`` decides what is earlier;
-            without it ``time`` does, and events of the same time do not see each other.
+        user, item, time, order, label: columns of the log and of all other tables. Under their default names the last
+            three are used where a table has them, as by ``ctr-pe data build``; None leaves one alone. ``order`` decides
+            what is earlier; without it ``time`` does, and events of the same time do not see each other.
         attributes: columns of the items that the model reads; None for all that hold integers or strings.
         time_unit: ``s`` or ``ms``, of times that are numbers.
         gpu: -1 for the CPU.
@@ -78,7 +80,7 @@ class CTRRanker:
         user: str = "user_id",
         item: str = "item_id",
         time: str | None = "timestamp",
-        order: str | None = None,
+        order: str | None = "position",
         label: str | None = "label",
         attributes: Sequence[str] | None = None,
         time_unit: str = "s",
@@ -104,11 +106,12 @@ class CTRRanker:
         for name, value in hyper_parameters.items():
             setattr(self, name, value)
 
-    def fit(self, events: Table, items: Table | None = None) -> Self:
+    def fit(self, events: Table, y: Any = None, *, items: Table | None = None) -> Self:
         """Train on a log.
 
         Args:
             events: a row per event: user, item, time or order, and the label where there is one.
+            y: (n,) labels of the events, in place of the column of labels.
             items: a row per item, those of the log and others that may be ranked later: item, and its attributes.
 
         Raises:
@@ -120,9 +123,9 @@ class CTRRanker:
         params, seed = self._params(), self._seed()
         made: list[Scorer] = []
         with scratch_folder() as folder:
-            files = self._files(events, items, folder)
+            files = self._files(self._labelled(events, y), items, folder)
             try:
-                recipe = self._recipe(files["events"], files.get("items"))
+                recipe = self._recipe(files, labelled=y is not None)
                 dataset = build(recipe, folder / "log")
             except UserError as error:
                 message = str(error)
@@ -139,7 +142,7 @@ class CTRRanker:
         log.info("%s: test %s", self, outcome.metrics)
         return self._fitted(made[0])
 
-    def partial_fit(self, new_events: Table, items: Table | None = None, epochs: int = 1) -> Self:
+    def partial_fit(self, new_events: Table, y: Any = None, *, items: Table | None = None, epochs: int = 1) -> Self:
         """Train further on new events, ``epochs`` times on each: the daily update.
 
         Users, items and attributes that are new get ids, all others keep theirs. Histories have the newest stored
@@ -151,7 +154,7 @@ class CTRRanker:
         Before ``fit``, it trains a new model on all events, without validation and test rows.
 
         Args:
-            new_events: as in ``fit``, those since the last call alone; they are read into memory.
+            new_events, y: as in ``fit``, those since the last call alone; they are read into memory.
             items: new items, or known ones whose attributes have changed; a new item without a row here has reserved
                 ids for its attributes.
 
@@ -162,12 +165,14 @@ class CTRRanker:
 
         if not isinstance(epochs, int) or epochs < 1:
             raise UserError(f"epochs={epochs!r}: how often to train on the new events, at least 1")
-        new, known = tables.frame(new_events, "new_events"), None if items is None else tables.frame(items, "items")
-        before = self.scorer_ if hasattr(self, "scorer_") else self._untrained(new_events, items)
-        labelled = self.label is not None and self.label in new.columns
+        new = tables.frame(self._labelled(new_events, y, "new_events"), "new_events")
+        known = None if items is None else tables.frame(items, "items")
+        before = self.scorer_ if hasattr(self, "scorer_") else self._untrained(new, items, y is not None)
+        label = self._label(y is not None)
+        labelled = label in new.columns
         protocol = self.protocol or ("impressions" if labelled else "din")
         if protocol == "din" and labelled:
-            new = new.filter(tables.labels(tables.column(new, str(self.label), "new_events"), "new_events"))
+            new = new.filter(tables.labels(tables.column(new, str(label), "new_events"), "new_events"))
         if self.threads:
             torch.set_num_threads(self.threads)
         training = {name: value for name, value in self._params().items() if name in OF_TRAINING}
@@ -183,7 +188,7 @@ class CTRRanker:
         Raises:
             UserError: a column that is missing or of another type, or no history at all.
         """
-        clicked = self._scores(requests, history).astype(np.float64)
+        clicked = self._scores(requests, self._events(history)).astype(np.float64)
         return np.stack([1 - clicked, clicked], axis=1)
 
     def rank(self, history: Table | None, candidates: Table, k: int = 10) -> pl.DataFrame:
@@ -201,8 +206,10 @@ class CTRRanker:
         if not isinstance(k, int) or k < 1:
             raise UserError(f"k={k!r}: the number of items to keep, at least 1")
         table, names = tables.frame(candidates, "candidates"), self._scorer.encoder.columns
-        request = [names.user, *(name for name in (names.time, names.order) if name in table.columns)]
-        scores = pl.Series("score", self._scores(table, history, "candidates"))
+        events = self._events(history)
+        clock = (names.time, names.order if events is not None and events.ordered else None)
+        request = [names.user, *(name for name in clock if name in table.columns)]
+        scores = pl.Series("score", self._scores(table, events, "candidates"))
         ranked = table.select(*request, names.item).with_columns(scores, row=pl.int_range(pl.len()))
         ranked = ranked.with_columns(
             rank=pl.col("score").rank("ordinal", descending=True).over(request), row=pl.col("row").min().over(request)
@@ -211,12 +218,29 @@ class CTRRanker:
 
     def evaluate(self, requests: Table, history: Table | None = None) -> dict[str, float]:
         """gAUC (within users), AUC and logloss of requests with a label; otherwise as ``predict_proba``."""
-        from ctr_pe.evaluation import evaluate
+        table = tables.frame(requests, "requests")
+        return self._metrics(table, self._scores(table, self._events(history)))
 
-        table, names = tables.frame(requests, "requests"), self._scorer.encoder.columns
-        clicked = tables.labels(tables.column(table, names.label or "label", "requests"), "requests")
-        users = tables.column(table, names.user, "requests")
-        return evaluate(clicked, self._scores(table, history), users.to_numpy())
+    def score(self, events: Table, y: Any = None, history: Table | None = None) -> float:
+        """gAUC of labelled events, which ``cross_val_score`` and ``GridSearchCV`` compare models by.
+
+        Args:
+            events, y: as in ``fit``.
+            history: events of the users; None for those it was fitted on, and for users of whom it has none the rows of
+                ``events`` themselves, of which a row sees those before it.
+
+        Raises:
+            UserError: as ``predict_proba``; no user has both labels.
+        """
+        label = self._scorer.encoder.columns.label or "label"
+        table = tables.frame(_with_labels(events, y, label, "events"), "events")
+        if history is not None:
+            return self._metrics(table, self._scores(table, self._events(history), "events"))["gAUC"]
+        new, scores = self._without_history(table), np.zeros(table.height, np.float32)
+        for rows, source in ((~new, None), (new, table.filter(new))):
+            if rows.any():
+                scores[rows] = self._scores(table.filter(rows), self._events(source), "events")
+        return self._metrics(table, scores)["gAUC"]
 
     def save(self, folder: str | Path, histories: bool = True) -> None:
         """Write the model folder, all or nothing; an earlier model folder of this name is replaced.
@@ -237,18 +261,17 @@ class CTRRanker:
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
         """All parameters by name, the hyper-parameters that were given too."""
-        named = [name for name in inspect.signature(CTRRanker).parameters if name != "hyper_parameters"]
-        given = [name for name in vars(self) if name not in named and not name.endswith("_")]
-        return {name: getattr(self, name) for name in (*named, *given)}
+        public = [name for name in vars(self) if not name.startswith("_") and not name.endswith("_")]
+        return {name: getattr(self, name) for name in public}
 
     def set_params(self, **params: Any) -> Self:
         """Set parameters, which count from the next ``fit`` or ``partial_fit`` on. Raises UserError for one that
         nothing reads."""
         known = self.get_params()
-        for name, value in params.items():
+        for name in sorted(params, key=lambda name: name not in known):  # the model before hyper-parameters of its own
             if name not in known:
-                self._check({name: value})
-            setattr(self, name, value)
+                self._check({name: params[name]})
+            setattr(self, name, params[name])
         return self
 
     def __repr__(self) -> str:
@@ -283,9 +306,13 @@ class CTRRanker:
         self.updates_ = scorer.config.get("updates", [])
         return self
 
-    def _scores(self, requests: Table, history: Table | None, what: str = "requests") -> npt.NDArray[np.float32]:
+    def _events(self, history: Table | None) -> Events | None:
+        """A history, encoded; for None the events it was fitted on."""
         scorer = self._scorer
-        events = scorer.stored if history is None else scorer.encoder.events(tables.frame(history, "history"))
+        return scorer.stored if history is None else scorer.encoder.events(tables.frame(history, "history"))
+
+    def _scores(self, requests: Table, events: Events | None, what: str = "requests") -> npt.NDArray[np.float32]:
+        scorer = self._scorer
         encoded = scorer.encoder.requests(tables.frame(requests, what), events, what)
         self.unknown_ = dict(encoded.counts)
         found = [f"{counted(n, name.removesuffix('s'))}" for name, n in self.unknown_.items() if n and name[0] == "u"]
@@ -293,12 +320,39 @@ class CTRRanker:
             log.info("%s of %s take their reserved id", ", ".join(found), counted(encoded.rows, "request"))
         return scorer.score(encoded)
 
+    def _metrics(self, table: pl.DataFrame, scores: npt.NDArray[np.float32]) -> dict[str, float]:
+        from ctr_pe.evaluation import evaluate
+
+        names = self._scorer.encoder.columns
+        clicked = tables.labels(tables.column(table, names.label or "label", "requests"), "requests")
+        return evaluate(clicked, scores, tables.column(table, names.user, "requests").to_numpy())
+
+    def _without_history(self, table: pl.DataFrame) -> npt.NDArray[np.bool_]:
+        """(n,) the rows of users without stored events; none where no column says which row is earlier."""
+        scorer = self._scorer
+        names = scorer.encoder.columns
+        users = tables.keys(tables.column(table, names.user, "events"), "events")
+        if not {names.time, names.order} & set(table.columns):
+            return np.zeros(table.height, bool)
+        if scorer.stored is None or not len(scorer.stored.users.sorted):
+            return np.ones(table.height, bool)
+        if users.dtype != scorer.stored.users.dtype:
+            return np.zeros(table.height, bool)
+        return scorer.stored.users.find(users) < 0
+
+    def _label(self, labelled: bool) -> str | None:
+        """The column of labels; ``labelled``: they were given as y, so that there is one."""
+        return self.label or ("label" if labelled else None)
+
+    def _labelled(self, events: Table, y: Any, what: str = "events") -> Table:
+        return _with_labels(events, y, self._label(True) or "", what)
+
     def _params(self) -> dict[str, Any]:
         """All hyper-parameters of a training."""
         from ctr_pe.config.yaml import model_params
 
-        own = set(inspect.signature(CTRRanker).parameters)
-        given = {name: value for name, value in self.get_params().items() if name not in own}
+        named = inspect.signature(CTRRanker).parameters
+        given = {name: value for name, value in self.get_params().items() if name not in named}
         given |= {"max_len": self.max_len} | ({} if self.epochs is None else {"epochs": self.epochs})
         self._check({**given, "position_encoding": self.position_encoding})
         params = model_params(self.model, "log", given)
@@ -314,23 +368,23 @@ class CTRRanker:
         check_names(self.model, params)
         check_values(model_class(self.model), params)
 
-    def _untrained(self, events: Table, items: Table | None) -> Scorer:
+    def _untrained(self, events: pl.DataFrame, items: Table | None, labelled: bool) -> Scorer:
         """With initial weights, knowing no item and no user."""
         from ctr_pe.serving.cold_start import empty_dataset
         from ctr_pe.training import Outcome, Run, build_model
         from ctr_pe.training.source import Source
 
         with scratch_folder() as scratch:
-            recipe = self._recipe(*self._files(events, items, scratch).values())
+            recipe = self._recipe(self._files(events, items, scratch), labelled)
             source = Source.of(empty_dataset(recipe, scratch / "log"))
             how = ("heldout", self._params(), self.gpu, self.threads)
             run = Run(self.model, source, self.position_encoding, self._seed(), *how)
             model = build_model(run, source, scratch)
             nothing = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=0)
             scorer = scorer_of(model, run, source, nothing)
-            nobody = tables.lazy(recipe.interactions, "new_events").head(0).collect()
-            clock = [name for name in (recipe.order, recipe.time) if name in nobody.columns]
-            scorer.histories = nobody.select(recipe.user, recipe.item, *clock)
+        nobody = events.head(0)
+        clock = [name for name in (recipe.order, recipe.time) if name in nobody.columns]
+        scorer.histories = nobody.select(recipe.user, recipe.item, *clock)
         return scorer
 
     def _files(self, events: Table, items: Table | None, folder: Path) -> dict[str, Path]:
@@ -338,21 +392,20 @@ class CTRRanker:
         named = {"events": events, "items": items}
         return {name: tables.as_file(table, folder, name) for name, table in named.items() if table is not None}
 
-    def _recipe(self, events: Path, items: Path | None = None) -> Recipe:
-        from ctr_pe.data.logs.recipe import load_recipe
+    def _recipe(self, files: dict[str, Path], labelled: bool) -> Recipe:
+        from ctr_pe.data.logs.recipe import Recipe, load_recipe
 
-        columns = tables.schema(events, "events").names()
-        protocol = self.protocol or ("impressions" if self.label in columns else "din")
-        given = {name: getattr(self, name) for name in COLUMNS}
-        for name in ("time", "label"):  # under their default names they may be absent
-            if given[name] not in columns and given[name] == inspect.signature(CTRRanker).parameters[name].default:
-                del given[name]
-        attributes = self.attributes
+        events, items = files["events"], files.get("items")
+        given = {name: getattr(self, name) for name in COLUMNS} | {"label": self._label(labelled)}
+        # Under their default names columns may be absent.
+        given = {name: value for name, value in given.items() if value != Recipe.model_fields[name].default}
+        attributes, label = self.attributes, self._label(labelled)
         if attributes is None and items is not None:
             kinds = tables.schema(items, "items")
             attributes = [name for name, kind in kinds.items() if name != self.item and tables.is_key(kind)]
             if left_out := kinds.keys() - {self.item, *attributes}:
                 log.warning("items: not read, neither integers nor strings: %s", ", ".join(sorted(left_out)))
+        protocol = self.protocol or ("impressions" if label in tables.schema(events, "events") else "din")
         given |= {"interactions": events, "items": items, "protocol": protocol, "max_len": self.max_len}
         return load_recipe(None, {**given, "attributes": None if attributes is None else tuple(attributes)})
 
@@ -362,6 +415,29 @@ class CTRRanker:
         from sklearn.utils import check_random_state
 
         return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+
+def _with_labels(events: Table, y: Any, name: str, what: str) -> Table:
+    """The events with ``y`` as the column ``name``; without y as they are.
+
+    Raises:
+        UserError: no labels, such as a table of items, or not as many as events.
+    """
+    if y is None:
+        return events
+    table = tables.frame(events, what)
+    try:
+        shape = np.shape(y)
+        column = pl.Series("y", np.reshape(y, -1) if shape[1:] == (1,) else y)
+    except (TypeError, ValueError, pl.exceptions.PolarsError):
+        shape = ()
+    if len(shape) != 1 and shape[1:] != (1,):
+        raise UserError(f"y: not a label per event; a table of items is given by name: {option('items')}")
+    if len(column) != table.height:
+        raise UserError(f"y: {counted(len(column), 'label')} for {counted(table.height, 'event')}")
+    if nulls := column.null_count():
+        raise UserError(f"y: null values: {nulls:,} of {table.height:,} labels")
+    return table.with_columns(pl.Series(name, tables.labels(column, "y")).cast(pl.Int8))
 
 
 def newest_events(recipe: Recipe) -> pl.DataFrame:

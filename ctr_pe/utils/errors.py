@@ -6,11 +6,15 @@ import difflib
 import reprlib
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
 OWN = "ctr-pe-"
 """What the names of this package's temporary files and folders begin with."""
+
+
+_COMMAND_LINE = ContextVar("command line", default=False)
 
 
 class UserError(ValueError):
@@ -92,13 +96,26 @@ def say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
+def option(name: str, *value: object) -> str:
+    """An option in the caller's language: ``--time-unit ms`` after a command, ``time_unit='ms'`` in Python.
+
+    ``name``: of the Python argument; ``value``: the one to set, if the message names one.
+    """
+    if _COMMAND_LINE.get():
+        written = ["none" if one is None else str(one) for one in value if one is not True]
+        return " ".join(["--" + name.replace("_", "-"), *written])
+    return name + "=" + "".join(map(repr, value))
+
+
 def counted(number: int, what: str) -> str:
     """1 seed, 2 seeds."""
     return f"{number:,} {what}{'s' * (number != 1)}"
 
 
 def exit_code(program: str, command: Callable[[], int]) -> int:
-    """Run a command: its exit code, 2 after a UserError, whose line goes to stderr, and 130 after Ctrl-C."""
+    """Run a command: its exit code, 2 after a UserError, whose line goes to stderr and names options as flags, and 130
+    after Ctrl-C."""
+    before = _COMMAND_LINE.set(True)
     try:
         return command()
     except UserError as error:
@@ -107,3 +124,5 @@ def exit_code(program: str, command: Callable[[], int]) -> int:
     except KeyboardInterrupt:
         say(f"{program}: interrupted")
         return 130
+    finally:
+        _COMMAND_LINE.reset(before)

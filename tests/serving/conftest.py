@@ -30,4 +30,4 @@ def items() -> pl.DataFrame:
 @pytest.fixture(scope="session")
 def ranker(clicks: pl.DataFrame, items: pl.DataFrame) -> CTRRanker:
     """Fitted on the clicks; tests do not change it."""
-    return CTRRanker("DIN", "cape", **SMALL).fit(clicks, items)
+    return CTRRanker("DIN", "cape", **SMALL).fit(clicks, items=items)

@@ -35,7 +35,7 @@ def split(events: pl.DataFrame, at: int = DAY) -> tuple[pl.DataFrame, pl.DataFra
 
 
 def fitted(events: pl.DataFrame, items: pl.DataFrame | None, **given: Any) -> CTRRanker:
-    return CTRRanker("DIN", "cape", max_len=6, **{**SMALL, **given}).fit(events, items)
+    return CTRRanker("DIN", "cape", max_len=6, **{**SMALL, **given}).fit(events, items=items)
 
 
 @pytest.fixture(scope="module")
@@ -168,7 +168,7 @@ def test_growth_changes_no_score(
     impressions: pl.DataFrame, items: pl.DataFrame, model: str, pe: str, options: dict[str, Any]
 ) -> None:
     old, new = split(impressions)
-    scorer = CTRRanker(model, pe, max_len=6, **SMALL, **options).fit(old, items).scorer_
+    scorer = CTRRanker(model, pe, max_len=6, **SMALL, **options).fit(old, items=items).scorer_
     grown = with_new_items(scorer, pl.concat([new, today(impressions)]), items)
     check_growth(scorer.encoder.vocabularies, grown.encoder.vocabularies, "the old", "the new")
     assert vocabulary_hash(grown.encoder.vocabularies) == grown.config["vocabulary"] != scorer.config["vocabulary"]
@@ -197,7 +197,7 @@ def test_partial_fit_learns_new_items(impressions: pl.DataFrame, items: pl.DataF
     lesson = pl.concat([new, *shown])
     before, weights = ranker.predict_proba(many), {k: v.clone() for k, v in old.model.state_dict().items()}
     attributes = pl.DataFrame({"item_id": ["novel"], "cate_id": ["c novel"]})
-    ranker.partial_fit(lesson, attributes, epochs=20)
+    ranker.partial_fit(lesson, items=attributes, epochs=20)
     assert ranker.predict_proba(many)[:, 1].mean() > before[:, 1].mean() + 0.1
     assert ranker.predict_proba(other)[:, 1].mean() < ranker.predict_proba(many)[:, 1].mean()
     assert all(torch.equal(value, weights[name]) for name, value in old.model.state_dict().items())  # as it was
@@ -226,7 +226,7 @@ def test_items_that_change_and_items_without_attributes(
 ) -> None:
     ranker = load(yesterday)
     changed = pl.DataFrame({"item_id": ["item 1", "never seen"], "cate_id": ["c other", None]})
-    ranker.partial_fit(today(impressions), changed)
+    ranker.partial_fit(today(impressions), items=changed)
     catalogue, stored = ranker.scorer_.encoder.items, ranker.scorer_.encoder.vocabularies
     assert catalogue is not None
     rows = {row["item_id"]: row for row in catalogue.iter_rows(named=True)}
@@ -257,9 +257,11 @@ def test_before_fit_it_trains_on_everything(
     impressions: pl.DataFrame, items: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ranker = CTRRanker("DIN", "cape", max_len=6, **SMALL)
-    assert rows_trained_on(monkeypatch, ranker, impressions, items) == expected(impressions.clear(), impressions, 6)
+    assert rows_trained_on(monkeypatch, ranker, impressions, items=items) == expected(
+        impressions.clear(), impressions, 6
+    )
     monkeypatch.undo()
-    ranker = CTRRanker("DIN", "cape", max_len=6, **SMALL).partial_fit(impressions, items, epochs=3)
+    ranker = CTRRanker("DIN", "cape", max_len=6, **SMALL).partial_fit(impressions, items=items, epochs=3)
     assert ranker.evaluate(impressions.drop("timestamp").with_columns(timestamp=pl.lit(2 * DAY)))["AUC"] > 0.5
     assert ranker.metrics_ == {}
     stored = ranker.scorer_.encoder.vocabularies["item_id"]
@@ -280,7 +282,7 @@ def test_before_fit_an_order_is_enough(impressions: pl.DataFrame, items: pl.Data
     """And rows of one class, or a single one: nothing is split off."""
     ordered = impressions.rename({"timestamp": "place"}).filter(pl.col("label") == 1)
     given = {"time": None, "order": "place", "max_len": 6, **SMALL}
-    ranker = CTRRanker("SASRec", "none", **given).partial_fit(ordered, items)
+    ranker = CTRRanker("SASRec", "none", **given).partial_fit(ordered, items=items)
     assert np.isfinite(ranker.predict_proba(ordered)).all()
     CTRRanker("DIN", "none", **given).partial_fit(ordered.head(1))
     for without in ("place", "user_id", "item_id"):
@@ -352,7 +354,7 @@ def test_other_vocabularies_are_refused(impressions: pl.DataFrame, items: pl.Dat
     )
     load_onto(folder, smaller)  # a log that lacks an item keeps its id
     for action in (lambda: load_onto(folder, renumbered), lambda: start_from(folder)(None, Source.of(renumbered))):
-        with pytest.raises(UserError, match=r"no growth of the vocabulary of model .*: build it with --append-to"):
+        with pytest.raises(UserError, match=r"no growth of the vocabulary of model .*: build it with append_to="):
             action()
     grown = dataset(tmp_path, "grown", impressions, items, append_to=before.path)
     newer = model_of(grown, tmp_path / "newer")
@@ -388,10 +390,11 @@ def test_refusals(impressions: pl.DataFrame, yesterday: Path, tmp_path: Path) ->
     refused("new_events: column 'item_id' holds", ranker, new.with_columns(item_id=pl.lit(3)))
     refused("new_events: column 'user_id' holds", ranker, new.with_columns(pl.col("user_id").cast(pl.String)))
     refused("label column 'label' holds", ranker, new.with_columns(label=pl.lit(3)))
-    refused("items: no column 'cate_id'", ranker, new, pl.DataFrame({"item_id": ["novel"]}))
-    refused("items: column 'cate_id' holds", ranker, new, pl.DataFrame({"item_id": ["novel"], "cate_id": [3]}))
+    refused("items: no column 'cate_id'", ranker, new, items=pl.DataFrame({"item_id": ["novel"]}))
+    refused("items: column 'cate_id' holds", ranker, new, items=pl.DataFrame({"item_id": ["novel"], "cate_id": [3]}))
     twice = pl.DataFrame({"item_id": ["novel"] * 2, "cate_id": ["a", "b"]})
-    refused("items: 1 of 2 rows repeat", ranker, new, twice)
+    refused("items: 1 of 2 rows repeat", ranker, new, items=twice)
+    refused("y: not a label per event", ranker, new, twice)
     ranker.save(tmp_path / "bare", histories=False)
     refused("saved without histories", load(tmp_path / "bare"), new)
     scorer = ranker.scorer_

@@ -21,7 +21,7 @@ from ctr_pe.serving.tables import Table
 from ctr_pe.utils.errors import UserError
 from tests.support.fuzz.small_log import SMALL
 
-LOG = "fit takes a log of events and a table of items, not a matrix X and labels y"
+LOG = "fit takes a table of events with the columns of a log, not a matrix X"
 MESSAGES = "asks for scikit-learn's words about a matrix; the errors here name the table and column"
 NOT_FOR_LOGS = {
     **dict.fromkeys(
@@ -62,7 +62,7 @@ CANDIDATES = pl.DataFrame(
 def test_fit_gives_itself_and_changes_no_parameter(clicks: pl.DataFrame, items: pl.DataFrame) -> None:
     ranker = CTRRanker(**SMALL)
     before, tables = copy.deepcopy(ranker.get_params()), (clicks.clone(), items.clone())
-    assert ranker.fit(clicks, items) is ranker
+    assert ranker.fit(clicks, items=items) is ranker
     assert ranker.get_params() == before
     assert {name for name in vars(ranker) if name not in before} == {
         *("scorer_", "classes_", "metrics_", "history_", "report_", "updates_")
@@ -74,9 +74,9 @@ def test_fit_gives_itself_and_changes_no_parameter(clicks: pl.DataFrame, items: 
 def test_the_same_fit_gives_the_same_model_whatever_the_order_of_the_rows(
     ranker: CTRRanker, clicks: pl.DataFrame, items: pl.DataFrame
 ) -> None:
-    again = clone(ranker).fit(clicks.sample(fraction=1.0, shuffle=True, seed=1), items.reverse())
+    again = clone(ranker).fit(clicks.sample(fraction=1.0, shuffle=True, seed=1), items=items.reverse())
     np.testing.assert_array_equal(again.predict_proba(CANDIDATES), ranker.predict_proba(CANDIDATES))
-    other = clone(ranker).set_params(random_state=1).fit(clicks, items)
+    other = clone(ranker).set_params(random_state=1).fit(clicks, items=items)
     assert (other.predict_proba(CANDIDATES) != ranker.predict_proba(CANDIDATES)).any()
     drawn = CTRRanker(random_state=np.random.RandomState(3))._seed()
     assert drawn == CTRRanker(random_state=np.random.RandomState(3))._seed()
@@ -112,7 +112,7 @@ def test_tables_of_every_kind(
         (table.write_parquet if kind == "parquet" else table.write_csv)(file)
         return file if kind == "parquet" else str(file)
 
-    fitted = clone(ranker).fit(of(clicks), of(items))
+    fitted = clone(ranker).fit(of(clicks), items=of(items))
     want = ranker.rank(clicks, CANDIDATES, 2)
     assert fitted.rank(of(clicks), of(CANDIDATES), 2).equals(want)
     assert ranker.rank(None, of(CANDIDATES), 2).equals(want)
@@ -171,7 +171,7 @@ def test_a_log_of_impressions_learns_from_its_labels(
     log = impressions.rename(names).with_columns(pl.col("bought") == 1, pl.from_epoch("at"))
     columns = {"user": "who", "item": "asin", "time": "at", "label": "bought"}
     ranker = CTRRanker("DIN", "time_bias", attributes=[], **columns, **SMALL).fit(
-        log, items.rename({"item_id": "asin"})
+        log, items=items.rename({"item_id": "asin"})
     )
     assert ranker.report_["recipe"]["protocol"] == "impressions"
     assert ranker.scorer_.encoder.item_fields == ["item_id"]
@@ -189,7 +189,7 @@ def test_columns_of_items_that_cannot_be_read_are_named(
     clicks: pl.DataFrame, items: pl.DataFrame, caplog: pytest.LogCaptureFixture
 ) -> None:
     more = items.with_columns(price=pl.lit(1.5), tags=pl.lit([1, 2]), brand=pl.lit("b"))
-    ranker = CTRRanker(**SMALL).fit(clicks, more)
+    ranker = CTRRanker(**SMALL).fit(clicks, items=more)
     assert ranker.scorer_.encoder.item_fields == ["item_id", "cate_id", "brand"]
     assert "items: not read, neither integers nor strings: price, tags" in caplog.text
 
@@ -203,7 +203,7 @@ def test_a_loaded_ranker_has_the_parameters_of_the_saved_one(
     assert (again.model, again.position_encoding, again.random_state) == ("DIN", "cape", 0)
     assert again.metrics_ == ranker.metrics_
     np.testing.assert_array_equal(again.predict_proba(CANDIDATES), ranker.predict_proba(CANDIDATES))
-    refitted = clone(again).fit(clicks, items)
+    refitted = clone(again).fit(clicks, items=items)
     np.testing.assert_array_equal(refitted.predict_proba(CANDIDATES), ranker.predict_proba(CANDIDATES))
 
 
@@ -242,5 +242,5 @@ def test_fit_refuses_in_one_line(
     for name, values in change.items():
         clicks = clicks.drop(name) if values is None else clicks.with_columns(values.alias(name))
     with pytest.raises(UserError, match=message) as caught:
-        CTRRanker(**given).fit(clicks, items)
+        CTRRanker(**given).fit(clicks, items=items)
     assert "\n" not in str(caught.value)

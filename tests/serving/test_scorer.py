@@ -23,7 +23,7 @@ from tests.support.fuzz.small_log import SMALL
 
 @pytest.fixture(scope="module")
 def timed(clicks: pl.DataFrame, items: pl.DataFrame) -> CTRRanker:
-    return CTRRanker("BST", "time_bias", **SMALL).fit(clicks, items)
+    return CTRRanker("BST", "time_bias", **SMALL).fit(clicks, items=items)
 
 
 @pytest.fixture(scope="module")

@@ -38,13 +38,13 @@ PAST = ["item 5", "item 9", "gone", "item 5"]
 @pytest.fixture(scope="module")
 def other(clicks: pl.DataFrame, items: pl.DataFrame) -> CTRRanker:
     """Another model of the same log."""
-    return CTRRanker("DIN", "cape", **{**SMALL, "random_state": 1}).fit(clicks, items)
+    return CTRRanker("DIN", "cape", **{**SMALL, "random_state": 1}).fit(clicks, items=items)
 
 
 @pytest.fixture(scope="module")
 def timed(clicks: pl.DataFrame, items: pl.DataFrame) -> CTRRanker:
     """One that reads ages."""
-    return CTRRanker("DIN", "time_bias", **SMALL).fit(clicks, items)
+    return CTRRanker("DIN", "time_bias", **SMALL).fit(clicks, items=items)
 
 
 @pytest.fixture

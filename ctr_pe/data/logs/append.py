@@ -11,7 +11,7 @@ import polars as pl
 
 from ctr_pe.data.dataset import ITEMS, open_dataset
 from ctr_pe.data.id_map import grown
-from ctr_pe.utils.errors import UserError
+from ctr_pe.utils.errors import UserError, option
 
 
 class Before:
@@ -55,7 +55,7 @@ class Before:
         if different := set(features) ^ self.vocabularies.keys():
             here, there = ", ".join(features), ", ".join(self.vocabularies)
             raise UserError(
-                f"--append-to {self.folder}: its features are {there}, not {here}: {min(different)} differs"
+                f"{option('append_to')} {self.folder}: its features are {there}, not {here}: {min(different)} differs"
             )
 
     def grown(self, feature: str, more: Iterable[str]) -> dict[str, int]:

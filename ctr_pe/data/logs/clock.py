@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 
+from ctr_pe.utils.errors import option
+
 SECONDS = {"s": 1, "ms": 1000}
 UNITS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # per second
 WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
@@ -28,7 +30,11 @@ def implausible(low: int, high: int, unit: str) -> tuple[int, str] | None:
     is_other = f"{value} is {_date(value, reading)} in {WORDS[reading]}"
     if other not in (None, reading):
         return value, f"{is_other}, but others are in {WORDS[other]}: a column has one unit"
-    how = f"--time-unit {reading}" if reading in SECONDS else "divide the times, --time-unit takes s and ms"
+    how = (
+        option("time_unit", reading)
+        if reading in SECONDS
+        else f"divide the times, {option('time_unit')} takes s and ms"
+    )
     return value, f"{is_other}, no time in {WORDS[unit]}: {how}"
 
 

@@ -13,7 +13,7 @@ from ctr_pe.data.dataset import ITEMS, SPLITS
 from ctr_pe.data.logs.append import Before
 from ctr_pe.data.logs.clock import WORDS, implausible, in_words
 from ctr_pe.data.logs.tables import broken_line, readable, scan
-from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.errors import UserError, nearest, option
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -71,7 +71,8 @@ class Log:
             self.timed, self.ordered = "time" in columns, "order" in columns
             if not (self.timed or self.ordered):
                 raise UserError(
-                    f"{self.file}: neither a time nor an order column: --time or --order: {nearest('time', schema)}"
+                    f"{self.file}: neither a time nor an order column: {option('time')} or {option('order')}: "
+                    f"{nearest('time', schema)}"
                 )
             self.read_as: dict[str, str] = {}
             self._events = self._checked(raw, columns)
@@ -129,7 +130,7 @@ class Log:
         needed = {"user", "item"} if recipe.protocol == "din" else {"user", "item", "label"}
         if "label" in needed and recipe.label is None:
             raise UserError(
-                f"{self.file}: protocol impressions needs a label column: --label: {nearest('label', schema)}"
+                f"{self.file}: protocol impressions needs a label column: {option('label')}: {nearest('label', schema)}"
             )
         for role in ("user", "item", "time", "order", "label"):
             name = getattr(recipe, role)
@@ -211,7 +212,7 @@ class Log:
             items, file = self.before.all_items(items, wanted, file), file or self.before.folder / ITEMS
         if items is None or file is None:
             if recipe.demanded("attributes") and recipe.attributes:
-                raise UserError(f"attributes {', '.join(recipe.attributes)}: need a file of items: --items")
+                raise UserError(f"attributes {', '.join(recipe.attributes)}: need a file of items: {option('items')}")
             return catalogue, catalogue
         if items[ITEM].dtype != catalogue[ITEM].dtype:
             types = f"{items[ITEM].dtype} in {file}, {catalogue[ITEM].dtype} in {self.file}"
@@ -260,7 +261,7 @@ class Log:
             valid, test = self._cut_times()
             is_test, is_valid = pl.col("time") >= test, pl.col("time") >= valid
         else:
-            raise UserError(f"{self.file}: no time column to split by: --time, or 'split' in a recipe")
+            raise UserError(f"{self.file}: no time column to split by: {option('time')}, or 'split' in a recipe")
         index = pl.when(is_test).then(2).when(is_valid).then(1).otherwise(0).cast(pl.UInt8)
         events = self._events.with_columns(split=index)
         classes = events.group_by("split").agg(rows=pl.len(), ones=(pl.col("label") == 1).sum()).collect()

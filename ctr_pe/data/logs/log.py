@@ -32,7 +32,7 @@ from ctr_pe.data.logs.events import BLOCK, Bools, Events, Ints, Log
 from ctr_pe.data.logs.recipe import Recipe
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.fuxictr.feature_specs import age_spec, history_spec, target_spec
-from ctr_pe.utils.errors import UserError
+from ctr_pe.utils.errors import UserError, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -179,7 +179,8 @@ class _Counter:
             problem = f"{self.repeated:,} of {log.kept:,} rows repeat the {', '.join(keys)} of another row"
         elif self.contradictions:
             problem = f"times in '{recipe.time}' contradict the order in '{recipe.order}': "
-            problem += f"{self.contradictions:,} of {log.kept:,} rows are older than the row before"
+            problem += f"{self.contradictions:,} of {log.kept:,} rows are older than the row before; "
+            problem += f"{option('order', None)} leaves it out"
         elif not self.items.any():
             problem = f"{self.users:,} users, {self.rows:,} rows, none of them for training: "
             problem += f"protocol {recipe.protocol} needs users with more than 3 items"

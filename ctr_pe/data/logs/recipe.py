@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_valida
 
 from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.data.dataset import REPORT, open_dataset
-from ctr_pe.utils.errors import UserError, explain, nearest, shown
+from ctr_pe.utils.errors import UserError, explain, nearest, option, shown
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -94,8 +94,9 @@ def load_recipe(name: str | None, given: Mapping[str, Any]) -> Recipe:
         return Recipe.model_validate({**content, **given})
     except ValidationError as error:
         problem = error.errors()[0]
-        option = f": --{problem['loc'][0]}" if problem["type"] == "missing" and len(problem["loc"]) == 1 else ""
-        raise UserError(f"{name or 'options'}: {explain(problem, Recipe, SplitColumn)}{option}") from None
+        absent = problem["type"] == "missing" and len(problem["loc"]) == 1
+        how = f": {option(str(problem['loc'][0]))}" if absent else ""
+        raise UserError(f"{name or 'options'}: {explain(problem, Recipe, SplitColumn)}{how}") from None
 
 
 def _rules_of(folder: Path) -> dict[str, Any]:

@@ -32,7 +32,7 @@ def test_dates_in_another_unit_say_which(unit: str, of: str) -> None:
     value, text = implausible(NOW * UNITS[of], (NOW + 9) * UNITS[of], unit) or (0, "")
     assert value == NOW * UNITS[of]
     assert "2023-11-14" in text
-    assert ("--time-unit " + of if of in ("s", "ms") else "divide") in text
+    assert (f"time_unit={of!r}" if of in ("s", "ms") else "divide") in text
 
 
 def test_mixed_and_impossible_times_name_the_value_at_fault() -> None:

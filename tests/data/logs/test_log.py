@@ -665,7 +665,7 @@ def test_an_interrupted_build_leaves_nothing_that_opens(tmp_path: Path, monkeypa
     [
         ("protocol: din\nuzer: x", "key 'uzer' is unknown: did you mean 'user'"),
         ("protocol: dim", "'protocol': input should be 'din' or 'impressions'"),
-        ("max_len: 5", "'protocol' is missing: --protocol"),
+        ("max_len: 5", "'protocol' is missing: protocol="),
         ("protocol: din\nmax_len: 0", "'max_len': .*greater than or equal to 1"),
         ("protocol: din\nnegatives: true", "'negatives' belongs to protocol impressions"),
         ("protocol: impressions\nsplit: {colum: period, valid: 0, test: 1}", "split"),

@@ -48,11 +48,11 @@ class Table(NamedTuple):
 
 
 TABLES = [
-    Table("fit: events", lambda _, t: _new().fit(t, ITEMS), CLICKS, ("user_id", "item_id", "timestamp")),
-    Table("fit: events with labels", lambda _, t: _new().fit(t, ITEMS), LOG, ("user_id", "item_id", "label")),
-    Table("fit: items", lambda _, t: _new().fit(CLICKS, t), ITEMS, ("item_id", "cate_id")),
-    Table("partial_fit: new_events", lambda _, t: _new().partial_fit(t, ITEMS), CLICKS, ("user_id", "item_id")),
-    Table("partial_fit: items", lambda _, t: _new().partial_fit(CLICKS, t), ITEMS, ("item_id",)),
+    Table("fit: events", lambda _, t: _new().fit(t, items=ITEMS), CLICKS, ("user_id", "item_id", "timestamp")),
+    Table("fit: events with labels", lambda _, t: _new().fit(t, items=ITEMS), LOG, ("user_id", "item_id", "label")),
+    Table("fit: items", lambda _, t: _new().fit(CLICKS, items=t), ITEMS, ("item_id", "cate_id")),
+    Table("partial_fit: new_events", lambda _, t: _new().partial_fit(t, items=ITEMS), CLICKS, ("user_id", "item_id")),
+    Table("partial_fit: items", lambda _, t: _new().partial_fit(CLICKS, items=t), ITEMS, ("item_id",)),
     Table("predict_proba: requests", lambda r, t: r.predict_proba(t), ASKED, ("user_id", "item_id")),
     Table("predict_proba: history", lambda r, t: r.predict_proba(ASKED, t), HISTORY, ("user_id", "item_id")),
     Table("rank: candidates", lambda r, t: r.rank(None, t), ASKED, ("user_id", "item_id")),

@@ -49,7 +49,7 @@ class Changed(NamedTuple):
 def made(folder: Path) -> Path:
     """A sound model folder."""
     items = pl.DataFrame({"item_id": [f"item {i}" for i in range(45)], "cate_id": [f"c{i % 6}" for i in range(45)]})
-    CTRRanker("DIN", "cape", **SMALL).fit(random_log().drop("label"), items).save(folder)
+    CTRRanker("DIN", "cape", **SMALL).fit(random_log().drop("label"), items=items).save(folder)
     return folder
 
 
