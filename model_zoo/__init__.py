@@ -5,8 +5,6 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe.fuxictr.imports import import_later
-
 if TYPE_CHECKING:
     from ctr_pe.model_zoo.bst import BST
     from ctr_pe.model_zoo.dien import DIEN
@@ -16,8 +14,6 @@ if TYPE_CHECKING:
     from ctr_pe.model_zoo.tin import TIN
 
 MODELS = {name: f"ctr_pe.model_zoo.{name.lower()}:{name}" for name in ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")}
-
-import_later()
 
 __all__ = ["BST", "DIEN", "DIN", "DMIN", "MODELS", "TIN", "SASRec"]
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple
 
@@ -28,6 +29,7 @@ LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest cou
     "ops": ("ops",),
     "pe": ("pe",),
     "units": ("units", "testing"),
+    "adapter": ("fuxictr.adapter",),
     "models": ("models", "model_zoo"),
     "data": ("data", "fuxictr.csv", "fuxictr.convert"),
     "training": ("training", "config.checks"),
@@ -39,7 +41,7 @@ LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest cou
 }
 ORDER = list(LAYERS)
 
-ALLOWED = frozenset({("models.rank_model", "training")})
+ALLOWED = frozenset({("fuxictr.adapter", "training")})
 """(importer, imported) of what a function may import from a later layer: a model's ``fit`` is training's."""
 
 NOT_YET: frozenset[tuple[str, str]] = frozenset()
@@ -139,6 +141,44 @@ def test_no_modules_import_each_other_in_a_circle(found: list[Import]) -> None:
     for module in sorted(after):
         follow(module, [])
     assert set(circles) == CIRCLES_YET, "\n".join(circles)
+
+
+def private_names(library: Path) -> set[str]:
+    """The attributes and methods of FuxiCTR's models and feature maps that begin with one underscore."""
+    files = [library / "features.py", library / "utils.py", *(library / "pytorch").rglob("*.py")]
+    found = set()
+    for file in files:
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Attribute):
+                found.add(node.attr)
+            elif isinstance(node, ast.FunctionDef):
+                found.add(node.name)
+    return {name for name in found if name.startswith("_") and not name.startswith("__")}
+
+
+def test_fuxictr_is_known_to_its_room_alone(checkout: Path) -> None:
+    """Neither its modules nor its private names stand in another room; tests and the benchmark compare with it."""
+    spec = find_spec("fuxictr")
+    assert spec is not None
+    assert spec.origin is not None
+    private, wrong = private_names(Path(spec.origin).parent), []
+    assert {"_eval_steps", "_max_gradient_norm", "_embedding_regularizer", "_monitor"} <= private
+    for name, path in modules(checkout).items():
+        if name.partition(".")[0] == "fuxictr":
+            continue
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom):
+                words = [str(node.module).partition(".")[0]]
+            elif isinstance(node, ast.Import):
+                words = [alias.name.partition(".")[0] for alias in node.names]
+            elif isinstance(node, ast.Attribute):
+                words = [node.attr]
+            elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                words = [node.value] if node.value in private else []  # of getattr and vars
+            else:
+                continue
+            wrong += [f"{name}, line {node.lineno}: {word}" for word in words if word in {"fuxictr"} | private]
+    assert not wrong, "\n".join(wrong)
 
 
 def test_imports_are_found_wherever_they_stand() -> None:

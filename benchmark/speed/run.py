@@ -196,10 +196,10 @@ def machine(allocator: str, gpu: int) -> dict[str, Any]:
 
     from ctr_pe.ops import native
     from ctr_pe.study.runner import revision
-    from ctr_pe.utils import processor
+    from ctr_pe.utils import devices
 
     return {
-        "cpu": processor.name_of(torch.device("cpu")),
+        "cpu": devices.name_of(torch.device("cpu")),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gb": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1),

@@ -29,11 +29,10 @@ def model_class(name: str | type) -> Any:
     Raises:
         UserError: no model has this name, or it is code that may not be imported (:mod:`ctr_pe.utils.plugins`).
     """
-    from fuxictr.pytorch.models import BaseModel
-
+    from ctr_pe.fuxictr.library import base_model
     from ctr_pe.model_zoo import MODELS
 
-    return name if isinstance(name, type) else plugins.load("model", name, MODELS, BaseModel)
+    return name if isinstance(name, type) else plugins.load("model", name, MODELS, base_model())
 
 
 def check_encoding(name: Any) -> Any:
@@ -54,7 +53,7 @@ def check_other_model(cls: Any, feature_map: Any, params: Mapping[str, Any]) -> 
     Raises:
         UserError: an encoding, which the model would ignore, a wrong value, or a text that FuxiCTR would run.
     """
-    from ctr_pe.models.groups import take_encoders
+    from ctr_pe.fuxictr.library import take_encoders
 
     if hasattr(cls, "build_encoding"):  # a RankModel, whose module imports this one
         return
@@ -138,6 +137,8 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
     """Fields that the data set lacks, and the errors of building the model."""
     import torch
 
+    from ctr_pe.fuxictr.library import small_feature_map
+
     try:
         specs, own_groups, own_id = data_specs(params, root)
         groups = field_groups(params)
@@ -159,7 +160,7 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
     if specs and "gAUC" in (monitor if isinstance(monitor, dict) else [monitor]) and not group_id:
         yield "monitor gAUC needs a group_id: the column whose rows are compared with each other"
     try:
-        feature_map = _feature_map(complete, params)
+        feature_map = small_feature_map(str(params.get("dataset_id")), complete, params)
         check_other_model(cls, feature_map, params)
         with torch.random.fork_rng(devices=[]):
             cls(feature_map, **params | {"gpu": -1})
@@ -231,18 +232,3 @@ def _stand_ins(
             named.setdefault(name, "feature_specs")
             complete.get(name, {}).update({key: value for key, value in change.items() if key != "name"})
     return complete, {name: key for name, key in named.items() if specs and name not in specs}
-
-
-def _feature_map(specs: Mapping[str, dict[str, Any]], params: Mapping[str, Any]) -> Any:
-    """With tables of three rows, short histories and no pretrained vectors, so that building the model is cheap."""
-    from fuxictr.features import FeatureMap
-
-    feature_map = FeatureMap(str(params.get("dataset_id")), "")
-    for name, spec in specs.items():
-        kept = {key: value for key, value in spec.items() if not key.startswith(("pretrain", "freeze"))}
-        small = {key: min(spec[key], most) for key, most in (("vocab_size", 3), ("max_len", 100)) if key in spec}
-        feature_map.features[name] = kept | small
-    feature_map.labels = ["label"]
-    feature_map.group_id = params.get("group_id")
-    feature_map.default_emb_dim = params.get("embedding_dim")
-    return feature_map

@@ -26,8 +26,6 @@ from ctr_pe.utils.names import check_name
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from fuxictr.features import FeatureMap
-
 FORMAT = 1
 SPLITS = ("train", "valid", "test")
 REPORT = "report.json"
@@ -54,14 +52,12 @@ class Dataset:
             raise UserError(f"{self.path}: no split '{name}': {nearest(name, self.rows)}")
         return self.path / f"{name}.parquet"
 
-    def feature_map(self, embedding_dim: int) -> FeatureMap:
+    def feature_map(self, embedding_dim: int) -> Any:
         """FuxiCTR's feature map of this set (imports FuxiCTR, which takes seconds)."""
-        from fuxictr.features import FeatureMap
+        from ctr_pe.fuxictr.library import load_feature_map
 
-        feature_map = FeatureMap(self.dataset_id, str(self.path))
         params = {"group_id": self.group_id, "embedding_dim": embedding_dim}
-        feature_map.load(str(self.path / "feature_map.json"), params)
-        return feature_map
+        return load_feature_map(self.dataset_id, self.path, params)
 
 
 def check_out(out: Path, overwrite: bool) -> None:

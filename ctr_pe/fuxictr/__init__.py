@@ -1,1 +1,5 @@
-"""All that is there because FuxiCTR is as it is: imports, CSV data, feature maps, experiments."""
+"""The one room that knows FuxiCTR: its imports, private attributes, feature maps, loaders and file forms."""
+
+from ctr_pe.fuxictr.imports import import_later
+
+import_later()

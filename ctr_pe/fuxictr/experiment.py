@@ -22,6 +22,7 @@ from ctr_pe.data.dataset import CONFIG, REPORT, SPLITS, data_root, open_dataset
 from ctr_pe.data.synthetic.built_in import BUILT_IN, generate_built_in
 from ctr_pe.fuxictr import released_cape
 from ctr_pe.fuxictr.feature_specs import read_feature_map
+from ctr_pe.fuxictr.library import log_to_file
 from ctr_pe.utils import distributed, loggers
 from ctr_pe.utils.errors import UserError, nearest, quoted
 
@@ -151,8 +152,6 @@ def run(
     If this process is killed, the same experiment goes on from its last epoch, whose state is in
     ``<model_id>-<code>.unfinished`` until the end. Raises UserError for invalid data or parameters.
     """
-    from fuxictr.utils import set_logger
-
     from ctr_pe.config.checks import check_values, model_class
     from ctr_pe.study.runner import made_by
     from ctr_pe.study.store import hash_of
@@ -162,7 +161,7 @@ def run(
     params = {"model_root": "./checkpoints", **params}
     check_values(cls, params)  # before the log's file, which they name
     if distributed.is_first():
-        set_logger(dict(params))
+        log_to_file(params)
     logging.info("Params: %s", json.dumps({key: str(value) for key, value in params.items()}, indent=4))
     params["track"] = loggers.below(Path(params["model_root"]), loggers.check(params.get("track")))
     source, pe = distributed.from_first(lambda: open_source(params)), params.get("position_encoding", "none")

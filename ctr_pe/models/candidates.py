@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ctr_pe.models.embeddings import look_up
+from ctr_pe.fuxictr.embeddings import look_up
 from ctr_pe.sequence.jagged import repeated
 from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.sequence.transfer import PinnedTransfer

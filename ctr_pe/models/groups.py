@@ -1,18 +1,15 @@
-"""What a model takes from its feature map: the sizes of its field groups, and feature encoders."""
+"""What a model takes from its feature map: the sizes of its field groups, and the tower's fields."""
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from fuxictr.pytorch import layers
 from torch import nn
 
 from ctr_pe.config.field_groups import Group, nested_fields, paired, per_group
-from ctr_pe.config.keys import ENCODER
-from ctr_pe.utils.errors import UserError, nearest, shown
+from ctr_pe.utils.errors import UserError, nearest
 
 
 @dataclass(frozen=True)
@@ -103,31 +100,3 @@ def field_dim(spec: Mapping[str, Any], embedding_dim: int) -> int:
 
 def _size(spec: Mapping[str, Any]) -> int:
     return 0 if spec["type"] == "numeric" or "pretrained_emb" in spec else int(spec.get("vocab_size", 0))
-
-
-def take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
-    """A copy of the feature map without feature encoders, and the encoders: FuxiCTR would run their text as code."""
-    feature_map = copy.deepcopy(feature_map)
-    encoders: dict[str, nn.Module] = {}
-    for field, spec in feature_map.features.items():
-        text = spec.get("feature_encoder")
-        if isinstance(text, list) and len(text) == 1:  # FuxiCTR takes a list for a sequence of encoders
-            text = text[0]
-        if text is None:
-            continue
-        written = ENCODER.fullmatch(str(text))
-        if written is None:
-            raise UserError(
-                f"feature_map: feature_encoder {shown(text)} of '{field}' is none of nn.Linear(a, b, bias=False), "
-                "layers.MaskedAveragePooling(), layers.MaskedSumPooling(), null"
-            )
-        width, out, bias, pooling = written.groups()
-        if pooling is None:
-            encoders[field] = nn.Linear(int(width), int(out), bias=bias != "False")
-        else:
-            encoders[field] = {
-                "MaskedAveragePooling": layers.MaskedAveragePooling,
-                "MaskedSumPooling": layers.MaskedSumPooling,
-            }[pooling]()
-        spec["feature_encoder"] = None
-    return feature_map, encoders

@@ -6,25 +6,25 @@ import inspect
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import torch
-from fuxictr.pytorch.models import BaseModel
-
 from ctr_pe.config.keys import DATA, FIELD_KEYS, KEYS, OTHER, TRAINING, Key, known_to
+from ctr_pe.fuxictr.library import base_model
 from ctr_pe.pe import known_encodings, pe_options
-from ctr_pe.utils.errors import UserError, nearest, option, quoted
+from ctr_pe.utils.errors import UserError, nearest, quoted
+
+ROOM = "ctr_pe.fuxictr."
 
 
-def check_keys(model: type[BaseModel], keys: Iterable[str]) -> None:
+def check_keys(model: type, keys: Iterable[str]) -> None:
     """Raises UserError for the first key that nothing reads; FuxiCTR would take the default without a word."""
     for problem in unknown_keys(model, keys).values():
         raise UserError(problem)
 
 
-def unknown_keys(model: type[BaseModel], keys: Iterable[str]) -> dict[str, str]:
+def unknown_keys(model: type, keys: Iterable[str]) -> dict[str, str]:
     """Those of the keys that nothing reads, each with one line that names the nearest known one."""
     known = {*TRAINING, *pe_options(), *_with_prefixes(model)}
     for cls in model.__mro__:
-        if issubclass(cls, BaseModel):
+        if issubclass(cls, base_model()):
             named = list(inspect.signature(cls).parameters.values())[1:]  # the first is the feature map
             known |= {p.name for p in named if p.kind is not p.VAR_KEYWORD}
     unknown = [key for key in keys if key not in known | DATA.keys() | OTHER.keys()]
@@ -45,26 +45,8 @@ def _with_prefixes(model: type) -> dict[str, Key]:
 
 def prefixes(model: type) -> list[str]:
     """Of keys such as ``din_target_field``: names of the model and its base classes, its own last, which wins."""
-    named = [cls for cls in model.__mro__ if issubclass(cls, BaseModel) and cls is not BaseModel]
-    return [cls.__name__.lower() for cls in reversed(named)]
-
-
-def check_gpu(gpu: int) -> torch.device:
-    """The CPU for -1, else torch's accelerator of this number: of CUDA, ROCm or another.
-
-    Raises UserError if there is none; FuxiCTR would take the CPU without a word.
-    """
-    if gpu < 0:
-        return torch.device("cpu")
-    kind = torch.accelerator.current_accelerator(check_available=True)
-    if kind is None or kind.type == "mps":  # Apple's has no float64
-        raise UserError(f"gpu {gpu}: there is no GPU here ({option('gpu', -1)} for the CPU)")
-    there = range(torch.accelerator.device_count())
-    if gpu not in there:
-        raise UserError(
-            f"gpu {gpu}: there is none of this number ({option('gpu')}: {', '.join(map(str, there))}, -1: CPU)"
-        )
-    return torch.device(kind.type, gpu)
+    named = [cls for cls in model.__mro__ if issubclass(cls, base_model())]
+    return [cls.__name__.lower() for cls in reversed(named) if not cls.__module__.startswith(("fuxictr.", ROOM))]
 
 
 def own_position_switch(model: str, key: str, on: bool | None, params: dict[str, Any]) -> None:

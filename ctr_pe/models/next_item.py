@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from fuxictr.pytorch import layers
 from torch import Tensor, nn
 
-from ctr_pe.models.rank_model import RankModel, dice_layers, summed
+from ctr_pe.fuxictr.adapter import MLP
+from ctr_pe.models.rank_model import RankModel, summed
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.sequence.transfer import to_device
 from ctr_pe.utils import distributed
@@ -29,7 +29,7 @@ def with_sum(interest: Tensor, target: Tensor, history: Tensor, positions: Posit
     return torch.cat([interest, total, target * total], dim=-1)
 
 
-class NextItemLoss(layers.MLP_Block):  # type: ignore[misc]
+class NextItemLoss(MLP):
     """-1/P · sum over pairs of log σ(net[b_t; e_{t+1}]) + log(1 - σ(net[b_t; e⁻_{t+1}])) (DIEN, equation 6).
 
     An MLP of FuxiCTR, which moves weights to and from its ``aux_net``; the σ is part of the loss.
@@ -43,7 +43,7 @@ class NextItemLoss(layers.MLP_Block):  # type: ignore[misc]
         if not len(states) and distributed.processes() == 1:
             return states.new_zeros(())
         pairs = torch.cat([torch.cat([states, items], -1) for items in (following, others)])
-        logits = super().forward(pairs).squeeze(-1)
+        logits: Tensor = super().forward(pairs).squeeze(-1)
         followed = (torch.arange(len(pairs), device=logits.device) < len(states)).to(logits.dtype)
         total = nn.functional.binary_cross_entropy_with_logits(logits, followed, reduction="sum")
         return 2 * total / max(distributed.average(float(len(pairs))), 1.0)
@@ -66,9 +66,8 @@ class NextItemModel(RankModel):
         self._weight = float(weight)
         self.draws = Draws(torch.initial_seed())
         if self._weight > 0:
-            mlp = dice_layers({**mlp, "hidden_units": list(hidden_units), "hidden_activations": activation})
             self.aux_net = nn.ModuleList(
-                NextItemLoss(dim + group.dim, output_dim=1, **mlp)
+                NextItemLoss(dim + group.dim, hidden_units, activation, fast_dropout=False, output_dim=1, **mlp)
                 for group, dim in zip(self.groups, state_dims, strict=True)
             )
 

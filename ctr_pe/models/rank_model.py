@@ -5,60 +5,35 @@ B batch, L history slots, N real items of the batch, D item dim (the fields of a
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
-from functools import cached_property, partial
-from pathlib import Path
-from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
-import numpy as np
-import numpy.typing as npt
 import torch
-from fuxictr.pytorch import layers
-from fuxictr.pytorch.models import BaseModel
-from fuxictr.pytorch.torch_utils import get_loss
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import Tensor
 
-from ctr_pe.config.choices import choose
 from ctr_pe.config.keys import (
     Ages,
-    Checked,
     Fields,
     Key,
     Length,
-    PositiveText,
     Rate,
-    Regularizer,
-    Width,
     Widths,
-    regularizer,
 )
-from ctr_pe.evaluation.monitor import monitor_mode
+from ctr_pe.fuxictr.adapter import MLP, FuxiCTRModel
 from ctr_pe.models import candidates
 from ctr_pe.models.batch_plan import Plan, Planned
 from ctr_pe.models.candidates import Encoded
-from ctr_pe.models.embeddings import look_up, regularization
-from ctr_pe.models.groups import SizedGroup, field_dim, other_fields, sized_groups, take_encoders
-from ctr_pe.models.keys import check_gpu, check_keys, known_keys, prefixes
+from ctr_pe.models.groups import SizedGroup, field_dim, other_fields, sized_groups
+from ctr_pe.models.keys import check_keys, known_keys, prefixes
 from ctr_pe.pe import build_pe, check_encodings, pe_options
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.sequence.jagged import Layout
 from ctr_pe.sequence.positions import Items, Positions
-from ctr_pe.sequence.transfer import to_device
-from ctr_pe.units.activations import Dice
-from ctr_pe.units.batch_norm import BatchNorm1d
-from ctr_pe.units.dropout import Dropout
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError
-from ctr_pe.utils.names import check_name
-
-if TYPE_CHECKING:
-    from ctr_pe.training import Fitted, Gradients
 
 
-class RankModel(Checked, BaseModel):  # type: ignore[misc]
+class RankModel(FuxiCTRModel):
     """A FuxiCTR model that scores a target item against one or several histories.
 
     A subclass builds its units (``build_encoding`` gives each its encoding), calls ``build_tower`` last, and defines
@@ -76,17 +51,9 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
             options of encodings are keys of the config like all others.
         max_len: items kept of a history, the most recent ones; None for all that the data have.
         max_position: positions from here on share one row of an encoding's table; None for max_len.
-        embedding_dim: of every field that sets none of its own.
         dnn_hidden_units, dnn_activations, net_dropout, batch_norm: the tower; ``bn_only_once`` norms its input alone.
-        max_gradient_norm: of all gradients together, 10 if it is not given.
         amp: mixed precision: attention in bfloat16, positions, weights and the tower in float32.
-        embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
-        table_optimizer: ``lazy_adam`` or ``rowwise_adagrad`` updates and regularises only the rows of embedding tables
-            that a batch reads, see :mod:`ctr_pe.training.table_optimizers`; None updates tables like all other
-            parameters.
-        embedding_init: standard deviation of the embedding tables at the start.
-        learning_rate_schedule: ``constant``, or ``linear`` or ``cosine``: it falls to zero over all epochs.
-        weight_average: evaluate and keep a moving average of the weights over about this share of the training.
+        kwargs: the keys of :class:`~ctr_pe.fuxictr.adapter.FuxiCTRModel`, and the options of encodings.
 
     Raises:
         UserError: an unknown key, a field that the feature map lacks, groups that do not match, a bad value.
@@ -112,20 +79,12 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         position_encoding: str | Sequence[str] = "none",
         max_len: Length | None = None,
         max_position: Length | None = None,
-        embedding_dim: Width = 64,
-        learning_rate: PositiveText = 1e-3,
         dnn_hidden_units: Widths = (512, 128, 64),
         dnn_activations: str = "ReLU",
         net_dropout: Rate = 0.0,
         batch_norm: bool = False,
         bn_only_once: bool = False,
         amp: bool = False,
-        embedding_regularizer: Regularizer = None,
-        net_regularizer: Regularizer = None,
-        table_optimizer: str | None = None,
-        embedding_init: PositiveText = 1e-4,
-        learning_rate_schedule: str = "constant",
-        weight_average: PositiveText | None = None,
         **kwargs: Any,
     ) -> None:
         for prefix in prefixes(type(self)):
@@ -134,52 +93,30 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
             neg_seq_field = kwargs.pop(f"{prefix}_neg_seq_field", neg_seq_field)
         check_encodings(position_encoding)  # first: it makes the options of dotted names known
         check_keys(type(self), kwargs)
-        for key, name in {"model_id": model_id, "dataset_id": feature_map.dataset_id}.items():
-            check_name(key, name)  # the checkpoint's file
         options = {key: kwargs.pop(key) for key in pe_options() if key in kwargs}
-        feature_map, encoders = take_encoders(feature_map)
-        defaults: dict[str, Any] = {
-            "verbose": 0,
-            "model_root": "./checkpoints",
-            "metrics": ["gAUC", "AUC", "logloss"] if feature_map.group_id else ["AUC", "logloss"],
-            "optimizer": "adam",
-            "loss": "binary_crossentropy",
-        }
-        kwargs = defaults | kwargs
-        device = check_gpu(kwargs.get("gpu", -1))
-        kwargs["monitor_mode"] = monitor_mode(kwargs.get("monitor", "AUC"), kwargs.get("monitor_mode"))
-        regularizers = {"embedding_regularizer": embedding_regularizer, "net_regularizer": net_regularizer}
-        kwargs |= {key: regularizer(value) for key, value in regularizers.items()}
-        super().__init__(feature_map, model_id=model_id, **kwargs)
-        self.device = device  # FuxiCTR knows CUDA alone
-        self.checkpoint = str(Path(self.model_dir, f"{model_id}.safetensors").absolute())  # FuxiCTR's is a pickle
+        super().__init__(feature_map, model_id, **kwargs)
         self._encodings = 0  # built so far
         self._target_joins = False  # the sequence of its history
-        self._max_gradient_norm = float(kwargs.get("max_gradient_norm", 10.0))
-        self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
-        self.gradients: Gradients | None = None  # of the last training step
         self.native_options: dict[str, Any] = {}  # keyword arguments of ``native``, where it is a class
-        self.embedding_dim, self.encoding_options, self.amp = embedding_dim, options, amp
+        self.encoding_options, self.amp = options, amp
         self.max_len, self.max_position = max_len, max_position
         fields = (target_field, sequence_field, neg_seq_field, age_field)
-        self.groups = sized_groups(feature_map.features, embedding_dim, max_len, *fields, position_encoding)
-        spread = partial(nn.init.normal_, std=float(embedding_init))
-        self.embedding_layer = layers.FeatureEmbeddingDict(feature_map, embedding_dim, spread)
-        self.embedding_layer.feature_encoders.update(encoders)
+        features = self.feature_map.features
+        self.groups = sized_groups(features, self.embedding_dim, max_len, *fields, position_encoding)
         histories = {field for group in self.groups for field in group.history}
         self._unread = {field for group in self.groups for field in group.negative} - histories
-        self.other_fields = other_fields(feature_map.features, encoders, histories | self._unread)
+        self.other_fields = other_fields(features, self.encoders, histories | self._unread)
         self._tower = {
-            "hidden_units": list(dnn_hidden_units),
+            "hidden_units": dnn_hidden_units,
             "hidden_activations": dnn_activations,
             "dropout_rates": net_dropout,
             "batch_norm": batch_norm,
             "bn_only_once": bn_only_once,
         }
-        self._compile = (kwargs["optimizer"], kwargs["loss"], float(learning_rate))
-        self._table_optimizer = table_optimizer
-        self._learning_rate_schedule = choose("learning_rate_schedule", learning_rate_schedule)
-        self._weight_average = None if weight_average is None else float(weight_average)
+
+    @classmethod
+    def check_keys(cls, keys: Iterable[str]) -> None:
+        check_keys(cls, keys)
 
     def build_encoding(
         self,
@@ -232,31 +169,9 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
     def build_tower(self, interest_dims: Iterable[int]) -> None:
         """The MLP over all other fields and the interests; then optimiser, initial weights and device."""
         specs = self.feature_map.features
-        width = sum(field_dim(specs[name], self.embedding_dim) for name in self.other_fields)
-        mlp = {"output_dim": 1, "output_activation": self.output_activation, **dice_layers(self._tower)}
-        self.dnn = layers.MLP_Block(width + sum(interest_dims), **mlp)
-        for index, layer in enumerate(self.dnn.mlp):
-            if type(layer) is nn.Dropout:
-                self.dnn.mlp[index] = Dropout(layer.p)
-        for block in [block for block in self.modules() if isinstance(block, layers.MLP_Block)]:
-            for index, layer in enumerate(block.mlp):
-                if type(layer) is nn.BatchNorm1d:
-                    block.mlp[index] = BatchNorm1d(layer.num_features)
-        self.compile(*self._compile)
-        self.reset_parameters()
-        self.model_to_device()
-
-    def compute_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
-        return self.add_loss(return_dict, y_true) + self.regularization_loss(return_dict.get("penalties", {}))
-
-    def regularization_loss(self, penalties: Mapping[Tensor, Tensor] = MappingProxyType({})) -> Tensor | float:
-        """FuxiCTR's. ``penalties``: of the tables whose own is known from looking them up."""
-        of_tables = set(self.embedding_layer.parameters())
-        known = {*penalties, *getattr(self.optimizer, "tables", ())}  # LazyTables regularises its own
-        tables = [table for table in self.embedding_layer.parameters() if table not in known]
-        others = [parameter for parameter in self.parameters() if parameter not in of_tables]
-        rest = sum(penalties.values(), regularization(tables, self._embedding_regularizer))
-        return rest + regularization(others, self._net_regularizer)
+        width = sum(field_dim(specs[name], self.embedding_dim) for name in self.other_fields) + sum(interest_dims)
+        self.dnn = MLP(width, **self._tower, output_dim=1, output_activation=self.output_activation)
+        self.finish()
 
     def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
         """Group ``index``: target (B, D), packed history (N, D) -> interest (B, any width)."""
@@ -267,7 +182,7 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         regularisation of embedding tables by their weights, and "losses", what else is to be minimised, by name."""
         plan = self.planned(inputs).plan
         ids, positions = plan.ids(), plan.positions
-        embedded, penalties = look_up(self.embedding_layer, ids, self._embedding_regularizer if self.training else None)
+        embedded, penalties = self.look_up(ids)
         items = {field: iter(plan.of_groups(field, embedded[field])) for field in plan.packed}
         read = {field: iter(parts) for field, parts in plan.packed.items()}
         features = [embedded[name] for name in self.other_fields]
@@ -310,20 +225,10 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
                 positions.plan(self._target_joins)
         return Planned(inputs, plan, self.device)
 
-    def get_inputs(self, inputs: Mapping[str, Tensor], feature_source: Any = None) -> dict[str, Tensor]:
-        features, labels = self.feature_map.features, self.feature_map.labels
-        read = [field for field in inputs if field not in labels and features[field]["type"] != "meta"]
-        found: dict[str, Tensor] = super().get_inputs(
-            {f: to_device(inputs[f], self.device) for f in read}, feature_source
-        )
-        return found
-
     def get_labels(self, inputs: Mapping[str, Tensor]) -> Tensor:
         if isinstance(inputs, Planned) and inputs.plan.label is not None:
             return inputs.plan.label.view(-1, 1)
-        label = self.feature_map.labels[0]
-        found: Tensor = super().get_labels({label: to_device(inputs[label], self.device)})
-        return found
+        return super().get_labels(inputs)
 
     def read_histories(self, inputs: Mapping[str, Tensor]) -> tuple[list[Positions], dict[str, list[Tensor]]]:
         """Per group the positions, and per field the ids of real items (N,) for each group that has it."""
@@ -379,86 +284,12 @@ class RankModel(Checked, BaseModel):  # type: ignore[misc]
         """Axes of a field in a batch."""
         return 2 if self.feature_map.features[field]["type"] in ("sequence", "embedding") else 1
 
-    def add_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
-        losses: Mapping[str, Tensor] = return_dict.get("losses", {})
-        self.auxiliary_parts = {name: part.detach() for name, part in losses.items()}
-        mean = super().add_loss(return_dict, y_true)
-        if distributed.processes() > 1:  # their rows differ by one
-            mean = mean * (len(y_true) / distributed.average(float(len(y_true))))
-        return sum(losses.values(), mean)
-
-    # FuxiCTR's names for training, which is ctr_pe.training: imported when used, because it stands above the models.
-
-    def compile(self, optimizer: Any, loss: Any, lr: float) -> None:
-        self.loss_fn = get_loss(choose("loss", loss))
-        self._update = (choose("optimizer", optimizer), lr, choose("table_optimizer", self._table_optimizer))
-        self.__dict__.pop("optimizer", None)
-        if self._table_optimizer is not None:  # makes the tables' gradients sparse, which the loss has to know
-            _ = self.optimizer
-
-    @cached_property
-    def optimizer(self) -> Optimizer:
-        """Made at the first training step: torch takes a second to import what it needs, and scoring needs none."""
-        from ctr_pe.training import make_optimizer
-
-        return make_optimizer(self, *self._update)
-
-    def fit(
-        self,
-        data_generator: Any,
-        epochs: int = 1,
-        validation_data: Any = None,
-        max_gradient_norm: float | None = None,
-        **params: Any,
-    ) -> Fitted:
-        """:func:`ctr_pe.training.fit`. ``params``: FuxiCTR hands over all of an experiment; the model has them."""
-        from ctr_pe.training import fit
-
-        check_keys(type(self), params)
-        return fit(self, data_generator, validation_data, epochs, max_gradient_norm)
-
-    def train_step(self, batch_data: Mapping[str, Tensor]) -> Tensor:
-        from ctr_pe.training import train_step
-
-        return train_step(self, batch_data, self._max_gradient_norm)
-
-    def evaluate(self, data_generator: Any, metrics: Iterable[str] | None = None) -> dict[str, float]:
-        from ctr_pe.training import score
-
-        found = score(self, data_generator).metrics(tuple(metrics or self.validation_metrics))
-        logging.info("[Metrics] " + " - ".join(f"{name}: {value:.6f}" for name, value in found.items()))
-        return found
-
-    def predict(self, data_generator: Any) -> npt.NDArray[np.float64]:
-        from ctr_pe.training import score
-
-        return score(self, data_generator).scores
-
-    def save_weights(self, checkpoint: str | Path) -> None:
-        from ctr_pe.training import save
-
-        save(self, Path(checkpoint))
-
-    def load_weights(self, checkpoint: str | Path) -> None:
-        """Those of ``save_weights``, here or in FuxiCTR. Raises UserError."""
-        from ctr_pe.training import load
-
-        load(self, Path(checkpoint))
-
 
 def _check_heads(model: str, group: SizedGroup, width: int, num_heads: int) -> None:
     if width % num_heads:
         choices = ", ".join(str(heads) for heads in range(1, min(width, 16) + 1) if width % heads == 0)
         what = f"num_heads={num_heads} does not divide {width}, the item dim of {list(group.target)}"
         raise UserError(f"{model}: {what}: take one of {choices}")
-
-
-def dice_layers(tower: Mapping[str, Any]) -> dict[str, Any]:
-    """Arguments of MLP_Block, with our Dice, one for each layer, where Dice is asked for by name."""
-    activation = choose("activation", tower["hidden_activations"])
-    if activation != "Dice":
-        return {**tower, "hidden_activations": activation}
-    return {**tower, "hidden_activations": [Dice(units) for units in tower["hidden_units"]]}
 
 
 def summed(packed: Tensor, positions: Positions) -> Tensor:

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.fuxictr.embeddings import look_up
 from ctr_pe.models.candidates import encode_packed, score_at_once
-from ctr_pe.models.embeddings import look_up
 from ctr_pe.ops import native
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.sequence.dense import PaddedPositions, align

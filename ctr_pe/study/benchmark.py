@@ -17,7 +17,6 @@ from ctr_pe.config.keys import KEYS, checked
 from ctr_pe.config.yaml import model_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.synthetic.built_in import DEFAULT, open_or_generate
-from ctr_pe.models.keys import check_gpu
 from ctr_pe.study import estimate, runner, suite_tables, trials
 from ctr_pe.study.differences import settings
 from ctr_pe.study.files import texts, write_files, write_texts
@@ -29,6 +28,7 @@ from ctr_pe.study.tables import make_tables
 from ctr_pe.study.trials import Trials
 from ctr_pe.training import PROTOCOLS, Run, train
 from ctr_pe.utils import distributed, loggers
+from ctr_pe.utils.devices import check_gpu
 from ctr_pe.utils.errors import UserError, counted, nearest, say
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from ctr_pe.fuxictr.settings import training_settings
 from ctr_pe.study.rendering import Table, between
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Key
@@ -80,8 +81,9 @@ def measure(run: Run) -> Estimate:
     finally:
         torch.set_num_threads(threads)
     most = int(params.get("epochs", 10)) * len(rows)
-    every = model._eval_steps or len(rows)
-    steps = (min(most, every * (1 + model._early_stop_patience)), most)
+    settings = training_settings(model)
+    every = settings.eval_steps or len(rows)
+    steps = (min(most, every * (1 + settings.early_stop_patience)), most)
     least_batches, most_batches = (number // every * len(valid) + len(test) for number in steps)
     return Estimate(step, batch, steps, (least_batches, most_batches))
 

@@ -24,13 +24,13 @@ from ctr_pe.config.checks import check_encoding, check_names, check_params, mode
 from ctr_pe.config.keys import KEYS, Finite, Key, checked
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.evaluation.monitor import monitor_mode, monitored
-from ctr_pe.models.keys import check_gpu
 from ctr_pe.pe import encoding_class, options_of
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
 from ctr_pe.study.runner import Train
 from ctr_pe.study.store import hash_of
 from ctr_pe.training import Run
 from ctr_pe.utils import distributed, loggers
+from ctr_pe.utils.devices import check_gpu
 from ctr_pe.utils.errors import Diverged, UserError, say
 
 if TYPE_CHECKING:

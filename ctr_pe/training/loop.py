@@ -17,6 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ctr_pe.evaluation.monitor import monitor_mode, monitored
+from ctr_pe.fuxictr.settings import training_settings
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.divergence import Guard
 from ctr_pe.training.schedule import Average, schedule
@@ -65,7 +66,6 @@ def fit(
     batches: Any,
     validation: Any,
     epochs: int = 1,
-    max_gradient_norm: float | None = None,
     progress: Progress | None = None,
     watch: Watch | None = None,
     checkpoint: Checkpoint | None = None,
@@ -76,7 +76,7 @@ def fit(
     save_best_only (if false, the weights are those of the last evaluation), verbose. It may be called again: the
     optimiser goes on from where it is, all else begins anew.
 
-    ``batches``: an epoch at each iteration; of known length. ``max_gradient_norm``: None for the model's own.
+    ``batches``: an epoch at each iteration; of known length.
     ``progress`` is called with ``{"epoch", "batch", "batches"}`` about every 1 % of an epoch, and with ``{"epoch",
     "valid"}`` after each evaluation, valid being its metrics. ``watch``: tells a tracker (:mod:`ctr_pe.utils.loggers`).
     ``checkpoint``: keeps the state after each epoch; a training that was killed goes on from there to the same weights.
@@ -87,12 +87,10 @@ def fit(
     """
     if validation is None:
         raise UserError("fit needs validation_data: without it no epoch can be chosen")
-    steps = epochs * len(batches)
-    if steps < (model._eval_steps or 1):
-        every = "" if model._eval_steps is None else f"eval_steps={model._eval_steps}, but "
-        raise UserError(f"{every}training has {steps} steps: none would be evaluated")
-    if max_gradient_norm is not None or not hasattr(model, "_max_gradient_norm"):  # FuxiCTR's own fit sets it
-        model._max_gradient_norm = 10.0 if max_gradient_norm is None else max_gradient_norm
+    steps, every = epochs * len(batches), training_settings(model).eval_steps
+    if steps < (every or 1):
+        wanted = "" if every is None else f"eval_steps={every}, but "
+        raise UserError(f"{wanted}training has {steps} steps: none would be evaluated")
     best = Path(model.checkpoint).with_suffix(SUFFIX)
     best.parent.mkdir(parents=True, exist_ok=True)
     if distributed.is_first():
@@ -135,12 +133,13 @@ class _Training:
     ) -> None:
         self.model, self.batches, self.validation, self.epochs = model, with_plans(model, batches), validation, epochs
         self.best_weights, self.progress, self.watch, self.guard = best_weights, progress, watch, Guard(model)
+        self.settings = settings = training_settings(model)
         names = [name for name in model.validation_metrics if name != "gAUC" or model.feature_map.group_id]
-        self.names = list(dict.fromkeys([*names, *model._monitor.kv_pairs]))
-        self.every, self.often = model._eval_steps or len(batches), max(1, len(batches) // 100)
-        share, planned = getattr(model, "_weight_average", None), epochs * len(batches)
+        self.names = list(dict.fromkeys([*names, *settings.monitor]))
+        self.every, self.often = settings.eval_steps or len(batches), max(1, len(batches) // 100)
+        share, name, planned = settings.weight_average, settings.learning_rate_schedule, epochs * len(batches)
         self.average = None if share is None else Average(model, share, planned)
-        self.falling = schedule(model.optimizer, model._learning_rate_schedule, planned) if _scheduled(model) else None
+        self.falling = None if name == "constant" else schedule(model.optimizer, name, planned)
         if watch is not None:
             watch.every = self.often
         self.epoch = self.steps = self.stale = self.kept = 0
@@ -162,13 +161,13 @@ class _Training:
 
     @property
     def stopped(self) -> bool:
-        return bool(self.history) and self.stale >= self.model._early_stop_patience
+        return bool(self.history) and self.stale >= self.settings.early_stop_patience
 
     def train_epoch(self) -> None:
         """Train, and evaluate after the epoch, or each ``eval_steps`` steps."""
         self.epoch += 1
         self.model.train()
-        verbose = self.model._verbose and distributed.is_first()
+        verbose = self.settings.verbose and distributed.is_first()
         for index, batch in enumerate(tqdm(self.batches, file=sys.stdout) if verbose else self.batches):
             if index % self.often == 0:
                 self.progress({"epoch": self.epoch, "batch": index, "batches": len(self.batches)})
@@ -218,16 +217,17 @@ class _Training:
 
     def _choose(self, metrics: Mapping[str, float]) -> None:
         """Keep the weights if they are the best so far; else stop sooner and more slowly."""
-        model, value = self.model, _monitored(self.model, metrics, first=self.best is None)
-        low = monitor_mode(model._monitor.kv_pairs) == "min"
+        settings = self.settings
+        value = _monitored(settings.monitor, metrics, first=self.best is None)
+        low = monitor_mode(settings.monitor) == "min"
         better = self.best is None or (value <= self.best - MIN_DELTA if low else value >= self.best + MIN_DELTA)
         self.best, self.stale = (value, 0) if better else (self.best, self.stale + 1)
-        if better or not model._save_best_only:
+        if better or not settings.save_best_only:
             if distributed.is_first():
-                save(model, self.best_weights)
+                save(self.model, self.best_weights)
             self.kept = len(self.history) - 1
-        if not better and model._reduce_lr_on_plateau and self.falling is None:
-            logging.info("No improvement: learning rate %g", model.lr_decay())
+        if not better and settings.reduce_lr_on_plateau and self.falling is None:
+            logging.info("No improvement: learning rate %g", self.model.lr_decay())
 
     def state(self, random: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """All that the rest of the training depends on, at the end of an epoch. ``random``: the streams of each
@@ -277,13 +277,8 @@ class _Training:
             yield "average", self.average
 
 
-def _scheduled(model: Any) -> bool:
-    return getattr(model, "_learning_rate_schedule", "constant") != "constant"
-
-
-def _monitored(model: Any, metrics: Mapping[str, float], first: bool) -> float:
+def _monitored(monitor: Mapping[str, float], metrics: Mapping[str, float], first: bool) -> float:
     """The monitor's value; NaN, which is no improvement, is an error the first time."""
-    monitor: Mapping[str, float] = model._monitor.kv_pairs
     for name in monitor:
         if name not in metrics:
             raise UserError(f"monitor '{name}' is not among the metrics: {nearest(name, metrics)}")

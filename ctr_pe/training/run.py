@@ -27,7 +27,7 @@ from ctr_pe.training.loop import Epoch, Progress, fit
 from ctr_pe.training.scoring import score
 from ctr_pe.training.source import Source
 from ctr_pe.training.weights import save
-from ctr_pe.utils import distributed, loggers, processor
+from ctr_pe.utils import devices, distributed, loggers
 from ctr_pe.utils.errors import UserError, nearest
 from ctr_pe.utils.files import scratch_folder
 
@@ -164,7 +164,7 @@ def _train(run: Run, progress: Progress | None, watch: loggers.Watch | None) -> 
         auxiliary=fitted.history[-1].auxiliary,
         valid=fitted.best.metrics,
         history=fitted.history,
-        processor=processor.name_of(model.device),
+        processor=devices.name_of(model.device),
     )
     if run.keep is not None and distributed.is_first():
         run.keep(model, run, source, outcome)

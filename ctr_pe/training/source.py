@@ -12,6 +12,7 @@ from typing import Any
 from ctr_pe.data.dataset import Dataset, open_dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.fuxictr.feature_specs import read_feature_map
+from ctr_pe.fuxictr.library import load_feature_map, npz_loader
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError, nearest
 
@@ -42,8 +43,6 @@ class Source:
 
         Raises UserError if one of them names a feature that is not there.
         """
-        from fuxictr.features import FeatureMap
-
         file = self.folder / "feature_map.json"
         named, names = read_feature_map(file)
         if named != self.dataset_id:
@@ -57,9 +56,7 @@ class Source:
         for key, name in given:
             if name not in names:
                 raise UserError(f"{key}: no feature '{name}' in {self.folder}: {nearest(name, names)}")
-        feature_map = FeatureMap(self.dataset_id, str(self.folder))
-        feature_map.load(str(file), {**params, "group_id": group_id})
-        return feature_map
+        return load_feature_map(self.dataset_id, self.folder, {**params, "group_id": group_id})
 
     def batches(self, feature_map: Any, splits: Sequence[str], params: Mapping[str, Any], train: bool = False) -> Any:
         """Batches of the splits, one after the other, as ``batch_size``, ``num_workers`` and, to train, ``shuffle``,
@@ -72,16 +69,11 @@ class Source:
         size, ahead = int(params.get("batch_size", 1024)), int(params.get("num_workers") or 0)
         shuffle = train and bool(params.get("shuffle", True))
         if self.dataset is None and params.get("data_format") == "npz":
-            from fuxictr.pytorch.dataloaders import RankDataLoader
-
             if distributed.processes() > 1:
                 raise UserError("data_format 'npz': FuxiCTR's loader does not share its rows between processes")
             if params.get("like_length"):
                 raise UserError("data_format 'npz': FuxiCTR's loader does not know like_length, leave it out")
-            given = {"data_format": "npz", "batch_size": size, "shuffle": shuffle, "num_workers": ahead}
-            if train:
-                return RankDataLoader(feature_map, "train", train_data=paths[0], **given)[0]
-            return RankDataLoader(feature_map, "test", test_data=paths[0], **given)
+            return npz_loader(feature_map, paths[0], train, size, shuffle, ahead)
         role, seed = "train" if train else "valid", int(params.get("seed", 0))
         how: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "like_length": int(params.get("like_length") or 0)}
         rows = BatchLoader(feature_map, paths, role, size, share=distributed.share(), **how)

@@ -33,7 +33,7 @@ def make_optimizer(model: Any, name: str, lr: float, table_optimizer: str | None
             group["fused"] = True
     if table_optimizer is None or not lazy:
         return optimizer
-    return LazyTables(table_optimizer, lazy, optimizer, lr, model._embedding_regularizer)
+    return LazyTables(table_optimizer, lazy, optimizer, lr, model.regularizer_terms())
 
 
 def train_step(model: Any, batch: Mapping[str, Tensor], max_gradient_norm: float) -> Tensor:

@@ -12,7 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
-from fuxictr.pytorch.torch_utils import get_regularizer
 from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
@@ -51,17 +50,23 @@ OPTIMIZERS: dict[str, type[Optimizer]] = {"lazy_adam": SparseAdam, "rowwise_adag
 class LazyTables(Optimizer):
     """An optimiser for tables, whose gradients become sparse, and ``others``, that of all other parameters, as one.
 
-    ``regularizer``: FuxiCTR's, of the rows that a batch has. Raises UserError for an unknown ``name``.
+    ``regularizer``: (p, λ) of each term λ / p Σ |x|^p over the rows that a batch has. Raises UserError for an unknown
+    ``name``.
     """
 
     def __init__(
-        self, name: str, tables: Sequence[nn.Embedding], others: Optimizer, lr: float, regularizer: Any
+        self,
+        name: str,
+        tables: Sequence[nn.Embedding],
+        others: Optimizer,
+        lr: float,
+        regularizer: Sequence[tuple[int, float]],
     ) -> None:
         kind = OPTIMIZERS[choose("table_optimizer", name)]
         for table in tables:
             table.sparse = True
         self.tables = [table.weight for table in tables]
-        self.regularizer = get_regularizer(regularizer)
+        self.regularizer = regularizer
         self.each = {"others": others, "tables": kind(self.tables, lr=lr)}  # type: ignore[call-arg]
 
     @property

@@ -12,8 +12,8 @@ import torch
 from fuxictr.pytorch.models import BaseModel
 from torch import nn
 
-from ctr_pe.models import embeddings
-from ctr_pe.models.embeddings import look_up
+from ctr_pe.fuxictr import embeddings
+from ctr_pe.fuxictr.embeddings import look_up
 from ctr_pe.training.steps import clip
 from tests.support.models import batch, build
 

@@ -21,8 +21,8 @@ from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.evaluation import evaluate
 from ctr_pe.pe import available_pes
 from ctr_pe.training import Outcome, Run, build_model, load, train
+from ctr_pe.utils.devices import name_of
 from ctr_pe.utils.errors import UserError
-from ctr_pe.utils.processor import name_of
 
 PARAMS: dict[str, Any] = {
     "embedding_dim": 4,

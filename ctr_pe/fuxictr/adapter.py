@@ -1,0 +1,248 @@
+"""FuxiCTR's ``BaseModel`` with the training, layers, losses and weight files of this package."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property, partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+from fuxictr.pytorch import layers
+from fuxictr.pytorch.models import BaseModel
+from fuxictr.pytorch.torch_utils import get_loss, get_regularizer
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from ctr_pe.config.choices import choose
+from ctr_pe.config.keys import Checked, PositiveText, Regularizer, Width, regularizer
+from ctr_pe.evaluation.monitor import monitor_mode
+from ctr_pe.fuxictr.embeddings import look_up, regularization
+from ctr_pe.fuxictr.library import take_encoders
+from ctr_pe.fuxictr.settings import MAX_GRADIENT_NORM
+from ctr_pe.sequence.transfer import to_device
+from ctr_pe.units.activations import Dice
+from ctr_pe.units.batch_norm import BatchNorm1d
+from ctr_pe.units.dropout import Dropout
+from ctr_pe.utils import distributed
+from ctr_pe.utils.devices import check_gpu
+from ctr_pe.utils.names import check_name
+
+if TYPE_CHECKING:
+    from ctr_pe.training import Fitted, Gradients
+
+
+class FuxiCTRModel(Checked, BaseModel):  # type: ignore[misc]
+    """FuxiCTR's ``BaseModel``, whose methods train, evaluate and save as :mod:`ctr_pe.training` does.
+
+    A subclass builds its layers, calls :meth:`finish` last, and defines ``forward``: a batch -> ``{"y_pred": click
+    probability (B, 1)}``; in training also "penalties", the regularisation of embedding tables by their weights, and
+    "losses", what else is to be minimised, by name.
+
+    Args:
+        feature_map: FuxiCTR's.
+        embedding_dim: of every field that sets none of its own.
+        embedding_init: standard deviation of the embedding tables at the start.
+        embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
+        table_optimizer: ``lazy_adam`` or ``rowwise_adagrad`` updates and regularises only the rows of embedding tables
+            that a batch reads, see :mod:`ctr_pe.training.table_optimizers`; None updates tables like all other
+            parameters.
+        learning_rate_schedule: ``constant``, or ``linear`` or ``cosine``: it falls to zero over all epochs.
+        weight_average: evaluate and keep a moving average of the weights over about this share of the training.
+        max_gradient_norm: of all gradients together.
+        kwargs: FuxiCTR's own, such as ``monitor`` and ``early_stop_patience``; other keys of a config are ignored.
+
+    Raises:
+        UserError: a bad value, or a device that is not there.
+    """
+
+    def __init__(
+        self,
+        feature_map: Any,
+        model_id: str = "FuxiCTRModel",
+        embedding_dim: Width = 64,
+        embedding_init: PositiveText = 1e-4,
+        learning_rate: PositiveText = 1e-3,
+        optimizer: str = "adam",
+        loss: str = "binary_crossentropy",
+        embedding_regularizer: Regularizer = None,
+        net_regularizer: Regularizer = None,
+        table_optimizer: str | None = None,
+        learning_rate_schedule: str = "constant",
+        weight_average: PositiveText | None = None,
+        max_gradient_norm: PositiveText = MAX_GRADIENT_NORM,
+        **kwargs: Any,
+    ) -> None:
+        for key, name in {"model_id": model_id, "dataset_id": feature_map.dataset_id}.items():
+            check_name(key, name)  # the checkpoint's file
+        feature_map, encoders = take_encoders(feature_map)
+        metrics = ["gAUC", "AUC", "logloss"] if feature_map.group_id else ["AUC", "logloss"]
+        kwargs = {"verbose": 0, "model_root": "./checkpoints", "metrics": metrics} | kwargs
+        kwargs["monitor_mode"] = monitor_mode(kwargs.get("monitor", "AUC"), kwargs.get("monitor_mode"))
+        regularizers = {"embedding_regularizer": embedding_regularizer, "net_regularizer": net_regularizer}
+        kwargs |= {key: regularizer(value) for key, value in regularizers.items()}
+        device = check_gpu(kwargs.get("gpu", -1))
+        super().__init__(feature_map, model_id=model_id, **kwargs)
+        self.device = device  # FuxiCTR knows CUDA alone
+        self.checkpoint = str(Path(self.model_dir, f"{model_id}.safetensors").absolute())  # FuxiCTR's is a pickle
+        self._max_gradient_norm = float(max_gradient_norm)
+        self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
+        self.gradients: Gradients | None = None  # of the last training step
+        self.embedding_dim = embedding_dim
+        self.embedding_layer = layers.FeatureEmbeddingDict(
+            feature_map, embedding_dim, partial(nn.init.normal_, std=float(embedding_init))
+        )
+        self.encoders = encoders  # by field
+        self.embedding_layer.feature_encoders.update(encoders)
+        self.table_optimizer = choose("table_optimizer", table_optimizer)
+        self.learning_rate_schedule = choose("learning_rate_schedule", learning_rate_schedule)
+        self.weight_average = None if weight_average is None else float(weight_average)
+        self._compile = (optimizer, loss, float(learning_rate))
+
+    @classmethod
+    def check_keys(cls, keys: Iterable[str]) -> None:
+        """Raises UserError for the first key of a config that the model does not know."""
+
+    def finish(self) -> None:
+        """After all layers are built: loss and optimiser, initial weights, device."""
+        for block in [block for block in self.modules() if isinstance(block, layers.MLP_Block)]:
+            for index, layer in enumerate(block.mlp):
+                if type(layer) is nn.BatchNorm1d:
+                    block.mlp[index] = BatchNorm1d(layer.num_features)
+        self.compile(*self._compile)
+        self.reset_parameters()
+        self.model_to_device()
+
+    def look_up(self, ids: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[Tensor, Tensor]]:
+        """The embeddings of the ids, and in training the regularisation of their tables, by the tables' weights."""
+        return look_up(self.embedding_layer, ids, self._embedding_regularizer if self.training else None)
+
+    def regularizer_terms(self) -> list[tuple[int, float]]:
+        """(p, λ) of each term λ / p Σ |x|^p of ``embedding_regularizer``."""
+        terms: list[tuple[int, float]] = get_regularizer(self._embedding_regularizer)
+        return terms
+
+    # The loss.
+
+    def compute_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
+        return self.add_loss(return_dict, y_true) + self.regularization_loss(return_dict.get("penalties", {}))
+
+    def add_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
+        """The task's loss and the forward pass' own losses."""
+        losses: Mapping[str, Tensor] = return_dict.get("losses", {})
+        self.auxiliary_parts = {name: part.detach() for name, part in losses.items()}
+        mean = super().add_loss(return_dict, y_true)
+        if distributed.processes() > 1:  # their rows differ by one
+            mean = mean * (len(y_true) / distributed.average(float(len(y_true))))
+        return sum(losses.values(), mean)
+
+    def regularization_loss(self, penalties: Mapping[Tensor, Tensor] = MappingProxyType({})) -> Tensor | float:
+        """FuxiCTR's. ``penalties``: of the tables whose own is known from looking them up."""
+        of_tables = set(self.embedding_layer.parameters())
+        known = {*penalties, *getattr(self.optimizer, "tables", ())}  # LazyTables regularises its own
+        tables = [table for table in self.embedding_layer.parameters() if table not in known]
+        others = [parameter for parameter in self.parameters() if parameter not in of_tables]
+        rest = sum(penalties.values(), regularization(tables, self._embedding_regularizer))
+        return rest + regularization(others, self._net_regularizer)
+
+    # A batch.
+
+    def get_inputs(self, inputs: Mapping[str, Tensor], feature_source: Any = None) -> dict[str, Tensor]:
+        features, labels = self.feature_map.features, self.feature_map.labels
+        read = [field for field in inputs if field not in labels and features[field]["type"] != "meta"]
+        found: dict[str, Tensor] = super().get_inputs(
+            {f: to_device(inputs[f], self.device) for f in read}, feature_source
+        )
+        return found
+
+    def get_labels(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        label = self.feature_map.labels[0]
+        found: Tensor = super().get_labels({label: to_device(inputs[label], self.device)})
+        return found
+
+    # FuxiCTR's names for training, which is ctr_pe.training: imported when used, because it stands above the models.
+
+    def compile(self, optimizer: Any, loss: Any, lr: float) -> None:
+        self.loss_fn = get_loss(choose("loss", loss))
+        self._compile = (choose("optimizer", optimizer), loss, lr)
+        self.__dict__.pop("optimizer", None)
+        if self.table_optimizer is not None:  # makes the tables' gradients sparse, which the loss has to know
+            _ = self.optimizer
+
+    @cached_property
+    def optimizer(self) -> Optimizer:
+        """Made at the first training step: torch takes a second to import what it needs, and scoring needs none."""
+        from ctr_pe.training import make_optimizer
+
+        name, _, lr = self._compile
+        return make_optimizer(self, name, lr, self.table_optimizer)
+
+    def fit(
+        self,
+        data_generator: Any,
+        epochs: int = 1,
+        validation_data: Any = None,
+        max_gradient_norm: float | None = None,
+        **params: Any,
+    ) -> Fitted:
+        """:func:`ctr_pe.training.fit`. ``params``: FuxiCTR hands over all of an experiment; the model has them."""
+        from ctr_pe.training import fit
+
+        self.check_keys(params)
+        if max_gradient_norm is not None:
+            self._max_gradient_norm = max_gradient_norm
+        return fit(self, data_generator, validation_data, epochs)
+
+    def train_step(self, batch_data: Mapping[str, Tensor]) -> Tensor:
+        from ctr_pe.training import train_step
+
+        return train_step(self, batch_data, self._max_gradient_norm)
+
+    def evaluate(self, data_generator: Any, metrics: Iterable[str] | None = None) -> dict[str, float]:
+        from ctr_pe.training import score
+
+        found = score(self, data_generator).metrics(tuple(metrics or self.validation_metrics))
+        logging.info("[Metrics] " + " - ".join(f"{name}: {value:.6f}" for name, value in found.items()))
+        return found
+
+    def predict(self, data_generator: Any) -> npt.NDArray[np.float64]:
+        from ctr_pe.training import score
+
+        return score(self, data_generator).scores
+
+    def save_weights(self, checkpoint: str | Path) -> None:
+        from ctr_pe.training import save
+
+        save(self, Path(checkpoint))
+
+    def load_weights(self, checkpoint: str | Path) -> None:
+        """Those of ``save_weights``, here or in FuxiCTR. Raises UserError."""
+        from ctr_pe.training import load
+
+        load(self, Path(checkpoint))
+
+
+class MLP(layers.MLP_Block):  # type: ignore[misc]
+    """FuxiCTR's ``MLP_Block`` with this package's Dice, one for each layer, and its Dropout.
+
+    ``fast_dropout``: False for torch's dropout, whose random numbers are others. ``options``: FuxiCTR's.
+    """
+
+    def __init__(
+        self,
+        input_dim: int,
+        hidden_units: Sequence[int],
+        hidden_activations: str,
+        fast_dropout: bool = True,
+        **options: Any,
+    ) -> None:
+        activations = choose("activation", hidden_activations)
+        if activations == "Dice":
+            activations = [Dice(units) for units in hidden_units]
+        super().__init__(input_dim, list(hidden_units), activations, **options)
+        for index, layer in enumerate(self.mlp):
+            if fast_dropout and type(layer) is nn.Dropout:
+                self.mlp[index] = Dropout(layer.p)

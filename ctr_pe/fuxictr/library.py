@@ -1,0 +1,91 @@
+"""What other rooms take from FuxiCTR itself. Each function imports what it needs: FuxiCTR takes seconds."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ctr_pe.config.keys import ENCODER
+from ctr_pe.utils.errors import UserError, shown
+
+if TYPE_CHECKING:
+    from fuxictr.features import FeatureMap
+    from torch import nn
+
+
+def base_model() -> type:
+    """FuxiCTR's ``BaseModel``, which every model is derived from."""
+    from fuxictr.pytorch.models import BaseModel
+
+    return BaseModel  # type: ignore[no-any-return]
+
+
+def load_feature_map(dataset_id: str, folder: Path, params: Mapping[str, Any]) -> FeatureMap:
+    """The feature map of a data set's folder, with the ``group_id``, ``use_features`` … of the parameters."""
+    from fuxictr.features import FeatureMap
+
+    feature_map = FeatureMap(dataset_id, str(folder))
+    feature_map.load(str(folder / "feature_map.json"), dict(params))
+    return feature_map
+
+
+def small_feature_map(dataset_id: str, specs: Mapping[str, dict[str, Any]], params: Mapping[str, Any]) -> FeatureMap:
+    """A feature map with tables of three rows, short histories and no pretrained vectors: a model on it is cheap."""
+    from fuxictr.features import FeatureMap
+
+    feature_map = FeatureMap(dataset_id, "")
+    for name, spec in specs.items():
+        kept = {key: value for key, value in spec.items() if not key.startswith(("pretrain", "freeze"))}
+        small = {key: min(spec[key], most) for key, most in (("vocab_size", 3), ("max_len", 100)) if key in spec}
+        feature_map.features[name] = kept | small
+    feature_map.labels = ["label"]
+    feature_map.group_id = params.get("group_id")
+    feature_map.default_emb_dim = params.get("embedding_dim")
+    return feature_map
+
+
+def take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
+    """A copy of the feature map without feature encoders, and the encoders: FuxiCTR would run their text as code."""
+    from fuxictr.pytorch import layers
+    from torch import nn
+
+    feature_map = copy.deepcopy(feature_map)
+    encoders: dict[str, nn.Module] = {}
+    for field, spec in feature_map.features.items():
+        text = spec.get("feature_encoder")
+        if isinstance(text, list) and len(text) == 1:  # FuxiCTR takes a list for a sequence of encoders
+            text = text[0]
+        if text is None:
+            continue
+        written = ENCODER.fullmatch(str(text))
+        if written is None:
+            raise UserError(
+                f"feature_map: feature_encoder {shown(text)} of '{field}' is none of nn.Linear(a, b, bias=False), "
+                "layers.MaskedAveragePooling(), layers.MaskedSumPooling(), null"
+            )
+        width, out, bias, pooling = written.groups()
+        if pooling is None:
+            encoders[field] = nn.Linear(int(width), int(out), bias=bias != "False")
+        else:
+            encoders[field] = getattr(layers, pooling)()
+        spec["feature_encoder"] = None
+    return feature_map, encoders
+
+
+def npz_loader(feature_map: Any, file: str, train: bool, batch_size: int, shuffle: bool, num_workers: int) -> Any:
+    """FuxiCTR's loader of an ``.npz`` file; without ``train`` in file order."""
+    from fuxictr.pytorch.dataloaders import RankDataLoader
+
+    given = {"data_format": "npz", "batch_size": batch_size, "shuffle": shuffle, "num_workers": num_workers}
+    if train:
+        return RankDataLoader(feature_map, "train", train_data=file, **given)[0]
+    return RankDataLoader(feature_map, "test", test_data=file, **given)
+
+
+def log_to_file(params: Mapping[str, Any]) -> None:
+    """Log to the terminal and to ``<model_root>/<dataset_id>/<model_id>.log``, in FuxiCTR's form."""
+    from fuxictr.utils import set_logger
+
+    set_logger(dict(params))
