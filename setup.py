@@ -1,7 +1,8 @@
 """Package metadata.
 
 ``model_zoo/`` and ``config/`` stay at the top of the checkout, where FuxiCTR users look for them, and are installed
-inside the package: the fuxictr wheel already owns a top-level ``model_zoo``.
+inside the package: the fuxictr wheel already owns a top-level ``model_zoo``. In a checkout ``ctr_pe/model_zoo`` and
+``ctr_pe/configs`` are links to them, so that the package and its models come from one tree wherever it stands.
 
 ``ctr_pe/ops/csrc/`` is compiled where there is a C compiler. Without one the package computes the same in torch.
 """
@@ -35,7 +36,7 @@ setup(
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=[*find_packages(include=["ctr_pe", "ctr_pe.*"]), "ctr_pe.model_zoo", "ctr_pe.configs"],
+    packages=sorted({*find_packages(include=["ctr_pe", "ctr_pe.*"]), "ctr_pe.model_zoo", "ctr_pe.configs"}),
     package_dir={"ctr_pe.model_zoo": "model_zoo", "ctr_pe.configs": "config"},
     ext_modules=[KERNELS] if sys.platform == "linux" else [],
     package_data={"ctr_pe": ["py.typed", "reporting/html/template/*"], "ctr_pe.configs": ["*.yaml", "*/*.yaml"]},

@@ -27,7 +27,8 @@ def copy_checkout(checkout: Path, to: Path) -> Path:
     to.mkdir()
     for name in keep:
         if (checkout / name).is_dir():
-            shutil.copytree(checkout / name, to / name, ignore=shutil.ignore_patterns("__pycache__", "*.so"))
+            ignored = shutil.ignore_patterns("__pycache__", "*.so")
+            shutil.copytree(checkout / name, to / name, symlinks=True, ignore=ignored)
         else:
             shutil.copy(checkout / name, to)
     return to
@@ -129,6 +130,18 @@ def test_the_public_api() -> None:
 def test_top_level_folders_are_importable_inside_the_package() -> None:
     code = "import ctr_pe.configs, ctr_pe.model_zoo, sys; print('model_zoo' in sys.modules, 'config' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True, cwd="/").split() == ["False", "False"]
+
+
+def test_package_models_and_configs_come_from_one_checkout(checkout: Path, tmp_path: Path) -> None:
+    """A second checkout that stands before an installed one, as a ``git worktree`` does."""
+    second = copy_checkout(checkout, tmp_path / "second")
+    code = (
+        "import ctr_pe.model_zoo.din, ctr_pe.config.yaml, importlib.resources as r; "
+        "print(ctr_pe.__file__, ctr_pe.model_zoo.__file__, ctr_pe.model_zoo.din.__file__, r.files('ctr_pe.configs'))"
+    )
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(second), os.environ["PYTHONPATH"]])}
+    where = subprocess.check_output([sys.executable, "-c", code], text=True, cwd="/", env=environment)
+    assert where.count(f"{second}{os.sep}ctr_pe{os.sep}") == 4, where
 
 
 FUXICTRS_FOLDER = """
