@@ -24,6 +24,7 @@ from ctr_pe.utils.files import scratch_folder
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
+    from ctr_pe.data.dataset import Dataset
     from ctr_pe.data.logs.recipe import Recipe
     from ctr_pe.serving.timeline import Events
 
@@ -132,6 +133,9 @@ class CTRRanker:
                 for name in files:  # what was a table in memory
                     message = message.replace(str(folder / f"{name}.parquet"), name)
                 raise UserError(message) from None
+            if "gAUC" in params.get("monitor", "") and "monitor" not in self.get_params() and not _comparable(dataset):
+                log.warning("no user has validation rows of both labels: the best epoch is that of AUC, not of gAUC")
+                params["monitor"] = "AUC"
             self.report_ = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
             run = Run(
                 self.model, dataset.path, self.position_encoding, seed, "heldout", params, self.gpu, self.threads,
@@ -234,13 +238,15 @@ class CTRRanker:
         """
         label = self._scorer.encoder.columns.label or "label"
         table = tables.frame(_with_labels(events, y, label, "events"), "events")
-        if history is not None:
-            return self._metrics(table, self._scores(table, self._events(history), "events"))["gAUC"]
         new, scores = self._without_history(table), np.zeros(table.height, np.float32)
-        for rows, source in ((~new, None), (new, table.filter(new))):
+        parts = [(~new, None), (new, table.filter(new))] if history is None else [(new | ~new, history)]
+        for rows, source in parts:
             if rows.any():
                 scores[rows] = self._scores(table.filter(rows), self._events(source), "events")
-        return self._metrics(table, scores)["gAUC"]
+        found = self._metrics(table, scores)["gAUC"]
+        if np.isnan(found):
+            raise UserError("events: no user has rows of both labels, which gAUC compares")
+        return found
 
     def save(self, folder: str | Path, histories: bool = True) -> None:
         """Write the model folder, all or nothing; an earlier model folder of this name is replaced.
@@ -415,6 +421,14 @@ class CTRRanker:
         from sklearn.utils import check_random_state
 
         return int(check_random_state(self.random_state).randint(2**31 - 1))
+
+
+def _comparable(dataset: Dataset) -> bool:
+    """Whether gAUC is defined on the validation rows: some user has both labels."""
+    from ctr_pe.data.logs.log import LABEL, USER
+
+    labels = pl.scan_parquet(dataset.split("valid")).group_by(USER).agg(pl.col(LABEL).n_unique())
+    return bool(labels.select(pl.col(LABEL).max() > 1).collect().item())
 
 
 def _with_labels(events: Table, y: Any, name: str, what: str) -> Table:

@@ -239,3 +239,17 @@ def test_errors_speak_the_language_of_the_caller(
             assert f"--{name.replace('_', '-')}" in said, said
             assert value.strip("'").lower() in said
         assert f"{argument.split('=')[0]}=" not in said
+
+
+def test_rows_of_one_label_per_user_choose_the_epoch_by_auc(
+    impressions: pl.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One validation row per user, as in a log whose users all came equally often, or one impression per user."""
+    one = impressions.with_columns(user_id=pl.int_range(pl.len()))
+    ranker = CTRRanker(**QUICK).fit(one.drop("label"), one["label"])
+    assert "the best epoch is that of AUC" in caplog.text
+    assert ranker.metrics_["AUC"] > 0
+    with pytest.raises(UserError, match="gAUC"):
+        CTRRanker(monitor="gAUC", **QUICK).fit(one)
+    with pytest.raises(UserError, match="events: no user has rows of both labels"):
+        ranker.score(one)
