@@ -52,7 +52,7 @@ class Case:
     @property
     def function(self) -> Callable[..., Any]:
         module, function = self.measure.split(":")
-        found: Callable[..., Any] = getattr(importlib.import_module(f"speed.{module}"), function)
+        found: Callable[..., Any] = getattr(importlib.import_module(f"benchmark.speed.{module}"), function)
         return found
 
     def met(self, figure: float, goal: float) -> bool:
