@@ -12,7 +12,7 @@ lint:
 	ruff format --check .
 
 types:
-	python .ci/types.py
+	mypy
 
 test:
 	pytest -q -n 2

@@ -80,7 +80,8 @@ class FuxiCTRModel(Checked, BaseModel):  # type: ignore[misc]
             check_name(key, name)  # the checkpoint's file
         feature_map, encoders = take_encoders(feature_map)
         metrics = ["gAUC", "AUC", "logloss"] if feature_map.group_id else ["AUC", "logloss"]
-        kwargs = {"verbose": 0, "model_root": "./checkpoints", "metrics": metrics} | kwargs
+        defaults: dict[str, Any] = {"verbose": 0, "model_root": "./checkpoints", "metrics": metrics}
+        kwargs = defaults | kwargs
         kwargs["monitor_mode"] = monitor_mode(kwargs.get("monitor", "AUC"), kwargs.get("monitor_mode"))
         regularizers = {"embedding_regularizer": embedding_regularizer, "net_regularizer": net_regularizer}
         kwargs |= {key: regularizer(value) for key, value in regularizers.items()}

@@ -106,7 +106,7 @@ class RankModel(FuxiCTRModel):
         histories = {field for group in self.groups for field in group.history}
         self._unread = {field for group in self.groups for field in group.negative} - histories
         self.other_fields = other_fields(features, self.encoders, histories | self._unread)
-        self._tower = {
+        self._tower: dict[str, Any] = {
             "hidden_units": dnn_hidden_units,
             "hidden_activations": dnn_activations,
             "dropout_rates": net_dropout,

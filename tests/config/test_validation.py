@@ -48,7 +48,7 @@ def of_model(tmp_path: Path, root: Path, **changes: Any) -> list[str]:
 
 @pytest.mark.slow
 def test_what_is_shipped_is_right(checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    parsed = cache(yaml.parse_yaml)  # once per file, and not for every cell of a suite
+    parsed = cache(yaml_config.parse_yaml)  # once per file, and not for every cell of a suite
     monkeypatch.setattr(yaml_config, "parse_yaml", lambda text, source: deepcopy(parsed(text, source)))
     for kind in ("model_config", "dataset_config", "recipe", "benchmark"):
         for file in sorted((checkout / "config" / kind).glob("*.yaml")):

@@ -81,7 +81,12 @@ def test_labels_of_every_kind(
 def test_y_stands_for_the_column_of_labels(impressions: pl.DataFrame, labels: pl.Series) -> None:
     want = CTRRanker(**QUICK).fit(impressions).predict_proba(impressions)
     wrong = impressions.with_columns(label=1 - labels)
-    for log, given in [(wrong, {}), (impressions.drop("label"), {"label": None}), (wrong, {"label": "clicked"})]:
+    cases: list[tuple[pl.DataFrame, dict[str, Any]]] = [
+        (wrong, {}),
+        (impressions.drop("label"), {"label": None}),
+        (wrong, {"label": "clicked"}),
+    ]
+    for log, given in cases:
         ranker = CTRRanker(**{**QUICK, **given}).fit(log, labels)
         np.testing.assert_array_equal(ranker.predict_proba(impressions), want)
         assert ranker.score(log, labels) == ranker.score(impressions.rename({"label": given.get("label") or "label"}))

@@ -170,7 +170,7 @@ def test_a_plan_arrives_in_a_copy_per_dtype_and_nothing_is_left_to_ask(counts: l
             assert len(blocks) <= 1
             found += [block.mask for block in blocks]
         assert counted.waits == 0
-        assert counted.to_device.total() == 3 + 2 + 3  # and what newest_of and in_last send
+        assert counted.sent.total() == 3 + 2 + 3  # and what newest_of and in_last send
         wanted = [given.pack(given.distance), given.newest, given.count, given.unpack(packed), given.total(packed)]
         wanted += [given.whole.pad(packed)[0], given.newest_of(packed), given.in_last(packed, 3), *given.real]
         for x, y in zip(found, wanted, strict=False):

@@ -105,7 +105,7 @@ def test_kuaivideo_has_the_published_form(files: Path) -> None:
     rows = pl.concat([train, test])
     assert rows["timestamp"].is_sorted()
     assert rows["item_id"].n_unique() == round(3_239_534 * SHARE)
-    assert abs(rows["is_click"].mean() - generate.CLICKS) < 0.02
+    assert abs(rows["is_click"].mean() - generated.CLICKS) < 0.02
     with h5py.File(folder / "item_visual_emb_dim64.h5") as vectors:
         assert vectors["value"].shape == (round(3_242_315 * SHARE), 64)
         assert vectors["value"].dtype == np.float32
