@@ -86,6 +86,7 @@ class Rows:
     results: Path
     _read: dict[str, list[Setting]] = field(default_factory=dict)
     _suites: dict[str, OfSuite] = field(default_factory=dict)
+    _bins: dict[str, list[where.BinRuns]] = field(default_factory=dict)
 
     def setting(self, place: str) -> Setting:
         found = self.settings(place)
@@ -232,7 +233,7 @@ class Rows:
         found = {some.name: some for some in self.bins(place)}
         if users not in found:
             raise NotBorneOut(f"{place}: no users '{users}', but {', '.join(found)}")
-        return interval(where.compared(self.setting(place), pe, found[users]))
+        return interval(found[users].gain(pe))
 
     def by(self, fact: str, places: Sequence[str], pe: str) -> str:
         """A row per place, a column per bin of users by one fact of their histories: the difference to none there.
@@ -242,7 +243,7 @@ class Rows:
         lines: list[list[str]] = []
         for place in places:
             users = [some for some in self.bins(place) if some.fact == fact]
-            found = [where.compared(self.setting(place), pe, some) for some in users]
+            found = [some.gain(pe) for some in users]
             if not found[0].low > found[-1].high:
                 raise NotBorneOut(f"{place}: {pe} gains no more {users[0].name} than {users[-1].name}")
             if not lines:
@@ -250,10 +251,11 @@ class Rows:
             lines.append([self.setting(place).key.model, *map(interval, found)])
         return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
-    def bins(self, place: str) -> list[where.Bin]:
-        """Bins of the users of one place."""
-        store = Store(self.results / place.split("/")[0])
-        return list(where.bins(where.kept_facts(store, self.setting(place).key, None)))
+    def bins(self, place: str) -> list[where.BinRuns]:
+        """The runs of one place in each bin of its users."""
+        if place not in self._bins:
+            self._bins[place] = where.bins_of(Store(self.results / place.split("/")[0]), self.setting(place))
+        return self._bins[place]
 
     def table(self, places: Sequence[str], pes: Sequence[str]) -> str:
         """A row per place, a column per encoding: its difference to none, bold where p < .05, corrected."""
@@ -781,7 +783,7 @@ def draw(rows: Rows, folder: Path) -> None:
     plt.close(figure)
     sports = rows.setting("DIN-amazon_sports")
     shown = [pe for pe in where.SHOWN if pe in sports.runs]
-    where.draw(sports, rows.bins("DIN-amazon_sports"), shown, folder / "evidence-where.png")
+    where.draw(rows.bins("DIN-amazon_sports"), shown, folder / "evidence-where.png")
 
 
 def _at_length(name: str) -> str:

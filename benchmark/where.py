@@ -21,15 +21,15 @@ import numpy as np
 import polars as pl
 
 from ctr_pe.data.dataset import Dataset, data_root, open_dataset
-from ctr_pe.evaluation.paired import Difference, arm, difference
-from ctr_pe.study.differences import Runs, Setting, settings
+from ctr_pe.evaluation.paired import Difference, UserSpread, difference, influences, squared_distances
+from ctr_pe.study.differences import Setting, settings
 from ctr_pe.study.rendering import Table, as_markdown, as_text
 from ctr_pe.study.store import Key, Store
 from ctr_pe.study.users import STEPS
 from ctr_pe.utils.errors import UserError, exit_code
 
 DAY, BINS = 86_400, 4
-FACTS = "-facts.parquet"
+FACTS, PUBLISHED = "-facts.parquet", "where.parquet"
 SHOWN = ("naive", "cape", "cape_constant", "cape_cosine")
 TITLES = {
     "all": "",
@@ -38,7 +38,6 @@ TITLES = {
     "unlike": "since the last like item",
     "tied": "times",
 }
-Floats = np.ndarray[Any, np.dtype[np.float64]]
 
 
 class Bin(NamedTuple):
@@ -47,6 +46,25 @@ class Bin(NamedTuple):
     fact: str
     name: str
     users: np.ndarray[Any, np.dtype[np.bool_]]
+
+
+class BinRuns(NamedTuple):
+    """The runs among the users of one bin. ``gauc``: encoding -> gAUC of each run; ``spread``: encoding -> what these
+    users add to the variance of its difference to ``none``."""
+
+    fact: str
+    name: str
+    gauc: dict[str, list[float]]
+    spread: dict[str, UserSpread]
+
+    @property
+    def users(self) -> int:
+        """Those with both classes."""
+        return self.spread["none"].users
+
+    def gain(self, pe: str) -> Difference:
+        """The encoding minus none among these users."""
+        return difference(self.gauc[pe], self.gauc["none"], self.spread[pe])
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -66,11 +84,10 @@ def write(results: Path, pes: Sequence[str] = SHOWN, root: Path | None = None) -
     for setting in settings(store):
         if "none" not in setting.runs:
             continue
-        mixed = np.nan_to_num(setting.statistics.shares["gAUC"]) > 0
-        found = [some for some in bins(kept_facts(store, setting.key, root)) if (some.users & mixed).any()]
+        found = [some for some in bins_of(store, setting, root) if some.users]
         encodings = [pe for pe in setting.runs if pe in pes]
         tables.append(make_table(setting, found, encodings))
-        draw(setting, found, encodings, results / f"where-{setting.key.model}-{setting.key.dataset}.png")
+        draw(found, encodings, results / f"where-{setting.key.model}-{setting.key.dataset}.png")
     (results / "where.md").write_text(as_markdown(tables), encoding="utf-8")
     return tables
 
@@ -143,30 +160,62 @@ def bins(facts: pl.DataFrame) -> Iterator[Bin]:
         yield Bin("tied", "some times are equal", tied > 0)
 
 
-def gauc(setting: Setting, runs: Runs, users: Any) -> Any:
-    """The arm of an encoding for some users alone."""
+def bins_of(store: Store, setting: Setting, root: Path | None = None) -> list[BinRuns]:
+    """The setting's runs in each bin of its users: counted, or of published runs as they are kept."""
+    if setting.results[0].key.name in setting.statistics.values:
+        return [among(setting, some) for some in bins(kept_facts(store, setting.key, root))]
+    kept = pl.read_parquet(store.path / "users" / PUBLISHED).filter(setting=_name(setting))
+    found = []
+    for (fact, name), rows in kept.group_by("fact", "bin", maintain_order=True):
+        by_pe = {row["encoding"]: row for row in rows.to_dicts()}
+        spread = {pe: UserSpread(row["gap"], row["interaction"], row["users"]) for pe, row in by_pe.items()}
+        found.append(BinRuns(str(fact), str(name), {pe: row["gauc"] for pe, row in by_pe.items()}, spread))
+    return found
+
+
+def publish(store: Store, root: Path | None = None) -> None:
+    """Keep what the bins of all settings have, in place of the facts of each user."""
+    rows = []
+    for setting in settings(store):
+        for some in bins_of(store, setting, root):
+            of_bin = {"setting": _name(setting), "fact": some.fact, "bin": some.name}
+            rows += [
+                {**of_bin, "encoding": pe, "gauc": gauc, **some.spread[pe]._asdict()} for pe, gauc in some.gauc.items()
+            ]
+    pl.DataFrame(rows).write_parquet(store.path / "users" / PUBLISHED, compression_level=19)
+
+
+def _name(setting: Setting) -> str:
+    return "/".join(setting.key.setting)
+
+
+def among(setting: Setting, some: Bin) -> BinRuns:
+    """The runs among some users alone."""
     statistics, (step, _) = setting.statistics, STEPS["gAUC"]
-    shares = np.where(users, np.nan_to_num(statistics.shares["gAUC"]), 0.0)
-    values = np.stack([statistics.values[result.key.name]["gAUC"] * step for result in runs.values()])
-    return arm(values @ shares / shares.sum(), values, shares / shares.sum())
+    shares = np.where(some.users, np.nan_to_num(statistics.shares["gAUC"]), 0.0)
+    shares = shares / (shares.sum() or 1.0)
+    gauc, added = {}, {}
+    for pe, runs in setting.runs.items():
+        values = np.stack([statistics.values[result.key.name]["gAUC"] * step for result in runs.values()])
+        gauc[pe], added[pe] = (values @ shares).tolist(), influences(values, shares)
+    users = int(np.count_nonzero(shares))
+    spread = {
+        pe: UserSpread.of(squared_distances(np.concatenate([of_pe, added["none"]])), len(of_pe), users)
+        for pe, of_pe in added.items()
+    }
+    return BinRuns(some.fact, some.name, gauc, spread)
 
 
-def compared(setting: Setting, pe: str, some: Bin) -> Difference:
-    """The encoding minus none among these users."""
-    ours, theirs = (gauc(setting, setting.runs[name], some.users) for name in (pe, "none"))
-    return difference(ours, theirs)
-
-
-def make_table(setting: Setting, found: list[Bin], encodings: list[str]) -> Table:
+def make_table(setting: Setting, found: list[BinRuns], encodings: list[str]) -> Table:
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
     for some in found:
-        none = gauc(setting, setting.runs["none"], some.users)
-        line: dict[str, Any] = {"users": some.name, "with both classes": none.users, "gAUC of none": none.mean}
-        cell: dict[str, str | None] = {"users": some.name, "with both classes": f"{none.users:,}"}
-        cell["gAUC of none"] = f"{none.mean:.4f}"
+        mean = float(np.mean(some.gauc["none"]))
+        line: dict[str, Any] = {"users": some.name, "with both classes": some.users, "gAUC of none": mean}
+        cell: dict[str, str | None] = {"users": some.name, "with both classes": f"{some.users:,}"}
+        cell["gAUC of none"] = f"{mean:.4f}"
         for pe in encodings:
-            one = compared(setting, pe, some)
+            one = some.gain(pe)
             line |= {pe: one.value, f"{pe} low": one.low, f"{pe} high": one.high}
             cell[f"{pe} − none [95 %]"] = f"{one.value:+.4f} [{one.low:+.4f}, {one.high:+.4f}]"
         lines.append(line)
@@ -176,7 +225,7 @@ def make_table(setting: Setting, found: list[Bin], encodings: list[str]) -> Tabl
     return Table(f"{setting.title}: where position helps", lines, cells, notes)
 
 
-def draw(setting: Setting, found: list[Bin], encodings: list[str], file: Path) -> None:
+def draw(found: list[BinRuns], encodings: list[str], file: Path) -> None:
     """A panel per fact: differences to none with their intervals."""
     import matplotlib.pyplot as plt
 
@@ -189,7 +238,7 @@ def draw(setting: Setting, found: list[Bin], encodings: list[str], file: Path) -
     for panel, fact in zip(axes[0], facts, strict=True):
         those = [some for some in found if some.fact == fact]
         for number, pe in enumerate(encodings):
-            ones = [compared(setting, pe, some) for some in those]
+            ones = [some.gain(pe) for some in those]
             at = np.arange(len(those)) + 0.6 * (number + 0.5) / len(encodings) - 0.3
             value, low, high = (np.array([getattr(one, name) for one in ones]) for name in ("value", "low", "high"))
             panel.errorbar(at, value, [value - low, high - value], fmt="o", markersize=3, linewidth=1, label=pe)

@@ -13,19 +13,23 @@ That runs differ in the users they suit is in both parts, once too often, and is
 two-way layout (Cornfield and Tukey, Annals of Mathematical Statistics 1956). The t distribution has the degrees of
 freedom of Satterthwaite (Biometrics Bulletin 1946).
 
-U users, R runs.
+Both parts of the users follow from the squared distances between the runs' influences: what each user adds to the
+metric of a run is a vector over users, and the variance of a mean is a mean of distances.
+
+U users, R runs of one encoding, Q of the other.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import variance
 from typing import NamedTuple, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from ctr_pe.evaluation.metrics import METRICS, Floats, check_rows, group_codes
+from ctr_pe.evaluation.metrics import Floats, check_rows, group_codes
 from ctr_pe.evaluation.users import Users, user_values
 from ctr_pe.utils.errors import UserError
 
@@ -48,53 +52,56 @@ class Difference(NamedTuple):
     least_detectable: float  # what ``detectable`` would be with any number of runs: the test users set it
 
 
-class Arm(NamedTuple):
-    """The runs of one encoding in one metric."""
+class UserSpread(NamedTuple):
+    """What the users add to the variance of the difference between two encodings, in one metric."""
 
-    runs: int
-    mean: float
-    seeds: float  # variance of the mean over other seeds; NaN for a single run
-    influence: Floats  # (U,) what each user adds to the mean; 0 for users who have no share in the metric
-    interaction: float  # variance of the mean because runs differ in the users they suit; NaN for a single run
-    users: int  # who have a share
+    gap: float  # squared distance between the mean influences of the two encodings
+    interaction: float  # variance of both means because runs differ in the users they suit; NaN for a single run
+    users: int  # who have a share in the metric
+
+    @classmethod
+    def of(cls, distances: Floats, runs: int, users: int) -> UserSpread:
+        """From the squared distances between influences (R + Q, R + Q), of which ``runs`` are the first encoding's."""
+        ours, theirs = distances[:runs, :runs], distances[runs:, runs:]
+        gap = distances[:runs, runs:].mean() - (ours.mean() + theirs.mean()) / 2
+        several = min(len(ours), len(theirs)) > 1
+        interaction = sum(own.mean() / 2 / (len(own) - 1) for own in (ours, theirs)) if several else math.nan
+        return cls(float(np.maximum(gap, 0.0)), float(interaction), users)
 
 
-def arm(metrics: npt.ArrayLike, values: Floats, shares: Floats) -> Arm:
-    """From the metric of each run (R,), each user's value in it (R, U) and the users' shares (U,), of
-    :mod:`ctr_pe.evaluation.users`."""
-    found = np.asarray(metrics, np.float64)
-    runs = len(found)
+def influences(values: Floats, shares: Floats) -> Floats:
+    """What each user adds to the metric of each run (R, U), from the users' values in the runs (R, U) and their shares
+    (U,), of :mod:`ctr_pe.evaluation.users`; 0 for users who have no share in the metric."""
     with np.errstate(invalid="ignore"):  # nobody has a share
-        means = values @ shares / shares.sum()
-    influences = shares * (values - means[:, None])
-    influence = influences.mean(0)
-    rest = influences - influence
-    seeds, interaction = math.nan, math.nan
-    if runs > 1:
-        seeds = float(found.var(ddof=1)) / runs
-        interaction = float(np.vdot(rest, rest)) / (runs - 1) / runs
-    return Arm(runs, float(found.mean()), seeds, influence, interaction, int(np.count_nonzero(shares)))
+        means = (values * shares).sum(1) / shares.sum()  # equal for equal runs, as a matrix product need not be
+    return np.asarray(shares * (values - means[:, None]))
 
 
-def difference(ours: Arm, theirs: Arm) -> Difference:
-    """Ours minus theirs, tested on the same users; ``p_holm`` is NaN, for :func:`compared` to fill in."""
-    value, users = ours.mean - theirs.mean, ours.users
+def squared_distances(vectors: Floats) -> Floats:
+    """Between the rows of (R, U): (R, R), exactly 0 for equal ones."""
+    from scipy.spatial.distance import pdist, squareform
+
+    return np.asarray(squareform(pdist(vectors, "sqeuclidean"), checks=False))
+
+
+def difference(ours: Sequence[float], theirs: Sequence[float], spread: UserSpread) -> Difference:
+    """Ours minus theirs, from the metric of each run, (R,) and (Q,), tested on the same users; ``p_holm`` is NaN, for
+    :func:`corrected` to fill in."""
+    value, users = float(np.mean(ours) - np.mean(theirs)), spread.users
+    seeds = [(variance(of) / len(of) if len(of) > 1 else math.nan, len(of) - 1) for of in (ours, theirs)]
     factor = users / (users - 1) if users > 1 else math.nan
-    gap = ours.influence - theirs.influence
-    of_users = factor * float(gap @ gap)
-    both = factor * (ours.interaction + theirs.interaction)
-    any_runs = (max(of_users - both, 0.0), users - 1)
-    low, high, p, detectable = _t_test(value, [(ours.seeds, ours.runs - 1), (theirs.seeds, theirs.runs - 1), any_runs])
+    of_users = factor * spread.gap
+    any_runs = (max(of_users - factor * spread.interaction, 0.0), users - 1)
+    low, high, p, detectable = _t_test(value, [*seeds, any_runs])
     users_low, users_high, *_ = _t_test(value, [(of_users, users - 1)])
     *_, least_detectable = _t_test(value, [any_runs])
     return Difference(value, low, high, p, math.nan, detectable, users_low, users_high, least_detectable)
 
 
-def compared(pairs: Mapping[Name, tuple[Arm, Arm]]) -> dict[Name, Difference]:
-    """The difference of each pair, p corrected for their number."""
-    found = {name: difference(*pair) for name, pair in pairs.items()}
-    corrected = holm([one.p for one in found.values()])
-    return {name: one._replace(p_holm=p) for (name, one), p in zip(found.items(), corrected, strict=True)}
+def corrected(found: Mapping[Name, Difference]) -> dict[Name, Difference]:
+    """The differences with p corrected for their number."""
+    p_values = holm([one.p for one in found.values()])
+    return {name: one._replace(p_holm=p) for (name, one), p in zip(found.items(), p_values, strict=True)}
 
 
 def compare(
@@ -125,21 +132,23 @@ def compare(
     if baseline not in scores:
         raise UserError(f"no runs of '{baseline}' to compare with")
     codes, count = group_codes(users, len(np.asarray(labels)))
-    arms: dict[str, dict[str, Arm]] = {}
+    values: dict[str, list[dict[str, Floats]]] = {}
     for name, runs in scores.items():
         rows = [check_rows(labels, of_run) for of_run in runs.values()]
-        values = [user_values(clicked, score, codes, count) for clicked, score in rows]
+        values[name] = [user_values(clicked, score, codes, count) for clicked, score in rows]
         shares = Users.of(rows[0][0], codes, count).shares
-        arms[name] = {}
-        for metric in METRICS:
-            of_metric = np.stack([value[metric] for value in values])
-            metrics = of_metric @ shares[metric] / shares[metric].sum()
-            arms[name][metric] = arm(metrics, of_metric, shares[metric])
-    others = [name for name in scores if name != baseline]
-    by_metric = {
-        metric: compared({name: (arms[name][metric], arms[baseline][metric]) for name in others}) for metric in METRICS
-    }
-    return {name: {metric: by_metric[metric][name] for metric in METRICS} for name in others}
+    found: dict[str, dict[str, Difference]] = {name: {} for name in scores if name != baseline}
+    for metric, share in shares.items():
+        added = {name: influences(np.stack([one[metric] for one in of]), share) for name, of in values.items()}
+        metrics = {name: [float(one[metric] @ share / share.sum()) for one in of] for name, of in values.items()}
+        of_metric = {}
+        for name in found:
+            distances = squared_distances(np.concatenate([added[name], added[baseline]]))
+            spread = UserSpread.of(distances, len(added[name]), int(np.count_nonzero(share)))
+            of_metric[name] = difference(metrics[name], metrics[baseline], spread)
+        for name, one in corrected(of_metric).items():
+            found[name][metric] = one
+    return found
 
 
 def holm(p_values: Sequence[float]) -> list[float]:

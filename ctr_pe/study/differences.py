@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.evaluation.paired import Difference, compared
+from ctr_pe.evaluation.paired import Difference, corrected
 from ctr_pe.pe import available_pes
 from ctr_pe.study.store import Key, Result, Store
 from ctr_pe.study.users import UserStatistics, user_statistics
@@ -80,13 +80,9 @@ def between(statistics: UserStatistics, pairs: Mapping[Name, tuple[Runs, Runs]])
     """Each pair's difference, first minus second, by metric; p corrected for the number of pairs."""
     found: dict[Name, dict[str, Difference]] = {name: dict.fromkeys(METRICS, UNKNOWN) for name in pairs}
     for metric in METRICS:
-        known = {name: [having(runs, metric) for runs in pair] for name, pair in pairs.items()}
-        arms = {
-            name: (statistics.arm(ours, metric), statistics.arm(theirs, metric))
-            for name, (ours, theirs) in known.items()
-            if ours and theirs
-        }
-        for name, one in compared(arms).items():
+        known = {name: (having(ours, metric), having(theirs, metric)) for name, (ours, theirs) in pairs.items()}
+        of_metric = {name: statistics.difference(*pair, metric) for name, pair in known.items() if all(pair)}
+        for name, one in corrected(of_metric).items():
             found[name][metric] = one
     return found
 

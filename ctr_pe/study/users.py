@@ -1,8 +1,9 @@
 """``users/HASH.npz`` of a store: what each test user adds to the metrics of each run, enough for every interval.
 
-Made from ``scores/``, and then sufficient without it, so that it can be published beside ``results.jsonl``: about two
-bytes per user and run. Values are rounded to steps, of which a hundred or so make their spread over users; means and
-differences are those of ``results.jsonl``, not rounded.
+Made from ``scores/``, and then sufficient without it: about two bytes per user and run. Values are rounded to steps, of
+which a hundred or so make their spread over users; means and differences are those of ``results.jsonl``, not rounded.
+What is published is smaller still: of each pair of runs only the squared distance between what the users add to the one
+and to the other, of which intervals are made.
 
 U users, R runs.
 """
@@ -22,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.evaluation.metrics import METRICS, Floats, check_rows, row_loss
-from ctr_pe.evaluation.paired import Arm, arm
+from ctr_pe.evaluation.paired import Difference, UserSpread, difference, influences, squared_distances
 from ctr_pe.evaluation.users import Users, user_values
 from ctr_pe.study.store import Result, Store, write
 from ctr_pe.utils.errors import UserError, one_line
@@ -37,13 +38,32 @@ NOBODY = Users(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 
 @dataclass(frozen=True)
+class RunDistances:
+    """Between the ``runs`` (R,) of :attr:`Key.name`: metric -> squared distances of what users add to them (R, R)."""
+
+    runs: list[str] = field(default_factory=list)
+    distances: dict[str, Floats] = field(default_factory=dict)
+
+    def among(self, names: list[str], metric: str) -> Floats:
+        """Between runs of these names; NaN to runs that are not kept."""
+        places = {name: place for place, name in enumerate(self.runs)}
+        found = np.full((len(names), len(names)), np.nan)
+        kept = [at for at, name in enumerate(names) if name in places]
+        at = [places[names[one]] for one in kept]
+        if kept:
+            found[np.ix_(kept, kept)] = self.distances[metric][np.ix_(at, at)]
+        return found
+
+
+@dataclass(frozen=True)
 class UserStatistics:
     """Of the test rows of one data set. ``click_rate``: of the training rows, NaN if it is not known; ``values``: run
-    (:attr:`Key.name`) -> metric -> (U,) in steps."""
+    (:attr:`Key.name`) -> metric -> (U,) in steps; ``published``: of runs without values."""
 
     users: Users = NOBODY
     click_rate: float = math.nan
     values: dict[str, dict[str, npt.NDArray[Any]]] = field(default_factory=dict)
+    published: RunDistances = field(default_factory=RunDistances)
 
     @cached_property
     def shares(self) -> dict[str, Floats]:
@@ -59,14 +79,21 @@ class UserStatistics:
         clicked, other = row_loss(np.array([True, False]), np.full(2, self.click_rate))
         return float((positives * clicked + (rows - positives) * other) / rows)
 
-    def arm(self, runs: Mapping[int, Result], metric: str) -> Arm:
-        """The runs of one encoding. It gives no interval where the values of one of them are not known."""
+    def distances(self, names: list[str], metric: str) -> Floats:
+        """Squared distances between what users add to these runs (R, R); NaN where that is not known."""
+        if any(name not in self.values for name in names):
+            return self.published.among(names, metric)
         step, _ = STEPS[metric]
-        unknown = np.full(len(self.users.rows), np.nan)
-        names = [result.key.name for result in runs.values()]
-        values = [self.values[name][metric] * step if name in self.values else unknown for name in names]
-        metrics = [result.metrics[metric] for result in runs.values()]
-        return arm(metrics, np.stack(values), self.shares[metric])
+        values = np.stack([self.values[name][metric] * step for name in names])
+        return squared_distances(influences(values, self.shares[metric]))
+
+    def difference(self, ours: Mapping[int, Result], theirs: Mapping[int, Result], metric: str) -> Difference:
+        """The runs of one encoding minus those of another. It has no interval where distances are not known."""
+        runs = [*ours.values(), *theirs.values()]
+        distances = self.distances([run.key.name for run in runs], metric)
+        spread = UserSpread.of(distances, len(ours), int(np.count_nonzero(self.shares[metric])))
+        metrics = [[run.metrics[metric] for run in of.values()] for of in (ours, theirs)]
+        return difference(*metrics, spread)
 
 
 def user_statistics(store: Store, data_hash: str) -> UserStatistics:
@@ -96,17 +123,24 @@ def user_statistics(store: Store, data_hash: str) -> UserStatistics:
                 new[key.name] = {
                     name: np.rint(values[name] / step).astype(kind) for name, (step, kind) in STEPS.items()
                 }
-    found = UserStatistics(users, float(about.get("click_rate", math.nan)), {**kept.values, **new})
+    click_rate = float(about.get("click_rate", math.nan))
+    found = UserStatistics(users, click_rate, {**kept.values, **new}, kept.published)
     if new:
-        _save(file, found)
+        save(file, found)
     return found
 
 
-def _save(file: Path, found: UserStatistics) -> None:
-    """One array (R, U) per metric, in the order of ``runs``."""
+def save(file: Path, found: UserStatistics) -> None:
+    """Write an array (R, U) per metric, in the order of ``runs``, and the distances between ``published`` runs, the
+    upper triangle in a row."""
     content: dict[str, Any] = {name: of.astype(np.int32) for name, of in found.users._asdict().items()}
     content |= {"click_rate": found.click_rate, "runs": np.array(list(found.values))}
-    content |= {metric: np.stack([of[metric] for of in found.values.values()]) for metric in METRICS}
+    if found.values:
+        content |= {metric: np.stack([of[metric] for of in found.values.values()]) for metric in METRICS}
+    if published := found.published.runs:
+        upper = np.triu_indices(len(published), 1)
+        content |= {f"{name}_distances": of[upper] for name, of in found.published.distances.items()}
+        content["published"] = np.array(published)
     write(file, lambda stream: np.savez_compressed(stream, **content))
 
 
@@ -119,14 +153,25 @@ def _read(file: Path) -> UserStatistics:
             content = {name: kept[name] for name in kept.files}
         users = Users(content["rows"].astype(np.int64), content["positives"].astype(np.int64))
         runs = [str(name) for name in content["runs"]]
-        wanted = {metric: (len(runs), len(users.rows)) for metric in METRICS} | {"positives": users.rows.shape}
-        for name, shape in wanted.items():
-            if content[name].shape != shape or not np.issubdtype(content[name].dtype, np.integer):
+        published = [str(name) for name in content.get("published", ())]
+        pairs = len(published) * (len(published) - 1) // 2
+        shapes = {"positives": (users.rows.shape, np.integer)}
+        shapes |= {metric: ((len(runs), len(users.rows)), np.integer) for metric in METRICS if runs or not published}
+        shapes |= {f"{metric}_distances": ((pairs,), np.floating) for metric in METRICS if published}
+        for name, (shape, kind) in shapes.items():
+            if content[name].shape != shape or not np.issubdtype(content[name].dtype, kind):
                 raise ValueError(f"{name} {content[name].dtype}{list(content[name].shape)}")
-        by_run = zip(runs, *(content[metric] for metric in METRICS), strict=True)
-        values = {name: dict(zip(METRICS, of, strict=True)) for name, *of in by_run}
-        return UserStatistics(users, float(content["click_rate"]), values)
+        by_run = zip(*(content[metric] for metric in METRICS), strict=True) if runs else ()
+        values = {name: dict(zip(METRICS, of, strict=True)) for name, of in zip(runs, by_run, strict=True)}
+        distances = {metric: _symmetric(content[f"{metric}_distances"]) for metric in METRICS if published}
+        return UserStatistics(users, float(content["click_rate"]), values, RunDistances(published, distances))
     except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, BadZipFile, zlib.error) as error:
         raise UserError(
             f"{file}: damaged ({one_line(str(error))[:100]}): bring back a whole one, or remove it"
         ) from None
+
+
+def _symmetric(upper: npt.NDArray[Any]) -> Floats:
+    from scipy.spatial.distance import squareform
+
+    return np.asarray(squareform(upper))

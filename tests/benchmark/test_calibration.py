@@ -18,7 +18,6 @@ from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.study.differences import settings
 from ctr_pe.study.store import Key, Store
-from ctr_pe.study.users import STEPS
 from tests.support.fake_training import result_of, train_on_data_set
 
 STORE = Store(calibration.OUT)
@@ -42,11 +41,11 @@ def test_the_published_runs_are_those_of_the_command(dataset: str) -> None:
     assert all(sorted(runs) == list(range(calibration.SEEDS)) for runs in setting.runs.values())
     for result in setting.results:
         assert len(result.history) >= result.epoch
-        values = setting.statistics.values[result.key.name]
-        for metric in METRICS:
-            shares = setting.statistics.users.shares[metric]
-            kept = values[metric] * STEPS[metric][0] @ shares / shares.sum()
-            assert kept == pytest.approx(result.metrics[metric], abs=2e-3)
+    names = [result.key.name for result in setting.results]
+    for metric in METRICS:
+        distances = setting.statistics.distances(names, metric)
+        assert (distances[~np.eye(len(names), dtype=bool)] > 0).all()
+        assert (distances == distances.T).all()
 
 
 def made_up(folder: Path, gain: float) -> None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import polars as pl
 import pytest
 
-from benchmark import where
+from benchmark import published, where
 from ctr_pe.data.dataset import Dataset, open_dataset
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.study.benchmark import keep_rows
@@ -73,11 +74,28 @@ def test_a_difference_is_found_where_it_is(store: Store, dataset: Dataset) -> No
     (setting,) = settings(store)
     found = {some.name: some for some in where.bins(where.of_users(dataset))}
     lengths = [some for some in found.values() if some.fact == "length"]
-    short, long = (where.compared(setting, "naive", lengths[at]) for at in (0, -1))
+    short, long = (where.among(setting, lengths[at]).gain("naive") for at in (0, -1))
     assert short.low < 0 < short.high < long.value
     assert long.users_low > 0
-    whole, table = where.compared(setting, "naive", found["all users"]), setting.differences("none")["naive"]["gAUC"]
+    whole = where.among(setting, found["all users"]).gain("naive")
+    table = setting.differences("none")["naive"]["gAUC"]
     assert whole.users_high - whole.users_low == pytest.approx(table.users_high - table.users_low, rel=1e-6)
+
+
+def test_what_is_published_says_the_same(store: Store, dataset: Dataset) -> None:
+    (live,) = settings(store)
+    before = where.bins_of(store, live, dataset.path.parent)
+    published.publish(store)
+    shutil.rmtree(store.path / "scores")
+    assert {file.name for file in (store.path / "users").iterdir()} == {f"{dataset.data_hash}.npz", where.PUBLISHED}
+    (setting,) = settings(store)
+    assert not setting.statistics.values
+    for metric, one in live.differences("none")["naive"].items():
+        assert setting.differences("none")["naive"][metric] == pytest.approx(one)
+    after = where.bins_of(store, setting)
+    assert [(some.name, some.users) for some in after] == [(some.name, some.users) for some in before]
+    for one, other in zip(before, after, strict=True):
+        assert other.gain("naive") == pytest.approx(one.gain("naive"), nan_ok=True)
 
 
 @pytest.mark.slow

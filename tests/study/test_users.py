@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.users import Users, user_values
 from ctr_pe.study.store import Store
-from ctr_pe.study.users import STEPS, UserStatistics, user_statistics
+from ctr_pe.study.users import STEPS, RunDistances, UserStatistics, save, user_statistics
 from ctr_pe.utils.errors import UserError
 from tests.support.fake_training import fill, jobs_of, result_of, rows_of_test, scores_of
 
@@ -121,6 +123,43 @@ def test_a_broken_file_that_cannot_be_made_again_is_one_line(change: Any, tmp_pa
         np.savez(file, **{name: of for name, of in content.items() if name != change})
         with pytest.raises(UserError, match="damaged"):
             user_statistics(store, DATA)
+
+
+def test_distances_give_the_intervals_that_values_give(tmp_path: Path) -> None:
+    """What is published: also for runs that are added to it, if all of them have values."""
+    store = Store(tmp_path)
+    fill(store, jobs_of(["none", "cape", "rope"], seeds=3))
+    results = list(store.read().values())
+    runs = {pe: {one.seed: one for one in results if one.pe == pe} for pe in ("none", "cape", "rope")}
+    whole = user_statistics(store, DATA)
+    names = [one.key.name for one in results]
+    distances = {metric: whole.distances(names, metric) for metric in METRICS}
+    file = tmp_path / "users" / f"{DATA}.npz"
+    save(file, replace(whole, values={}, published=RunDistances(names, distances)))
+    shutil.rmtree(tmp_path / "scores")
+    kept = user_statistics(store, DATA)
+    assert not kept.values
+    assert file.stat().st_size < 10_000
+    for metric in METRICS:
+        for pe in ("cape", "rope"):
+            expected = whole.difference(runs[pe], runs["none"], metric)
+            assert kept.difference(runs[pe], runs["none"], metric) == pytest.approx(expected, nan_ok=True)
+    fill(store, jobs_of(["none", "naive"], seeds=3))
+    more = user_statistics(store, DATA)
+    assert more.published.runs == names
+    assert more.values.keys() == {key.name for key in store.read() if key.pe in ("none", "naive")}
+    naive = {key.seed: one for key, one in store.read().items() if key.pe == "naive"}
+    assert math.isfinite(more.difference(naive, runs["none"], "gAUC").low)
+    assert math.isfinite(more.difference(runs["cape"], runs["none"], "gAUC").low)
+    unknown = more.difference(naive, runs["cape"], "gAUC")  # a run with values and one with none
+    assert math.isfinite(unknown.value)
+    assert math.isnan(unknown.low)
+    assert user_statistics(store, DATA).published.runs == names
+    with np.load(file) as content:
+        np.savez(file, **{**content, "gAUC_distances": content["gAUC_distances"][1:]})
+    shutil.rmtree(tmp_path / "scores")
+    with pytest.raises(UserError, match="damaged"):
+        user_statistics(store, DATA)
 
 
 @pytest.mark.parametrize("name", ["labels", "users"])
