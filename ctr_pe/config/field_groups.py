@@ -26,6 +26,12 @@ class Group:
             raise UserError(f"{both} must pair up")
 
 
+def log_group(fields: Sequence[str], timed: bool, history: str = "history") -> Group:
+    """The target fields of a log and its history columns: of ``item_id`` ``item_history``, of times ``age_history``."""
+    listed = tuple(f"{name.removesuffix('_id')}_{history}" for name in fields)
+    return Group(tuple(fields), listed, f"age_{history}" if timed else None)
+
+
 def field_groups(params: Mapping[str, Any]) -> list[Group]:
     """Field groups of a config, under ``target_field``, ``sequence_field``, ``age_field`` or FuxiCTR's
     ``<model>_target_field``; none if it leaves them to the data set.

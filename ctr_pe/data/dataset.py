@@ -31,6 +31,8 @@ SPLITS = ("train", "valid", "test")
 REPORT = "report.json"
 CONFIG = "dataset_config.yaml"
 ITEMS = "items.parquet"
+LABEL, USER, ITEM = "label", "user_id", "item_id"  # columns of every data set of a log, whatever the log calls them
+ID = ":id"  # in items.parquet the column ``cate_id:id`` has the ids of the column ``cate_id``
 
 
 @dataclass(frozen=True)

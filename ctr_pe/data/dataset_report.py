@@ -18,7 +18,7 @@ class FileFacts(BaseModel):
     blake2b: str
 
 
-class _Group(BaseModel):
+class StoredGroup(BaseModel):
     model_config = ConfigDict(strict=True)
 
     target: list[str]
@@ -26,7 +26,7 @@ class _Group(BaseModel):
     age: str | None
 
 
-class Report(BaseModel):
+class DatasetReport(BaseModel):
     """What is read of report.json; the rest is for readers."""
 
     model_config = ConfigDict(strict=True)
@@ -36,13 +36,13 @@ class Report(BaseModel):
     group_id: str | None
     label: str
     max_len: int
-    groups: list[_Group]
+    groups: list[StoredGroup]
 
 
 def report_problem(content: Any) -> str | None:
     """What is wrong with the content of a report, or None."""
     try:
-        Report.model_validate(content)
+        DatasetReport.model_validate(content)
     except ValidationError as error:
-        return explain(error.errors(include_url=False)[0], Report)
+        return explain(error.errors(include_url=False)[0], DatasetReport)
     return None

@@ -1,4 +1,4 @@
-"""The ids of an embedding table."""
+"""Raw values -> ids, those of embedding tables and the numbers of users and items."""
 
 from __future__ import annotations
 
@@ -11,67 +11,117 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from ctr_pe.data.dataset import ID
 from ctr_pe.utils.errors import UserError, counted, nearest, option
 
 Array = npt.NDArray[Any]
+Ints = npt.NDArray[np.int64]
 PAD, UNSEEN = "__PAD__", "__OOV__"  # FuxiCTR's reserved entries
 
 
-@dataclass(frozen=True)
-class Vocabulary:
-    """0 is padding, 1 … n are the ids of ``originals`` (n numbers or texts) in this order, n + 1 that of all others."""
+class Index:
+    """Finds keys among N distinct ones: by search for a few, by a join for many."""
 
-    originals: Sequence[Any] | Array
-
-    @classmethod
-    def by_frequency(cls, counts: Array, more: Iterable[int] = ()) -> Vocabulary:
-        """Of numbers 0, 1, …: those with a count, the largest first (ties by number), then the others in ``more``."""
-        order = np.argsort(-counts, kind="stable")[: np.count_nonzero(counts)]
-        return cls(np.concatenate([order, np.setdiff1d(np.asarray(more, order.dtype), order)]))
-
-    def __len__(self) -> int:
-        return len(self.originals)
+    def __init__(self, known: pl.Series) -> None:
+        order = known.arg_sort()
+        self.sorted = known.gather(order).alias("key")
+        self.at = order.to_numpy().astype(np.int64)
 
     @property
-    def unseen(self) -> int:
-        """The id of everything that is not known."""
-        return len(self) + 1
+    def dtype(self) -> pl.DataType:
+        """Of the keys: int64 or string."""
+        return self.sorted.dtype
+
+    def find(self, wanted: pl.Series) -> Ints:
+        """(n,) place of each key among the known ones, -1 for all others; of the same type as they are."""
+        if not len(self.sorted) or not len(wanted):
+            return np.full(len(wanted), -1, np.int64)
+        if len(wanted) * 20 > len(self.sorted):
+            known = pl.DataFrame([self.sorted, pl.Series("at", self.at)])
+            asked = wanted.alias("key").to_frame()
+            return asked.join(known, on="key", how="left", maintain_order="left")["at"].fill_null(-1).to_numpy()
+        place = np.minimum(np.asarray(self.sorted.search_sorted(wanted)), len(self.sorted) - 1)
+        return np.where((self.sorted.gather(place) == wanted).to_numpy(), self.at[place], -1)
+
+    def of(self, values: Sequence[Any]) -> pl.Series:
+        """Python values as keys of this index's type; what is none becomes null, which is never found."""
+        return pl.Series("key", values, dtype=self.dtype, strict=False)
+
+
+@dataclass(frozen=True, eq=False)
+class IdMap:
+    """The ids of one embedding table: 0 is "no value", ``unseen`` that of null and of values out of vocabulary.
+
+    ``stored``: raw value as text -> id with FuxiCTR's two reserved entries, as in feature_vocab.json. The ids of a new
+    map are 1 … n in the order of its values and n + 1 for unseen ones; a grown map has later ids after that.
+    """
+
+    stored: Mapping[str, int]
+    unseen: int
+
+    @classmethod
+    def of(cls, values: Iterable[Any]) -> IdMap:
+        """A new map of distinct values: numbers or texts."""
+        texts = [text for text in map(str, values) if text not in (PAD, UNSEEN)]
+        unseen = len(texts) + 1
+        return cls({PAD: 0, **dict(zip(texts, range(1, unseen), strict=True)), UNSEEN: unseen}, unseen)
+
+    @classmethod
+    def by_frequency(cls, values: pl.Series, counts: Array, more: Iterable[Any] = ()) -> IdMap:
+        """Of ``values`` (n,) that occur ``counts`` (n,) times: the most frequent first, ties by value, none that never
+        occurs; then those in ``more``."""
+        table = pl.DataFrame({"value": values, "count": counts}).drop_nulls("value")
+        total = table.group_by("value").agg(pl.col("count").sum()).filter(pl.col("count") > 0)
+        ordered = total.sort("count", "value", descending=[True, False])["value"]
+        return cls.of(dict.fromkeys([*ordered, *more]))
+
+    @cached_property
+    def size(self) -> int:
+        """Rows of the embedding table: one more than the largest id."""
+        return max(self.stored.values()) + 1
+
+    @cached_property
+    def known(self) -> dict[str, int]:
+        """Without the reserved entries."""
+        return {text: number for text, number in self.stored.items() if text not in (PAD, UNSEEN)}
+
+    def grow(self, more: Iterable[str]) -> IdMap:
+        """This map, and after its last id those of ``more`` that it lacks, in their order; no id changes."""
+        new = [text for text in dict.fromkeys(more) if text not in self.stored]
+        return IdMap({**self.stored, **{text: number for number, text in enumerate(new, self.size)}}, self.unseen)
+
+    def ids(self, values: pl.Series) -> Array:
+        """(n,) ids of raw values of any type, in the smallest type that holds all ids of the map."""
+        index, ids = self._lookup
+        return ids[index.find(values.cast(pl.String))]
+
+    def ids_of_texts(self, texts: pl.Expr) -> pl.Expr:
+        """The same for texts in a lazy table, int64; of a new map."""
+        return texts.cast(self._enum, strict=False).to_physical().cast(pl.Int64).fill_null(self.unseen - 1) + 1
 
     def table(self, size: int) -> Array:
-        """(size,) id of each number below ``size``, in the smallest type that holds them."""
-        ids = np.full(size, self.unseen, np.min_scalar_type(self.unseen))
-        ids[np.asarray(self.originals)] = np.arange(1, self.unseen)
+        """(size,) the same for the numbers below ``size``; a map of whole numbers."""
+        ids = np.full(size, self.unseen, self._dtype)
+        ids[np.fromiter(map(int, self.known), np.int64, len(self.known))] = list(self.known.values())
         return ids
 
     @cached_property
+    def _lookup(self) -> tuple[Index, Array]:
+        ids = np.fromiter((*self.known.values(), self.unseen), self._dtype, len(self.known) + 1)
+        return Index(pl.Series(list(self.known), dtype=pl.String)), ids
+
+    @property
+    def _dtype(self) -> np.dtype[Any]:
+        return np.min_scalar_type(self.size - 1)
+
+    @cached_property
     def _enum(self) -> pl.DataType:
-        return pl.Enum(self.originals)
-
-    def stored(self) -> dict[str, int]:
-        """Original -> id as in feature_vocab.json, with FuxiCTR's two reserved entries."""
-        known = {str(original): number for number, original in enumerate(self.originals, 1)}
-        return {PAD: 0, **known, UNSEEN: self.unseen}
-
-    def ids(self, texts: pl.Expr) -> pl.Expr:
-        """Text -> id."""
-        return texts.cast(self._enum, strict=False).to_physical().cast(pl.Int64).fill_null(len(self)) + 1
+        return pl.Enum(list(self.known))
 
 
-def grown(stored: Mapping[str, int], more: Iterable[str]) -> dict[str, int]:
-    """A stored vocabulary, and after its last id those of ``more`` that it lacks, in their order.
-
-    No id changes, that of unseen values neither: it is the last one of a new vocabulary, and of a grown one the last
-    one of its beginning.
-    """
-    new = [text for text in dict.fromkeys(more) if text not in stored]
-    return {**stored, **{text: number for number, text in enumerate(new, max(stored.values()) + 1)}}
-
-
-def ids_of(values: pl.Series, stored: Mapping[str, int]) -> Array:
-    """(n,) ids of original values by a stored vocabulary, in the smallest type that holds all of its ids."""
-    known = {text: number for text, number in stored.items() if text not in (PAD, UNSEEN)}
-    found = values.cast(pl.String).replace_strict(known, default=stored[UNSEEN], return_dtype=pl.Int64)
-    return found.to_numpy().astype(np.min_scalar_type(max(stored.values())))
+def with_ids(items: pl.DataFrame, maps: Mapping[str, IdMap]) -> pl.DataFrame:
+    """The catalogue with the ids of these columns, each in the column of its name and ``:id``."""
+    return items.with_columns(pl.Series(name + ID, ids.ids(items[name])) for name, ids in maps.items())
 
 
 def check_growth(

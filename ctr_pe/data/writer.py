@@ -158,11 +158,11 @@ class DatasetWriter:
             yaml.safe_dump({self.dataset_id: config}, file, sort_keys=False, allow_unicode=True)
 
 
-Source = Callable[[DatasetWriter], Content]
+DatasetSource = Callable[[DatasetWriter], Content]
 """Adds the rows of a data set to a writer, split by split or block by block, and describes them."""
 
 
-def make_dataset(source: Source, out: Path, dataset_id: str | None = None, overwrite: bool = False) -> Dataset:
+def make_dataset(source: DatasetSource, out: Path, dataset_id: str | None = None, overwrite: bool = False) -> Dataset:
     """The data set ``out`` from a source; nothing is left there if that fails.
 
     Raises:

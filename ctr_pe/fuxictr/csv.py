@@ -26,7 +26,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from ctr_pe.config.field_groups import Group
 from ctr_pe.config.keys import DATA, Count, Encoder, Place, Width, checked
 from ctr_pe.data.dataset import REPORT, SPLITS, Dataset, open_dataset
-from ctr_pe.data.id_map import Vocabulary
+from ctr_pe.data.id_map import IdMap
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.fuxictr.feature_specs import target_spec
 from ctr_pe.utils.errors import UserError, explain, nearest, no_such_file, quoted, shown
@@ -37,7 +37,7 @@ FOLDER = "ctr_pe"  # below <data_root>/<dataset_id>, which may also hold the use
 log = logging.getLogger(__name__)
 
 
-class Column(BaseModel):
+class FeatureColumn(BaseModel):
     """One entry of ``feature_cols``, under FuxiCTR's keys; ``padding`` has no effect, as the loader pads."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
@@ -118,10 +118,10 @@ def feature_specs(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     vectors = {
         column.name: ("", 0) for column in columns if column.pretrained_emb and tables[column.name] == column.name
     }
-    return _specs(columns, tables, dict.fromkeys(tables, Vocabulary([])), {}, vectors)
+    return _specs(columns, tables, dict.fromkeys(tables, IdMap.of(())), {}, vectors)
 
 
-def _described(params: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]:
+def _described(params: Mapping[str, Any]) -> tuple[list[FeatureColumn], dict[str, str]]:
     """The columns, and for each column with ids the one whose embedding table it uses."""
     columns, problems = read_columns(params)
     if problems:
@@ -140,7 +140,7 @@ def _described(params: Mapping[str, Any]) -> tuple[list[Column], dict[str, str]]
     return columns, tables
 
 
-def read_columns(params: Mapping[str, Any]) -> tuple[list[Column], list[str]]:
+def read_columns(params: Mapping[str, Any]) -> tuple[list[FeatureColumn], list[str]]:
     """The columns that ``feature_cols`` describes, and all that is wrong with it, one string each."""
     if not params.get("feature_cols"):
         return [], ["feature_cols is missing: which columns of the CSV files are what"]
@@ -154,10 +154,12 @@ def read_columns(params: Mapping[str, Any]) -> tuple[list[Column], list[str]]:
             continue
         for name in names if isinstance(names, list) else [names]:
             try:
-                columns.append(Column(**{**entry, "name": name}))
+                columns.append(FeatureColumn(**{**entry, "name": name}))
                 _ = columns[-1].read_from
             except ValidationError as error:
-                problems += [f"feature_cols: {shown(name)}: {explain(problem, Column)}" for problem in error.errors()]
+                problems += [
+                    f"feature_cols: {shown(name)}: {explain(problem, FeatureColumn)}" for problem in error.errors()
+                ]
             except UserError as error:
                 problems.append(str(error))
     columns = [column for column in columns if column.active]
@@ -225,9 +227,9 @@ class _Build:
             raise UserError(f"{self.files['train'].parent}: {str(error).splitlines()[0]}") from None
         dims = {name: self._keep_vectors(name, file, writer.path) for name, file in vectors.items()}
         features = _specs(self.columns, self.tables, vocabularies, lengths, dims)
-        vocabs = {name: vocabulary.stored() for name, vocabulary in tables.items()}
+        vocabs = {name: vocabulary.stored for name, vocabulary in tables.items()}
         if vectors and len(vocabs) == 1:  # FuxiCTR's layer of pretrained vectors fails where there is one entry
-            vocabs |= {name: vocabulary.stored() for name, vocabulary in vocabularies.items()}
+            vocabs |= {name: vocabulary.stored for name, vocabulary in vocabularies.items()}
         report = {"source": self.fingerprint, "splits": splits, "normalizers": scales}
         return Content(self.label, self.params.get("group_id"), features, self.groups, vocabs, report)
 
@@ -252,7 +254,7 @@ class _Build:
             self.label, *[parsed.alias(column.name) for column, parsed in zip(self.columns, read, strict=True)]
         )
 
-    def _vocabularies(self, train: pl.LazyFrame, vectors: Mapping[str, Path]) -> dict[str, Vocabulary]:
+    def _vocabularies(self, train: pl.LazyFrame, vectors: Mapping[str, Path]) -> dict[str, IdMap]:
         """Of each table, by the counts in all of its columns."""
         least = int(self.params.get("min_categr_count") or 1)
         counts: dict[str, list[pl.LazyFrame]] = {table: [] for table in self.tables.values()}
@@ -264,16 +266,12 @@ class _Build:
                 values = values.filter(pl.col("value") != "").group_by("value").agg(count=pl.len(), known=known)
                 counts[self.tables[column.name]].append(values)
         totals = [
-            pl.concat(columns)
-            .group_by("value")
-            .agg(pl.col("count").sum(), pl.col("known").any())
-            .filter("known")
-            .sort(["count", "value"], descending=[True, False])
+            pl.concat(columns).group_by("value").agg(pl.col("count").sum(), pl.col("known").any()).filter("known")
             for columns in counts.values()
         ]
         found = zip(counts, pl.collect_all(totals, engine="streaming"), strict=True)
         more = {name: vectors_of(file)[0] for name, file in vectors.items()}
-        return {name: Vocabulary(list(dict.fromkeys([*total["value"], *more.get(name, [])]))) for name, total in found}
+        return {name: IdMap.by_frequency(total["value"], total["count"], more.get(name, [])) for name, total in found}
 
     def _max_lens(self, train: pl.LazyFrame) -> dict[str, int]:
         lengths = {column.name: column.max_len for column in self.columns if column.type == "sequence"}
@@ -313,7 +311,7 @@ class _Build:
     def _encoded(
         self,
         frames: Iterable[pl.LazyFrame],
-        vocabularies: Mapping[str, Vocabulary],
+        vocabularies: Mapping[str, IdMap],
         lengths: Mapping[str, int],
         scales: Mapping[str, tuple[float, float]],
     ) -> list[pl.Expr]:
@@ -324,11 +322,11 @@ class _Build:
             if column.type == "sequence":
                 item = pl.element()
                 # an item without this attribute has id 0
-                ids = pl.when(item == "").then(0).otherwise(vocabularies[column.name].ids(item))
+                ids = pl.when(item == "").then(0).otherwise(vocabularies[column.name].ids_of_texts(item))
                 made.append(value.list.len().alias(f"{column.name} length"))
                 value = value.list.tail(lengths[column.name]).list.eval(ids)
             elif column.type == "categorical":
-                value = vocabularies[column.name].ids(value)
+                value = vocabularies[column.name].ids_of_texts(value)
             elif column.name in scales:
                 shift, scale = scales[column.name]
                 value = (value - shift) / scale
@@ -341,7 +339,7 @@ class _Build:
         return made
 
     def _write(
-        self, writer: DatasetWriter, split: str, rows: pl.LazyFrame, vocabularies: Mapping[str, Vocabulary]
+        self, writer: DatasetWriter, split: str, rows: pl.LazyFrame, vocabularies: Mapping[str, IdMap]
     ) -> dict[str, int]:
         """Write a split, block by block; returns its counts."""
         file, label = self.files[split], self.label
@@ -384,7 +382,7 @@ class _Build:
         return dict(counts)
 
 
-def _parsed(column: Column, kind: pl.DataType) -> pl.Expr:
+def _parsed(column: FeatureColumn, kind: pl.DataType) -> pl.Expr:
     raw = pl.col(column.read_from)
     if column.type == "embedding":
         numbers = raw.str.split(column.splitter) if kind == pl.String else raw
@@ -453,9 +451,9 @@ def _from_parquet(file: Path) -> tuple[Any, Any]:
 
 
 def _specs(
-    columns: Sequence[Column],
+    columns: Sequence[FeatureColumn],
     tables: Mapping[str, str],
-    vocabularies: Mapping[str, Vocabulary],
+    vocabularies: Mapping[str, IdMap],
     lengths: Mapping[str, int],
     vectors: Mapping[str, tuple[str, int]],
 ) -> dict[str, dict[str, Any]]:
@@ -464,7 +462,7 @@ def _specs(
     for column in columns:
         spec: dict[str, Any] = {"type": column.type} | ({} if column.type == "meta" else {"source": column.source})
         if root := tables.get(column.name):
-            spec |= target_spec(len(vocabularies[column.name]), column.source) | {"type": column.type}
+            spec |= target_spec(vocabularies[column.name].size - 2, column.source) | {"type": column.type}
             if column.name != root:
                 spec["share_embedding"] = root
             if column.name in vectors:

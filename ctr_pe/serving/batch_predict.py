@@ -28,9 +28,9 @@ from tqdm import tqdm
 
 from ctr_pe import __version__
 from ctr_pe.data.logs.tables import readable, reason, scan
+from ctr_pe.data.timeline import EncodedLog
 from ctr_pe.serving.model_folder import MANIFEST, read_model
 from ctr_pe.serving.scorer import Scorer
-from ctr_pe.serving.timeline import Events
 from ctr_pe.utils.errors import UserError, counted, no_such_file, option, say
 
 SCORE = "score"
@@ -42,7 +42,7 @@ OURS = re.compile(r"lock|key\.json|output|\d{6,}\.(parquet|tmp)")
 
 
 @dataclass(frozen=True)
-class Report:
+class PredictionReport:
     """What was scored: ``rows``, of which ``reused`` had been scored by an earlier call; ``seconds`` of this call;
     ``counts`` of what is unknown: ``unknown items`` and ``requests of unknown users`` in the input, in rows, and
     ``unknown history items`` in the events."""
@@ -78,7 +78,7 @@ def predict(
     gpu: int = -1,
     part_rows: int = PART_ROWS,
     progress: bool = False,
-) -> Report:
+) -> PredictionReport:
     """Write ``requests`` with a column ``score``, the click probability (float32), to ``output``, all or nothing.
 
     Rows, their order and all columns stay as they are. A row sees the events of its user strictly before its time, all
@@ -99,7 +99,7 @@ def predict(
     """
     began = time.perf_counter()
     model, output = Path(model), Path(output)
-    source = Source(Path(requests), part_rows)
+    source = RequestFile(Path(requests), part_rows)
     _check_output(source, output, overwrite)
     scorer = read_model(model, gpu)
     columns = scorer.encoder.reads(source.schema.names)
@@ -125,10 +125,12 @@ def predict(
             (folder / "output").replace(output)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{output}: {getattr(error, 'strerror', None) or str(error).splitlines()[0]}") from None
-    return Report(output, source.rows, min(done * source.size, source.rows), time.perf_counter() - began, counts)
+    return PredictionReport(
+        output, source.rows, min(done * source.size, source.rows), time.perf_counter() - began, counts
+    )
 
 
-class Source:
+class RequestFile:
     """A parquet file in parts of ``size`` rows: ``most``, or as many as PART_BYTES hold.
 
     Raises:
@@ -200,13 +202,19 @@ class Source:
                 raise UserError(f"{self.file}: column '{name}' has null values: {number:,} of {self.rows:,} rows")
 
 
-def _read_events(scorer: Scorer, file: Path) -> Events:
+def _read_events(scorer: Scorer, file: Path) -> EncodedLog:
     with readable(file):
         return scorer.encoder.events(scan(file), str(file))
 
 
 def _score(
-    scorer: Scorer, log: Events | None, source: Source, columns: list[str], parts: list[Path], done: int, progress: bool
+    scorer: Scorer,
+    log: EncodedLog | None,
+    source: RequestFile,
+    columns: list[str],
+    parts: list[Path],
+    done: int,
+    progress: bool,
 ) -> None:
     """Write the parts from number ``done`` on."""
     unknown_events = 0 if log is None else log.unknown
@@ -229,7 +237,7 @@ def _score(
             raise
 
 
-def _assemble(source: Source, parts: list[Path], file: Path, progress: bool) -> None:
+def _assemble(source: RequestFile, parts: list[Path], file: Path, progress: bool) -> None:
     """Write the rows with their scores."""
     score = pa.field(SCORE, pa.float32())
     schema = source.schema.append(score)
@@ -251,7 +259,7 @@ def _bar(doing: str, rows: int, shown: bool, done: int = 0) -> Any:
     return tqdm(total=rows, initial=done, unit=" rows", unit_scale=True, desc=doing, disable=not shown)
 
 
-def _check_output(source: Source, output: Path, overwrite: bool) -> None:
+def _check_output(source: RequestFile, output: Path, overwrite: bool) -> None:
     if SCORE in source.schema.names:
         raise UserError(f"{source.file}: has a column '{SCORE}' already: rename it")
     if output.is_dir():

@@ -16,27 +16,24 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
-import torch
-from torch import Tensor
 
+from ctr_pe.data.dataset import ID, ITEM
+from ctr_pe.data.id_map import Array, IdMap, Index, Ints
 from ctr_pe.data.logs.clock import implausible
-from ctr_pe.data.logs.events import ITEM
+from ctr_pe.data.requests import EncodedRequests, RequestHistories
+from ctr_pe.data.timeline import Codes, EncodedLog, Timeline, sorted_events
+from ctr_pe.fuxictr.feature_specs import table_of, unseen_id
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.serving.tables import Index, Ints, Unit, column, keys, labels, seconds, times
-from ctr_pe.serving.timeline import Codes, Events, timelines
+from ctr_pe.serving.tables import Unit, column, keys, labels, seconds, times
 from ctr_pe.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from ctr_pe.models.groups import SizedGroup
 
-ID = ":id"  # in items.parquet the column ``cate_id:id`` has the ids of the column ``cate_id``
-Array = npt.NDArray[Any]
-
 
 @dataclass(frozen=True)
-class Columns:
+class ColumnNames:
     """How the columns of raw tables are called, and what they mean.
 
     ``time`` in ``time_unit``; ``order``: a column that decides what is earlier where the history has it; ``label``: of
@@ -52,107 +49,6 @@ class Columns:
     time_unit: Unit = "s"
     raw: Mapping[str, str] = field(default_factory=dict)
     normalizers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Lists:
-    """Histories of n requests: that of request i is ``begin[i]:end[i]`` of the flat columns, oldest first.
-
-    ``ids``: history field -> (E,). Of ``time`` (E,), in the log's unit, and ``age`` (E,), in seconds, one or, where no
-    encoding needs ages, none.
-    """
-
-    ids: Mapping[str, Codes]
-    begin: Ints
-    end: Ints
-    age_field: str | None = None
-    time: Ints | None = None
-    age: Ints | None = None
-
-
-@dataclass(frozen=True)
-class Encoded:
-    """n requests as a model takes them.
-
-    ``scalars``: field -> (n,); ``lists``: per field group, then pooled sequences; ``now`` (n,) in the log's unit;
-    ``per_second``: of that unit; ``counts``: what was looked up, and of it unknown.
-    """
-
-    rows: int
-    scalars: Mapping[str, Array]
-    lists: Sequence[Lists]
-    now: Ints | None
-    per_second: int
-    counts: Counter[str]
-
-    def batch(self, rows: Ints) -> dict[str, Tensor]:
-        """The requests of these numbers as a batch of FuxiCTR's form: (B,), and histories (B, L) padded after the
-        newest item."""
-        return self.fields(rows) | self.histories(rows)
-
-    def fields(self, rows: Ints) -> dict[str, Tensor]:
-        """All but the histories, in the shape of ``rows``."""
-        return {name: torch.from_numpy(values[rows]) for name, values in self.scalars.items()}
-
-    def histories(self, rows: Ints) -> dict[str, Tensor]:
-        """Histories and ages (B, L) of these requests."""
-        batch = {}
-        for lists in self.lists:
-            begin, length = lists.begin[rows], lists.end[rows] - lists.begin[rows]
-            width, total = max(1, int(length.max(initial=0))), int(length.sum())
-            shift = np.arange(total) - np.repeat(np.cumsum(length) - length, length)
-            source = shift + np.repeat(begin, length)
-            target = shift + np.repeat(np.arange(len(rows)) * width, length)
-            flat = {name: ids[source] for name, ids in lists.ids.items()}
-            if lists.age_field is not None:
-                if lists.age is not None:
-                    flat[lists.age_field] = lists.age[source]
-                elif lists.time is not None and self.now is not None:
-                    flat[lists.age_field] = (np.repeat(self.now[rows], length) - lists.time[source]) // self.per_second
-                else:
-                    flat[lists.age_field] = np.zeros(total, np.int64)
-            for name, values in flat.items():
-                padded = np.zeros(len(rows) * width, np.int64)
-                padded[target] = values
-                batch[name] = torch.from_numpy(padded.reshape(len(rows), width))
-        return batch
-
-    def batches(self, rows: Ints, size: int, items: int) -> list[Ints]:
-        """``rows`` (n,) in parts of ``size`` at most, each with about ``items`` of their histories at most, so that
-        none takes much more memory than the others."""
-        length = np.zeros(len(rows), np.int64)
-        for lists in self.lists:
-            length += lists.end[rows] - lists.begin[rows]
-        part = np.maximum(np.arange(len(rows)) // size, np.cumsum(length) // items)
-        return np.split(rows, np.flatnonzero(np.diff(part)) + 1) if len(rows) else []
-
-    def tiles(self, ages: bool, size: int, least: int) -> tuple[list[Ints], Ints]:
-        """The numbers of requests whose history ``least`` or more of them share, in tiles (H, K) of about ``size``: a
-        history per row, its K requests in the columns. And the numbers of all other requests (n,).
-
-        A row with fewer requests than its tile has columns repeats the last one. Requests share a history if they see
-        the same events, with ``ages`` at the same time.
-        """
-        seen = [end for lists in self.lists for end in (lists.begin, lists.end)]
-        if ages and self.now is not None:
-            seen.append(self.now)
-        if not self.rows or not seen:
-            return [], np.arange(self.rows)
-        order = np.lexsort(seen)
-        new = np.ones(self.rows, bool)
-        new[1:] = np.logical_or.reduce([values[order[1:]] != values[order[:-1]] for values in seen])
-        first = np.flatnonzero(new)
-        count = np.diff(np.append(first, self.rows))
-        alone = order[np.repeat(count < least, count)]
-        largest = np.argsort(-count, kind="stable")[: np.count_nonzero(count >= least)]
-        first, count = first[largest], count[largest]
-        tiles, start = [], 0
-        while start < len(first):
-            width = int(count[start])
-            end = start + int((2 * count[start : start + max(1, size // width)] > width).sum())  # half is no repetition
-            tiles.append(order[first[start:end, None] + np.minimum(np.arange(width), count[start:end, None] - 1)])
-            start = end
-        return tiles, alone
 
 
 class Encoder:
@@ -171,7 +67,7 @@ class Encoder:
         model: Any,
         feature_map: Mapping[str, Any],
         vocabularies: Mapping[str, Mapping[str, int]],
-        columns: Columns,
+        columns: ColumnNames,
         items: pl.DataFrame | None = None,
     ) -> None:
         self.feature_map, self.vocabularies, self.columns, self.items = feature_map, vocabularies, columns, items
@@ -183,7 +79,7 @@ class Encoder:
         self.other_fields = [name for name in model.other_fields if name not in of_items]
         encodings = [module for module in model.modules() if isinstance(module, PositionEncoding)]
         self.needs_age = any(encoding.about.needs_age for encoding in encodings)
-        self._tables: dict[str, tuple[Index, Ints]] = {}
+        self._maps: dict[str, IdMap] = {}
 
     @cached_property
     def catalogue(self) -> Index | None:
@@ -200,8 +96,14 @@ class Encoder:
 
     def unseen(self, name: str) -> int:
         """The id of values that are not known."""
-        spec = self.features[name]
-        return int(spec.get("oov_idx", spec["vocab_size"] - 1))
+        return unseen_id(self.features[name])
+
+    def id_map(self, name: str) -> IdMap | None:
+        """Of a feature's embedding table; None where the data set has no vocabulary of it."""
+        table = table_of(name, self.features, self.vocabularies)
+        if table in self.vocabularies and table not in self._maps:
+            self._maps[table] = IdMap(self.vocabularies[table], self.unseen(name))
+        return self._maps.get(table)
 
     def reads(self, table: Iterable[str]) -> list[str]:
         """Those columns of a table of requests that are read."""
@@ -211,7 +113,7 @@ class Encoder:
         known = {names.user, names.item, names.time, names.order, *fields, *map(self._raw, fields)}
         return [name for name in table if name in known]
 
-    def events(self, history: pl.DataFrame | pl.LazyFrame, what: str = "history") -> Events:
+    def events(self, history: pl.DataFrame | pl.LazyFrame, what: str = "history") -> EncodedLog:
         """Encode a log of events: columns of user and item, of time or order where there are any, of the label.
 
         Without time and order, later rows are later. Of a LazyFrame one raw column at a time is in memory.
@@ -238,21 +140,27 @@ class Encoder:
             name: _small(values, self.features[name]["vocab_size"])
             for name, values in self._items(of_items, what).items()
         }
-        tie = None
+        columns: dict[str, Any] = {"user": user, "time": time, "order": order}
+        columns |= {name + ID: values for name, values in ids.items()}
         if names.item in there and (time is not None or order is not None):
             item = keys(column(of_items, names.item, what), what)
-            tie = _small(Index(item.unique().sort()).find(item), len(item))
+            columns["tie"] = _small(Index(item.unique().sort()).find(item), len(item))
         label = read(names.label)
-        positive = labels(column(label, names.label, what), what) if names.label in there else None
-        listed = [positive if chosen or positive is None else ~positive for chosen in self.chosen]
-        return Events(
+        if names.label in there:
+            columns["label"] = labels(column(label, names.label, what), what)
+        given = {name: values for name, values in columns.items() if values is not None}
+        events, fields = sorted_events(pl.LazyFrame(given), given).collect(), {name: name + ID for name in ids}
+        listed = [events.filter(pl.col("label") == chosen) if "label" in given else events for chosen in self.chosen]
+        return EncodedLog(
             users=users,
-            groups=timelines(len(users.sorted), user, ids, time, order, tie, listed),
+            groups=[Timeline.of(chosen, len(users.sorted), fields) for chosen in listed],
             newest=None if time is None or not len(time) else int(time.max()),
             unknown=self._unknown(ids),
         )
 
-    def requests(self, requests: pl.DataFrame, events: Events | None = None, what: str = "requests") -> Encoded:
+    def requests(
+        self, requests: pl.DataFrame, events: EncodedLog | None = None, what: str = "requests"
+    ) -> EncodedRequests:
         """Encode requests: columns of user and item, of time where there is one, and of all other fields of the model.
 
         A request sees the events of its user strictly before its time (or order, where both tables have it); without
@@ -268,7 +176,7 @@ class Encoder:
         counts: Counter[str] = Counter({"requests": requests.height})
         ids = self._items(requests, what)
         now = self._times(requests, self.columns.time, what, None if events is None else events.newest)
-        lists: list[Lists] = []
+        lists: list[RequestHistories] = []
         if given:
             lists += [self._given(requests, group.history, group.age, group.max_len, what) for group in self.groups]
         elif events is not None:
@@ -282,11 +190,11 @@ class Encoder:
             else:
                 scalars[name] = self._column(requests, name, what)
         counts["unknown items"] += self._unknown(ids)
-        return Encoded(requests.height, scalars, lists, now, seconds(self.columns.time_unit), counts)
+        return EncodedRequests(requests.height, scalars, lists, now, seconds(self.columns.time_unit), counts)
 
     def one(
         self, history: Sequence[Any], candidates: Sequence[Any], ages: Ints | None, what: str = "candidates"
-    ) -> Encoded:
+    ) -> EncodedRequests:
         """One user's history, oldest first, its ages in seconds, and candidates; both are raw item ids."""
         if self.catalogue is None or self.other_fields:
             raise UserError(f"{what}: this model has no catalogue of items: score requests with all their columns")
@@ -299,15 +207,15 @@ class Encoder:
         for group, chosen in zip(self.groups, self.chosen, strict=True):
             ids = {name: self.item_ids[target][past] for target, name in zip(group.target, group.history, strict=True)}
             first = np.maximum(begin, end - group.max_len) if chosen else end
-            lists.append(Lists(ids, first, end, group.age, age=ages))
+            lists.append(RequestHistories(ids, first, end, group.age, age=ages))
         counts = Counter({"requests": len(asked), "unknown items": self._unknown(scalars)})
         of_history = {name: self.item_ids[name][past] for name in self.item_fields[:1]}
         counts["unknown history items"] = self._unknown(of_history)
-        return Encoded(len(asked), scalars, lists, None, seconds(self.columns.time_unit), counts)
+        return EncodedRequests(len(asked), scalars, lists, None, seconds(self.columns.time_unit), counts)
 
     def _seen(
-        self, requests: pl.DataFrame, events: Events, now: Ints | None, counts: Counter[str], what: str
-    ) -> list[Lists]:
+        self, requests: pl.DataFrame, events: EncodedLog, now: Ints | None, counts: Counter[str], what: str
+    ) -> list[RequestHistories]:
         """Per field group, the newest events of each request's user before it."""
         raw = keys(column(requests, self.columns.user, what), what)
         if len(raw) and len(events.users.sorted) and raw.dtype != events.users.dtype:
@@ -321,13 +229,15 @@ class Encoder:
         timed = self.columns.time in requests.columns
         lists = []
         for group, line in zip(self.groups, events.groups, strict=True):
-            clock, asked = (line.order, order) if order is not None else (line.by_time, now if timed else None)
-            begin, end = line.newest(user, clock, asked, group.max_len)
+            asked = order if order is not None else now if timed else None
+            begin, end = line.newest(user, asked, group.max_len, by_order=order is not None)
             ids = {name: line.ids[target] for target, name in zip(group.target, group.history, strict=True)}
-            lists.append(Lists(ids, begin, end, group.age, time=line.time))
+            lists.append(RequestHistories(ids, begin, end, group.age, time=line.time))
         return lists
 
-    def _given(self, requests: pl.DataFrame, fields: Sequence[str], age: str | None, max_len: int, what: str) -> Lists:
+    def _given(
+        self, requests: pl.DataFrame, fields: Sequence[str], age: str | None, max_len: int, what: str
+    ) -> RequestHistories:
         """Histories from columns of lists, oldest first."""
         lists = {name: column(requests, self._raw(name), what) for name in (*fields, *([age] if age else []))}
         for name, values in lists.items():
@@ -344,7 +254,7 @@ class Encoder:
         flat = {name: values.explode(empty_as_null=False) for name, values in lists.items()}
         end = np.cumsum(first)
         ids = {name: self._encode(flat[name], name, what) for name in fields}
-        return Lists(ids, end - first, end, age, age=flat[age].to_numpy() if age else None)
+        return RequestHistories(ids, end - first, end, age, age=flat[age].to_numpy() if age else None)
 
     def _items(self, table: pl.DataFrame, what: str) -> dict[str, Ints]:
         """Target field -> ids (n,) of the table's items."""
@@ -380,21 +290,13 @@ class Encoder:
 
     def _encode(self, values: pl.Series, name: str, what: str) -> Ints:
         """(n,) ids of original values of a feature, by its vocabulary; nulls are unseen."""
-        table = name
-        while table not in self.vocabularies and "share_embedding" in self.features[table]:
-            table = str(self.features[table]["share_embedding"])
-        if table not in self.vocabularies:
+        ids = self.id_map(name)
+        if ids is None:
             others = nearest(name, self.vocabularies) if self.vocabularies else "its data set has none"
             raise UserError(f"feature '{name}' has no vocabulary: {others}")
-        if table not in self._tables:
-            vocabulary = self.vocabularies[table]
-            known = pl.Series("key", list(vocabulary), dtype=pl.String)
-            ids = np.fromiter(vocabulary.values(), np.int64, len(vocabulary))
-            self._tables[table] = Index(known), np.append(ids, self.unseen(name))
-        index, ids = self._tables[table]
         if values.dtype.is_float():
             raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not integers or strings")
-        return ids[index.find(values.cast(pl.String))]
+        return ids.ids(values).astype(np.int64)
 
     def _raw(self, name: str) -> str:
         return self.columns.raw.get(name, name)

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe.data.writer import scratch_beside
+from ctr_pe.fuxictr.feature_specs import table_of
 from ctr_pe.serving.request_graph import inputs_of, requests, trace
 from ctr_pe.utils.errors import UserError, nearest
 
@@ -105,13 +106,14 @@ def description(scorer: Scorer) -> dict[str, Any]:
         field = target_of.get(name, name)
         if kind == "age":
             continue
-        table, ids = _vocabulary(encoder, field)
+        table = table_of(field, encoder.features, encoder.vocabularies)
+        ids = encoder.vocabularies.get(table)
         inputs[name]["column"] = encoder.columns.raw.get(field, field)
         if field in encoder.item_ids:
             table, ids, inputs[name]["column"] = field, _of_items(encoder, field), encoder.columns.item
         if field in encoder.columns.normalizers:
             inputs[name]["normalizer"] = list(encoder.columns.normalizers[field])
-        if table is not None:
+        if ids is not None:  # none of numbers and vectors
             inputs[name] |= {"ids": table, "unknown": encoder.unseen(field)}
             vocabularies[table] = ids
     known = ("model", "position_encoding", "metrics", "vocabulary", "versions", "created")
@@ -128,14 +130,6 @@ def _of_items(encoder: Encoder, field: str) -> dict[str, int]:
     assert encoder.catalogue is not None
     ids = encoder.item_ids[field][encoder.catalogue.at]
     return dict(zip(map(str, encoder.catalogue.sorted), ids.tolist(), strict=True))
-
-
-def _vocabulary(encoder: Encoder, field: str) -> tuple[str | None, Mapping[str, int]]:
-    """The vocabulary of a field and its name; none of numbers and vectors."""
-    while field not in encoder.vocabularies and "share_embedding" in encoder.features[field]:
-        field = str(encoder.features[field]["share_embedding"])
-    known = encoder.vocabularies.get(field)
-    return (None, {}) if known is None else (field, known)
 
 
 def _write_onnx(program: torch.export.ExportedProgram, inputs: Sequence[str], file: Path, about: str) -> None:

@@ -10,10 +10,10 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ctr_pe.config.keys import Length, Name, Seed
+from ctr_pe.data.dataset import ID, ITEM
 from ctr_pe.data.dataset_report import FileFacts
-from ctr_pe.data.logs.events import ITEM
 from ctr_pe.data.logs.tables import readable
-from ctr_pe.serving.encoder import ID, Columns
+from ctr_pe.serving.encoder import ColumnNames
 from ctr_pe.serving.tables import is_key
 from ctr_pe.utils.errors import UserError, explain
 
@@ -63,10 +63,10 @@ def check_manifest(file: Path, content: Any) -> None:
         raise UserError(f"{file}: damaged: {_problem(error)}") from None
 
 
-def read_columns(file: Path) -> Columns:
+def read_columns(file: Path) -> ColumnNames:
     """The content of columns.json. Raises UserError if it is something else."""
     try:
-        return TypeAdapter(Columns).validate_json(file.read_bytes(), strict=True)
+        return TypeAdapter(ColumnNames).validate_json(file.read_bytes(), strict=True)
     except ValidationError as error:
         raise UserError(f"{file}: damaged: {_problem(error)}") from None
 

@@ -33,7 +33,7 @@ from ctr_pe.data.writer import scratch_beside
 from ctr_pe.fuxictr.feature_specs import read_feature_map
 from ctr_pe.models.keys import prefixes
 from ctr_pe.models.rank_model import RankModel
-from ctr_pe.serving.encoder import Columns, Encoder
+from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.folder_schema import (
     check_manifest,
     check_sizes,
@@ -218,15 +218,15 @@ def rebuild(folder: Path, config: Mapping[str, Any], gpu: int, given: type | Non
         return cls(feature_map, model_id=cls.__name__, **{**params, **fields, "gpu": gpu})
 
 
-def _columns(dataset_id: str, recipe: Mapping[str, Any], group_id: str | None) -> Columns:
+def _columns(dataset_id: str, recipe: Mapping[str, Any], group_id: str | None) -> ColumnNames:
     """What raw columns are called: as the recipe of a log says, as a published set does, or as the features."""
     if published := SETS.get(original(dataset_id)):
         names = {field.name: field.column for field in published.fields}
         names |= {name: column for field in published.fields for name, column in field.histories}
         raw = {name: column for name, column in names.items() if name != column}
-        return Columns(user=published.user, time=published.time, label=published.label, raw=raw)
+        return ColumnNames(user=published.user, time=published.time, label=published.label, raw=raw)
     given = {ours: recipe[ours] for ours in ("user", "item", "time", "order", "label", "time_unit") if ours in recipe}
-    return Columns(**{"user": group_id or "user_id", **given})
+    return ColumnNames(**{"user": group_id or "user_id", **given})
 
 
 def _parameters(model: Any, params: Mapping[str, Any]) -> dict[str, Any]:

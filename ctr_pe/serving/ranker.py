@@ -17,7 +17,7 @@ import torch
 from ctr_pe.serving import tables
 from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of, write_model
 from ctr_pe.serving.scorer import Scorer
-from ctr_pe.serving.tables import Table
+from ctr_pe.serving.tables import AnyTable
 from ctr_pe.utils.errors import UserError, counted, option
 from ctr_pe.utils.files import scratch_folder
 
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from ctr_pe.data.dataset import Dataset
     from ctr_pe.data.logs.recipe import Recipe
-    from ctr_pe.serving.timeline import Events
+    from ctr_pe.data.timeline import EncodedLog
 
 log = logging.getLogger(__name__)
 COLUMNS = ("user", "item", "time", "order", "label", "time_unit")
@@ -107,7 +107,7 @@ class CTRRanker:
         for name, value in hyper_parameters.items():
             setattr(self, name, value)
 
-    def fit(self, events: Table, y: Any = None, *, items: Table | None = None) -> Self:
+    def fit(self, events: AnyTable, y: Any = None, *, items: AnyTable | None = None) -> Self:
         """Train on a log.
 
         Args:
@@ -146,7 +146,9 @@ class CTRRanker:
         log.info("%s: test %s", self, outcome.metrics)
         return self._fitted(made[0])
 
-    def partial_fit(self, new_events: Table, y: Any = None, *, items: Table | None = None, epochs: int = 1) -> Self:
+    def partial_fit(
+        self, new_events: AnyTable, y: Any = None, *, items: AnyTable | None = None, epochs: int = 1
+    ) -> Self:
         """Train further on new events, ``epochs`` times on each: the daily update.
 
         Users, items and attributes that are new get ids, all others keep theirs. Histories have the newest stored
@@ -182,7 +184,7 @@ class CTRRanker:
         training = {name: value for name, value in self._params().items() if name in OF_TRAINING}
         return self._fitted(update(before, new, known, protocol, epochs, training))
 
-    def predict_proba(self, requests: Table, history: Table | None = None) -> npt.NDArray[np.float64]:
+    def predict_proba(self, requests: AnyTable, history: AnyTable | None = None) -> npt.NDArray[np.float64]:
         """(n, 2) probabilities that the user passes the item over, and clicks it.
 
         Args:
@@ -195,7 +197,7 @@ class CTRRanker:
         clicked = self._scores(requests, self._events(history)).astype(np.float64)
         return np.stack([1 - clicked, clicked], axis=1)
 
-    def rank(self, history: Table | None, candidates: Table, k: int = 10) -> pl.DataFrame:
+    def rank(self, history: AnyTable | None, candidates: AnyTable, k: int = 10) -> pl.DataFrame:
         """The ``k`` best candidates of every user, best first: user, item, score and rank from 1.
 
         Users are in the order of their first candidate; with a column of times every user and time is ranked alone.
@@ -220,12 +222,12 @@ class CTRRanker:
         )
         return ranked.filter(pl.col("rank") <= k).sort("row", "rank").select(*request, names.item, "score", "rank")
 
-    def evaluate(self, requests: Table, history: Table | None = None) -> dict[str, float]:
+    def evaluate(self, requests: AnyTable, history: AnyTable | None = None) -> dict[str, float]:
         """gAUC (within users), AUC and logloss of requests with a label; otherwise as ``predict_proba``."""
         table = tables.frame(requests, "requests")
         return self._metrics(table, self._scores(table, self._events(history)))
 
-    def score(self, events: Table, y: Any = None, history: Table | None = None) -> float:
+    def score(self, events: AnyTable, y: Any = None, history: AnyTable | None = None) -> float:
         """gAUC of labelled events, which ``cross_val_score`` and ``GridSearchCV`` compare models by.
 
         Args:
@@ -312,12 +314,12 @@ class CTRRanker:
         self.updates_ = scorer.config.get("updates", [])
         return self
 
-    def _events(self, history: Table | None) -> Events | None:
+    def _events(self, history: AnyTable | None) -> EncodedLog | None:
         """A history, encoded; for None the events it was fitted on."""
         scorer = self._scorer
         return scorer.stored if history is None else scorer.encoder.events(tables.frame(history, "history"))
 
-    def _scores(self, requests: Table, events: Events | None, what: str = "requests") -> npt.NDArray[np.float32]:
+    def _scores(self, requests: AnyTable, events: EncodedLog | None, what: str = "requests") -> npt.NDArray[np.float32]:
         scorer = self._scorer
         encoded = scorer.encoder.requests(tables.frame(requests, what), events, what)
         self.unknown_ = dict(encoded.counts)
@@ -350,7 +352,7 @@ class CTRRanker:
         """The column of labels; ``labelled``: they were given as y, so that there is one."""
         return self.label or ("label" if labelled else None)
 
-    def _labelled(self, events: Table, y: Any, what: str = "events") -> Table:
+    def _labelled(self, events: AnyTable, y: Any, what: str = "events") -> AnyTable:
         return _with_labels(events, y, self._label(True) or "", what)
 
     def _params(self) -> dict[str, Any]:
@@ -374,7 +376,7 @@ class CTRRanker:
         check_names(self.model, params)
         check_values(model_class(self.model), params)
 
-    def _untrained(self, events: pl.DataFrame, items: Table | None, labelled: bool) -> Scorer:
+    def _untrained(self, events: pl.DataFrame, items: AnyTable | None, labelled: bool) -> Scorer:
         """With initial weights, knowing no item and no user."""
         from ctr_pe.serving.cold_start import empty_dataset
         from ctr_pe.training import Outcome, Run, build_model
@@ -393,7 +395,7 @@ class CTRRanker:
         scorer.histories = nobody.select(recipe.user, recipe.item, *clock)
         return scorer
 
-    def _files(self, events: Table, items: Table | None, folder: Path) -> dict[str, Path]:
+    def _files(self, events: AnyTable, items: AnyTable | None, folder: Path) -> dict[str, Path]:
         """The tables as files, in ``folder`` if they are none."""
         named = {"events": events, "items": items}
         return {name: tables.as_file(table, folder, name) for name, table in named.items() if table is not None}
@@ -431,7 +433,7 @@ def _comparable(dataset: Dataset) -> bool:
     return bool(labels.select(pl.col(LABEL).max() > 1).collect().item())
 
 
-def _with_labels(events: Table, y: Any, name: str, what: str) -> Table:
+def _with_labels(events: AnyTable, y: Any, name: str, what: str) -> AnyTable:
     """The events with ``y`` as the column ``name``; without y as they are.
 
     Raises:

@@ -12,10 +12,11 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from ctr_pe.data.requests import EncodedRequests
+from ctr_pe.data.timeline import EncodedLog
 from ctr_pe.serving.cuda_graph import Captured
-from ctr_pe.serving.encoder import Encoded, Encoder
+from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.tables import seconds
-from ctr_pe.serving.timeline import Events
 from ctr_pe.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,7 +47,7 @@ class Scorer:
         self.counts: Counter[str] = Counter()
 
     @cached_property
-    def stored(self) -> Events | None:
+    def stored(self) -> EncodedLog | None:
         """The encoded ``histories``."""
         return None if self.histories is None else self.encoder.events(self.histories, "histories.parquet")
 
@@ -90,7 +91,7 @@ class Scorer:
         candidates: Sequence[Any],
         times: Sequence[int] | None = None,
         now: int | None = None,
-    ) -> Encoded:
+    ) -> EncodedRequests:
         """What :meth:`score_one` scores, with the counts of what is unknown in it."""
         ages = None
         if times is not None:
@@ -102,7 +103,7 @@ class Scorer:
         return self.encoder.one(history, candidates, ages)
 
     @torch.inference_mode()
-    def score(self, encoded: Encoded, batch_size: int = BATCH) -> Scores:
+    def score(self, encoded: EncodedRequests, batch_size: int = BATCH) -> Scores:
         """Click probabilities (n,) of encoded requests; adds to ``counts``. A history that many requests see is
         encoded once."""
         scores = np.empty(encoded.rows, np.float32)

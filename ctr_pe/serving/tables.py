@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from ctr_pe.data.id_map import Ints
 from ctr_pe.data.logs.clock import SECONDS
 from ctr_pe.data.logs.tables import readable, scan
 from ctr_pe.utils.errors import UserError, nearest
@@ -19,12 +20,11 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-Table: TypeAlias = "pl.DataFrame | pl.LazyFrame | pd.DataFrame | pa.Table | str | Path"
-Ints = npt.NDArray[np.int64]
+AnyTable: TypeAlias = "pl.DataFrame | pl.LazyFrame | pd.DataFrame | pa.Table | str | Path"
 Unit = Literal["s", "ms"]
 
 
-def lazy(table: Table, what: str) -> pl.LazyFrame:
+def lazy(table: AnyTable, what: str) -> pl.LazyFrame:
     """A table of any kind as a polars LazyFrame; a file is not read yet.
 
     Raises:
@@ -52,23 +52,23 @@ def lazy(table: Table, what: str) -> pl.LazyFrame:
     raise UserError(f"{what}: a polars, pandas or pyarrow table, or the path of one, not {found}")
 
 
-def frame(table: Table, what: str) -> pl.DataFrame:
+def frame(table: AnyTable, what: str) -> pl.DataFrame:
     """The same in memory."""
     with _readable(table, what):
         return lazy(table, what).collect()
 
 
-def _readable(table: Table, what: str) -> AbstractContextManager[None]:
+def _readable(table: AnyTable, what: str) -> AbstractContextManager[None]:
     return readable(Path(table if isinstance(table, (str, Path)) else what))
 
 
-def schema(table: Table, what: str) -> pl.Schema:
+def schema(table: AnyTable, what: str) -> pl.Schema:
     """The columns of a table and their types; raises UserError as :func:`frame`."""
     with _readable(table, what):
         return lazy(table, what).collect_schema()
 
 
-def as_file(table: Table, folder: Path, name: str) -> Path:
+def as_file(table: AnyTable, folder: Path, name: str) -> Path:
     """The path of a table: its own, or that of a parquet file written into ``folder``."""
     if isinstance(table, (str, Path)):
         return Path(table)
@@ -139,32 +139,3 @@ def newest(events: pl.LazyFrame, user: str, item: str, clock: Sequence[str], cou
     kept = [item, *clock]
     last = events.group_by(user).agg(pl.col(kept).top_k_by([*clock, item], count))
     return last.explode(kept, empty_as_null=False).sort(user, *clock, item).collect(engine="streaming")
-
-
-class Index:
-    """Finds keys among N distinct ones: by search for a few, by a join for many."""
-
-    def __init__(self, known: pl.Series) -> None:
-        order = known.arg_sort()
-        self.sorted = known.gather(order).alias("key")
-        self.at = order.to_numpy().astype(np.int64)
-
-    @property
-    def dtype(self) -> pl.DataType:
-        """Of the keys: int64 or string."""
-        return self.sorted.dtype
-
-    def find(self, wanted: pl.Series) -> Ints:
-        """(n,) place of each key among the known ones, -1 for those that are not; of the same type as they are."""
-        if not len(self.sorted) or not len(wanted):
-            return np.full(len(wanted), -1, np.int64)
-        if len(wanted) * 20 > len(self.sorted):
-            known = pl.DataFrame([self.sorted, pl.Series("at", self.at)])
-            asked = wanted.alias("key").to_frame()
-            return asked.join(known, on="key", how="left", maintain_order="left")["at"].fill_null(-1).to_numpy()
-        place = np.minimum(np.asarray(self.sorted.search_sorted(wanted)), len(self.sorted) - 1)
-        return np.where((self.sorted.gather(place) == wanted).to_numpy(), self.at[place], -1)
-
-    def of(self, values: Sequence[Any]) -> pl.Series:
-        """Python values as keys of this index's type; what is none becomes null, which is never found."""
-        return pl.Series("key", values, dtype=self.dtype, strict=False)

@@ -15,11 +15,13 @@ import polars as pl
 import torch
 from torch import Tensor
 
-from ctr_pe.data.logs.events import ITEM
+from ctr_pe.data.dataset import ID, ITEM
+from ctr_pe.data.id_map import Index
 from ctr_pe.data.logs.log import never_clicked
-from ctr_pe.serving.encoder import ID, Columns, Encoded, Encoder
+from ctr_pe.data.requests import EncodedRequests
+from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.scorer import Scorer
-from ctr_pe.serving.tables import Index, column, keys, labels, newest, times
+from ctr_pe.serving.tables import column, keys, labels, newest, times
 from ctr_pe.serving.vocabulary_growth import with_new_items
 from ctr_pe.training.divergence import Guard
 from ctr_pe.utils.errors import UserError, counted
@@ -108,7 +110,9 @@ def update(
     return found
 
 
-def _plain(table: pl.DataFrame, clock: list[str], names: Columns, what: str, labelled: bool = False) -> pl.DataFrame:
+def _plain(
+    table: pl.DataFrame, clock: list[str], names: ColumnNames, what: str, labelled: bool = False
+) -> pl.DataFrame:
     """The columns of events that are read, as integers or strings; without a label all are chosen."""
     users, items = (keys(column(table, name, what), what).alias(name) for name in (names.user, names.item))
     at = [pl.Series(name, times(column(table, name, what), names.time_unit, what)) for name in clock]
@@ -133,7 +137,12 @@ def _sampled(both: pl.DataFrame, clock: list[str], encoder: Encoder, draw: np.ra
 
 
 def _train(
-    model: Any, encoded: Encoded, label: npt.NDArray[np.float32], epochs: int, size: int, draw: np.random.Generator
+    model: Any,
+    encoded: EncodedRequests,
+    label: npt.NDArray[np.float32],
+    epochs: int,
+    size: int,
+    draw: np.random.Generator,
 ) -> float | None:
     """Train on encoded rows; the mean loss of the last epoch, None without rows. Raises Diverged."""
     loss, guard = None, Guard(model)
@@ -151,7 +160,7 @@ def _train(
 
 
 def _batches(
-    model: Any, encoded: Encoded, label: npt.NDArray[np.float32], size: int, draw: np.random.Generator
+    model: Any, encoded: EncodedRequests, label: npt.NDArray[np.float32], size: int, draw: np.random.Generator
 ) -> Iterator[dict[str, Tensor]]:
     """An epoch in random order; a last batch of one row joins the one before it."""
     order, cuts = draw.permutation(encoded.rows), [*range(0, encoded.rows, size), encoded.rows]

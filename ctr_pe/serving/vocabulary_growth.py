@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import polars as pl
 import torch
 
-from ctr_pe.data.dataset import ITEMS, Dataset
-from ctr_pe.data.id_map import check_growth, grown, ids_of
-from ctr_pe.data.logs.events import ITEM
-from ctr_pe.serving.encoder import ID, Encoder
+from ctr_pe.data.dataset import ID, ITEM, ITEMS, Dataset
+from ctr_pe.data.id_map import IdMap, check_growth, with_ids
+from ctr_pe.fuxictr.feature_specs import table_of, unseen_id
+from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.model_folder import (
     FEATURES,
     VOCABULARY,
@@ -121,11 +122,12 @@ def with_new_items(
     asked = keys(column(events, encoder.columns.item, "new_events"), "new_events").alias(ITEM)
     catalogue = _catalogue(encoder, asked, items)
     seen = asked.to_frame().join(catalogue, on=ITEM, how="left", maintain_order="left")
-    vocabularies = {name: dict(stored) for name, stored in encoder.vocabularies.items()}
+    maps = {}
     for name in encoder.item_ids:
-        often = seen.drop_nulls(name).group_by(name).len().sort("len", name, descending=[True, False])
-        vocabularies[name] = grown(vocabularies[name], often[name].cast(pl.String))
-        catalogue = catalogue.with_columns(pl.Series(name + ID, ids_of(catalogue[name], vocabularies[name])))
+        often = IdMap.by_frequency(seen[name], np.ones(seen.height, np.int64))
+        maps[name] = IdMap(encoder.vocabularies[name], encoder.unseen(name)).grow(often.known)
+    catalogue = with_ids(catalogue, maps)
+    vocabularies = {**encoder.vocabularies, **{name: ids.stored for name, ids in maps.items()}}
     feature_map = _sized(encoder.feature_map, vocabularies)
     with scratch_folder() as scratch:
         write_json(scratch / FEATURES, feature_map)
@@ -162,7 +164,7 @@ def _unseen(name: str, old: Tensor, new: Tensor, before: Mapping[str, Any], now:
     for feature, spec in before.items():
         later = now.get(feature, {})
         if own in (None, feature) and (spec.get("vocab_size"), later.get("vocab_size")) == sizes:
-            return int(spec.get("oov_idx", spec["vocab_size"] - 1))
+            return unseen_id(spec)
     return None
 
 
@@ -207,9 +209,7 @@ def _sized(feature_map: Mapping[str, Any], vocabularies: Mapping[str, Mapping[st
     sized = copy.deepcopy(dict(feature_map))
     specs = {name: spec for features in sized["features"] for name, spec in features.items()}
     for name, spec in specs.items():
-        table = name
-        while "share_embedding" in specs[table]:
-            table = specs[table]["share_embedding"]
+        table = table_of(name, specs)
         if "vocab_size" in spec and table in vocabularies:
             more = max(vocabularies[table].values()) + 1 - spec["vocab_size"]
             spec["vocab_size"] += more

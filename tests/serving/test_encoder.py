@@ -9,11 +9,11 @@ import polars as pl
 import pytest
 
 from ctr_pe import CTRRanker
+from ctr_pe.data.id_map import Index
 from ctr_pe.data.logs.log import build
 from ctr_pe.data.logs.recipe import Recipe
 from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.model_folder import scorer_of
-from ctr_pe.serving.tables import Index
 from ctr_pe.training import Outcome, Run, Source, build_model
 from ctr_pe.utils.errors import UserError
 

@@ -25,7 +25,7 @@ from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.fuxictr.csv import build_csv
 from ctr_pe.model_zoo import MODELS
 from ctr_pe.model_zoo.din import DIN
-from ctr_pe.serving.encoder import Columns, Encoder
+from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.model_folder import _columns, keep_model, read_model, scorer_of, write_model
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.training import Outcome, Run, Source, build_model, score, train
@@ -331,7 +331,7 @@ def test_a_data_set_without_a_catalogue_is_scored_column_by_column(
     got = [lists.ids["clicked"][begin:end].tolist() for begin, end in zip(lists.begin, lists.end, strict=True)]
     assert got == pl.read_parquet(data.split("test"))["clicked"].to_list()
     names = {"item": "asin", "clicked": "past"}  # as for published sets, whose columns have other names
-    columns = Columns("user", raw=names, normalizers=again.encoder.columns.normalizers)
+    columns = ColumnNames("user", raw=names, normalizers=again.encoder.columns.normalizers)
     renamed = Encoder(again.model, again.encoder.feature_map, again.encoder.vocabularies, columns)
     scores = Scorer(again.model, renamed, {}).score_requests(None, requests.rename(names))
     np.testing.assert_array_equal(scores, again.score_requests(None, requests))

@@ -17,7 +17,7 @@ from sklearn.utils.estimator_checks import parametrize_with_checks
 
 from ctr_pe import CTRRanker, load
 from ctr_pe.evaluation import evaluate
-from ctr_pe.serving.tables import Table
+from ctr_pe.serving.tables import AnyTable
 from ctr_pe.utils.errors import UserError
 from tests.support.fuzz.small_log import SMALL
 
@@ -101,7 +101,7 @@ def test_copies_and_pickles_score_alike(ranker: CTRRanker) -> None:
 def test_tables_of_every_kind(
     kind: str, ranker: CTRRanker, clicks: pl.DataFrame, items: pl.DataFrame, tmp_path: Path
 ) -> None:
-    def of(table: pl.DataFrame) -> Table:
+    def of(table: pl.DataFrame) -> AnyTable:
         if kind == "pandas":
             return table.to_pandas()
         if kind == "pyarrow":

@@ -3,21 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
-from ctr_pe.data.dataset import ITEMS, open_dataset
-from ctr_pe.data.id_map import grown
+from ctr_pe.data.dataset import ID, ITEMS, open_dataset
+from ctr_pe.data.id_map import UNSEEN, IdMap
 from ctr_pe.utils.errors import UserError, option
 
 
 class Before:
     """The data set of an earlier log, in the directory ``folder``.
 
-    Attributes: ``vocabularies`` by feature; ``items`` raw, with their attributes, or None where it has no catalogue.
+    Attributes: ``maps``: ids by feature; ``items`` raw, with their attributes, or None where it has no catalogue.
 
     Raises:
         UserError: no data set, or a damaged one.
@@ -27,10 +27,10 @@ class Before:
         self.folder, dataset = folder, open_dataset(str(folder.resolve()))
         self.data_hash = dataset.data_hash
         text = (dataset.path / "feature_vocab.json").read_text(encoding="utf-8")
-        self.vocabularies: dict[str, dict[str, int]] = json.loads(text)
+        self.maps = {feature: IdMap(stored, stored[UNSEEN]) for feature, stored in json.loads(text).items()}
         file = dataset.path / ITEMS
         found = pl.read_parquet(file) if file.is_file() else None
-        self.items = None if found is None else found.select(name for name in found.columns if not name.endswith(":id"))
+        self.items = None if found is None else found.select(name for name in found.columns if not name.endswith(ID))
 
     def all_items(self, items: pl.DataFrame | None, wanted: Sequence[str], source: Path | None) -> pl.DataFrame | None:
         """``items``, of the file ``source``, and the earlier ones; one that both have is as ``items`` says.
@@ -52,17 +52,13 @@ class Before:
 
     def check(self, features: Collection[str]) -> None:
         """Raises UserError if a log with these features cannot go on with the vocabularies."""
-        if different := set(features) ^ self.vocabularies.keys():
-            here, there = ", ".join(features), ", ".join(self.vocabularies)
+        if different := set(features) ^ self.maps.keys():
+            here, there = ", ".join(features), ", ".join(self.maps)
             raise UserError(
                 f"{option('append_to')} {self.folder}: its features are {there}, not {here}: {min(different)} differs"
             )
 
-    def grown(self, feature: str, more: Iterable[str]) -> dict[str, int]:
-        """The feature's vocabulary, with ``more`` at its end."""
-        return grown(self.vocabularies[feature], more)
-
-    def report(self, vocabularies: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
+    def report(self, maps: Mapping[str, IdMap]) -> dict[str, Any]:
         """What has been added."""
-        new = {name: len(vocabularies[name]) - len(known) for name, known in self.vocabularies.items()}
+        new = {name: len(maps[name].stored) - len(ids.stored) for name, ids in self.maps.items()}
         return {"data_hash": self.data_hash, "new_ids": new}

@@ -9,10 +9,11 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ctr_pe.data.dataset import ITEMS, SPLITS
+from ctr_pe.data.dataset import ITEM, ITEMS, SPLITS
 from ctr_pe.data.logs.append import Before
 from ctr_pe.data.logs.clock import WORDS, implausible, in_words
 from ctr_pe.data.logs.tables import broken_line, readable, scan
+from ctr_pe.data.timeline import Timeline, sorted_events
 from ctr_pe.utils.errors import UserError, nearest, option
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 
     from ctr_pe.data.logs.recipe import Recipe
 
-ITEM = "item_id"  # the item's column in every data set
 BLOCK = 500_000  # events read at once
 NOTHING = frozenset(
     ["", "NULL", "Null", "null", "NaN", "NAN", "nan", "NA", "N/A", "n/a", "#N/A", "None", "<NA>", "\\N", "undefined"]
@@ -30,24 +30,34 @@ TEXTS = (pl.String, pl.Categorical, pl.Enum)
 PART = 4_000_000  # events partitioned into blocks at once; polars may hold all of them
 BINS = 1 << 20  # resolution of a split by time, of the log's time span
 
-Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
-class Events:
-    """E events of the users of one block, sorted by user, then order, time, item."""
+class EventBlock:
+    """E events of the users of one block, sorted by user, then order, time, item.
 
-    user: Ints  # (E,) 0, 1, …, without gaps
-    code: Ints  # (E,) the item's row in the catalogue
-    time: Ints | None  # (E,) in the log's unit
-    positive: Bools  # (E,)
-    split: npt.NDArray[np.uint8]  # (E,) index into SPLITS, if the log determines it
-    first: Ints  # (E,) index of the user's first event
-    tie: Ints  # (E,) index of the first event that this one is not later than
+    ``events``: columns ``user`` (0, 1, …, without gaps), ``tie`` (the item's row in the catalogue), ``time`` and
+    ``order`` as far as the log has them, ``positive``, and ``split`` (index into SPLITS) if the log determines it.
+    """
+
+    events: pl.DataFrame
+    is_first: Bools  # (E,) of its user
     tied: int  # events at the same time as the event before
     repeated: int  # events that repeat the key of another
     contradictions: int  # events whose time is before that of an event with a smaller order
+
+    def column(self, name: str) -> npt.NDArray[Any]:
+        return self.events[name].to_numpy()
+
+    @property
+    def users(self) -> int:
+        return int(self.is_first.sum())
+
+    def timeline(self, field: str, chosen: bool = True) -> Timeline:
+        """Of the events with a positive label, or of the others; ``field``: of the item's row in the catalogue."""
+        listed = self.events.filter(pl.col("positive") == chosen)
+        return Timeline.of(listed, self.users, {field: "tie"})
 
 
 class Log:
@@ -82,7 +92,7 @@ class Log:
 
     def blocks(self, folder: Path, size: int = BLOCK) -> list[pl.LazyFrame]:
         """The events in blocks of whole users, about ``size`` events each; several are files below ``folder``."""
-        codes = self.catalogue.lazy().select(item=ITEM, code=pl.int_range(pl.len(), dtype=pl.Int64))
+        codes = self.catalogue.lazy().select(item=ITEM, tie=pl.int_range(pl.len(), dtype=pl.Int64))
 
         def coded(events: pl.LazyFrame) -> pl.LazyFrame:
             return events.join(codes, on="item", how="left").drop("item")
@@ -98,30 +108,25 @@ class Log:
         names = sorted({path.name for path in folder.glob("*/*")})
         return [pl.scan_parquet(sorted(folder.glob(f"*/{name}"))) for name in names]
 
-    def events(self, block: pl.LazyFrame) -> Events:
+    def events(self, block: pl.LazyFrame) -> EventBlock:
         """One block, sorted, whatever the order of the rows in the log."""
-        din = self.recipe.protocol == "din"
-        keys = [key for key in ("order", "time") if key in block.collect_schema()]
-        frame = block.sort("user", *keys, "code").with_columns(user=pl.col("user").rle_id()).collect()
-        user, code = (frame[name].to_numpy().astype(np.int64) for name in ("user", "code"))
-        time = frame["time"].to_numpy() if self.timed else None
-        new_user = _changes(user)
-        later = new_user | _changes(frame[keys[0]].to_numpy())
-        same_time = np.zeros(len(user), bool) if time is None else ~(new_user | _changes(time))
-        repeated = ~later
+        din, columns = self.recipe.protocol == "din", block.collect_schema().names()
+        positive = pl.lit(True) if din else pl.col("label") == 1
+        user = pl.col("user").rle_id().cast(pl.Int64)
+        events = sorted_events(block, columns).with_columns(user=user, positive=positive).collect()
+        clock = "order" if self.ordered else "time"
+        new_user, new_item, later = (_changes(events[name]) for name in ("user", "tie", clock))
+        new_time = _changes(events["time"]) if self.timed else np.ones(len(new_user), bool)
+        earlier = events["time"].to_numpy()[1:] < events["time"].to_numpy()[:-1] if self.timed else np.zeros(0, bool)
+        repeated = ~(new_user | later)
         if not (din and self.ordered):  # else a user cannot have clicked two items at the same order
-            repeated &= ~_changes(code) & (same_time | (not self.timed))
-        return Events(
-            user=user,
-            code=code,
-            time=time,
-            positive=np.ones(len(user), bool) if din else frame["label"].to_numpy() == 1,
-            split=np.zeros(len(user), np.uint8) if din else frame["split"].to_numpy(),
-            first=_last_true(new_user),
-            tie=_last_true(later),
-            tied=int(same_time.sum()),
+            repeated &= ~new_item & (~new_time | (not self.timed))
+        return EventBlock(
+            events,
+            is_first=new_user,
+            tied=int((~(new_user | new_time)).sum()),
             repeated=int(repeated.sum()),
-            contradictions=0 if time is None else int((~new_user[1:] & (time[1:] < time[:-1])).sum()),
+            contradictions=int((~new_user[1:] & earlier).sum()) if self.timed else 0,
         )
 
     def _columns(self, raw: pl.LazyFrame) -> dict[str, pl.Expr]:
@@ -331,11 +336,7 @@ def _kind(dtype: pl.DataType) -> str:
     return "whole numbers" if dtype.is_integer() else "text"
 
 
-def _changes(values: npt.NDArray[Any]) -> Bools:
+def _changes(column: pl.Series) -> Bools:
     """(E,) True where a value differs from the one before it, and at the first."""
+    values = column.to_numpy()
     return np.concatenate([[True], values[1:] != values[:-1]])
-
-
-def _last_true(starts: Bools) -> Ints:
-    """(E,) index of the nearest True at or before each event."""
-    return np.maximum.accumulate(np.where(starts, np.arange(len(starts)), 0))

@@ -6,7 +6,7 @@ impressions   shown items with real labels
 Two passes over blocks of users: the first checks and counts, because ids are sorted by frequency in the training rows;
 the second writes. Only the catalogue of items stays in memory between blocks.
 
-Legend: N items of the catalogue; of a block E events, T rows, H events that a history may hold.
+Legend: N items of the catalogue; of a block E events, T rows.
 """
 
 from __future__ import annotations
@@ -14,95 +14,106 @@ from __future__ import annotations
 import json
 import time
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
-import polars as pl
 import pyarrow as pa
 from tqdm import tqdm
 
-from ctr_pe.config.field_groups import Group
-from ctr_pe.data.dataset import REPORT, SPLITS, Dataset
-from ctr_pe.data.id_map import UNSEEN, Vocabulary, ids_of
+from ctr_pe.config.field_groups import Group, log_group
+from ctr_pe.data.dataset import LABEL, REPORT, SPLITS, USER, Dataset
+from ctr_pe.data.id_map import Array, IdMap, Ints, with_ids
 from ctr_pe.data.logs.clock import SECONDS
-from ctr_pe.data.logs.events import BLOCK, Bools, Events, Ints, Log
+from ctr_pe.data.logs.events import BLOCK, Bools, EventBlock, Log
 from ctr_pe.data.logs.recipe import Recipe
+from ctr_pe.data.requests import EncodedRequests, RequestHistories
+from ctr_pe.data.timeline import Timeline
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
-from ctr_pe.fuxictr.feature_specs import age_spec, history_spec, target_spec
+from ctr_pe.fuxictr.feature_specs import item_specs
 from ctr_pe.utils.errors import UserError, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-LABEL, USER = "label", "user_id"  # with item_id the columns of every data set
 LIST_ITEMS = 4_000_000  # list items in memory while a row group is written
+CODE = "code"  # the item's row in the catalogue, in place of all of its ids
 
 
 @dataclass(frozen=True)
-class History:
-    """One list of earlier events per event of a block: ``code[begin:end]``, oldest first."""
+class LabelledRequests:
+    """The rows of a block, by user and order: requests with a label."""
 
-    name: str  # "history" or "neg_history"
-    code: Ints  # (H,)
-    time: Ints | None  # (H,)
-    begin: Ints  # (E,)
-    end: Ints  # (E,)
-    truncated: Bools  # (E,) begin cuts off older events
-
-
-@dataclass(frozen=True)
-class Targets:
-    """The rows of a block, by user and order."""
-
-    events: Events
-    histories: tuple[History, ...]
+    block: EventBlock
+    timelines: tuple[Timeline, ...]  # of the chosen items, and of the others if the recipe wants them
     event: Ints  # (T,) the event that the row is about
     code: Ints  # (T,) the event's item, or the one sampled in its place
     label: npt.NDArray[np.uint8]  # (T,)
     split: npt.NDArray[np.uint8]  # (T,) index into SPLITS
 
-    def rows(self, chosen: Ints | Bools | slice) -> Targets:
+    def user(self) -> Ints:
+        """(T,)"""
+        return self.block.column("user")[self.event]
+
+    def select(self, chosen: Bools) -> LabelledRequests:
+        """Those of the rows."""
         event, code, label, split = self.event[chosen], self.code[chosen], self.label[chosen], self.split[chosen]
         return replace(self, event=event, code=code, label=label, split=split)
 
+    def histories(self, max_len: int) -> list[tuple[Ints, Ints]]:
+        """Per timeline where the history of each row begins and ends (T,)."""
+        user, events = self.block.column("user"), self.block.events
+        by_order = "order" in events.columns
+        at = self.block.column("order" if by_order else "time")
+        return [
+            (begin[self.event], end[self.event])
+            for begin, end in (line.newest(user, at, max_len, by_order) for line in self.timelines)
+        ]
 
-def din(events: Events, recipe: Recipe, items: int, seed: list[int]) -> Targets:
+    def encoded(
+        self, ids: Mapping[str, Array], groups: Sequence[Group], max_len: int, per_second: int
+    ) -> EncodedRequests:
+        """The rows with the ids of their items; ``ids``: target field -> (N,)."""
+        lists = [
+            RequestHistories(
+                {name: ids[target][line.ids[CODE]] for target, name in zip(group.target, group.history, strict=True)},
+                begin,
+                end,
+                group.age,
+                line.time,
+            )
+            for line, group, (begin, end) in zip(self.timelines, groups, self.histories(max_len), strict=True)
+        ]
+        now = self.block.column("time")[self.event] if "time" in self.block.events.columns else None
+        scalars = {name: of_item[self.code] for name, of_item in ids.items()}
+        return EncodedRequests(len(self.label), scalars, lists, now, per_second, Counter())
+
+
+def din(block: EventBlock, items: int, seed: list[int]) -> LabelledRequests:
     """Rows in pairs: the clicked item and one that the user never clicked, from a catalogue of ``items``.
 
     A user's last target is test, the one before it valid, the others train. A user who clicked the whole catalogue has
     targets without negatives.
     """
-    target = np.flatnonzero(np.arange(len(events.user)) > events.first)
-    last = np.flatnonzero(np.append(events.user[1:] != events.user[:-1], True))
-    from_end = last[events.user[target]] - target
-    split = np.array([2, 1, 0], np.uint8)[np.minimum(from_end, 2)]
-    negative = never_clicked(events.user, events.code, target, items, np.random.default_rng(seed))
-    code = np.stack([events.code[target], negative], axis=1).reshape(-1)
+    user, item = block.column("user"), block.column("tie")
+    target = np.flatnonzero(~block.is_first)
+    last = np.flatnonzero(np.append(block.is_first[1:], True))
+    split = np.array([2, 1, 0], np.uint8)[np.minimum(last[user[target]] - target, 2)]
+    negative = never_clicked(user, item, target, items, np.random.default_rng(seed))
+    code = np.stack([item[target], negative], axis=1).reshape(-1)
     label = np.tile(np.array([1, 0], np.uint8), len(target))
-    history = _history("history", events, events.positive, recipe.max_len)
-    return Targets(events, (history,), np.repeat(target, 2), code, label, np.repeat(split, 2)).rows(code >= 0)
+    rows = LabelledRequests(block, (block.timeline(CODE),), np.repeat(target, 2), code, label, np.repeat(split, 2))
+    return rows.select(code >= 0)
 
 
-def impressions(events: Events, recipe: Recipe) -> Targets:
+def impressions(block: EventBlock, recipe: Recipe) -> LabelledRequests:
     """One row per impression with the user's earlier positives, and the earlier negatives if the recipe wants them."""
-    histories = [_history("history", events, events.positive, recipe.max_len)]
-    if recipe.negatives:
-        histories.append(_history("neg_history", events, ~events.positive, recipe.max_len))
-    label = events.positive.astype(np.uint8)
-    return Targets(events, tuple(histories), np.arange(len(label)), events.code, label, events.split)
-
-
-def _history(name: str, events: Events, listed: Bools, max_len: int) -> History:
-    """Per event, the listed events of the same user that are earlier than it, at most ``max_len``, the most recent."""
-    before: Ints = np.cumsum(listed) - listed
-    oldest: Ints = before[events.first]
-    end: Ints = before[events.tie]
-    begin = np.maximum(oldest, end - max_len)
-    times = None if events.time is None else events.time[listed]
-    return History(name, events.code[listed], times, begin, end, begin > oldest)
+    label = block.column("positive").astype(np.uint8)
+    lines = tuple(block.timeline(CODE, chosen) for chosen in (True, False)[: 1 + recipe.negatives])
+    return LabelledRequests(block, lines, np.arange(len(label)), block.column("tie"), label, block.column("split"))
 
 
 def never_clicked(user: Ints, code: Ints, target: Ints, items: int, generator: np.random.Generator) -> Ints:
@@ -128,13 +139,8 @@ def never_clicked(user: Ints, code: Ints, target: Ints, items: int, generator: n
 
 def _groups(log: Log) -> tuple[Group, ...]:
     """The item's features, and the columns of each list of earlier items."""
-    names = tuple(log.catalogue.columns)
-    groups = tuple(
-        Group(
-            names, tuple(f"{name.removesuffix('_id')}_{lists}" for name in names), f"age_{lists}" if log.timed else None
-        )
-        for lists in ("history", "neg_history")[: 1 + log.recipe.negatives]
-    )
+    names = log.catalogue.columns
+    groups = tuple(log_group(names, log.timed, of) for of in ("history", "neg_history")[: 1 + log.recipe.negatives])
     made = [LABEL, USER, *names, *(name for group in groups for name in (*group.history, group.age) if name)]
     if twice := {name for name in made if made.count(name) > 1}:
         raise UserError(f"{log.recipe.items}: attributes would make the column '{min(twice)}' twice: rename one")
@@ -150,25 +156,23 @@ class _Counter:
         self.users = self.rows = self.users_without_rows = self.without_negative = 0
         self.tied = self.repeated = self.contradictions = 0
 
-    def add(self, rows: Targets) -> None:
-        events = rows.events
-        users = int(events.user[-1]) + 1
-        self.users += users
-        self.users_without_rows += users - int(np.count_nonzero(np.bincount(events.user[rows.event])))
-        self.tied += events.tied
-        self.repeated += events.repeated
-        self.contradictions += events.contradictions
+    def add(self, rows: LabelledRequests) -> None:
+        block, recipe = rows.block, self.log.recipe
+        self.users += block.users
+        self.users_without_rows += block.users - int(np.count_nonzero(np.bincount(rows.user())))
+        self.tied += block.tied
+        self.repeated += block.repeated
+        self.contradictions += block.contradictions
         self.rows += len(rows.label)
-        if self.log.recipe.protocol == "din":
+        if recipe.protocol == "din":
             self.without_negative += 2 * int(rows.label.sum()) - len(rows.label)
-        train = rows.rows(rows.split == 0)
+        train = rows.select(rows.split == 0)
         self.items += np.bincount(train.code, minlength=len(self.items))
-        for history in rows.histories:
+        for line, (begin, end) in zip(train.timelines, train.histories(recipe.max_len), strict=True):
             # how many rows list each event: rows that begin at or before it minus rows that end there
-            edges = np.bincount(history.begin[train.event], minlength=len(history.code) + 1)
-            edges -= np.bincount(history.end[train.event], minlength=len(history.code) + 1)
-            listed = np.cumsum(edges)[:-1]
-            self.items += np.bincount(history.code, listed, len(self.items)).astype(np.int64)
+            code = line.ids[CODE]
+            edges = np.bincount(begin, minlength=len(code) + 1) - np.bincount(end, minlength=len(code) + 1)
+            self.items += np.bincount(code, np.cumsum(edges)[:-1], len(self.items)).astype(np.int64)
 
     def check(self) -> None:
         """Raises UserError for mistakes that only the sorted log shows."""
@@ -204,83 +208,61 @@ class _Rows:
     """The second pass: numbers the values of each feature by frequency in the training rows, and writes the rows."""
 
     def __init__(self, writer: DatasetWriter, log: Log, groups: tuple[Group, ...], counter: _Counter) -> None:
-        self.writer, self.groups = writer, groups
-        self.seconds = SECONDS[log.recipe.time_unit]
-        max_len = log.recipe.max_len
-        self.group_rows = max(1, min(65_536, LIST_ITEMS // max_len))
+        self.writer, self.groups, self.max_len = writer, groups, log.recipe.max_len
+        self.per_second = SECONDS[log.recipe.time_unit]
+        self.group_rows = max(1, min(65_536, LIST_ITEMS // self.max_len))
         self.first_user, self.user = 0, np.min_scalar_type(counter.users)
         self.counts = {split: Counter[str]() for split in SPLITS}
         self.unseen = {split: Counter[str]() for split in SPLITS}
-        self.ids: dict[str, npt.NDArray[Any]] = {}  # (N,) of each item
-        self.vocabs: dict[str, dict[str, int]] = {}
-        self.features: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
-        self.items = log.items  # every item that is known, with the ids of its values
-        sizes: dict[str, tuple[int, int]] = {}
         if log.before is not None:
             log.before.check(log.catalogue.columns)
-        for column in log.catalogue:  # ties go by value
-            feature, values = column.name, column.unique().sort()
-            value = column.rank("dense").to_numpy().astype(np.int64) - 1
-            vocabulary = Vocabulary.by_frequency(np.bincount(value, counter.items, len(values)))
-            stored = Vocabulary(values.gather(np.asarray(vocabulary.originals)).to_list()).stored()
-            if log.before is not None:
-                stored = log.before.grown(feature, stored)
-            self.vocabs[feature] = stored
-            self.ids[feature] = ids_of(values, stored)[value]
-            self.items = self.items.with_columns(pl.Series(f"{feature}:id", ids_of(self.items[feature], stored)))
-            known, unseen = sizes[feature] = max(stored.values()) - 1, stored[UNSEEN]
-            self.features[feature] = target_spec(known, unseen=unseen)
-        for group, chosen in zip(groups, (True, False), strict=False):
-            for feature, name in zip(group.target, group.history, strict=True):
-                known, unseen = sizes[feature]
-                self.features[name] = history_spec(feature, known, max_len, chosen=chosen, unseen=unseen)
-        self.features |= {group.age: age_spec(max_len) for group in groups if group.age}
+        self.maps = {column.name: IdMap.by_frequency(column, counter.items) for column in log.catalogue}
+        if log.before is not None:
+            self.maps = {name: log.before.maps[name].grow(ids.stored) for name, ids in self.maps.items()}
+        self.ids = {name: ids.ids(log.catalogue[name]) for name, ids in self.maps.items()}  # (N,) of each item
+        self.items = with_ids(log.items, self.maps)  # every item that is known
+        self.features = item_specs(self.maps, groups, self.max_len)
 
-    def write(self, rows: Targets) -> None:
+    def write(self, rows: LabelledRequests) -> None:
         """The rows of one block, whose users follow those of the blocks before, a row group at a time."""
+        encoded = rows.encoded(self.ids, self.groups, self.max_len, self.per_second)
+        user = (rows.user() + self.first_user).astype(self.user)
         for number, split in enumerate(SPLITS):
-            part = rows.rows(rows.split == number)
-            self._count(part, self.counts[split])
-            for start in range(0, max(len(part.label), 1), self.group_rows):
-                table = self._table(part.rows(slice(start, start + self.group_rows)), self.unseen[split])
+            part = np.flatnonzero(rows.split == number)
+            self._count(rows, encoded, part, self.counts[split])
+            for start in range(0, max(len(part), 1), self.group_rows):
+                chosen = part[start : start + self.group_rows]
+                columns = {LABEL: rows.label[chosen], USER: user[chosen]}
+                table = pa.table(columns | self._features(encoded, chosen, self.unseen[split]))
                 # without dictionaries: ids are small integers already, and this halves size and time
                 self.writer.add(split, table, use_dictionary=False)
-        self.first_user += int(rows.events.user[-1]) + 1
+        self.first_user += rows.block.users
 
-    def _count(self, part: Targets, counts: Counter[str]) -> None:
-        counts["rows"] += len(part.label)
-        counts["positives"] += int(part.label.sum())
-        for history in part.histories:
-            length = (history.end - history.begin)[part.event]
-            counts[f"{history.name}_items"] += int(length.sum())
-            counts[f"{history.name}_longest"] = max(counts[f"{history.name}_longest"], int(length.max(initial=0)))
-            counts[f"{history.name}_empty"] += int((length == 0).sum())
-            counts[f"{history.name}_truncated"] += int(history.truncated[part.event].sum())
+    def _count(self, rows: LabelledRequests, encoded: EncodedRequests, part: Ints, counts: Counter[str]) -> None:
+        counts["rows"] += len(part)
+        counts["positives"] += int(rows.label[part].sum())
+        user = rows.user()[part]
+        for name, line, lists in zip(("history", "neg_history"), rows.timelines, encoded.lists, strict=False):
+            begin, length = lists.begin[part], (lists.end - lists.begin)[part]
+            counts[f"{name}_items"] += int(length.sum())
+            counts[f"{name}_longest"] = max(counts[f"{name}_longest"], int(length.max(initial=0)))
+            counts[f"{name}_empty"] += int((length == 0).sum())
+            counts[f"{name}_truncated"] += int((begin > line.first[user]).sum())
 
-    def _table(self, part: Targets, unseen: Counter[str]) -> pa.Table:
-        events = part.events
-        columns = {LABEL: part.label, USER: (events.user[part.event] + self.first_user).astype(self.user)}
-        for feature in self.ids:
-            columns[feature] = self._ids(feature, part.code, feature, unseen)
-        ages = {}
-        for history, group in zip(part.histories, self.groups, strict=True):
-            begin = history.begin[part.event]
-            length = history.end[part.event] - begin
-            offsets = np.concatenate([[0], np.cumsum(length)])
-            index = np.arange(offsets[-1]) + np.repeat(begin - offsets[:-1], length)
-            offsets = offsets.astype(np.int32)
-            for feature, name in zip(group.target, group.history, strict=True):
-                ids = self._ids(feature, history.code[index], name, unseen)
-                columns[name] = pa.ListArray.from_arrays(offsets, pa.array(ids))
-            if events.time is not None and history.time is not None:
-                age = (np.repeat(events.time[part.event], length) - history.time[index]) // self.seconds
-                ages[group.age] = pa.ListArray.from_arrays(offsets, pa.array(age))
-        return pa.table(columns | ages)
-
-    def _ids(self, feature: str, code: Ints, name: str, unseen: Counter[str]) -> npt.NDArray[Any]:
-        ids = self.ids[feature][code]
-        unseen[name] += int(np.count_nonzero(ids == self.features[feature]["oov_idx"]))
-        return ids
+    def _features(self, encoded: EncodedRequests, chosen: Ints, unseen: Counter[str]) -> dict[str, Any]:
+        """Columns of these rows: ids, histories, and after them ages."""
+        columns, ages = {name: values[chosen] for name, values in encoded.scalars.items()}, {}
+        flat = dict(columns)
+        for lists in encoded.lists:
+            lengths, values = lists.gather(chosen, encoded.now, encoded.per_second)
+            offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+            for name, of_items in values.items():
+                into = ages if name == lists.age_field else columns
+                into[name] = pa.ListArray.from_arrays(offsets, pa.array(of_items))
+            flat |= {name: values[name] for name in lists.ids}
+        for name, ids in flat.items():
+            unseen[name] += int(np.count_nonzero(ids == self.features[name]["oov_idx"]))
+        return columns | ages
 
     def report(self) -> dict[str, dict[str, Any]]:
         found = {}
@@ -313,15 +295,15 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
     groups, counter = _groups(log), _Counter(log)
     blocks = log.blocks(writer.scratch, block_size)
 
-    def targets(doing: str) -> Iterator[Targets]:
+    def targets(doing: str) -> Iterator[LabelledRequests]:
         with tqdm(total=log.kept, unit=" events", desc=doing, disable=not progress, unit_scale=True) as bar:
             for number, block in enumerate(blocks):
                 events = log.events(block)
                 if recipe.protocol == "impressions":
                     yield impressions(events, recipe)
                 else:
-                    yield din(events, recipe, len(counter.items), [recipe.seed, number])
-                bar.update(len(events.user))
+                    yield din(events, len(counter.items), [recipe.seed, number])
+                bar.update(len(events.is_first))
 
     for rows in targets("counting"):
         counter.add(rows)
@@ -339,8 +321,9 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "rows_per_second": round(counter.rows / seconds),
     }
     if log.before is not None:
-        report["append_to"] = log.before.report(written.vocabs)
-    return Content(LABEL, USER, written.features, groups, written.vocabs, report, written.items)
+        report["append_to"] = log.before.report(written.maps)
+    vocabs = {name: ids.stored for name, ids in written.maps.items()}
+    return Content(LABEL, USER, written.features, groups, vocabs, report, written.items)
 
 
 def summary(dataset: Dataset) -> str:

@@ -21,8 +21,8 @@ import polars as pl
 import pyarrow as pa
 from tqdm import tqdm
 
-from ctr_pe.data.dataset import Dataset, check_out, data_root
-from ctr_pe.data.id_map import Vocabulary
+from ctr_pe.data.dataset import LABEL, Dataset, check_out, data_root
+from ctr_pe.data.id_map import Array, IdMap
 from ctr_pe.data.published.sets import MAX_LEN, SETS, Field, Published, found_in
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.fuxictr.feature_specs import history_spec, target_spec
@@ -34,26 +34,24 @@ if TYPE_CHECKING:
 BLOCK_ROWS = 32_768
 ID_LIMIT = 2**28  # ids index tables; the published ones are below 4 million
 VALID_SHARE = 0.1
-LABEL = "label"
-Array = npt.NDArray[Any]
 
 
 @dataclass(frozen=True)
-class Table:
+class PublishedTable:
     """The embedding table of a field; ``ids[original]`` is the id of an original number.
 
     ``keys``, ``dim``: the original ids that have a pretrained vector, and its dimension; none and 0 without vectors.
     """
 
     field: Field
-    vocabulary: Vocabulary
+    maps: IdMap
     ids: Array
     keys: Array
     dim: int
 
     def specs(self) -> dict[str, dict[str, Any]]:
         """FuxiCTR's specifications of the feature and its histories; pretrained vectors are frozen and projected."""
-        name, known = self.field.name, len(self.vocabulary)
+        name, known = self.field.name, self.maps.size - 2
         specs = {name: target_spec(known, self.field.source)}
         for history, column in self.field.histories:
             specs[history] = history_spec(name, known, MAX_LEN, chosen=column not in self.field.not_chosen)
@@ -71,7 +69,7 @@ class Table:
 
     def encode(self, originals: Array) -> Array:
         inside = np.minimum(originals, len(self.ids) - 1)
-        return np.where(originals == inside, self.ids[inside], self.ids.dtype.type(self.vocabulary.unseen))
+        return np.where(originals == inside, self.ids[inside], self.ids.dtype.type(self.maps.unseen))
 
 
 def fetch(
@@ -178,8 +176,8 @@ def _read(
     for table in tables:
         if table.field.vectors is not None:
             shutil.copyfile(directory / table.field.vectors, writer.path / table.pretrained)
-            known = np.isin(table.vocabulary.originals, table.keys)
-            without[table.field.name] = int(np.count_nonzero(~known))
+            with_vector = np.unique(table.encode(table.keys))
+            without[table.field.name] = table.maps.size - 2 - int(np.count_nonzero(with_vector != table.maps.unseen))
     features = {published.group_id: {"type": "meta"}}
     for table in tables:
         features |= table.specs()
@@ -190,7 +188,7 @@ def _read(
         "known_without_vector": without,
         "notes": list(published.notes),
     }
-    vocabs = {table.field.name: table.vocabulary.stored() for table in tables}
+    vocabs = {table.field.name: table.maps.stored for table in tables}
     return Content(LABEL, published.group_id, features, published.groups, vocabs, report)
 
 
@@ -291,15 +289,15 @@ def _counts(blocks: Iterator[pl.DataFrame], published: Published) -> dict[str, A
     return counts
 
 
-def _table(field: Field, counts: dict[str, Array], keys: Array, dim: int) -> Table:
+def _table(field: Field, counts: dict[str, Array], keys: Array, dim: int) -> PublishedTable:
     """Ids that one column has ``min_count`` times, sorted by total count, then the other ids that have a vector."""
     columns = [counts[name] for name in dict.fromkeys(field.columns)]
     size = max(len(column) for column in columns)
     padded = np.stack([np.pad(column, (0, size - len(column))) for column in columns])
     total = np.where(padded.max(axis=0) >= field.min_count, padded.sum(axis=0), 0)
-    vocabulary = Vocabulary.by_frequency(total, keys)
-    largest = int(np.max(vocabulary.originals, initial=0))
-    return Table(field, vocabulary, vocabulary.table(largest + 1), keys, dim)
+    maps = IdMap.by_frequency(pl.Series(np.arange(size)), total, np.sort(keys))
+    largest = max(int(np.max(np.flatnonzero(total), initial=0)), int(np.max(keys, initial=0)))
+    return PublishedTable(field, maps, maps.table(largest + 1), keys, dim)
 
 
 def _write(
@@ -307,7 +305,7 @@ def _write(
     split: str,
     blocks: Iterator[pl.DataFrame],
     published: Published,
-    tables: list[Table],
+    tables: list[PublishedTable],
     users: Array,
 ) -> dict[str, Any]:
     """Write a split; returns its counts."""
@@ -321,7 +319,7 @@ def _write(
         for table in tables:
             for name, source in ((table.field.name, table.field.column), *table.field.histories):
                 columns[name] = ids = table.encode(_flat(block[source]).to_numpy())
-                unseen[name] += int(np.count_nonzero(ids == table.vocabulary.unseen))
+                unseen[name] += int(np.count_nonzero(ids == table.maps.unseen))
                 if block[source].dtype == pl.List:
                     length = block[_length(source)].to_numpy()
                     kept = np.minimum(length, MAX_LEN)

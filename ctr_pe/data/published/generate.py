@@ -33,7 +33,7 @@ Splits = dict[str, tuple[int, Iterator[pl.DataFrame]]]
 
 
 @dataclass(frozen=True)
-class Lists:
+class UserLists:
     """A list of numbers per user, as text joined by ``^``: its first n are ``ends[starts[u] + n]`` characters."""
 
     text: pl.Series
@@ -41,7 +41,7 @@ class Lists:
     ends: Integers
 
     @classmethod
-    def of(cls, values: Integers, counts: Integers) -> Lists:
+    def of(cls, values: Integers, counts: Integers) -> UserLists:
         """``counts`` (users,): how many of the flat ``values`` are each user's, one user after the other."""
         of_user = np.repeat(np.arange(len(counts)), counts)
         frame = pl.DataFrame({"user": of_user, "value": values}).with_columns(pl.col("value").cast(pl.String))
@@ -133,7 +133,7 @@ def _amazon(rng: np.random.Generator, share: float) -> Splits:
     counts = CORE + rng.multinomial(reviews - CORE * users, activity / activity.sum())
     every = np.repeat(np.arange(items), CORE)
     bought = rng.permutation(np.concatenate([every, popular(rng, reviews - len(every), items)]))
-    lists = {"item": Lists.of(bought, counts), "cate": Lists.of(category_of(bought, CATEGORIES), counts)}
+    lists = {"item": UserLists.of(bought, counts), "cate": UserLists.of(category_of(bought, CATEGORIES), counts)}
     owner = np.repeat(np.arange(users), counts)
     place = np.arange(reviews) - (np.cumsum(counts) - counts)[owner]  # 0 is a user's first item
     is_last = place == counts[owner] - 1
@@ -184,7 +184,7 @@ def _kuai(rng: np.random.Generator, share: float) -> Splits:
         before[name] = np.minimum(_earlier(user, listed, users), MAX_LEN)
         kept = np.flatnonzero(listed & (before[name] < MAX_LEN))
         kept = kept[np.argsort(user[kept], kind="stable")]
-        lists[name] = Lists.of(shown[kept], np.bincount(user[kept], minlength=users))
+        lists[name] = UserLists.of(shown[kept], np.bincount(user[kept], minlength=users))
 
     def blocks(count: int, first: int) -> Iterator[pl.DataFrame]:
         for rows in _blocks(count, first):

@@ -11,11 +11,11 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
-from ctr_pe.config.field_groups import Group
-from ctr_pe.data.dataset import Dataset
-from ctr_pe.data.id_map import Vocabulary
+from ctr_pe.config.field_groups import log_group
+from ctr_pe.data.dataset import LABEL, USER, Dataset
+from ctr_pe.data.id_map import IdMap, with_ids
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
-from ctr_pe.fuxictr.feature_specs import age_spec, history_spec, target_spec
+from ctr_pe.fuxictr.feature_specs import item_specs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -45,17 +45,12 @@ class Rows:
         def history(values: Integers) -> pa.Array:
             return pa.ListArray.from_arrays(self.starts.astype(np.int32), small(values))
 
-        return pa.table(
-            {
-                "label": self.label.astype(np.uint8),
-                "user_id": small(self.user),
-                "item_id": small(item_ids[self.item]),
-                "cate_id": small(cate_ids[self.category]),
-                "item_history": history(item_ids[self.clicked_item]),
-                "cate_history": history(cate_ids[self.clicked_category]),
-                "age_history": history(self.age),
-            }
-        )
+        group = log_group(["item_id", "cate_id"], timed=True)
+        scalars = [self.label.astype(np.uint8), small(self.user)]
+        scalars += [small(item_ids[self.item]), small(cate_ids[self.category])]
+        lists = [item_ids[self.clicked_item], cate_ids[self.clicked_category], self.age]
+        names = [LABEL, USER, *group.target, *group.history, group.age]
+        return pa.table([*scalars, *map(history, lists)], names)
 
 
 def item_of(rng: np.random.Generator, category: Integers, categories: int, items: int) -> Integers:
@@ -99,24 +94,18 @@ def write(
     Raises:
         UserError: ``out`` exists.
     """
-    known = {"item_id": Vocabulary.by_frequency(item_counts), "cate_id": Vocabulary.by_frequency(cate_counts)}
+    counts = {"item_id": item_counts, "cate_id": cate_counts}
+    maps = {name: IdMap.by_frequency(pl.Series(np.arange(len(of))), of) for name, of in counts.items()}
+    group = log_group(list(maps), timed=True)
 
     def source(writer: DatasetWriter) -> Content:
-        ids = known["item_id"].table(len(item_counts)), known["cate_id"].table(len(cate_counts))
+        ids = [maps[name].table(len(of)) for name, of in counts.items()]
         for split, rows in splits:
             writer.add(split, rows.table(*ids))
-        features: dict[str, dict[str, Any]] = {"user_id": {"type": "meta"}}
-        features |= {name: target_spec(len(vocabulary)) for name, vocabulary in known.items()}
-        for name, vocabulary in known.items():
-            features[name.replace("_id", "_history")] = history_spec(name, len(vocabulary), max_len)
-        features["age_history"] = age_spec(max_len)
-        groups = [Group(("item_id", "cate_id"), ("item_history", "cate_history"), "age_history")]
-        vocabs = {name: vocabulary.stored() for name, vocabulary in known.items()}
         numbers = np.arange(len(item_counts))
-        category = numbers % len(cate_counts)
-        catalogue = {"item_id": numbers, "cate_id": category}  # raw, then the ids of both
-        catalogue |= {"item_id:id": ids[0], "cate_id:id": ids[1][category]}
-        return Content("label", "user_id", features, groups, vocabs, report, pl.DataFrame(catalogue))
+        items = with_ids(pl.DataFrame({"item_id": numbers, "cate_id": numbers % len(cate_counts)}), maps)
+        vocabs = {name: of.stored for name, of in maps.items()}
+        return Content(LABEL, USER, item_specs(maps, [group], max_len), [group], vocabs, report, items)
 
     return make_dataset(source, out, dataset_id, overwrite)
 

@@ -13,7 +13,7 @@ from fuxictr.features import FeatureMap
 
 from ctr_pe.cli import main
 from ctr_pe.data.dataset import SPLITS, Dataset, open_dataset
-from ctr_pe.data.id_map import PAD, UNSEEN, check_growth, grown, ids_of
+from ctr_pe.data.id_map import PAD, UNSEEN, IdMap, check_growth
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.logs.log import build, summary
 from ctr_pe.data.logs.recipe import load_recipe
@@ -196,11 +196,12 @@ def test_refusals(tmp_path: Path) -> None:
 
 def test_grown_vocabulary() -> None:
     stored = {PAD: 0, "b": 1, "a": 2, UNSEEN: 3}
-    assert grown(stored, ["c", "a", UNSEEN, "d", "c", PAD]) == {**stored, "c": 4, "d": 5}
-    assert grown(grown(stored, ["c"]), ["d"]) == grown(stored, ["c", "d"])
-    assert ids_of(pl.Series(["a", "x", None, "c"]), grown(stored, ["c"])).tolist() == [2, 3, 3, 4]
-    assert ids_of(pl.Series([7, 8]), {PAD: 0, "8": 1, UNSEEN: 2}).tolist() == [2, 1]
-    assert ids_of(pl.Series([7, 8]), {PAD: 0, UNSEEN: 1}).tolist() == [1, 1]
+    ids = IdMap(stored, 3)
+    assert ids.grow(["c", "a", UNSEEN, "d", "c", PAD]).stored == {**stored, "c": 4, "d": 5}
+    assert ids.grow(["c"]).grow(["d"]).stored == ids.grow(["c", "d"]).stored
+    assert ids.grow(["c"]).ids(pl.Series(["a", "x", None, "c"])).tolist() == [2, 3, 3, 4]
+    assert IdMap({PAD: 0, "8": 1, UNSEEN: 2}, 2).ids(pl.Series([7, 8])).tolist() == [2, 1]
+    assert IdMap.of(()).ids(pl.Series([7, 8])).tolist() == [1, 1]
 
 
 @pytest.mark.parametrize(
@@ -216,4 +217,4 @@ def test_what_is_no_growth_is_refused(now: dict[str, dict[str, int]], problem: s
     before = {"f": {PAD: 0, "a": 1, "b": 2, UNSEEN: 3}}
     with pytest.raises(UserError, match=problem):
         check_growth(before, now, "the model", "data/x")
-    check_growth(before, {"f": grown(before["f"], ["c"])}, "the model", "data/x")
+    check_growth(before, {"f": IdMap(before["f"], 3).grow(["c"]).stored}, "the model", "data/x")

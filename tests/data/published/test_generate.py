@@ -16,7 +16,7 @@ from ctr_pe.config.yaml import model_params
 from ctr_pe.data.dataset import open_dataset
 from ctr_pe.data.published import generate as generated
 from ctr_pe.data.published.download import fetch
-from ctr_pe.data.published.generate import DRAWN, Lists, generate
+from ctr_pe.data.published.generate import DRAWN, UserLists, generate
 from ctr_pe.data.published.sets import AMAZON, KUAI, SETS, original
 from ctr_pe.study.differences import settings
 from ctr_pe.study.rendering import as_markdown
@@ -57,7 +57,7 @@ def test_every_published_set_can_be_drawn() -> None:
 
 
 def test_the_first_numbers_of_lists_are_those_of_the_joined_text() -> None:
-    lists = Lists.of(np.array([7, 123, 4, 55, 6]), np.array([3, 0, 2]))
+    lists = UserLists.of(np.array([7, 123, 4, 55, 6]), np.array([3, 0, 2]))
     first = lists.first(np.array([0, 0, 0, 0, 1, 2, 2, 2]), np.array([0, 1, 2, 3, 0, 0, 1, 2]))
     assert first.to_list() == ["", "7", "7^123", "7^123^4", "", "", "55", "55^6"]
 

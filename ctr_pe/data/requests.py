@@ -1,0 +1,132 @@
+"""Requests in ids; a training row is a request with a label.
+
+Legend: n requests, E events of all histories, B rows of a batch, L history slots, N items of a batch's histories.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ctr_pe.data.id_map import Ints
+from ctr_pe.data.timeline import Codes
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+Array = npt.NDArray[Any]
+
+
+@dataclass(frozen=True, eq=False)
+class RequestHistories:
+    """Histories of n requests: that of request i is ``begin[i]:end[i]`` of the flat columns, oldest first.
+
+    ``ids``: history field -> (E,). Of ``time`` (E,), in the log's unit, and ``age`` (E,), in seconds, one or, where no
+    encoding needs ages, none.
+    """
+
+    ids: Mapping[str, Codes]
+    begin: Ints
+    end: Ints
+    age_field: str | None = None
+    time: Ints | None = None
+    age: Ints | None = None
+
+    def gather(self, rows: Ints, now: Ints | None, per_second: int) -> tuple[Ints, dict[str, Array]]:
+        """Lengths (B,) of the histories of these requests, and the values (N,) of their fields, ages last."""
+        begin, lengths = self.begin[rows], self.end[rows] - self.begin[rows]
+        total = int(lengths.sum())
+        source = np.arange(total) + np.repeat(begin - (np.cumsum(lengths) - lengths), lengths)
+        values = {name: ids[source] for name, ids in self.ids.items()}
+        if self.age_field is not None:
+            if self.age is not None:
+                values[self.age_field] = self.age[source]
+            elif self.time is not None and now is not None:
+                values[self.age_field] = (np.repeat(now[rows], lengths) - self.time[source]) // per_second
+            else:
+                values[self.age_field] = np.zeros(total, np.int64)
+        return lengths, values
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedRequests:
+    """n requests as a model takes them.
+
+    ``scalars``: field -> (n,); ``lists``: per field group, then pooled sequences; ``now`` (n,) in the log's unit;
+    ``per_second``: of that unit; ``counts``: what was looked up, and of it unknown.
+    """
+
+    rows: int
+    scalars: Mapping[str, Array]
+    lists: Sequence[RequestHistories]
+    now: Ints | None
+    per_second: int
+    counts: Counter[str]
+
+    def batch(self, rows: Ints) -> dict[str, Tensor]:
+        """The requests of these numbers as a batch of FuxiCTR's form: (B,), and histories (B, L) padded after the
+        newest item."""
+        return self.fields(rows) | self.histories(rows)
+
+    def fields(self, rows: Ints) -> dict[str, Tensor]:
+        """All but the histories, in the shape of ``rows``."""
+        import torch
+
+        return {name: torch.from_numpy(values[rows]) for name, values in self.scalars.items()}
+
+    def histories(self, rows: Ints) -> dict[str, Tensor]:
+        """Histories and ages (B, L) of these requests."""
+        import torch
+
+        batch = {}
+        for lists in self.lists:
+            lengths, flat = lists.gather(rows, self.now, self.per_second)
+            width = max(1, int(lengths.max(initial=0)))
+            real = np.arange(width) < lengths[:, None]
+            for name, values in flat.items():
+                padded = np.zeros(real.shape, np.int64)
+                padded[real] = values
+                batch[name] = torch.from_numpy(padded)
+        return batch
+
+    def batches(self, rows: Ints, size: int, items: int) -> list[Ints]:
+        """``rows`` (n,) in parts of ``size`` at most, each with about ``items`` of their histories at most, so that
+        none takes much more memory than the others."""
+        length = np.zeros(len(rows), np.int64)
+        for lists in self.lists:
+            length += lists.end[rows] - lists.begin[rows]
+        part = np.maximum(np.arange(len(rows)) // size, np.cumsum(length) // items)
+        return np.split(rows, np.flatnonzero(np.diff(part)) + 1) if len(rows) else []
+
+    def tiles(self, ages: bool, size: int, least: int) -> tuple[list[Ints], Ints]:
+        """The numbers of requests whose history ``least`` or more of them share, in tiles (H, K) of about ``size``: a
+        history per row, its K requests in the columns. And the numbers of all other requests (n,).
+
+        A row with fewer requests than its tile has columns repeats the last one. Requests share a history if they see
+        the same events, with ``ages`` at the same time.
+        """
+        seen = [end for lists in self.lists for end in (lists.begin, lists.end)]
+        if ages and self.now is not None:
+            seen.append(self.now)
+        if not self.rows or not seen:
+            return [], np.arange(self.rows)
+        order = np.lexsort(seen)
+        new = np.ones(self.rows, bool)
+        new[1:] = np.logical_or.reduce([values[order[1:]] != values[order[:-1]] for values in seen])
+        first = np.flatnonzero(new)
+        count = np.diff(np.append(first, self.rows))
+        alone = order[np.repeat(count < least, count)]
+        largest = np.argsort(-count, kind="stable")[: np.count_nonzero(count >= least)]
+        first, count = first[largest], count[largest]
+        tiles, start = [], 0
+        while start < len(first):
+            width = int(count[start])
+            end = start + int((2 * count[start : start + max(1, size // width)] > width).sum())  # half is no repetition
+            tiles.append(order[first[start:end, None] + np.minimum(np.arange(width), count[start:end, None] - 1)])
+            start = end
+        return tiles, alone
