@@ -21,13 +21,16 @@ from ctr_pe.data.dataset import (
     ITEMS,
     REPORT,
     SPLITS,
+    USER,
     Dataset,
     check_out,
     combined_hash,
     hash_of_file,
     open_dataset,
 )
+from ctr_pe.data.id_map import IdMap
 from ctr_pe.data.logs.tables import reason
+from ctr_pe.fuxictr.feature_specs import age_spec, history_spec, target_spec
 from ctr_pe.utils.errors import UserError
 from ctr_pe.utils.files import scratch_folder
 
@@ -156,6 +159,18 @@ class DatasetWriter:
         }
         with open(self.path / CONFIG, "w", encoding="utf-8") as file:
             yaml.safe_dump({self.dataset_id: config}, file, sort_keys=False, allow_unicode=True)
+
+
+def item_specs(maps: Mapping[str, IdMap], groups: Sequence[Group], max_len: int) -> dict[str, dict[str, Any]]:
+    """The features of a log: its user, the target fields with their ids, and the histories of each group, of which the
+    second has the items that were not chosen."""
+    specs: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
+    specs |= {name: target_spec(ids.size - 2, unseen=ids.unseen) for name, ids in maps.items()}
+    for group, chosen in zip(groups, (True, False), strict=False):
+        for name, history in zip(group.target, group.history, strict=True):
+            ids = maps[name]
+            specs[history] = history_spec(name, ids.size - 2, max_len, chosen=chosen, unseen=ids.unseen)
+    return specs | {group.age: age_spec(max_len) for group in groups if group.age}
 
 
 DatasetSource = Callable[[DatasetWriter], Content]

@@ -3,9 +3,9 @@ the unseen, which keeps its id when a vocabulary grows behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -13,10 +13,6 @@ from ctr_pe.config.keys import Key, Spec
 from ctr_pe.config.yaml import load_json
 from ctr_pe.utils.errors import UserError
 from ctr_pe.utils.names import check_name
-
-if TYPE_CHECKING:
-    from ctr_pe.config.field_groups import Group
-    from ctr_pe.data.id_map import IdMap
 
 
 def target_spec(known: int, source: str = "item", unseen: int | None = None) -> dict[str, Any]:
@@ -39,20 +35,6 @@ def history_spec(
 def age_spec(max_len: int) -> dict[str, Any]:
     """A list of seconds; "meta", or FuxiCTR would make an embedding of it."""
     return {"type": "meta", "max_len": max_len}
-
-
-def item_specs(
-    maps: Mapping[str, IdMap], groups: Sequence[Group], max_len: int, user: str = "user_id"
-) -> dict[str, dict[str, Any]]:
-    """The features of a log: its user, the target fields with their ids, and the histories of each group, of which the
-    second has the items that were not chosen."""
-    specs: dict[str, dict[str, Any]] = {user: {"type": "meta"}}
-    specs |= {name: target_spec(ids.size - 2, unseen=ids.unseen) for name, ids in maps.items()}
-    for group, chosen in zip(groups, (True, False), strict=False):
-        for name, history in zip(group.target, group.history, strict=True):
-            ids = maps[name]
-            specs[history] = history_spec(name, ids.size - 2, max_len, chosen=chosen, unseen=ids.unseen)
-    return specs | {group.age: age_spec(max_len) for group in groups if group.age}
 
 
 def table_of(name: str, features: Mapping[str, Any], tables: Collection[str] = ()) -> str:

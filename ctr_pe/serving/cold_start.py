@@ -11,8 +11,7 @@ from ctr_pe.config.field_groups import log_group
 from ctr_pe.data.dataset import ITEM, LABEL, USER, Dataset
 from ctr_pe.data.id_map import IdMap, with_ids
 from ctr_pe.data.logs.recipe import Recipe
-from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
-from ctr_pe.fuxictr.feature_specs import item_specs
+from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
 from ctr_pe.serving.tables import column, keys, lazy
 from ctr_pe.utils.errors import UserError
 

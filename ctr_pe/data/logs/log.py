@@ -32,8 +32,7 @@ from ctr_pe.data.logs.events import BLOCK, Bools, EventBlock, Log
 from ctr_pe.data.logs.recipe import Recipe
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.timeline import Timeline
-from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
-from ctr_pe.fuxictr.feature_specs import item_specs
+from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
 from ctr_pe.utils.errors import UserError, option
 
 if TYPE_CHECKING:

@@ -14,8 +14,7 @@ import pyarrow as pa
 from ctr_pe.config.field_groups import log_group
 from ctr_pe.data.dataset import LABEL, USER, Dataset
 from ctr_pe.data.id_map import IdMap, with_ids
-from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
-from ctr_pe.fuxictr.feature_specs import item_specs
+from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
 
 if TYPE_CHECKING:
     from pathlib import Path
