@@ -25,7 +25,7 @@ LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest cou
         "models.groups",
         "data.published.sets",
     ),
-    "sequence": ("sequence",),
+    "sequence": ("sequence", "fuxictr.padded"),
     "ops": ("ops",),
     "pe": ("pe",),
     "units": ("units", "testing"),

@@ -1,5 +1,9 @@
 """A parquet file as memory-mapped columns, cached beside it; a history is a flat array with offsets.
 
+The lists of our own files are histories as they are: a 0 in them is an item without an id. FuxiCTR pads all lists of a
+column to one length; such columns of other files are kept from the first to the last slot in which a column of this
+length has a value, and marked as ``padded``.
+
 Every column has the smallest integer type that fits, and history columns of equal lengths share their offsets: two
 histories of 9 items on average and four scalars take about 50 bytes a row. The cache is in ``columns/<file stem>/``. It
 is written to a temporary directory and renamed, so that loaders in several processes can make it at the same time, and
@@ -18,22 +22,23 @@ import struct
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr_pe.data.dataset import hash_of_file
+from ctr_pe.data.dataset import REPORT, hash_of_file
 from ctr_pe.utils.errors import UserError, nearest
 from ctr_pe.utils.files import scratch_folder
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-FORMAT = 1
+FORMAT = 2
 CHUNK_ROWS = 65_536
 Array = npt.NDArray[Any]
 log = logging.getLogger(__name__)
@@ -51,7 +56,7 @@ class Want:
 
 @dataclass
 class Column:
-    """One column on disk; ``shortest`` and ``longest``: of the parquet's own lists, with their padding."""
+    """One column on disk; ``shortest`` and ``longest``: of the parquet's own lists; ``padded`` by FuxiCTR."""
 
     file: str
     dtype: str = ""
@@ -62,6 +67,7 @@ class Column:
     shortest: int = sys.maxsize
     longest: int = 0
     truncated: int = 0
+    padded: bool = False
 
 
 class Columns:
@@ -73,6 +79,7 @@ class Columns:
         offsets: (rows + 1,) per offsets file; row i of a history is ``offsets[i]:offsets[i + 1]``.
         spans: history column to its offsets file.
         truncated: history column to the rows that were cut to their most recent ``max_len`` items.
+        padded: history columns that may begin or end with FuxiCTR's padding.
 
     Raises:
         UserError: a missing column, null values, an id outside the vocabulary, a label other than 0 and 1, a column of
@@ -88,6 +95,7 @@ class Columns:
         self.offsets: dict[str, Array] = {}
         self.spans: dict[str, str] = {}
         self.truncated: dict[str, int] = {}
+        self.padded: set[str] = set()
         for name, want in wants.items():
             column = Column(**index["columns"][name])
             worst = column.least if column.least < 0 else column.most
@@ -98,6 +106,7 @@ class Columns:
             if column.offsets is not None:
                 self.spans[name] = column.offsets
                 self.truncated[name] = column.truncated
+                self.padded |= {name} if column.padded else set()
                 self.offsets[column.offsets] = _map(folder / column.offsets, index["offsets_dtype"])
 
 
@@ -123,10 +132,18 @@ def _fingerprint(parquet: Path) -> str:
     return hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns} ".encode() + footer, digest_size=8).hexdigest()
 
 
+def _is_ours(parquet: Path) -> bool:
+    """Whether a data set of this package has the file."""
+    try:
+        return parquet.name in json.loads((parquet.parent / REPORT).read_text(encoding="utf-8"))["files"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
 def _open_or_make(parquet: Path, wants: Mapping[str, Want]) -> Path:
     # The vocabulary is checked at each opening and does not change what is stored.
-    stored = {name: [want.kind, want.max_len] for name, want in sorted(wants.items())}
-    asked = hashlib.blake2b(json.dumps([FORMAT, stored]).encode(), digest_size=8).hexdigest()
+    stored, ours = {name: [want.kind, want.max_len] for name, want in sorted(wants.items())}, _is_ours(parquet)
+    asked = hashlib.blake2b(json.dumps([FORMAT, ours, stored]).encode(), digest_size=8).hexdigest()
     fingerprint = _fingerprint(parquet)
     home = parquet.parent / "columns" / parquet.stem
     folder = home / f"{fingerprint}-{asked}"
@@ -137,7 +154,7 @@ def _open_or_make(parquet: Path, wants: Mapping[str, Want]) -> Path:
         with scratch_folder(home) as scratch:
             made = scratch / "columns"
             made.mkdir()
-            _make(parquet, wants, made)
+            _make(parquet, wants, made, ours)
             try:
                 made.rename(folder)
             except OSError:  # another process was faster
@@ -151,7 +168,7 @@ def _open_or_make(parquet: Path, wants: Mapping[str, Want]) -> Path:
     return folder
 
 
-def _make(parquet: Path, wants: Mapping[str, Want], folder: Path) -> None:
+def _make(parquet: Path, wants: Mapping[str, Want], folder: Path, ours: bool) -> None:
     """Two passes by row group: the first checks everything and finds the types, the second writes."""
     try:
         with pq.ParquetFile(parquet) as file:
@@ -161,6 +178,9 @@ def _make(parquet: Path, wants: Mapping[str, Want], folder: Path) -> None:
             if file.metadata.num_rows == 0:
                 raise UserError(f"{parquet}: no rows")
             columns = _survey(file, parquet, wants)
+            for name, column in columns.items():
+                is_full = wants[name].kind == "sequence" and 0 < column.shortest == column.longest
+                column.padded = is_full and not ours
             offsets_dtype = np.min_scalar_type(max(column.values for column in columns.values())).name
             _write(file, wants, columns, folder, offsets_dtype)
             rows = file.metadata.num_rows
@@ -181,19 +201,27 @@ def _make(parquet: Path, wants: Mapping[str, Want], folder: Path) -> None:
     (folder / "index.json").write_text(json.dumps(index, indent=1))
 
 
-def _chunks(
-    file: pq.ParquetFile, names: Mapping[str, object]
-) -> Iterator[tuple[str, pa.Array, pa.Array, Array | None]]:
-    """Block by block: column, its values, these in one flat array, and for a list column the rows' lengths."""
+class _Chunk(NamedTuple):
+    """Rows of one column, their values in one flat array, and for a list column the rows' lengths."""
+
+    rows: pa.Array
+    flat: pa.Array
+    lengths: Array | None
+
+
+def _chunks(file: pq.ParquetFile, names: Mapping[str, object]) -> Iterator[dict[str, _Chunk]]:
+    """The columns, block by block."""
     for batch in batches(file, CHUNK_ROWS, list(names)):
+        block = {}
         for name in names:
             chunk = array = batch.column(name)
             if pa.types.is_fixed_size_list(array.type):
                 array = array.cast(pa.list_(array.type.value_type))
             if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-                yield name, chunk, array.flatten(), np.diff(array.offsets.to_numpy())
+                block[name] = _Chunk(chunk, array.flatten(), np.diff(array.offsets.to_numpy()))
             else:
-                yield name, chunk, array, None
+                block[name] = _Chunk(chunk, array, None)
+        yield block
 
 
 def batches(file: pq.ParquetFile, rows: int, columns: list[str] | None = None) -> Iterator[pa.RecordBatch]:
@@ -204,7 +232,7 @@ def batches(file: pq.ParquetFile, rows: int, columns: list[str] | None = None) -
 
 def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want]) -> dict[str, Column]:
     columns = {name: Column(file=f"{i}.values") for i, name in enumerate(wants)}
-    for name, chunk, flat, lengths in _chunks(file, wants):
+    for name, (chunk, flat, lengths) in chain.from_iterable(block.items() for block in _chunks(file, wants)):
         column, kind = columns[name], wants[name].kind
         nulls = chunk.null_count + (flat.null_count if lengths is not None else 0)
         if nulls:
@@ -248,15 +276,21 @@ def _write(
         for column in columns.values():
             if column.offsets:
                 files[column.offsets].write(np.zeros(1, offsets_dtype).tobytes())
-        for name, _, flat, lengths in _chunks(file, wants):
-            column, values = columns[name], flat.to_numpy(zero_copy_only=False)
-            if lengths is not None and column.offsets:
-                values, lengths, truncated = _real_items(values, lengths, column, wants[name])
-                column.truncated += truncated
-                offsets = ends[name] + np.cumsum(lengths)
-                ends[name] += int(lengths.sum())
-                files[column.offsets].write(offsets.astype(offsets_dtype).tobytes())
-            files[column.file].write(values.astype(column.dtype, copy=False).tobytes())
+        for block in _chunks(file, wants):
+            flat = {name: chunk.flat.to_numpy(zero_copy_only=False) for name, chunk in block.items()}
+            filled = _filled(flat, columns, wants)
+            for name, column in columns.items():
+                values, lengths = flat[name], block[name].lengths
+                if lengths is not None and column.offsets:
+                    begin, end = filled.get(column.longest if column.padded else 0, (np.zeros_like(lengths), lengths))
+                    if (most := wants[name].max_len) is not None:
+                        column.truncated += int(np.count_nonzero(end - begin > most))
+                        begin = begin if column.padded else np.maximum(begin, end - most)
+                    values, lengths = _cut(values, lengths, begin, end)
+                    offsets = ends[name] + np.cumsum(lengths)
+                    ends[name] += int(lengths.sum())
+                    files[column.offsets].write(offsets.astype(offsets_dtype).tobytes())
+                files[column.file].write(values.astype(column.dtype, copy=False).tobytes())
     kept: dict[str, str] = {}
     for column in columns.values():
         if column.offsets:
@@ -266,24 +300,33 @@ def _write(
                 column.offsets = same
 
 
-def _real_items(values: Array, lengths: Array, column: Column, want: Want) -> tuple[Array, Array, int]:
-    """Values and lengths without padding and without items older than the last ``max_len``; number of truncated rows.
+def _filled(
+    flat: Mapping[str, Array], columns: Mapping[str, Column], wants: Mapping[str, Want]
+) -> dict[int, tuple[Array, Array]]:
+    """Per width of padded columns: where the slots in which any of them has a value begin and end, in each row; without
+    those that are older than the ``max_len`` newest of every column."""
+    found = {}
+    for width in {column.longest for column in columns.values() if column.padded}:
+        same = [name for name, column in columns.items() if column.padded and column.longest == width]
+        real = {name: flat[name].reshape(-1, width) != 0 for name in same}
+        begin, end = _range(np.logical_or.reduce(list(real.values())))
+        limits = {name: limit for name in same if (limit := wants[name].max_len) is not None and limit < width}
+        if len(limits) == len(same):
+            own = {name: np.where(real[name].any(axis=1), _range(real[name])[1], end) for name in same}
+            begin = np.maximum(begin, np.min([own[name] - limit for name, limit in limits.items()], axis=0))
+        found[width] = begin, end
+    return found
 
-    Lists that all have one length are FuxiCTR's padded form: zeros at either end are padding. In lists of different
-    lengths a 0 is a missing attribute, and removing it would shift a history's columns against each other.
-    """
-    begin, end = np.zeros_like(lengths), lengths
-    width = column.longest
-    if want.kind == "sequence" and 0 < width == column.shortest:
-        real = values.reshape(-1, width) != 0
-        begin = real.argmax(axis=1)
-        end = np.where(real.any(axis=1), width - real[:, ::-1].argmax(axis=1), 0)
-    truncated = 0
-    if want.max_len is not None:
-        truncated = int(np.count_nonzero(end - begin > want.max_len))
-        begin = np.maximum(begin, end - want.max_len)
+
+def _range(real: Array) -> tuple[Array, Array]:
+    """(n, width) bool -> where the first True is and what comes after the last, (n,) each; 0 and 0 without one."""
+    return real.argmax(axis=1), np.where(real.any(axis=1), real.shape[1] - real[:, ::-1].argmax(axis=1), 0)
+
+
+def _cut(values: Array, lengths: Array, begin: Array, end: Array) -> tuple[Array, Array]:
+    """Of lists with ``lengths``, what lies from ``begin`` to ``end``: values and lengths."""
     if not begin.any() and (end is lengths or (end == lengths).all()):
-        return values, lengths, truncated
+        return values, lengths
     slot = np.arange(len(values)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
     keep = (slot >= np.repeat(begin, lengths)) & (slot < np.repeat(end, lengths))
-    return values[keep], end - begin, truncated
+    return values[keep], end - begin

@@ -1,4 +1,4 @@
-"""Batches from memory-mapped columns: shuffled by a seeded permutation, padded to the batch's longest history."""
+"""Batches from memory-mapped columns, shuffled by a seeded permutation; histories as values and lengths."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy.typing as npt
 import torch
 
 from ctr_pe.data.columns import Columns, Want
+from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.utils.errors import UserError, counted, nearest, no_such_file
 
 if TYPE_CHECKING:
@@ -30,11 +31,11 @@ class FeatureMap(Protocol):
 class BatchLoader:
     """Loads the rows of one or several parquet files; fits FuxiCTR's ``RankDataLoader(..., data_loader=BatchLoader)``.
 
-    An iteration is an epoch and yields dictionaries of tensors, B rows each: every feature of the feature map (meta
-    too) as (B,) int64, "numeric" ones float32, "embedding" ones (B, dim) float32; labels (B,) float32; histories (B, L)
-    int64 with the real items first, oldest first, and 0 after them, L being that batch's longest history of the column
-    and at least 1. The order of an epoch depends on ``seed`` and the epoch's number only. In split "train" a last batch
-    of one row joins the batch before it: batch norm cannot train on one row.
+    An iteration is an epoch and yields a :class:`~ctr_pe.sequence.batch.JaggedBatch` of B rows after the other: every
+    feature of the feature map (meta too) as (B,) int64, "numeric" ones float32, "embedding" ones (B, dim) float32;
+    labels (B,) float32; histories int64, oldest item first. As a mapping it has them in FuxiCTR's form: (B, L), 0 after
+    the items. The order of an epoch depends on ``seed`` and the epoch's number only. In split "train" a last batch of
+    one row joins the batch before it: batch norm cannot train on one row.
 
     Several processes have the same batches: each yields every ``share``-th row of each batch of split "train", and else
     every ``share``-th batch. A last batch of fewer rows than processes joins the one before, too.
@@ -83,6 +84,7 @@ class BatchLoader:
         self.spans, self.own = (every, share) if split == "train" else (every[share], slice(None))
         self.is_shared = processes > 1
         self.vectors = {name for name, want in wants.items() if want.kind == "embedding"}
+        self.padded = frozenset(name for part in self.parts for name in part.padded)
         self.scalars: dict[str, torch.dtype] = {}
         self.histories: dict[tuple[str, ...], list[str]] = {}  # offsets in each part -> the columns that share them
         for name, want in wants.items():
@@ -98,7 +100,7 @@ class BatchLoader:
         """Batches per epoch, of this process."""
         return len(self.spans)
 
-    def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
+    def __iter__(self) -> Iterator[JaggedBatch]:
         rows = np.arange(self.num_samples, dtype=np.min_scalar_type(self.num_samples))
         spans = self.spans
         if self.shuffle:
@@ -109,7 +111,7 @@ class BatchLoader:
                 spans = [spans[k] for k in numbers.permutation(len(spans))]
         self.epoch += 1
         for span in spans:
-            yield self._batch(rows[span][self.own].astype(np.int64))
+            yield self.batch(rows[span][self.own].astype(np.int64))
 
     def _sort(self, rows: Integers) -> None:
         """By the items of a row's longest history, within ``like_length`` batches; rows of one length stay as drawn."""
@@ -124,27 +126,31 @@ class BatchLoader:
                     items[slots] = np.maximum(items[slots], length)
             rows[start : start + window] = some[np.argsort(items, kind="stable")]
 
-    def _batch(self, rows: Integers) -> dict[str, torch.Tensor]:
-        batch = {name: torch.empty(len(rows), dtype=dtype) for name, dtype in self.scalars.items()}
-        pieces = self._pieces(rows)
-        for name, column in batch.items():
-            filled = column.numpy()
+    def batch(self, rows: Integers) -> JaggedBatch:
+        """The rows of these numbers, in this order."""
+        batch, pieces = JaggedBatch({}, {}, {}, self.padded), self._pieces(rows)
+        for name, dtype in self.scalars.items():
+            batch.rows[name] = torch.empty(len(rows), dtype=dtype)
+            filled = batch.rows[name].numpy()
             for part, slots, local in pieces:
                 filled[slots] = self.parts[part].data[name][local]
         for offsets, names in self.histories.items():
-            spans = []
+            lengths, starts, owner = np.empty((3, len(rows)), np.int64)
             for part, slots, local in pieces:
                 bounds = self.parts[part].offsets[offsets[part]]
-                start = bounds[local].astype(np.int64)
-                spans.append((part, slots, start, bounds[local + 1] - start))
-            width = max(1, *(int(length.max()) for *_, length in spans))
-            moves = [(part, *_moves(start, length, slots * width)) for part, slots, start, length in spans]
+                owner[slots], starts[slots] = part, bounds[local]
+                lengths[slots] = bounds[local + 1] - starts[slots]
+            source = np.arange(lengths.sum()) + np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
+            counts, of_item = torch.from_numpy(lengths), np.repeat(owner, lengths) if len(pieces) > 1 else None
             for name in names:
-                dtype = torch.float32 if name in self.vectors else torch.int64
-                batch[name] = torch.zeros(len(rows), width, dtype=dtype)
-                filled = batch[name].view(-1).numpy()
-                for part, source, target in moves:
-                    filled[target] = self.parts[part].data[name][source]
+                values = torch.empty(len(source), dtype=torch.float32 if name in self.vectors else torch.int64)
+                for part, *_ in pieces:
+                    where = slice(None) if of_item is None else of_item == part
+                    values.numpy()[where] = self.parts[part].data[name][source[where]]
+                if name in self.vectors:
+                    batch.rows[name] = values.view(len(rows), -1)
+                else:
+                    batch.histories[name], batch.lengths[name] = values, counts
         return batch
 
     def _pieces(self, rows: Integers) -> list[tuple[int, Integers, Integers]]:
@@ -157,13 +163,6 @@ class BatchLoader:
             slots = np.flatnonzero(owner == part)
             pieces.append((part, slots, rows[slots] - (self.ends[part] - self.parts[part].rows)))
         return pieces
-
-
-def _moves(start: Integers, length: Integers, target: Integers) -> tuple[Integers, Integers]:
-    """Flat source and target index of every item of histories that are copied from ``start`` to ``target``."""
-    before = np.cumsum(length) - length
-    item = np.arange(int(length.sum()))
-    return item + np.repeat(start - before, length), item + np.repeat(target - before, length)
 
 
 def _wants(feature_map: FeatureMap) -> dict[str, Want]:

@@ -1,13 +1,13 @@
 """Requests in ids; a training row is a request with a label.
 
-Legend: n requests, E events of all histories, B rows of a batch, L history slots, N items of a batch's histories.
+Legend: n requests, E events of all histories, B rows of a batch, N items of a batch's histories.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -18,6 +18,8 @@ from ctr_pe.data.timeline import Codes
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ctr_pe.sequence.batch import JaggedBatch
 
 Array = npt.NDArray[Any]
 
@@ -68,10 +70,9 @@ class EncodedRequests:
     per_second: int
     counts: Counter[str]
 
-    def batch(self, rows: Ints) -> dict[str, Tensor]:
-        """The requests of these numbers as a batch of FuxiCTR's form: (B,), and histories (B, L) padded after the
-        newest item."""
-        return self.fields(rows) | self.histories(rows)
+    def batch(self, rows: Ints) -> JaggedBatch:
+        """The requests of these numbers (B,)."""
+        return replace(self.histories(rows), rows=self.fields(rows))
 
     def fields(self, rows: Ints) -> dict[str, Tensor]:
         """All but the histories, in the shape of ``rows``."""
@@ -79,19 +80,17 @@ class EncodedRequests:
 
         return {name: torch.from_numpy(values[rows]) for name, values in self.scalars.items()}
 
-    def histories(self, rows: Ints) -> dict[str, Tensor]:
-        """Histories and ages (B, L) of these requests."""
+    def histories(self, rows: Ints) -> JaggedBatch:
+        """Histories and ages of these requests (B,)."""
         import torch
 
-        batch = {}
+        from ctr_pe.sequence.batch import JaggedBatch
+
+        batch = JaggedBatch({}, {}, {})
         for lists in self.lists:
-            lengths, flat = lists.gather(rows, self.now, self.per_second)
-            width = max(1, int(lengths.max(initial=0)))
-            real = np.arange(width) < lengths[:, None]
-            for name, values in flat.items():
-                padded = np.zeros(real.shape, np.int64)
-                padded[real] = values
-                batch[name] = torch.from_numpy(padded)
+            lengths, values = lists.gather(rows, self.now, self.per_second)
+            batch.histories.update({name: torch.from_numpy(one.astype(np.int64)) for name, one in values.items()})
+            batch.lengths.update(dict.fromkeys(values, torch.from_numpy(lengths)))
         return batch
 
     def batches(self, rows: Ints, size: int, items: int) -> list[Ints]:

@@ -1,46 +1,98 @@
-"""What a model takes of a batch, made where the batch is: a step on an accelerator has no size left to ask for."""
+"""What a model takes of a batch, made where the batch is: a step on an accelerator has no size left to ask for.
+
+B rows, N items of a group's histories.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
 from torch import Tensor
 
+from ctr_pe.fuxictr import padded
+from ctr_pe.models.groups import SizedGroup
+from ctr_pe.sequence.batch import newest
+from ctr_pe.sequence.jagged import Layout
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.sequence.transfer import PinnedTransfer
 
 
 @dataclass(frozen=True)
+class Histories:
+    """Those of a field group: ``positions``, and by history field the ids (N,). ``ids_here``: the same on the CPU, and
+    those of the group's negative fields."""
+
+    positions: Positions
+    ids: Mapping[str, Tensor]
+    ids_here: Mapping[str, Tensor]
+
+    @classmethod
+    def of(
+        cls,
+        batch: Mapping[str, Tensor],
+        group: SizedGroup,
+        max_len: int | None,
+        device: torch.device,
+        negatives: bool = False,
+    ) -> Histories:
+        """The newest ``max_len`` items of each history, all for None. ``device``: where they will be sent."""
+        others = [*(group.negative if negatives else ()), *([group.age] if group.age else [])]
+        lengths, values = padded.history(batch, group.history, others)
+        if max_len is not None and len(lengths) and int(lengths.max()) > max_len:
+            kept = newest(lengths, max_len)
+            lengths, values = lengths.clamp(max=max_len), {name: column[kept] for name, column in values.items()}
+        age = values.pop(group.age) if group.age else None
+        positions = Positions.from_lengths(lengths, age, Layout.on(device))
+        here = {name: column.cpu() for name, column in values.items()}
+        return cls(positions, {name: values[name] for name in group.history}, here)
+
+
+@dataclass(frozen=True)
 class Plan:
-    """``fields``: by name, all that are no history. ``label`` (B,), or None without. ``positions``: per field group.
-    ``packed``: per history field the ids of real items (N,) for each group that has it: most slots are padding."""
+    """``fields``: by name, all that are no history. ``label`` (B,), or None without. ``histories``: per field group."""
 
     fields: dict[str, Tensor]
     label: Tensor | None
-    positions: list[Positions]
-    packed: dict[str, list[Tensor]]
+    histories: list[Histories]
 
     def ids(self) -> dict[str, Tensor]:
-        """By field, those of the packed items of all groups one after the other."""
-        joined = {field: parts[0] if len(parts) == 1 else torch.cat(parts) for field, parts in self.packed.items()}
-        return self.fields | joined
+        """By field, of a history those of all groups that have it, one after the other."""
+        parts: dict[str, list[Tensor]] = {}
+        for group in self.histories:
+            for field, ids in group.ids.items():
+                parts.setdefault(field, []).append(ids)
+        return self.fields | {field: some[0] if len(some) == 1 else torch.cat(some) for field, some in parts.items()}
 
-    def of_groups(self, field: str, joined: Tensor) -> Sequence[Tensor]:
-        """What was made of a history field's ids (N of all groups, ...) -> (N, ...) of each group that has it."""
-        sizes = [len(part) for part in self.packed[field]]
-        return [joined] if len(sizes) == 1 else torch.split(joined, sizes)
+    def items(self, embedded: Mapping[str, Tensor]) -> list[Tensor]:
+        """What :meth:`ids` are embedded as -> the items (N, D) of each group, fields side by side."""
+        begin, items = dict.fromkeys(embedded, 0), []
+        for group in self.histories:
+            parts = []
+            for field, ids in group.ids.items():
+                start, begin[field] = begin[field], begin[field] + len(ids)
+                parts.append(embedded[field][start : begin[field]])
+            items.append(torch.cat(parts, dim=-1))
+        return items
 
 
-class Planned(dict[str, Tensor]):
+class Planned(Mapping[str, Tensor]):
     """A batch and its plan, which is sent to the device when it is first read there."""
 
     def __init__(self, batch: Mapping[str, Tensor], plan: Plan, device: torch.device) -> None:
-        super().__init__(batch)
-        self._transfer = PinnedTransfer(plan, device)
+        self.batch, self._transfer = batch, PinnedTransfer(plan, device)
 
     @cached_property
     def plan(self) -> Plan:
         return self._transfer.unpack()
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.batch[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.batch)
+
+    def __len__(self) -> int:
+        return len(self.batch)

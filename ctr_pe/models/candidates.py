@@ -5,7 +5,7 @@ B histories, K targets of each, L history slots, N real items, D item dim.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.sequence.transfer import PinnedTransfer
 
 if TYPE_CHECKING:
+    from ctr_pe.models.batch_plan import Histories
     from ctr_pe.models.rank_model import RankModel
 
 PAIRS = 2**14
@@ -34,26 +35,22 @@ class Encoded:
     states: list[Any]
 
 
-def encode(model: RankModel, inputs: Mapping[str, Tensor], states: bool = True) -> Encoded:
-    """``inputs``: history fields and ages (B, L), as in a batch; other fields are not read. Without ``states`` only
-    what the embedding tables give."""
-    positions, packed = PinnedTransfer(model.read_histories(inputs), model.device).unpack()
-    return encode_packed(model, positions, packed, states)
+def encode(model: RankModel, inputs: Mapping[str, Tensor]) -> Encoded:
+    """``inputs``: history fields and ages, as in a batch; other fields are not read."""
+    return encode_histories(model, PinnedTransfer(model.read_histories(inputs), model.device).unpack())
 
 
-def encode_packed(
-    model: RankModel, positions: list[Positions], packed: Mapping[str, list[Tensor]], states: bool = True
-) -> Encoded:
-    """``packed``: per field the ids (N,) of each group that has it."""
-    found, packed = Encoded(positions, [], []), {field: list(parts) for field, parts in packed.items()}
-    for index, group in enumerate(model.groups):
-        own = {field: packed[field].pop(0) for field in group.history}
-        embedded, _ = look_up(model.embedding_layer, own)
-        history = torch.cat([embedded[field] for field in group.history], dim=-1)
-        positions[index] = positions[index].carrying(Items(history, tuple(own.values())))
+def encode_histories(model: RankModel, histories: Sequence[Histories]) -> Encoded:
+    """``histories``: per field group."""
+    found = Encoded([], [], [])
+    for index, given in enumerate(histories):
+        embedded, _ = look_up(model.embedding_layer, given.ids)
+        history = torch.cat([embedded[field] for field in given.ids], dim=-1)
+        at = given.positions.carrying(Items(history, tuple(given.ids.values())))
+        found.positions.append(at)
         found.histories.append(history)
         with model.precision():
-            found.states.append(model.encode_history(index, history, positions[index]) if states else None)
+            found.states.append(model.encode_history(index, history, at))
     return found
 
 

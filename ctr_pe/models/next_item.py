@@ -16,7 +16,6 @@ from ctr_pe.models.rank_model import RankModel, summed
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.sequence.transfer import to_device
 from ctr_pe.utils import distributed
-from ctr_pe.utils.errors import UserError
 from ctr_pe.utils.random_generators import Draws
 
 
@@ -72,20 +71,16 @@ class NextItemModel(RankModel):
             )
 
     def learn_next_item(self, index: int, states: Tensor, items: Tensor, positions: Positions) -> None:
-        """Add group ``index``'s loss: packed states (N, S) and item embeddings (N, D), both of the same real items.
-
-        Raises UserError if neg_seq_field has not the shape of the history.
-        """
+        """Add group ``index``'s loss: packed states (N, S) and item embeddings (N, D), both of the same real items."""
         if not (self.training and self._weight > 0):
             return
         # Which items are meant is found on the CPU: an accelerator would have to be waited for.
         rows, _ = positions.mask_here.nonzero(as_tuple=True)
         following = (rows[1:] == rows[:-1]).nonzero().squeeze(1) + 1
-        read = self._real(index, positions)
         if self.groups[index].negative:
-            following, others = self._given(index, read, following)
+            following, others = self._given(index, following)
         else:
-            drawn = self._drawn(index, read, following)
+            drawn = self._drawn(index, following)
             following = following[: len(drawn)]
             others = items.index_select(0, positions.to_device(drawn))
         now, after = positions.to_device(torch.stack([following - 1, following]))
@@ -95,35 +90,26 @@ class NextItemModel(RankModel):
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
         if not self.training:  # nothing is kept: threads may score at once
             return super().forward(inputs)
-        self._inputs = inputs
-        outputs = super().forward(inputs)
-        del self._inputs
+        planned = self.planned(inputs)
+        self._histories = planned.plan.histories
+        outputs = super().forward(planned)
+        del self._histories
         return outputs
 
-    def _real(self, index: int, positions: Positions) -> Tensor:
-        """Where the batch's fields hold the group's real items, (B, slots) bool on the CPU."""
-        slots = Positions.from_mask(self._inputs[self.groups[index].history[0]].cpu() != 0)
-        return slots.mask & (slots.distance <= positions.count_here.unsqueeze(1))  # a long one lost its oldest items
-
-    def _given(self, index: int, read: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    def _given(self, index: int, at: Tensor) -> tuple[Tensor, Tensor]:
         """The items of ``neg_seq_field``: those of the places ``at`` (P,) that have one, and their embeddings."""
-        fields = self.groups[index].negative
-        for field in fields:
-            here, there = (values.shape[1] for values in (read, self._inputs[field]))
-            if there != here:
-                one = f"neg_seq_field '{field}' has {there} slots, the history has {here}"
-                raise UserError(f"{one}: it must hold one item per history item")
-        ids = {field: self._inputs[field].cpu()[read][at] for field in fields}
+        fields, given = self.groups[index].negative, self._histories[index].ids_here
+        ids = {field: given[field][at] for field in fields}
         known = ids[fields[0]] != 0
         embedded = self.embedding_layer({field: to_device(values[known], self.device) for field, values in ids.items()})
         return at[known], torch.cat([embedded[field] for field in fields], -1)
 
-    def _drawn(self, index: int, read: Tensor, at: Tensor) -> Tensor:
+    def _drawn(self, index: int, at: Tensor) -> Tensor:
         """For each place ``at`` (P,) one of the batch's items, another than the one there: indices (P,) among the N
         packed ones. None, (0,), if all items are the same."""
-        kind = at.new_zeros(int(read.sum()))  # (N,), equal for equal items: 0 .. kinds - 1
-        for field in self.groups[index].history:
-            ids = self._inputs[field].cpu()[read]
+        given = [self._histories[index].ids_here[field] for field in self.groups[index].history]
+        kind = at.new_zeros(len(given[0]))  # (N,), equal for equal items: 0 .. kinds - 1
+        for ids in given:
             kind = torch.unique(kind * (ids.max() + 1) + ids, return_inverse=True)[1] if len(ids) else kind
         kinds = int(kind.max()) + 1 if len(kind) else 0
         if kinds < 2:

@@ -21,13 +21,12 @@ from ctr_pe.config.keys import (
 )
 from ctr_pe.fuxictr.adapter import MLP, FuxiCTRModel
 from ctr_pe.models import candidates
-from ctr_pe.models.batch_plan import Plan, Planned
+from ctr_pe.models.batch_plan import Histories, Plan, Planned
 from ctr_pe.models.candidates import Encoded
 from ctr_pe.models.groups import SizedGroup, field_dim, other_fields, sized_groups
 from ctr_pe.models.keys import check_keys, known_keys, prefixes
 from ctr_pe.pe import build_pe, check_encodings, pe_options
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.sequence.jagged import Layout
 from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError
@@ -103,9 +102,8 @@ class RankModel(FuxiCTRModel):
         fields = (target_field, sequence_field, neg_seq_field, age_field)
         features = self.feature_map.features
         self.groups = sized_groups(features, self.embedding_dim, max_len, *fields, position_encoding)
-        histories = {field for group in self.groups for field in group.history}
-        self._unread = {field for group in self.groups for field in group.negative} - histories
-        self.other_fields = other_fields(features, self.encoders, histories | self._unread)
+        self._history_columns = {field for group in self.groups for field in (*group.history, *group.negative)}
+        self.other_fields = other_fields(features, self.encoders, self._history_columns)
         self._tower: dict[str, Any] = {
             "hidden_units": dnn_hidden_units,
             "hidden_activations": dnn_activations,
@@ -178,28 +176,27 @@ class RankModel(FuxiCTRModel):
         raise TypeError(f"{type(self).__name__} does not define interest()")
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        """A batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}; in training also "penalties", the
-        regularisation of embedding tables by their weights, and "losses", what else is to be minimised, by name."""
+        """A JaggedBatch, or a batch of FuxiCTR's form -> {"y_pred": click probability (B, 1)}; in training also
+        "penalties", the regularisation of embedding tables by their weights, and "losses", what else is to be
+        minimised, by name."""
         plan = self.planned(inputs).plan
-        ids, positions = plan.ids(), plan.positions
+        ids = plan.ids()
         embedded, penalties = self.look_up(ids)
-        items = {field: iter(plan.of_groups(field, embedded[field])) for field in plan.packed}
-        read = {field: iter(parts) for field, parts in plan.packed.items()}
-        features = [embedded[name] for name in self.other_fields]
+        features, items = [embedded[name] for name in self.other_fields], plan.items(embedded)
         clicked = plan.label > 0 if self.training and plan.label is not None else None
-        for index, group in enumerate(self.groups):
+        for index, (group, given) in enumerate(zip(self.groups, plan.histories, strict=True)):
             target = torch.cat([embedded[field] for field in group.target], dim=-1)
-            history = torch.cat([next(items[field]) for field in group.history], dim=-1)
+            history = items[index]
             chosen = None if clicked is None else clicked.new_full((len(history),), group.chosen)
-            at = positions[index].carrying(
-                Items(history, tuple(next(read[field]) for field in group.history), chosen),
+            at = given.positions.carrying(
+                Items(history, tuple(given.ids.values()), chosen),
                 Items(target, tuple(ids[field] for field in group.target), clicked),
             )
             with self.precision():
                 interest = self.interest(index, target, history, at)
             features.append(interest.to(target.dtype))
             if index:
-                positions[0].add_losses(at.losses)
+                plan.histories[0].positions.add_losses(at.losses)
         if (
             self.training and len(target) * distributed.processes() == 1
         ):  # no variance: batch norm and Dice use running ones
@@ -208,21 +205,20 @@ class RankModel(FuxiCTRModel):
         self.dnn.train(self.training)
         if not self.training:
             return {"y_pred": y_pred}
-        return {"y_pred": y_pred, "penalties": penalties, "losses": positions[0].losses}
+        return {"y_pred": y_pred, "penalties": penalties, "losses": plan.histories[0].positions.losses}
 
     def planned(self, inputs: Mapping[str, Tensor]) -> Planned:
         """The batch with what ``forward`` takes of it, which another thread may ask for ahead."""
         if isinstance(inputs, Planned):
             return inputs
-        features, labels = self.feature_map.features, self.feature_map.labels
-        histories = self._unread.union(*(group.history for group in self.groups))
-        others = [field for field in inputs if field not in labels and field not in histories]
-        fields = {field: inputs[field] for field in others if features[field]["type"] != "meta"}
-        label = inputs[labels[0]].float().view(-1) if labels[0] in inputs else None
-        plan = Plan(fields, label, *self.read_histories(inputs))
+        label, unread = self.feature_map.labels[0], {*self.feature_map.labels, *self._history_columns}
+        others = [field for field in inputs if field not in unread]
+        fields = {field: inputs[field] for field in others if self.feature_map.features[field]["type"] != "meta"}
+        labels = inputs[label].float().view(-1) if label in inputs else None
+        plan = Plan(fields, labels, self.read_histories(inputs))
         if self.device.type != "cpu":
-            for positions in plan.positions:
-                positions.plan(self._target_joins)
+            for histories in plan.histories:
+                histories.positions.plan(self._target_joins)
         return Planned(inputs, plan, self.device)
 
     def get_labels(self, inputs: Mapping[str, Tensor]) -> Tensor:
@@ -230,28 +226,9 @@ class RankModel(FuxiCTRModel):
             return inputs.plan.label.view(-1, 1)
         return super().get_labels(inputs)
 
-    def read_histories(self, inputs: Mapping[str, Tensor]) -> tuple[list[Positions], dict[str, list[Tensor]]]:
-        """Per group the positions, and per field the ids of real items (N,) for each group that has it."""
-        positions: list[Positions] = []
-        packed: dict[str, list[Tensor]] = {}
-        for group in self.groups:
-            age = inputs[group.age] if group.age else None
-            own = {field: inputs[field] for field in group.history}
-            mask = own[group.history[0]] != 0
-            if self.max_len is not None and mask.shape[1] > self.max_len:
-                newest = self.newest(mask)
-                mask, age = mask.gather(1, newest), None if age is None else age.gather(1, newest)
-                own = {field: values.gather(1, newest) for field, values in own.items()}
-            positions.append(Positions.from_mask(mask, age, Layout.on(self.device)))
-            for field, values in own.items():
-                packed.setdefault(field, []).append(positions[-1].pack(values))
-        return positions, packed
-
-    def newest(self, mask: Tensor) -> Tensor:
-        """mask (B, L) -> the slots (B, max_len) of the newest items, and padding where there are fewer."""
-        assert self.max_len is not None
-        # A stable sort moves padding to the front and keeps the order of the items: the last are the newest.
-        return mask.byte().argsort(dim=1, stable=True)[:, -self.max_len :]
+    def read_histories(self, inputs: Mapping[str, Tensor]) -> list[Histories]:
+        """Those of each group, in training with the negative fields."""
+        return [Histories.of(inputs, group, self.max_len, self.device, self.training) for group in self.groups]
 
     def precision(self) -> torch.autocast:
         """Of attention: bfloat16 with ``amp``."""
@@ -260,7 +237,7 @@ class RankModel(FuxiCTRModel):
     # One user, many candidates.
 
     def encode(self, inputs: Mapping[str, Tensor]) -> Encoded:
-        """What :meth:`score_candidates` needs of the histories, of which ``inputs`` has the fields and ages (B, L)."""
+        """What :meth:`score_candidates` needs of the histories, of which ``inputs`` has the fields and ages."""
         return candidates.encode(self, inputs)
 
     def score_candidates(self, encoded: Encoded, inputs: Mapping[str, Tensor]) -> Tensor:

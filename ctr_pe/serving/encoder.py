@@ -1,6 +1,6 @@
 """Raw events and requests -> what a model takes, from the content of a model folder alone.
 
-Legend: n requests, E events of all histories, B rows of a batch, L history slots.
+Legend: n requests, E events of all histories, B rows of a batch.
 
 An item's fields come from the catalogue, by its raw id; what the catalogue lacks comes from the table's own columns, by
 the vocabulary of each; what is nowhere takes the reserved id of unseen values. Models of data sets without a catalogue

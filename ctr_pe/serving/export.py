@@ -21,14 +21,14 @@ from torch import Tensor
 
 from ctr_pe.data.writer import scratch_beside
 from ctr_pe.fuxictr.feature_specs import table_of
-from ctr_pe.serving.request_graph import inputs_of, requests, trace
+from ctr_pe.serving.request_graph import histories_in, inputs_of, requests, trace
 from ctr_pe.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
     from ctr_pe.serving.encoder import Encoder
     from ctr_pe.serving.scorer import Scorer
 
-FORMAT = 1
+FORMAT = 2
 KEY = "ctr_pe"
 """Of ONNX's metadata; in the others the content is an extra file ``ctr_pe.json``."""
 TOLERANCE = 1e-4
@@ -78,8 +78,7 @@ def check(model: Any, run: Run, name: str) -> None:
     """Raises UserError if ``run`` gives a request other scores than the model's ``score_candidates``."""
     for given in requests(model):
         with torch.inference_mode():
-            ages = {g.age: torch.zeros_like(given[g.history[0]]) for g in model.groups if g.age}  # that nothing reads
-            wanted = model.score_candidates(model.encode(ages | given), given)
+            wanted = model.score_candidates(model.encode(histories_in(model, given)), given)
             away = float((run(given) - wanted).abs().max())
         if not away <= TOLERANCE:
             sizes = f"{wanted.shape[0]} requests with {wanted.shape[1]} targets"
@@ -89,9 +88,9 @@ def check(model: Any, run: Run, name: str) -> None:
 def description(scorer: Scorer) -> dict[str, Any]:
     """What a file says of itself: the model, and how raw ids become its inputs.
 
-    ``inputs``: name -> ``of`` (``history``, ``age``, ``target`` or ``request``), ``column`` of the raw ids, ``ids``:
-    the vocabulary in which they are looked up, ``unknown``: the id of others. A number has a column, and if training
-    normalised it a ``normalizer``: what to subtract and divide by.
+    ``inputs``: name -> ``of`` (``history``, ``age``, ``length`` of the histories, ``target`` or ``request``),
+    ``column`` of the raw ids, ``ids``: the vocabulary in which they are looked up, ``unknown``: the id of others. A
+    number has a column, and if training normalised it a ``normalizer``: what to subtract and divide by.
     ``vocabularies``: name -> raw id as text -> id. Ages are seconds from the event to the request. ``max_len``: the
     scorer keeps so many items of a history, the newest.
     """
@@ -104,7 +103,7 @@ def description(scorer: Scorer) -> dict[str, Any]:
     for name, kind in inputs_of(scorer.model).items():
         inputs[name] = {"of": kind}
         field = target_of.get(name, name)
-        if kind == "age":
+        if kind in ("age", "length"):
             continue
         table = table_of(field, encoder.features, encoder.vocabularies)
         ids = encoder.vocabularies.get(table)

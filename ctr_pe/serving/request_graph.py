@@ -12,23 +12,26 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.fuxictr.embeddings import look_up
-from ctr_pe.models.candidates import encode_packed, score_at_once
+from ctr_pe.models.batch_plan import Histories
+from ctr_pe.models.candidates import encode_histories, score_at_once
+from ctr_pe.models.groups import SizedGroup
 from ctr_pe.ops import native
 from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.sequence.dense import PaddedPositions, align
-from ctr_pe.sequence.positions import Positions
 
 OF_REQUEST = ("user", "context")
 """Sources of fields that have one value for all targets of a request."""
-AXES = {"history": ("B", "L"), "age": ("B", "L"), "target": ("B", "K"), "request": ("B",)}
+AXES = {"history": ("B", "L"), "age": ("B", "L"), "length": ("B",), "target": ("B", "K"), "request": ("B",)}
 """Kinds of inputs and their axes."""
 
 
 class RequestGraph(nn.Module):
     """Scores (B, K), those of ``score_candidates``, of K targets of each history.
 
-    ``forward`` takes the model's inputs by name, see :func:`inputs_of`, all int64 but numbers, which are float32.
-    Histories are padded with 0 on any side; there is at least one slot. ``of_request``: see :func:`inputs_of`.
+    ``forward`` takes the model's inputs by name, see :func:`inputs_of`, all int64 but numbers, which are float32. A
+    history begins in the first slot, the oldest item first, and has ``length`` items; what the slots after them hold is
+    not read. There is at least one slot. ``of_request``: see :func:`inputs_of`.
     """
 
     def __init__(self, model: Any, of_request: Collection[str] = OF_REQUEST) -> None:
@@ -39,18 +42,18 @@ class RequestGraph(nn.Module):
         """given: each of ``inputs`` -> (B, K)."""
         for axis, size in enumerate("BLK"):
             _equal(given[name].shape[min(axis, 1)] for name, kind in self.inputs.items() if size in AXES[kind])
-        model, packed = self.model, dict[str, list[Tensor]]()
-        positions: list[Positions] = []
+        model, histories = self.model, []
         for group in model.groups:
-            ages = [given[group.age]] if group.age in self.inputs else []
-            ids = [given[field] for field in group.history]
+            names = [*group.history, *([group.age] if group.age in self.inputs else [])]
             # One empty slot more: torch's tracer takes every size for 2 or more, and a history may have one slot.
-            ids, ages = ([nn.functional.pad(x, (1, 0)) for x in columns] for columns in (ids, ages))
-            mask, *moved = align(ids[0] != 0, *ids, *ages, longest=model.max_len)
-            positions.append(PaddedPositions.from_mask(mask, moved[-1] if ages else None))
-            for field, values in zip(group.history, moved[: len(ids)], strict=True):
-                packed.setdefault(field, []).append(values.masked_fill(~mask, 0).flatten(0, 1))
-        encoded = encode_packed(model, positions, packed)
+            columns = [nn.functional.pad(given[name], (0, 1)) for name in names]
+            lengths = given[length_of(group)].unsqueeze(1)
+            mask = torch.arange(columns[0].shape[1], device=lengths.device) < lengths
+            mask, *moved = align(mask, *columns, longest=model.max_len)
+            positions = PaddedPositions.from_mask(mask, moved[-1] if group.age in self.inputs else None)
+            ids = {name: x.masked_fill(~mask, 0).flatten(0, 1) for name, x in zip(group.history, moved, strict=False)}
+            histories.append(Histories(positions, ids, {}))
+        encoded = encode_histories(model, histories)
         others: dict[str, dict[str, Tensor]] = {"target": {}, "request": {}}
         for name in model.other_fields:
             others[self.inputs[name]][name] = given[name]
@@ -59,18 +62,43 @@ class RequestGraph(nn.Module):
 
 
 def inputs_of(model: Any, of_request: Collection[str] = OF_REQUEST) -> dict[str, str]:
-    """Input -> its kind, in order: histories (B, L), ages in seconds (B, L) where an encoding reads them, targets and
-    other fields (B, K), and (B,) those of the sources ``of_request``. Fields that are lists have an axis more."""
+    """Input -> its kind, in order: histories (B, L), ages in seconds (B, L) where an encoding reads them, their lengths
+    (B,), targets and other fields (B, K), and (B,) those of the sources ``of_request``. Fields that are lists have an
+    axis more."""
     needs_age = any(module.about.needs_age for module in model.modules() if isinstance(module, PositionEncoding))
     found: dict[str, str] = {}
     for group in model.groups:
         found |= dict.fromkeys(group.history, "history")
         if group.age is not None and needs_age:
             found[group.age] = "age"
+        found[length_of(group)] = "length"
     targets = {field for group in model.groups for field in group.target}
     for field in model.other_fields:
         shared = field not in targets and model.feature_map.features[field].get("source") in of_request
         found[field] = "request" if shared else "target"
+    return found
+
+
+def length_of(group: SizedGroup) -> str:
+    """The input that says how many items the group's histories have."""
+    return f"{group.history[0]}_length"
+
+
+def inputs_from(model: Any, histories: JaggedBatch, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Inputs of a :class:`RequestGraph`: histories padded, and ``others`` as they are."""
+    lengths = {length_of(group): histories.lengths[group.history[0]] for group in model.groups}
+    return {**histories, **lengths, **others}
+
+
+def histories_in(model: Any, given: Mapping[str, Tensor]) -> JaggedBatch:
+    """The histories of a :class:`RequestGraph`'s inputs; ages that it does not read are 0."""
+    found = JaggedBatch({}, {}, {})
+    for group in model.groups:
+        lengths, slots = given[length_of(group)], given[group.history[0]].shape[1]
+        mask = torch.arange(slots) < lengths.unsqueeze(1)
+        for name in (*group.history, *([group.age] if group.age else [])):
+            found.histories[name] = given[name][mask] if name in given else torch.zeros(int(lengths.sum())).long()
+            found.lengths[name] = lengths
     return found
 
 
@@ -91,19 +119,17 @@ def trace(model: Any) -> torch.export.ExportedProgram:
 
 
 def random_request(model: Any, rows: int, slots: int, targets: int, seed: int = 0) -> dict[str, Tensor]:
-    """Inputs of a :class:`RequestGraph`: one history is full, one empty, others are padded on either
-    side."""
+    """Inputs of a :class:`RequestGraph`: one history is full, one empty, and every fourth item lacks an id."""
     draw, inputs, features = torch.Generator().manual_seed(seed), inputs_of(model), model.feature_map.features
-    count = torch.randint(1, max(2, slots), (rows, 1), generator=draw)
+    count = torch.randint(1, max(2, slots), (rows,), generator=draw)
     count[:1], count[1:2] = slots, 0
-    slot, left = torch.arange(slots), torch.arange(rows).unsqueeze(1) % 2 == 0
-    mask = torch.where(left, slot >= slots - count, slot < count)
     sizes = {"B": rows, "L": slots, "K": targets}
     found = {}
     for name, kind in inputs.items():
-        spec = features[name]
-        shape = [sizes[axis] for axis in AXES[kind]]
-        if kind == "age":
+        spec, shape = features.get(name, {}), [sizes[axis] for axis in AXES[kind]]
+        if kind == "length":
+            drawn = count
+        elif kind == "age":
             drawn = torch.randint(10**7, shape, generator=draw).sort(1, descending=True)[0]
         elif spec["type"] == "numeric":
             found[name] = torch.rand(shape, generator=draw)
@@ -114,7 +140,9 @@ def random_request(model: Any, rows: int, slots: int, targets: int, seed: int = 
         else:
             more = [spec["max_len"]] if kind != "history" and spec["type"] == "sequence" else []
             drawn = torch.randint(1, max(2, spec["vocab_size"]), [*shape, *more], generator=draw)
-        found[name] = drawn * mask if "L" in AXES[kind] else drawn
+        if kind == "history":
+            drawn = drawn * (torch.rand(shape, generator=draw) < 0.75)
+        found[name] = drawn
     return found
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -16,11 +17,14 @@ from ctr_pe.data.requests import EncodedRequests
 from ctr_pe.data.timeline import EncodedLog
 from ctr_pe.serving.cuda_graph import Captured
 from ctr_pe.serving.encoder import Encoder
+from ctr_pe.serving.request_graph import inputs_from
 from ctr_pe.serving.tables import seconds
 from ctr_pe.utils.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from ctr_pe.sequence.batch import JaggedBatch
 
 Scores = npt.NDArray[np.float32]
 BATCH, ITEMS = 4096, 2**15  # requests, and items of their histories, scored at once
@@ -114,14 +118,16 @@ class Scorer:
         self.counts.update(encoded.counts)
         return scores
 
-    def _score(self, histories: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> Tensor:
-        """(H, K): fields of histories (H, L), and of their targets (H, K)."""
-        given = {**histories, **others}
-        if self.captured is not None and self.captured.takes(given):
-            return self.captured(given)
+    def _score(self, histories: JaggedBatch, others: Mapping[str, Tensor]) -> Tensor:
+        """(H, K): scores of K targets of each of H histories; ``others``: fields (H, K)."""
+        if self.captured is not None:
+            given = inputs_from(self.model, histories, others)
+            if self.captured.takes(given):
+                return self.captured(given)
         if next(iter(others.values())).shape[1] == 1:
-            return self.probabilities({**histories, **{name: x.squeeze(1) for name, x in others.items()}}).unsqueeze(1)
-        found: Tensor = self.model.score_candidates(self.model.encode(histories), given)
+            rows = {name: values.squeeze(1) for name, values in others.items()}
+            return self.probabilities(replace(histories, rows=rows)).unsqueeze(1)
+        found: Tensor = self.model.score_candidates(self.model.encode(histories), others)
         return found
 
     @cached_property
@@ -131,6 +137,6 @@ class Scorer:
 
     @torch.inference_mode()
     def probabilities(self, batch: Mapping[str, Tensor]) -> Tensor:
-        """Click probabilities (B,) of a batch of ids in FuxiCTR's form, such as a BatchLoader gives."""
+        """Click probabilities (B,) of a batch, such as a BatchLoader gives."""
         scores: Tensor = self.model.forward(batch)["y_pred"].view(-1)
         return scores

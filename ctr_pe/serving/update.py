@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import pairwise
 from types import MappingProxyType
@@ -19,6 +20,7 @@ from ctr_pe.data.dataset import ID, ITEM
 from ctr_pe.data.id_map import Index
 from ctr_pe.data.logs.log import never_clicked
 from ctr_pe.data.requests import EncodedRequests
+from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.tables import column, keys, labels, newest, times
@@ -161,11 +163,12 @@ def _train(
 
 def _batches(
     model: Any, encoded: EncodedRequests, label: npt.NDArray[np.float32], size: int, draw: np.random.Generator
-) -> Iterator[dict[str, Tensor]]:
+) -> Iterator[JaggedBatch]:
     """An epoch in random order; a last batch of one row joins the one before it."""
     order, cuts = draw.permutation(encoded.rows), [*range(0, encoded.rows, size), encoded.rows]
     if len(cuts) > 2 and size > 1 and cuts[-1] - cuts[-2] == 1:
         del cuts[-2]
     for first, last in pairwise(cuts):
         rows = order[first:last]
-        yield encoded.batch(rows) | {model.feature_map.labels[0]: torch.from_numpy(label[rows])}
+        batch = encoded.batch(rows)
+        yield replace(batch, rows=batch.rows | {model.feature_map.labels[0]: torch.from_numpy(label[rows])})

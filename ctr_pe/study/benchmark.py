@@ -312,8 +312,7 @@ def keep_rows(store: Store, dataset: Dataset) -> None:
     history = dataset.groups[0].history[0]
     frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, history, *filter(None, [dataset.group_id])])
     users = frame[dataset.group_id] if dataset.group_id else pl.int_range(len(frame), eager=True)
-    real = frame.select(pl.col(history).list.eval(pl.element() != 0).list.sum().fill_null(0)).to_series()
-    lengths = real.clip(upper_bound=dataset.max_len).cast(pl.Int32).to_numpy()
+    lengths = frame[history].list.len().clip(upper_bound=dataset.max_len).cast(pl.Int32).to_numpy()
     splits = np.array([dataset.rows.get(split, 0) for split in ("train", "valid", "test")])
     labels = frame[dataset.label].to_numpy()
     clicks = pl.scan_parquet(dataset.split("train")).select(pl.col(dataset.label).mean()).collect().item()

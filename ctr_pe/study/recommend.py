@@ -255,8 +255,6 @@ def _count(counts: _Counts, frame: pl.DataFrame, group: Group) -> None:
         for name in (*group.history, *filter(None, [group.age]))
     }
     row = np.repeat(np.arange(len(frame)), frame[items].list.len().to_numpy())
-    real = flat[items] != 0  # in FuxiCTR's padded form the others are padding
-    row, flat = row[real], {name: values[real] for name, values in flat.items()}
     length = np.bincount(row, minlength=len(frame))
     counts.rows += len(frame)
     counts.items += len(row)
@@ -271,7 +269,7 @@ def _count(counts: _Counts, frame: pl.DataFrame, group: Group) -> None:
 
     same = flat[items] == frame[item].to_numpy()[row]
     counts.seen_before += len(np.unique(row[same]))
-    each = np.sort(row * (1 + int(flat[items].max(initial=0))) + flat[items])
+    each = np.sort((row * (1 + int(flat[items].max(initial=0))) + flat[items])[flat[items] != 0])
     counts.repeats += int(np.count_nonzero(each[1:] == each[:-1]))
 
     if group.age is not None:

@@ -179,7 +179,7 @@ def test_negative_fields_stay_out_of_the_tower(tmp_path: Path) -> None:
 def test_mistakes_are_one_line(tmp_path: Path) -> None:
     rows = with_negatives(batch([3, 6]))
     rows["item_neg"] = rows["item_neg"][:, :4]
-    with pytest.raises(UserError, match="neg_seq_field 'item_neg' has 4 slots, the history has 6"):
+    with pytest.raises(UserError, match="'item_neg' has 4 slots, 'item_history' has 6"):
         build(tmp_path, negatives=True)(rows)
     with pytest.raises(UserError, match="no field 'item_negs'"):
         build(tmp_path, neg_seq_field=[["item_negs", "cate_neg"]])

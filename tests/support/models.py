@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 from ctr_pe import model_zoo
 from ctr_pe.pe import available_pes
-from ctr_pe.serving.request_graph import random_request
+from ctr_pe.sequence.batch import JaggedBatch
+from ctr_pe.serving.request_graph import histories_in, random_request
 
 ITEMS, CATEGORIES, SLOTS = 40, 9, 6
 PARAMS: dict[str, Any] = {
@@ -125,11 +126,12 @@ def randomised(module: Any) -> Any:
     return module.eval()
 
 
-def requested(model: Any, rows: int, slots: int, targets: int, seed: int) -> dict[str, Tensor]:
-    """Fields of K targets of each history; one is empty if there are several."""
+def requested(model: Any, rows: int, slots: int, targets: int, seed: int) -> tuple[JaggedBatch, dict[str, Tensor]]:
+    """Histories, and the other fields of K targets of each; one history is empty if there are several."""
     given = random_request(model, rows, slots, targets, seed)
-    given |= {field: x.unsqueeze(1).expand(-1, targets) for field, x in given.items() if x.dim() == 1}
-    return {group.age: torch.zeros(rows, slots, dtype=torch.int64) for group in model.groups} | given
+    others = {name: given[name] for name in model.other_fields}
+    others = {name: x if x.dim() > 1 else x.unsqueeze(1).expand(-1, targets) for name, x in others.items()}
+    return histories_in(model, given), others
 
 
 class Rows:

@@ -91,7 +91,7 @@ def picture(out: Path, wanted: Wanted, only: Sequence[str] = (), size: str = "pa
 
 def _longest(group: Any, batch: Any) -> int:
     """Largest offset from the query that is shown: the length that nine in ten histories do not exceed."""
-    counts = (batch[group.history[0]] != 0).sum(1).clamp(max=group.max_len)
+    counts = batch.lengths[group.history[0]].clamp(max=group.max_len)
     return max(2, min(LONGEST, int(counts.float().quantile(0.9))))
 
 

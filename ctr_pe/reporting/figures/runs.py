@@ -10,12 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from ctr_pe.config.checks import check_encoding, check_params, model_class
 from ctr_pe.config.yaml import model_params
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic.built_in import DEFAULT
+from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
 from ctr_pe.study.store import Result, Store
 from ctr_pe.training import Run, build_model, load
@@ -109,11 +108,10 @@ def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
     return dataset, found
 
 
-def some_requests(dataset: Dataset, model: Any, rows: int) -> dict[str, torch.Tensor]:
+def some_requests(dataset: Dataset, model: Any, rows: int) -> JaggedBatch:
     """A random batch of test rows, the same at each call."""
     loader = BatchLoader(model.feature_map, dataset.split("test"), split="valid", batch_size=rows, shuffle=True)
-    batch: dict[str, torch.Tensor] = next(iter(loader))
-    return batch
+    return next(iter(loader))
 
 
 def _fresh(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:

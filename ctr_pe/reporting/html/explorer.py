@@ -23,11 +23,11 @@ from ctr_pe.data.loader import BatchLoader
 from ctr_pe.reporting.figures.measure import Attention, measure
 from ctr_pe.reporting.figures.runs import Wanted, drawn
 from ctr_pe.reporting.html.options import Options
+from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.study.command import benchmark_command
 from ctr_pe.study.differences import Setting
 from ctr_pe.study.store import Result, Store
 from ctr_pe.utils.errors import UserError
-from ctr_pe.utils.files import scratch_folder
 
 LONGEST = 100
 """Newest items of a history that are shown."""
@@ -94,7 +94,6 @@ def choose(dataset: Dataset, count: int) -> tuple[list[str], Sequence[int]]:
     numbers of two test rows for each: clicked, not clicked, with the same history where there are such rows."""
     if dataset.group_id is None:
         return [], []
-    history = pl.col(dataset.groups[0].history[0]).list.eval(pl.element() != 0).list.sum().cast(pl.Int64)
     rows = (
         pl.scan_parquet(dataset.split("test"))
         .with_row_index("row")
@@ -102,7 +101,7 @@ def choose(dataset: Dataset, count: int) -> tuple[list[str], Sequence[int]]:
             pl.col("row").cast(pl.Int64),
             label=pl.col(dataset.label),
             user=pl.col(dataset.group_id),
-            length=history.fill_null(0),
+            length=pl.col(dataset.groups[0].history[0]).list.len().cast(pl.Int64),
         )
         .collect()
     )
@@ -126,17 +125,9 @@ def choose(dataset: Dataset, count: int) -> tuple[list[str], Sequence[int]]:
     return users, found
 
 
-def load(dataset: Dataset, model: Any, rows: Sequence[int]) -> dict[str, Tensor]:
+def load(dataset: Dataset, model: Any, rows: Sequence[int]) -> JaggedBatch:
     """These test rows as one batch, in this order."""
-    order = pl.DataFrame({"row": rows}, schema={"row": pl.UInt32}).lazy()
-    frame = pl.scan_parquet(dataset.split("test")).with_row_index("row")
-    frame = order.join(frame, on="row", how="left", maintain_order="left").drop("row")
-    with scratch_folder() as folder:
-        file = folder / "rows.parquet"
-        frame.collect().write_parquet(file)
-        loader = BatchLoader(model.feature_map, file, split="valid", batch_size=len(rows))
-        batch: dict[str, Tensor] = {name: values.clone() for name, values in next(iter(loader)).items()}
-    return batch
+    return BatchLoader(model.feature_map, dataset.split("test"), split="valid").batch(np.asarray(rows))
 
 
 def _wanted(folder: Path, runs: Sequence[Result], data_root: Path | None) -> Wanted:
@@ -171,7 +162,7 @@ def _sentence(text: str) -> str:
     return f"{text[:1].upper()}{text[1:]}."
 
 
-def named(dataset: Dataset, model: Any, batch: Mapping[str, Tensor]) -> tuple[list[Any], list[Any]]:
+def named(dataset: Dataset, model: Any, batch: JaggedBatch) -> tuple[list[Any], list[Any]]:
     """Per row: the target's fields by name, [item, category, …]; and the history, newest first: for each item
     [seconds before the request or None, item, category, …]."""
     group = dataset.groups[0]
@@ -181,20 +172,17 @@ def named(dataset: Dataset, model: Any, batch: Mapping[str, Tensor]) -> tuple[li
     def name(field: str, number: int) -> str:
         return str(names[field].get(number, number)).replace("__OOV__", "unknown")
 
-    real = (batch[group.history[0]] != 0).numpy()
+    lengths, columns = batch.lengths[group.history[0]].tolist(), [batch[field].tolist() for field in group.history]
     age = batch[group.age].numpy() if group.age else None
     targets = [
         [name(field, int(value)) for field, value in zip(group.target, row, strict=True)]
         for row in _columns(batch, group.target)
     ]
     histories = []
-    for row in range(len(real)):
-        slots = np.flatnonzero(real[row])[::-1][: min(LONGEST, model.groups[0].max_len)]
+    for row, length in enumerate(lengths):
+        slots = np.arange(length)[::-1][: min(LONGEST, model.groups[0].max_len)]
         items = [
-            [
-                name(target, int(batch[field][row, slot]))
-                for target, field in zip(group.target, group.history, strict=True)
-            ]
+            [name(target, column[row][slot]) for target, column in zip(group.target, columns, strict=True)]
             for slot in slots
         ]
         ages = [None if age is None else int(age[row, slot]) for slot in slots]
@@ -207,11 +195,11 @@ def _columns(batch: Mapping[str, Tensor], fields: Sequence[str]) -> list[list[in
     return rows
 
 
-def look(dataset: Dataset, model: Any, batch: Mapping[str, Tensor]) -> Seen:
+def look(dataset: Dataset, model: Any, batch: JaggedBatch) -> Seen:
     """Score the rows and record the attention units that read the history of the first field group."""
     with torch.inference_mode():
         scores = model.eval()(batch)["y_pred"].view(-1).tolist()
-    read = (batch[dataset.groups[0].history[0]] != 0).sum(1).clamp(max=model.groups[0].max_len).tolist()
+    read = batch.lengths[dataset.groups[0].history[0]].clamp(max=model.groups[0].max_len).tolist()
     units = {unit.label: _items(unit, read) for unit in measure(model, batch, min(LONGEST, max(read)))}
     return Seen(scores, {label: rows for label, rows in units.items() if rows is not None})
 
