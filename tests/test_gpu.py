@@ -16,6 +16,7 @@ from torch import Tensor
 from benchmark.speed.cases import ENCODED
 from ctr_pe.pe import available_pes
 from ctr_pe.serving.cuda_graph import Captured
+from ctr_pe.serving.request_graph import inputs_from
 from ctr_pe.training import load, save
 from ctr_pe.training.deterministic import deterministic
 from tests.support.models import SMALL, Rows, batch, build, randomised, requested
@@ -130,7 +131,8 @@ def assert_records(name: str, pe: str, folder: Path) -> None:
     """Kernels that were recorded with one request score others as the model does."""
     model = randomised(build(name, folder, position_encoding=pe)).eval()
     inputs = [requested(model, *size, seed) for seed, size in enumerate([(2, 5, 3), (2, 3, 4), (1, 1, 1), (2, 6, 3)])]
-    wanted = [model.score_candidates(model.encode(given), given).detach() for given in inputs]
+    wanted = [model.score_candidates(model.encode(given), others).detach() for given, others in inputs]
+    inputs = [inputs_from(model, *given) for given in inputs]
     there = build(name, folder, position_encoding=pe, gpu=0)
     there.load_state_dict(model.state_dict())
     captured = Captured(there.eval())

@@ -22,7 +22,7 @@ from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.sequence.dense import PaddedPositions, align
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.serving.export import FORMATS, check, description, export_model
-from ctr_pe.serving.request_graph import RequestGraph, inputs_of, random_request, requests
+from ctr_pe.serving.request_graph import RequestGraph, histories_in, inputs_of, random_request, requests
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.transformer import Transformer
 from ctr_pe.utils.errors import UserError
@@ -119,22 +119,26 @@ def test_fields_of_the_request_and_two_histories(tmp_path: Path) -> None:
         **(PARAMS | SMALL["DIN"] | groups | {"age_field": ["age_history", "age_history"]})
     )  # fmt: skip
     assert inputs_of(model) == {
-        "item_history": "history", "age_history": "age", "cate_history": "history", "item_id": "target",
-        "cate_id": "target", "hour": "request", "offer": "target", "price": "target",
+        "item_history": "history", "age_history": "age", "item_history_length": "length", "cate_history": "history",
+        "cate_history_length": "length", "item_id": "target", "cate_id": "target", "hour": "request",
+        "offer": "target", "price": "target",
     }  # fmt: skip
     same_scores(model)
 
 
 def test_requests_are_hard(tmp_path: Path) -> None:
-    """Empty histories, one item, histories longer than the model was built for, padding on both sides."""
+    """Empty histories, one item, histories longer than the model was built for, items without an id at either end."""
     model = build("DIN", tmp_path, position_encoding="time_bias")
-    masks = [given["item_history"] != 0 for given in requests(model)]
-    counts = torch.cat([mask.sum(1) for mask in masks])
-    assert {0, 1} <= set(counts.tolist())
-    assert counts.max() > model.groups[0].max_len
-    gaps = [mask[(mask.sum(1) > 0) & (mask.sum(1) < mask.shape[1])] for mask in masks]
-    assert any(bool(mask[:, 0].any()) and bool(mask[:, -1].any()) for mask in gaps)
-    assert all(given["age_history"][mask].min() > 0 for given, mask in zip(requests(model), masks, strict=True))
+    given = list(requests(model))
+    lengths = torch.cat([one["item_history_length"] for one in given])
+    assert {0, 1} <= set(lengths.tolist())
+    assert lengths.max() > model.groups[0].max_len
+    rows = [
+        ids[:length].tolist()
+        for one in given
+        for ids, length in zip(one["item_history"], one["item_history_length"].tolist(), strict=True)
+    ]
+    assert all(any(row and row[end] == 0 for row in rows) for end in (0, -1))
     one = random_request(model, 3, 5, 4)
     assert {name: tuple(x.shape) for name, x in one.items()}["item_id"] == (3, 4)
 
@@ -147,9 +151,7 @@ def test_a_file_with_other_scores_is_refused_and_not_written(tmp_path: Path, mon
         file.write_text(about)
 
     def load(file: Path, inputs: object) -> Callable[[Any], Tensor]:
-        return lambda given: (
-            model.score_candidates(model.encode(given | {"age_history": given["item_history"]}), given) + 2e-4
-        )
+        return lambda given: model.score_candidates(model.encode(histories_in(model, given)), given) + 2e-4
 
     monkeypatch.setitem(FORMATS, "x", (write, load, ()))
     monkeypatch.setattr("ctr_pe.serving.export.trace", lambda model: None)
@@ -219,6 +221,7 @@ def test_what_a_file_says_of_itself(ranker: CTRRanker) -> None:
     assert about["model"] == "DIN"
     assert about["inputs"]["item_history"]["of"] == "history"
     assert about["max_len"] == encoder.groups[0].max_len
+    assert about["inputs"].pop("item_history_length") == {"of": "length"}
     for name in about["inputs"].values():
         assert name["column"] == "item_id"
         assert set(about["vocabularies"][name["ids"]]) == {f"item {i}" for i in range(45)}

@@ -22,6 +22,7 @@ from ctr_pe.sequence.jagged import Layout
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.sequence.transfer import PinnedTransfer
 from ctr_pe.serving.cuda_graph import Captured
+from ctr_pe.serving.request_graph import inputs_from
 from ctr_pe.study.tune import plan, tune
 from ctr_pe.training import load, save
 from ctr_pe.units import SelfAttention
@@ -387,7 +388,8 @@ def assert_records(name: str, pe: str, folder: Path) -> None:
     """Kernels that were recorded with one request score others as the model does."""
     model = randomised(build(name, folder, position_encoding=pe)).eval()
     inputs = [requested(model, *size, seed) for seed, size in enumerate([(2, 5, 3), (2, 3, 4), (1, 1, 1), (2, 6, 3)])]
-    wanted = [model.score_candidates(model.encode(given), given).detach() for given in inputs]
+    wanted = [model.score_candidates(model.encode(given), others).detach() for given, others in inputs]
+    inputs = [inputs_from(model, *given) for given in inputs]
     with elsewhere(), mock.patch.multiple(torch.cuda, **recorded.CUDA):
         other = there(name, folder, pe)
         other.load_state_dict(model.state_dict())
