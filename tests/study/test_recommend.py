@@ -37,9 +37,7 @@ def rows_of(rng: np.random.Generator, count: int, unit: int = 60) -> list[Row]:
     return found
 
 
-def write(
-    path: Path, splits: dict[str, list[Row]], ages: bool = True, padded: bool = False, users: bool = True
-) -> Dataset:
+def write(path: Path, splits: dict[str, list[Row]], ages: bool = True, users: bool = True) -> Dataset:
     features = {"user_id": {"type": "meta"}} if users else {}
     features |= {"item_id": target_spec(12), "cate_id": target_spec(4)}
     features |= {
@@ -51,11 +49,6 @@ def write(
     with DatasetWriter(path) as writer:
         for name, rows in splits.items():
             columns = {key: [row[key] for row in rows] for key in ["label", *features]}
-            if padded:
-                lists = [key for key in columns if key.endswith("history")]
-                columns |= {
-                    key: [[*values, *[0] * (MAX_LEN - len(values))] for values in columns[key]] for key in lists
-                }
             types = {key: pa.list_(pa.int32()) if key.endswith("history") else pa.int32() for key in columns}
             writer.add(name, pa.table(columns, schema=pa.schema(types)))
         return writer.finish(Content("label", "user_id" if users else None, features, groups, {}, {}))
@@ -105,13 +98,12 @@ def splits() -> dict[str, list[Row]]:
     return {"train": rows_of(rng, 400), "valid": rows_of(rng, 60), "test": rows_of(rng, 80)}
 
 
-@pytest.mark.parametrize("padded", [False, True])
 @pytest.mark.parametrize("chunk", [7, 65_536])
 def test_facts_equal_a_count_in_loops(
-    splits: dict[str, list[Row]], padded: bool, chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    splits: dict[str, list[Row]], chunk: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recommend, "CHUNK_ROWS", chunk)
-    facts = measure(write(tmp_path / "log", splits, padded=padded))
+    facts = measure(write(tmp_path / "log", splits))
     wanted = in_loops(splits)
     assert (facts.times.tied, facts.times.fresh, facts.times.stale) == pytest.approx(wanted.pop("times"))
     assert facts.times.unit == "minute"
