@@ -127,7 +127,8 @@ class Scorer:
         if next(iter(others.values())).shape[1] == 1:
             rows = {name: values.squeeze(1) for name, values in others.items()}
             return self.probabilities(replace(histories, rows=rows)).unsqueeze(1)
-        found: Tensor = self.model.score_candidates(self.model.encode(histories), others)
+        pooled = {name: histories[name] for name in self.model.other_fields if name in histories}
+        found: Tensor = self.model.score_candidates(self.model.encode(histories), {**pooled, **others})
         return found
 
     @cached_property
