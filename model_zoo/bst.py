@@ -11,9 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.config.keys import Layers, Positive, Rate, Width
+from ctr_pe.config.schema import Layers, Positive, Rate, Width
 from ctr_pe.models import candidates
-from ctr_pe.models.keys import own_position_switch
 from ctr_pe.models.rank_model import RankModel, summed
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.sequence.positions import Positions
@@ -66,10 +65,10 @@ class BST(RankModel):
         use_causal_mask: each item sees itself and the items before it.
         native_scale: of the waves that the vectors of ``native`` start as. FuxiCTR's 1 drowns item embeddings, which
             start at 1e-4; of a model that is to use them it is best as large as trained embeddings, .02 or so.
-        use_position_emb: FuxiCTR's switch of ``native``: True or False without position_encoding means native or none.
+        use_position_emb: FuxiCTR's switch of ``native``: True without position_encoding means native.
 
     Raises:
-        UserError: heads that do not divide the dim, an unknown pooling, a switch that contradicts position_encoding.
+        UserError: heads that do not divide the dim, an unknown pooling.
     """
 
     native = ConcatenatedPositions
@@ -90,7 +89,7 @@ class BST(RankModel):
         use_position_emb: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        own_position_switch("BST", "use_position_emb", use_position_emb, kwargs)
+        kwargs.setdefault("position_encoding", "native" if use_position_emb else "none")
         super().__init__(feature_map, model_id, net_dropout=net_dropout, **kwargs)
         self.native_options = {"position_dim": self.embedding_dim, "scale": native_scale}
         pooling = seq_pooling_type

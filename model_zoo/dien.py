@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from ctr_pe.config.keys import Rate, WeightText, Width, Widths
+from ctr_pe.config.schema import Activation, Rate, WeightText, Width, Widths
 from ctr_pe.models.next_item import NextItemModel, with_sum
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.units import BilinearScore, DINScore, DotScore, TargetAttention
@@ -46,12 +46,12 @@ class DIEN(NextItemModel):
         enable_sum_pooling: bool = False,
         attention_type: str = "bilinear_attention",
         attention_hidden_units: Widths = (80, 40),
-        attention_activation: str = "Dice",
+        attention_activation: Activation = "Dice",
         attention_dropout: Rate = 0.0,
         use_attention_softmax: bool = True,
         aux_loss_alpha: WeightText = 0.0,
         aux_hidden_units: Widths = (100, 50),
-        aux_activation: str = "ReLU",
+        aux_activation: Activation = "ReLU",
         **kwargs: Any,
     ) -> None:
         tower: dict[str, Any] = {"dnn_hidden_units": dnn_hidden_units, "net_dropout": net_dropout}

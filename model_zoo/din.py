@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ctr_pe.config.keys import Rate, Widths
+from ctr_pe.config.schema import Activation, Rate, Widths
 from ctr_pe.models.rank_model import RankModel
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.units import DINScore, TargetAttention
@@ -32,8 +32,8 @@ class DIN(RankModel):
         feature_map: Any,
         model_id: str = "DIN",
         attention_hidden_units: Widths = (64,),
-        attention_hidden_activations: str = "Dice",
-        attention_output_activation: str | None = None,
+        attention_hidden_activations: Activation = "Dice",
+        attention_output_activation: Activation | None = None,
         attention_dropout: Rate = 0.0,
         din_use_softmax: bool = False,
         **kwargs: Any,

@@ -12,9 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.config.keys import Rate, WeightText, Width, Widths
+from ctr_pe.config.schema import Activation, Rate, WeightText, Width, Widths
 from ctr_pe.models.groups import SizedGroup
-from ctr_pe.models.keys import own_position_switch
 from ctr_pe.models.next_item import NextItemModel, with_sum
 from ctr_pe.pe.base import PositionEncoding, PositionLinear
 from ctr_pe.sequence.positions import Positions, Where
@@ -150,26 +149,26 @@ class DMIN(NextItemModel):
         attention_hidden_units, attention_activation: the score of the target attentions.
         attention_dropout: rate in the score and on the weights of the self-attentions.
         pos_emb_dim: P of ``native``.
-        use_pos_emb: FuxiCTR's switch of ``native``: True or False without position_encoding means native or none.
+        use_pos_emb: FuxiCTR's switch of ``native``: True without position_encoding means native.
         use_behavior_refiner: False leaves the refiner out.
         layer_norm: of refiner and extractor.
 
     Raises:
-        UserError: heads that do not divide the item dim, or a use_pos_emb that contradicts position_encoding.
+        UserError: heads that do not divide the item dim.
     """
 
     def __init__(
         self,
         feature_map: Any,
         model_id: str = "DMIN",
-        dnn_activations: str = "Dice",
+        dnn_activations: Activation = "Dice",
         aux_hidden_units: Widths = (100, 50),
-        aux_activation: str = "ReLU",
+        aux_activation: Activation = "ReLU",
         net_dropout: Rate = 0.0,
         num_heads: Width = 4,
         enable_sum_pooling: bool = False,
         attention_hidden_units: Widths = (80, 40),
-        attention_activation: str = "ReLU",
+        attention_activation: Activation = "ReLU",
         attention_dropout: Rate = 0.0,
         use_pos_emb: bool | None = None,
         pos_emb_dim: Width = 8,
@@ -180,7 +179,7 @@ class DMIN(NextItemModel):
         layer_norm: bool = True,
         **kwargs: Any,
     ) -> None:
-        own_position_switch("DMIN", "use_pos_emb", use_pos_emb, kwargs)
+        kwargs.setdefault("position_encoding", "native" if use_pos_emb else "none")
         norms: dict[str, Any] = {"batch_norm": batch_norm, "bn_only_once": bn_only_once}
         tower = {"dnn_activations": dnn_activations, "net_dropout": net_dropout, **norms}
         super().__init__(feature_map, model_id, **tower, **kwargs)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from ctr_pe.config.keys import Layers, Rate, Width
+from ctr_pe.config.schema import Activation, Layers, Rate, Width
 from ctr_pe.models.rank_model import RankModel
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.units.transformer import Transformer
@@ -42,7 +42,7 @@ class SASRec(RankModel):
         num_blocks: Layers = 2,
         num_heads: Width = 1,
         ffn_dim: Width | None = None,
-        ffn_activation: str = "ReLU",
+        ffn_activation: Activation = "ReLU",
         attention_dropout: Rate = 0.0,
         hidden_dropout: Rate = 0.0,
         layer_norm: str = "pre",

@@ -11,7 +11,7 @@ from ctr_pe.commands.options import class_name, deterministic_option, plugins_op
 from ctr_pe.config.yaml import parse_overrides
 from ctr_pe.fuxictr.experiment import append_result, load_params, run
 from ctr_pe.utils.allocator import keep_memory
-from ctr_pe.utils.errors import exit_code
+from ctr_pe.utils.errors import exit_code, say
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -31,6 +31,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     keep_memory()
 
     def command() -> int:
+        from ctr_pe.models.sections import unread
         from ctr_pe.serving.model_folder import keep_model
         from ctr_pe.utils import distributed
 
@@ -40,6 +41,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 for name in overrides[key] if isinstance(overrides[key], list) else [overrides[key]]:
                     class_name(str(name))
             params = load_params(args.config, args.expid, overrides)
+            pe = params.get("position_encoding", "none")
+            line = unread(params["model"], [pe] if isinstance(pe, str) else pe, params, overrides)
+            if line and distributed.is_first():
+                say(f"{args.expid}: {line}")
             if args.track is not None:
                 params["track"] = args.track
             valid, test = run(params if args.gpu is None else {**params, "gpu": args.gpu}, keep_model)

@@ -8,10 +8,10 @@ the wrong type and combinations that no model can be built with are one line eac
 from __future__ import annotations
 
 import argparse
-import sys
 from pathlib import Path
 
 from ctr_pe.commands.options import Parser, data_root_option
+from ctr_pe.utils.errors import say
 
 
 def add_options(parser: Parser) -> None:
@@ -20,12 +20,14 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.config.validation import check
+    from ctr_pe.config.validation import check, without_effect
     from ctr_pe.data.dataset import data_root
 
     kind, problems = check(args.file, data_root(args.data_root))
     for problem in problems:
-        print(problem, file=sys.stderr)
+        say(problem)
     if not problems:
+        for line in without_effect(args.file):
+            say(line)
         print(f"{args.file}: ok ({kind})")
     return 2 if problems else 0

@@ -9,19 +9,18 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from ctr_pe.config.checks import param_problems
 from ctr_pe.config.field_groups import field_groups
-from ctr_pe.config.keys import FIELD_KEYS, KEYS, Ages, Key, Name, Place, problems
-from ctr_pe.config.yaml import load_yaml, packaged_yaml
+from ctr_pe.config.schema import DatasetSection, Name, Place, problems
+from ctr_pe.config.yaml import load_yaml, model_params, packaged_yaml
 from ctr_pe.data.logs.recipe import Recipe, SplitColumn
+from ctr_pe.fuxictr.csv import feature_specs, read_columns
+from ctr_pe.fuxictr.experiment import model_section
+from ctr_pe.models.sections import unread
 from ctr_pe.study.suite import Grid, Suite, cells
+from ctr_pe.training.dry_build import param_problems
 from ctr_pe.utils.errors import UserError, counted, explain, nearest, one_line, quoted, shown
+from ctr_pe.utils.names import RULE, is_name
 
-_NAMES = (
-    "data_root data_format train_data valid_data test_data group_id feature_cols label_col min_categr_count sep"
-    " rebuild_dataset data_block_size split_type valid_size test_size"
-)
-DATASET = {key: KEYS[key] for key in _NAMES.split()} | FIELD_KEYS | {"age_field": Key(Ages)}
 DATASET_MARKS = {"data_root", "data_format", "train_data", "feature_cols"}
 
 
@@ -53,6 +52,17 @@ def check(file: Path, root: Path) -> tuple[str, list[str]]:
     return kind, [f"{file}: {problem}" for problem in dict.fromkeys(map(one_line, found))]
 
 
+def without_effect(file: Path) -> list[str]:
+    """One line for the keys of a model config that nothing reads, if there are any."""
+    sections = load_yaml(file)
+    keys: dict[str, dict[str, Any]] = {}
+    for section in [section for name, section in sections.items() if name != "Base" and isinstance(section, dict)]:
+        params = {**sections.get("Base", {}), **section}
+        if "model" in params:
+            keys[params["model"]] = {**keys.get(params["model"], {}), **params}
+    return [f"{file}: {line}" for model, params in keys.items() if (line := unread(model, [], params))]
+
+
 def check_models(sections: Mapping[str, dict[str, Any]], folder: Path, root: Path) -> Iterator[str]:
     """Problems of the experiments of a model config; ``folder``: where its dataset config may be."""
     base = sections.get("Base", {})
@@ -68,15 +78,13 @@ def check_models(sections: Mapping[str, dict[str, Any]], folder: Path, root: Pat
 def check_datasets(sections: Mapping[str, dict[str, Any]]) -> Iterator[str]:
     """Problems of a dataset config."""
     for name, section in sections.items():
-        found = [KEYS["dataset_id"].problem("the name of a data set", name), *_of_dataset(section)]
-        yield from (f"{_section(name)}: {problem}" for problem in found if problem)
+        named = f"the name of a data set must be {RULE}, got {shown(name)}"
+        found = [*([] if is_name(name) else [named]), *_of_dataset(section)]
+        yield from (f"{_section(name)}: {problem}" for problem in found)
 
 
 def _of_dataset(section: Mapping[str, Any]) -> Iterator[str]:
-    from ctr_pe.fuxictr.csv import feature_specs, read_columns
-
-    wrong = {key: f"key {shown(key)} is unknown: {nearest(key, DATASET)}" for key in section if key not in DATASET}
-    wrong |= problems(DATASET, section)
+    wrong = problems(DatasetSection, section)
     yield from wrong.values()
     demanded = {"csv": ("train_data", "valid_data", "test_data", "feature_cols")}.get(
         str(section.get("data_format")), ()
@@ -93,7 +101,7 @@ def _of_dataset(section: Mapping[str, Any]) -> Iterator[str]:
             _ = found or feature_specs(section)
         except UserError as error:
             yield str(error)
-    if wrong.keys() & {*FIELD_KEYS, "age_field"}:
+    if wrong.keys() & {"target_field", "sequence_field", "age_field"}:
         return
     try:
         groups = field_groups(section)
@@ -119,8 +127,6 @@ def check_recipe(content: Mapping[str, Any]) -> Iterator[str]:
 
 def check_suite(content: Mapping[str, Any], root: Path) -> Iterator[str]:
     """Problems of a suite: its own keys, then every cell as an experiment."""
-    from ctr_pe.config.yaml import model_params
-
     try:
         suite = Suite.model_validate(content)
     except ValidationError as error:
@@ -154,8 +160,6 @@ class Tuner(BaseModel):
 
 def check_tuner(content: Mapping[str, Any], folder: Path, root: Path) -> Iterator[str]:
     """Problems of a config for FuxiCTR's tuner: its base experiment with each value of the space."""
-    from ctr_pe.fuxictr.experiment import model_section
-
     try:
         tuner = Tuner.model_validate(content)
     except ValidationError as error:
@@ -173,7 +177,7 @@ def check_tuner(content: Mapping[str, Any], folder: Path, root: Path) -> Iterato
     except UserError as error:
         yield f"base_config, base_expid: {error}"
         return
-    for key in space.keys() - base.keys() - inline.keys() - DATASET.keys():
+    for key in space.keys() - base.keys() - inline.keys() - DatasetSection.model_fields.keys():
         yield f"tuner_space: {shown(key)} is not in {tuner.base_expid}: FuxiCTR's tuner varies only keys that it has"
     for key, values in space.items():
         if not values:

@@ -15,43 +15,10 @@ from ctr_pe.data.published.sets import original
 from ctr_pe.utils import plugins
 from ctr_pe.utils.errors import UserError, nearest, shown
 
-MOST_BYTES = 2**18
-"""Of a YAML file; FuxiCTR's own have a few thousand."""
-MOST_VALUES = 20_000
-"""Of a YAML file, each counted as often as aliases repeat it."""
-DEEPEST = 32
-"""Lists and mappings within each other."""
-
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.1 as FuxiCTR reads it, except that ``1e-3`` is a number and a date text. It refuses keys that are no text
-    or given twice, numbers in base 60 or of many digits, and what is too large, too deep or repeated too often.
-
-    A key that was null before may be given again, as FuxiCTR's own configs do.
-    """
-
-    def __init__(self, text: str) -> None:
-        super().__init__(text)
-        self.depth = self.values = 0
-        self.sizes: dict[int, int] = {}  # of finished nodes, by identity: what their aliases repeat
-
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        event, before = self.peek_event(), self.values  # type: ignore[no-untyped-call]
-        self.depth += 1
-        if self.depth > DEEPEST:
-            raise _refused(event, f"lists and mappings within each other, more than {DEEPEST} deep")
-        node = super().compose_node(parent, index)
-        self.depth -= 1
-        if isinstance(event, yaml.AliasEvent):
-            if id(node) not in self.sizes:
-                raise _refused(event, f"alias '{event.anchor}' stands within what it repeats")
-            self.values += self.sizes[id(node)]
-        else:
-            self.values += 1
-            self.sizes[id(node)] = self.values - before
-        if self.values > MOST_VALUES:
-            raise _refused(event, f"more than {MOST_VALUES:,} values, with what aliases repeat")
-        return node
+    """YAML as FuxiCTR reads it, except that ``1e-3`` is a number, and a date or ``1:30`` text. It refuses keys that are
+    no text or given twice; one that was null before may be given again, as FuxiCTR's own configs do."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:
         seen: set[tuple[str, str]] = set()
@@ -69,63 +36,50 @@ class _Loader(yaml.SafeLoader):
     def construct_tuple(self, node: yaml.SequenceNode) -> tuple[Any, ...]:
         return tuple(self.construct_sequence(node, deep=True))
 
-    def construct_number(self, node: yaml.ScalarNode) -> int | float:
-        if ":" in node.value or len(node.value) > 40:
-            raise _refused(node, f"{shown(node.value)} is no number of at most 40 digits; text is written in quotes")
-        if node.tag.endswith(":int"):
-            return int(self.construct_yaml_int(node))
-        return float(self.construct_yaml_float(node))
-
 
 def _refused(at: Any, problem: str) -> yaml.constructor.ConstructorError:
     return yaml.constructor.ConstructorError(None, None, problem, at.start_mark)
 
 
-_Loader.add_constructor("tag:yaml.org,2002:python/tuple", _Loader.construct_tuple)
-for _kind in ("int", "float"):
-    _Loader.add_constructor(f"tag:yaml.org,2002:{_kind}", _Loader.construct_number)
-for _kind in ("timestamp", "binary", "set", "omap", "pairs"):
-    del _Loader.yaml_constructors[f"tag:yaml.org,2002:{_kind}"]
+_NUMBERS = {
+    "int": r"[-+]?(?:0b[01_]+|0[0-7_]+|0|[1-9][0-9_]*|0x[0-9a-fA-F_]+)$",
+    "float": r"[-+]?(?:[0-9][0-9_]*\.[0-9_]*|\.[0-9][0-9_]*|[0-9]+(?=[eE]))(?:[eE][-+]?[0-9]+)?$"
+    r"|[-+]?\.(?:inf|Inf|INF)$|\.(?:nan|NaN|NAN)$",
+}
+"""Without the numbers in base 60 of YAML 1.1, with all exponents of YAML 1.2."""
+_TAG = "tag:yaml.org,2002:"
+_Loader.add_constructor(f"{_TAG}python/tuple", _Loader.construct_tuple)
 _Loader.yaml_implicit_resolvers = {
-    first: [(tag, pattern) for tag, pattern in found if not tag.endswith(":timestamp")]
+    first: [(tag, pattern) for tag, pattern in found if tag.removeprefix(_TAG) not in ("timestamp", *_NUMBERS)]
     for first, found in _Loader.yaml_implicit_resolvers.items()
 }
-# PyYAML knows only floats with a dot and a signed exponent (YAML 1.1): FuxiCTR reads `learning_rate: 1e-3` as text.
-_Loader.add_implicit_resolver(
-    "tag:yaml.org,2002:float", re.compile(r"[-+]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)[eE][-+]?[0-9]+$"), list("-+.0123456789")
-)
+for _kind, _pattern in _NUMBERS.items():
+    _Loader.add_implicit_resolver(_TAG + _kind, re.compile(_pattern), list("-+.0123456789"))
 
 
 def load_yaml(path: str | Path) -> Any:
     """What a YAML file holds; raises UserError if it cannot be read, or as :func:`parse_yaml`."""
-    return parse_yaml(_text(path, MOST_BYTES), str(path))
+    return parse_yaml(_text(path), str(path))
 
 
-def load_json(path: str | Path, most_bytes: int = 2**24) -> dict[str, Any]:
-    """The object that a JSON file holds; raises UserError if it cannot be read, is larger, or holds no object."""
+def load_json(path: str | Path) -> dict[str, Any]:
+    """The object that a JSON file holds; raises UserError if it cannot be read, or holds no object."""
+    text = _text(path)
     try:
-        content = json.loads(_text(path, most_bytes))
+        content = json.loads(text)
     except (ValueError, RecursionError) as error:
-        if isinstance(error, UserError):
-            raise
         raise UserError(f"{path}: not readable as JSON ({error})") from None
     if not isinstance(content, dict):
         raise UserError(f"{path}: not a JSON object")
     return content
 
 
-def _text(path: str | Path, most_bytes: int) -> str:
+def _text(path: str | Path) -> str:
     try:
-        with open(path, "rb") as file:
-            content = file.read(most_bytes + 1)
-        if len(content) > most_bytes:
-            raise UserError(f"{path}: larger than {most_bytes:,} bytes: too large for a file of this kind")
-        return content.decode("utf-8-sig")
+        return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(f"{path}: not a text file in UTF-8") from None
-    except (OSError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
+    except (OSError, ValueError) as error:  # a name with a null byte is a ValueError
         raise UserError(f"{path}: {getattr(error, 'strerror', None) or error}") from None
 
 
@@ -140,7 +94,7 @@ def parse_yaml(text: str, source: str) -> Any:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{source}{line}: {error.problem or error.context}") from None
-    except (yaml.YAMLError, ValueError) as error:
+    except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{source}: {' '.join(str(error).split())}") from None
 
 

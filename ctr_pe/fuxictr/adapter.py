@@ -17,8 +17,19 @@ from fuxictr.pytorch.torch_utils import get_loss, get_regularizer
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ctr_pe.config.choices import choose
-from ctr_pe.config.keys import Checked, PositiveText, Regularizer, Width, regularizer
+from ctr_pe.config.schema import (
+    Activation,
+    Loss,
+    OptimizerName,
+    PositiveText,
+    Regularizer,
+    Schedule,
+    TableOptimizer,
+    Validated,
+    Width,
+    regularizer,
+    valid,
+)
 from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.fuxictr.embeddings import look_up, regularization
 from ctr_pe.fuxictr.library import take_encoders
@@ -35,7 +46,7 @@ if TYPE_CHECKING:
     from ctr_pe.training import Fitted, Gradients
 
 
-class FuxiCTRModel(Checked, BaseModel):  # type: ignore[misc]
+class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
     """FuxiCTR's ``BaseModel``, whose methods train, evaluate and save as :mod:`ctr_pe.training` does.
 
     A subclass builds its layers, calls :meth:`finish` last, and defines ``forward``: a batch -> ``{"y_pred": click
@@ -66,12 +77,12 @@ class FuxiCTRModel(Checked, BaseModel):  # type: ignore[misc]
         embedding_dim: Width = 64,
         embedding_init: PositiveText = 1e-4,
         learning_rate: PositiveText = 1e-3,
-        optimizer: str = "adam",
-        loss: str = "binary_crossentropy",
+        optimizer: OptimizerName = "adam",
+        loss: Loss = "binary_crossentropy",
         embedding_regularizer: Regularizer = None,
         net_regularizer: Regularizer = None,
-        table_optimizer: str | None = None,
-        learning_rate_schedule: str = "constant",
+        table_optimizer: TableOptimizer | None = None,
+        learning_rate_schedule: Schedule = "constant",
         weight_average: PositiveText | None = None,
         max_gradient_norm: PositiveText = MAX_GRADIENT_NORM,
         **kwargs: Any,
@@ -98,14 +109,10 @@ class FuxiCTRModel(Checked, BaseModel):  # type: ignore[misc]
         )
         self.encoders = encoders  # by field
         self.embedding_layer.feature_encoders.update(encoders)
-        self.table_optimizer = choose("table_optimizer", table_optimizer)
-        self.learning_rate_schedule = choose("learning_rate_schedule", learning_rate_schedule)
+        self.table_optimizer = table_optimizer
+        self.learning_rate_schedule = learning_rate_schedule
         self.weight_average = None if weight_average is None else float(weight_average)
         self._compile = (optimizer, loss, float(learning_rate))
-
-    @classmethod
-    def check_keys(cls, keys: Iterable[str]) -> None:
-        """Raises UserError for the first key of a config that the model does not know."""
 
     def finish(self) -> None:
         """After all layers are built: loss and optimiser, initial weights, device."""
@@ -167,8 +174,8 @@ class FuxiCTRModel(Checked, BaseModel):  # type: ignore[misc]
     # FuxiCTR's names for training, which is ctr_pe.training: imported when used, because it stands above the models.
 
     def compile(self, optimizer: Any, loss: Any, lr: float) -> None:
-        self.loss_fn = get_loss(choose("loss", loss))
-        self._compile = (choose("optimizer", optimizer), loss, lr)
+        self.loss_fn = get_loss(valid("loss", Loss, loss))
+        self._compile = (valid("optimizer", OptimizerName, optimizer), loss, lr)
         self.__dict__.pop("optimizer", None)
         if self.table_optimizer is not None:  # makes the tables' gradients sparse, which the loss has to know
             _ = self.optimizer
@@ -192,7 +199,7 @@ class FuxiCTRModel(Checked, BaseModel):  # type: ignore[misc]
         """:func:`ctr_pe.training.fit`. ``params``: FuxiCTR hands over all of an experiment; the model has them."""
         from ctr_pe.training import fit
 
-        self.check_keys(params)
+        self.check_arguments(params)
         if max_gradient_norm is not None:
             self._max_gradient_norm = max_gradient_norm
         return fit(self, data_generator, validation_data, epochs)
@@ -240,7 +247,7 @@ class MLP(layers.MLP_Block):  # type: ignore[misc]
         fast_dropout: bool = True,
         **options: Any,
     ) -> None:
-        activations = choose("activation", hidden_activations)
+        activations = valid("hidden_activations", Activation, hidden_activations)
         if activations == "Dice":
             activations = [Dice(units) for units in hidden_units]
         super().__init__(input_dim, list(hidden_units), activations, **options)

@@ -24,7 +24,7 @@ import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ctr_pe.config.field_groups import Group
-from ctr_pe.config.keys import DATA, Count, Encoder, Place, Width, checked
+from ctr_pe.config.schema import Count, DataSection, Encoder, Place, Width, check, problems
 from ctr_pe.data.dataset import REPORT, SPLITS, Dataset, open_dataset
 from ctr_pe.data.id_map import IdMap
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
@@ -144,40 +144,40 @@ def read_columns(params: Mapping[str, Any]) -> tuple[list[FeatureColumn], list[s
     """The columns that ``feature_cols`` describes, and all that is wrong with it, one string each."""
     if not params.get("feature_cols"):
         return [], ["feature_cols is missing: which columns of the CSV files are what"]
-    if problem := DATA["feature_cols"].problem("feature_cols", params["feature_cols"]):
-        return [], [problem]
-    columns, problems = [], []
+    if wrong := problems(DataSection, {"feature_cols": params["feature_cols"]}):
+        return [], [*wrong.values()]
+    columns, found = [], []
     for entry in params["feature_cols"]:
         names = entry.get("name") if isinstance(entry, dict) else None
         if not names:
-            problems.append(f"feature_cols: {shown(entry)} is not a mapping with a name")
+            found.append(f"feature_cols: {shown(entry)} is not a mapping with a name")
             continue
         for name in names if isinstance(names, list) else [names]:
             try:
                 columns.append(FeatureColumn(**{**entry, "name": name}))
                 _ = columns[-1].read_from
             except ValidationError as error:
-                problems += [
+                found += [
                     f"feature_cols: {shown(name)}: {explain(problem, FeatureColumn)}" for problem in error.errors()
                 ]
             except UserError as error:
-                problems.append(str(error))
+                found.append(str(error))
     columns = [column for column in columns if column.active]
     names = [column.name for column in columns]
-    problems += [f"feature_cols: '{name}' is given twice" for name, count in Counter(names).items() if count > 1]
+    found += [f"feature_cols: '{name}' is given twice" for name, count in Counter(names).items() if count > 1]
     for column in columns:
         if "." in column.name and column.type != "meta":
-            problems.append(f"feature_cols: '{column.name}': an input's name has no dot (torch reads it as a path)")
+            found.append(f"feature_cols: '{column.name}': an input's name has no dot (torch reads it as a path)")
         if column.share_embedding is not None and column.share_embedding not in names:
-            problems.append(
+            found.append(
                 f"feature_cols: '{column.name}' share_embedding {quoted(column.share_embedding)} is no "
                 f"feature: {nearest(column.share_embedding, names)}"
             )
-    return columns, problems
+    return columns, found
 
 
 def _label(params: Mapping[str, Any]) -> str:
-    checked(DATA, {key: value for key, value in params.items() if key in DATA})
+    check(DataSection, {key: value for key, value in params.items() if key in DataSection.model_fields})
     label = params.get("label_col")
     if isinstance(label, list) and len(label) == 1:
         label = label[0]

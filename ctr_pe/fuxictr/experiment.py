@@ -20,9 +20,9 @@ from ctr_pe.config.field_groups import field_groups
 from ctr_pe.config.yaml import load_yaml, overridden
 from ctr_pe.data.dataset import CONFIG, REPORT, SPLITS, data_root, open_dataset
 from ctr_pe.data.synthetic.built_in import BUILT_IN, generate_built_in
-from ctr_pe.fuxictr import released_cape
 from ctr_pe.fuxictr.feature_specs import read_feature_map
 from ctr_pe.fuxictr.library import log_to_file
+from ctr_pe.fuxictr.older_keys import translate
 from ctr_pe.utils import distributed, loggers
 from ctr_pe.utils.errors import UserError, nearest, quoted
 
@@ -43,8 +43,8 @@ def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, A
     dataset_id = str(overrides.get("dataset_id", params.get("dataset_id")))
     own = dataset_section(config, dataset_id, {**params, **overrides})
     params = overridden({**params, **own, "dataset_id": dataset_id}, overrides)
-    if released_cape.is_legacy(params):
-        params, line = released_cape.translate(params)
+    params, line = translate(params)
+    if line:
         logging.getLogger(__name__).warning("%s: %s: %s", file, expid, line)
     if "model" not in params:
         raise UserError(f"{file}: {expid}: 'model' is missing")
@@ -152,14 +152,14 @@ def run(
     If this process is killed, the same experiment goes on from its last epoch, whose state is in
     ``<model_id>-<code>.unfinished`` until the end. Raises UserError for invalid data or parameters.
     """
-    from ctr_pe.config.checks import check_values, model_class
+    from ctr_pe.models.sections import check_arguments, model_class
     from ctr_pe.study.runner import made_by
     from ctr_pe.study.store import hash_of
     from ctr_pe.training import Run, train
 
     cls = model_class(params["model"])
     params = {"model_root": "./checkpoints", **params}
-    check_values(cls, params)  # before the log's file, which they name
+    check_arguments(cls, params)  # before the log's file, which they name
     if distributed.is_first():
         log_to_file(params)
     logging.info("Params: %s", json.dumps({key: str(value) for key, value in params.items()}, indent=4))

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from ctr_pe.config.keys import Key, Spec
+from ctr_pe.config.schema import FeatureSpec, valid
 from ctr_pe.config.yaml import load_json
 from ctr_pe.utils.errors import UserError
 from ctr_pe.utils.names import check_name
@@ -56,11 +56,10 @@ def read_feature_map(file: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         UserError: it cannot be read, a specification that is none of FuxiCTR's, a name that is no directory's.
     """
     content = load_json(file)
-    for key, kind in {"features": _SPECS, "labels": _LABELS}.items():
-        if problem := kind.problem(key, content.get(key)):
-            raise UserError(f"{file}: {problem}")
+    try:
+        valid("features", list[dict[str, FeatureSpec]], content.get("features"))
+        valid("labels", Annotated[list[str], Field(min_length=1)], content.get("labels"))
+    except UserError as error:
+        raise UserError(f"{file}: {error}") from None
     name = check_name(f"{file}: dataset_id", content.get("dataset_id"))
     return name, {field: spec for feature in content["features"] for field, spec in feature.items()}
-
-
-_SPECS, _LABELS = Key(list[dict[str, Spec]]), Key(Annotated[list[str], Field(min_length=1)])

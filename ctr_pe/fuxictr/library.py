@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe.config.keys import ENCODER
+from ctr_pe.config.schema import ENCODER
 from ctr_pe.utils.errors import UserError, shown
 
 if TYPE_CHECKING:

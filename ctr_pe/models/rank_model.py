@@ -5,27 +5,20 @@ B batch, L history slots, N real items of the batch, D item dim (the fields of a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from ctr_pe.config.keys import (
-    Ages,
-    Fields,
-    Key,
-    Length,
-    Rate,
-    Widths,
-)
+from ctr_pe.config.schema import Activation, Ages, Encodings, Fields, Length, Rate, Widths
 from ctr_pe.fuxictr.adapter import MLP, FuxiCTRModel
 from ctr_pe.models import candidates
 from ctr_pe.models.batch_plan import Histories, Plan, Planned
 from ctr_pe.models.candidates import Encoded
 from ctr_pe.models.groups import SizedGroup, field_dim, other_fields, sized_groups
-from ctr_pe.models.keys import check_keys, known_keys, prefixes
-from ctr_pe.pe import build_pe, check_encodings, pe_options
+from ctr_pe.models.sections import check_arguments, prefixes
+from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.utils import distributed
@@ -64,8 +57,8 @@ class RankModel(FuxiCTRModel):
     pairs_at_once: ClassVar[int] = candidates.PAIRS
 
     @classmethod
-    def keys(cls) -> Mapping[str, Key]:
-        return known_keys(cls)
+    def check_arguments(cls, given: Mapping[str, Any]) -> None:
+        check_arguments(cls, {key: value for key, value in given.items() if key != "feature_map"})
 
     def __init__(
         self,
@@ -75,11 +68,11 @@ class RankModel(FuxiCTRModel):
         sequence_field: Fields = None,
         neg_seq_field: Fields = None,
         age_field: Ages = None,
-        position_encoding: str | Sequence[str] = "none",
+        position_encoding: Encodings = "none",
         max_len: Length | None = None,
         max_position: Length | None = None,
         dnn_hidden_units: Widths = (512, 128, 64),
-        dnn_activations: str = "ReLU",
+        dnn_activations: Activation = "ReLU",
         net_dropout: Rate = 0.0,
         batch_norm: bool = False,
         bn_only_once: bool = False,
@@ -90,8 +83,6 @@ class RankModel(FuxiCTRModel):
             target_field = kwargs.pop(f"{prefix}_target_field", target_field)
             sequence_field = kwargs.pop(f"{prefix}_sequence_field", sequence_field)
             neg_seq_field = kwargs.pop(f"{prefix}_neg_seq_field", neg_seq_field)
-        check_encodings(position_encoding)  # first: it makes the options of dotted names known
-        check_keys(type(self), kwargs)
         options = {key: kwargs.pop(key) for key in pe_options() if key in kwargs}
         super().__init__(feature_map, model_id, **kwargs)
         self._encodings = 0  # built so far
@@ -111,10 +102,6 @@ class RankModel(FuxiCTRModel):
             "batch_norm": batch_norm,
             "bn_only_once": bn_only_once,
         }
-
-    @classmethod
-    def check_keys(cls, keys: Iterable[str]) -> None:
-        check_keys(cls, keys)
 
     def build_encoding(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ctr_pe.config.keys import Positive
+from ctr_pe.config.schema import Positive
 from ctr_pe.pe.base import About
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.relative import RelativeBias

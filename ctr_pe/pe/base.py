@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor, nn
 
-from ctr_pe.config.keys import Checked
+from ctr_pe.config.schema import Validated
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.sequence.positions import Pairs, Positions, Where
 from ctr_pe.utils.module_list import ModuleList
@@ -55,7 +55,7 @@ def _noted(embed: Callable[..., Any]) -> Callable[..., Any]:
     return noting
 
 
-class PositionEncoding(Checked, nn.Module):
+class PositionEncoding(Validated, nn.Module):
     """A position encoding overrides the hooks it needs; units and models call all of them and know none by name.
 
     ``out_dim``: width of the items after ``embed``, D unless it concatenates. ``loss_names``: names of the losses that

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ctr_pe.config.keys import Width
+from ctr_pe.config.schema import Width
 from ctr_pe.pe.base import About, PositionLinear
 from ctr_pe.pe.contextual import ContextualEncoding
 

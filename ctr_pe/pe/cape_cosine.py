@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.config.keys import Width
+from ctr_pe.config.schema import Width
 from ctr_pe.pe.base import About, check_fields
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.contextual import widen

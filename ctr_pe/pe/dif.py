@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.config.keys import Weight
+from ctr_pe.config.schema import Weight
 from ctr_pe.ops import native
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_fields
 from ctr_pe.pe.contextual import widen

@@ -12,7 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.config.keys import Chance, Positive, Weight
+from ctr_pe.config.schema import Chance, Positive, Weight
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.rotation import phases, planes, rotate_planes, rotated

@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.config.keys import Length
+from ctr_pe.config.schema import Length
 from ctr_pe.ops import native
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.contextual import widen

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.config.keys import Positive, Share, Weight
+from ctr_pe.config.schema import Positive, Share, Weight
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.tables import look_up, split_heads, vector_table

@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from ctr_pe.config.keys import Positive
+from ctr_pe.config.schema import Positive
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.rotation import rotate_planes
 from ctr_pe.sequence.positions import Where

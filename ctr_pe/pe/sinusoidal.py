@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ctr_pe.config.keys import Positive
+from ctr_pe.config.schema import Positive
 from ctr_pe.pe.base import About
 from ctr_pe.pe.naive import AbsolutePositions
 from ctr_pe.sequence.positions import Positions

@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.config.keys import Positive
+from ctr_pe.config.schema import Positive
 from ctr_pe.ops.time_decay import BUCKETS, time_decay_bias
 from ctr_pe.pe.base import About, PositionEncoding
 from ctr_pe.pe.vectors import Vectors

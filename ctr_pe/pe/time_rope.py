@@ -8,7 +8,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ctr_pe.config.keys import Positive
+from ctr_pe.config.schema import Positive
 from ctr_pe.pe.base import About
 from ctr_pe.pe.rope import RoPE
 from ctr_pe.pe.time_bias import ages

@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ctr_pe.config.keys import Length, Name, Seed
+from ctr_pe.config.schema import Length, Name, Seed
 from ctr_pe.data.dataset import ID, ITEM
 from ctr_pe.data.dataset_report import FileFacts
 from ctr_pe.data.logs.tables import readable

@@ -25,14 +25,13 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import torch
 
-from ctr_pe.config.checks import model_class
-from ctr_pe.config.keys import DATA
+from ctr_pe.config.schema import DataSection
 from ctr_pe.data.dataset import REPORT, hash_of_file
 from ctr_pe.data.published.sets import SETS, original
 from ctr_pe.data.writer import scratch_beside
 from ctr_pe.fuxictr.feature_specs import read_feature_map
-from ctr_pe.models.keys import prefixes
 from ctr_pe.models.rank_model import RankModel
+from ctr_pe.models.sections import model_class, prefixes
 from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.folder_schema import (
     check_manifest,
@@ -54,7 +53,7 @@ FORMAT = 1
 MANIFEST, WEIGHTS = "model.json", "model.safetensors"
 FEATURES, VOCABULARY, COLUMNS = "feature_map.json", "feature_vocab.json", "columns.json"
 ITEMS, HISTORIES = "items.parquet", "histories.parquet"
-NOT_OF_MODEL = DATA.keys() | {"model_root", "model_id", "model", "dataset_id", "gpu", "seed", "debug_mode"}
+NOT_OF_MODEL = {*DataSection.model_fields, "model_root", "model_id", "model", "dataset_id", "gpu", "seed", "debug_mode"}
 
 
 def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:

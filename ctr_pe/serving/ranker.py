@@ -368,13 +368,11 @@ class CTRRanker:
 
     def _check(self, params: dict[str, Any]) -> None:
         """Raises UserError for the first that cannot be used."""
-        from ctr_pe.config.checks import check_encoding, check_names, check_values, model_class
+        from ctr_pe.models.sections import check_params
 
         for name in params.keys() & (DECIDED - {"position_encoding", "gpu"}):
             raise UserError(f"CTRRanker: '{name}' is not a parameter: the log and the other parameters decide it")
-        check_encoding(self.position_encoding)  # options of dotted names are known from here on
-        check_names(self.model, params)
-        check_values(model_class(self.model), params)
+        check_params(self.model, params)
 
     def _untrained(self, events: pl.DataFrame, items: AnyTable | None, labelled: bool) -> Scorer:
         """With initial weights, knowing no item and no user."""

@@ -12,11 +12,12 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ctr_pe.config import checks
-from ctr_pe.config.keys import KEYS, checked
+from ctr_pe.config.schema import ExperimentSection, check
 from ctr_pe.config.yaml import model_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.synthetic.built_in import DEFAULT, open_or_generate
+from ctr_pe.models.sections import check_names, check_params, origins, unread
+from ctr_pe.pe import check_encodings
 from ctr_pe.study import estimate, runner, suite_tables, trials
 from ctr_pe.study.differences import settings
 from ctr_pe.study.files import texts, write_files, write_texts
@@ -27,6 +28,7 @@ from ctr_pe.study.suite import OWN_KEYS, Cell, Grid, Suite, cells, load_suite
 from ctr_pe.study.tables import make_tables
 from ctr_pe.study.trials import Trials
 from ctr_pe.training import PROTOCOLS, Run, train
+from ctr_pe.training.dry_build import param_problems
 from ctr_pe.utils import distributed, loggers
 from ctr_pe.utils.devices import check_gpu
 from ctr_pe.utils.errors import UserError, counted, nearest, say
@@ -152,7 +154,7 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
     without a data set."""
     distributed.refuse("benchmark")
     loggers.check(request.track)
-    checked(KEYS, {"gpu": request.gpu, "seed": request.seed})
+    check(ExperimentSection, {"gpu": request.gpu, "seed": request.seed})
     check_gpu(request.gpu)
     for option, least in {"repeats": 1, "threads": 1, "jobs": 1}.items():
         value = getattr(request, option)
@@ -171,10 +173,10 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
         if not models or not encodings:
             raise UserError("--pe and --model need at least one name each")
         for pe in encodings:
-            checks.check_encoding(pe)
+            check_encodings(pe)
         for model in models:
-            checks.check_params(model, request.params)
-            checks.check_names(model, request.tune)
+            check_params(model, request.params)
+            check_names(model, request.tune)
         grid = Grid(models=models, encodings=encodings, datasets=[DEFAULT])
         suite = Suite(title=f"{', '.join(models)} × {', '.join(encodings)}", grids=[grid])
     else:
@@ -186,6 +188,10 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
             if asked not in known:
                 raise UserError(f"--{option} {asked}: not in suite '{request.suite}': {nearest(asked, known)}")
         found = [cell for cell in found if not names or getattr(cell, option) in names]
+    encodings = list(dict.fromkeys(cell.pe for cell in found))
+    for model in dict.fromkeys(cell.model for cell in found):
+        if line := unread(model, encodings, request.params, request.params):
+            say(f"--set: {model}: {line}")
     protocol = request.protocol or suite.protocol
     if protocol not in PROTOCOLS:
         raise UserError(f"protocol '{protocol}' is unknown: {nearest(protocol, PROTOCOLS)}")
@@ -216,7 +222,7 @@ def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
 def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: Store) -> list[Job]:
     """The cell's runs, one per seed, with hyper-parameters that were checked."""
     params = run_params(cell.model, dataset.dataset_id, cell.overrides)
-    checks.check_params(cell.model, params)
+    check_params(cell.model, params)
     jobs, code = [], hash_of(runner.made_by())
     varied = " ".join(f"{key}={value}" for key, value in cell.shown)
     setting = (cell.model, dataset.dataset_id, suite.protocol, hash_of(params), dataset.data_hash)
@@ -274,14 +280,14 @@ def _refuse_unbuildable(title: str, found: Sequence[Cell], datasets: Mapping[str
         params = run_params(cell.model, dataset.dataset_id, cell.overrides)
         own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
         given = {**params, **own, "train_data": str(dataset.split("train"))}
-        for problem in checks.param_problems(given, dataset.path.parent):
+        for problem in param_problems(given, dataset.path.parent):
             raise UserError(f"{title}: {cell}: {problem}")
 
 
 def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[Key, Result]) -> None:
     """A name may have become another package's since its runs were stored."""
     for key in [job.key for job in jobs if job.key in done]:
-        then, now = done[key].origins, checks.origins(key.model, key.pe)
+        then, now = done[key].origins, origins(key.model, key.pe)
         for name in then.keys() & now.keys():
             if then[name].partition(" ")[0] != now[name].partition(" ")[0]:
                 raise UserError(

@@ -187,7 +187,7 @@ def _failure(job: Job, why: str) -> Result:
 
 
 def _record(job: Job, **found: Any) -> Result:
-    from ctr_pe.config.checks import origins
+    from ctr_pe.models.sections import origins
 
     return Result(
         **job.key._asdict(),

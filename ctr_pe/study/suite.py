@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
-from ctr_pe.config.keys import Place
+from ctr_pe.config.schema import Place
 from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.pe import available_pes
 from ctr_pe.utils.errors import UserError, explain, nearest

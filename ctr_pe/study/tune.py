@@ -20,15 +20,16 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ctr_pe import training
-from ctr_pe.config.checks import check_encoding, check_names, check_params, model_class, param_problems
-from ctr_pe.config.keys import KEYS, Finite, Key, checked
+from ctr_pe.config.schema import ExperimentSection, Finite, check, valid
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.evaluation.monitor import monitor_mode, monitored
-from ctr_pe.pe import encoding_class, options_of
+from ctr_pe.models.sections import check_names, check_params, model_class, unread
+from ctr_pe.pe import check_encodings, encoding_class, options_of
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
 from ctr_pe.study.runner import Train
 from ctr_pe.study.store import hash_of
 from ctr_pe.training import Run
+from ctr_pe.training.dry_build import param_problems
 from ctr_pe.utils import distributed, loggers
 from ctr_pe.utils.devices import check_gpu
 from ctr_pe.utils.errors import Diverged, UserError, say
@@ -121,13 +122,15 @@ def plan(
     overrides, given = overrides or {}, given or {}
     refuse_own_keys("--set", overrides)
     refuse_own_keys("--space", given)
-    check_encoding(pe)
-    checked(KEYS, {"gpu": gpu, "seed": seed})
+    check_encodings(pe)
+    check(ExperimentSection, {"gpu": gpu, "seed": seed})
     check_gpu(gpu)
     loggers.check(track)
     params = run_params(model, Path(dataset).name, overrides)
     check_params(model, params)
     check_names(model, given)
+    if line := unread(model, [pe], overrides, overrides):
+        say(f"--set: {model}: {line}")
     search = Search(model, pe, find_dataset(dataset, root, "heldout"), params, {}, seed, threads, gpu, track)
     return replace(search, space=_space(search, given))
 
@@ -151,8 +154,7 @@ def _space(search: Search, given: Mapping[str, Any]) -> dict[str, Any]:
     for key in given.keys() & space.keys():
         values = space[key]
         if isinstance(values, dict) and {"low", "high"} <= values.keys() <= {"low", "high", "log"}:
-            if problem := _RANGE.problem(f"--space {key}", values):
-                raise UserError(problem)
+            valid(f"--space {key}", _RANGE, values)
             values = [values["low"], values["high"]]
         elif not isinstance(values, list) or not values:
             raise UserError(f"--space {key}: write a list of values, or {{low: 1e-4, high: 1e-2, log: true}}")
@@ -180,7 +182,7 @@ class _Range(BaseModel):
         return self
 
 
-_RANGE = Key(Annotated[_Range, Field(description="{low: 1e-4, high: 1e-2, log: true}, low not above high")])
+_RANGE = Annotated[_Range, Field(description="{low: 1e-4, high: 1e-2, log: true}, low not above high")]
 
 
 def _problems(search: Search, changes: Mapping[str, Any]) -> list[str]:

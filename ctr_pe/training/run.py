@@ -17,10 +17,10 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ctr_pe.config.checks import check_other_model, model_class
 from ctr_pe.config.field_groups import group_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.evaluation import evaluate
+from ctr_pe.models.sections import check_other_model, model_class, prefixes
 from ctr_pe.training.checkpoint import Checkpoint
 from ctr_pe.training.deterministic import deterministic
 from ctr_pe.training.loop import Epoch, Progress, fit
@@ -176,8 +176,6 @@ def build_model(run: Run, data: Dataset | Source, folder: str | Path) -> Any:
 
     Field groups are the data set's where the parameters name none. Checkpoints go below ``folder``.
     """
-    from ctr_pe.models.keys import prefixes
-
     source, cls = Source.of(data), model_class(run.model)
     feature_map = source.feature_map({"embedding_dim": 64, **run.params})
     params: dict[str, Any] = {"model_id": f"{cls.__name__}-{run.pe}", **run.params}

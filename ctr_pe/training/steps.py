@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from ctr_pe.config.choices import FUSED, FUSED_ON_CPU_ALONE, choose
+from ctr_pe.config.schema import FUSED, FUSED_ON_CPU_ALONE, OptimizerName, valid
 from ctr_pe.training.divergence import Gradients
 from ctr_pe.training.table_optimizers import LazyTables
 from ctr_pe.utils import distributed
@@ -22,7 +22,7 @@ def make_optimizer(model: Any, name: str, lr: float, table_optimizer: str | None
     UserError for an
     unknown name.
     """
-    name = choose("optimizer", name)
+    name = valid("optimizer", OptimizerName, name)
     layers = {} if table_optimizer is None else model.embedding_layer.embedding_layers
     lazy = [one for one in dict.fromkeys(layers.values()) if type(one) is nn.Embedding and one.weight.requires_grad]
     tables = {layer.weight for layer in lazy}

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
-from ctr_pe.config.choices import choose
+from ctr_pe.config.schema import TableOptimizer, valid
 from ctr_pe.training.divergence import Gradients
 
 
@@ -62,7 +62,7 @@ class LazyTables(Optimizer):
         lr: float,
         regularizer: Sequence[tuple[int, float]],
     ) -> None:
-        kind = OPTIMIZERS[choose("table_optimizer", name)]
+        kind = OPTIMIZERS[valid("table_optimizer", TableOptimizer, name)]
         for table in tables:
             table.sparse = True
         self.tables = [table.weight for table in tables]

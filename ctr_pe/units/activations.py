@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.config.choices import choose
+from ctr_pe.config.schema import Activation, valid
 from ctr_pe.ops.dice import dice
 from ctr_pe.units.batch_norm import keep_running, moments, over_processes
 from ctr_pe.utils import distributed
@@ -97,9 +97,9 @@ def make_activation(name: str, units: int) -> nn.Module:
     """An activation by name.
 
     Raises:
-        UserError: none of :data:`ctr_pe.config.choices.ACTIVATIONS`.
+        UserError: none of :data:`ctr_pe.config.schema.ACTIVATIONS`.
     """
-    name = choose("activation", name)
+    name = valid("activation", Activation, name)
     learned: dict[str, Callable[[], nn.Module]] = {
         "Dice": lambda: Dice(units),
         "PReLU": lambda: nn.PReLU(units, init=0.1),

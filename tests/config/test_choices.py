@@ -14,15 +14,25 @@ import yaml
 from ctr_pe import model_zoo
 from ctr_pe.cli import main
 from ctr_pe.commands.run_expid import main as run_expid
-from ctr_pe.config.choices import ACTIVATIONS, CHOICES, FUSED, LOSSES, OPTIMIZERS, choose
-from ctr_pe.config.keys import KEYS
+from ctr_pe.config.schema import (
+    ACTIVATIONS,
+    FUSED,
+    LOSSES,
+    OPTIMIZERS,
+    Activation,
+    Loss,
+    Metric,
+    Monitor,
+    OptimizerName,
+    valid,
+)
 from ctr_pe.config.validation import check
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.fuxictr.csv import Column
 from ctr_pe.model_zoo import DIEN, DIN, DMIN, MODELS
-from ctr_pe.models.keys import known_keys
+from ctr_pe.models.sections import model_section
 from ctr_pe.units.activations import make_activation
 from ctr_pe.utils.errors import UserError
 
@@ -57,14 +67,15 @@ def canaries(file: Path) -> list[str]:
 
 def keys_of_text() -> list[str]:
     """Keys of all models that take text, by their signatures, and those of a data set."""
-    types = {key: type_ for name in MODELS for key, type_ in known_keys(getattr(model_zoo, name)).items()}
-    keys = {key for key, type_ in types.items() if "str" in str(type_.kind) or "Literal" in str(type_.kind)}
+    fields = {key: one for name in MODELS for key, one in model_section(getattr(model_zoo, name)).model_fields.items()}
+    keys = {key for key, one in fields.items() if "str" in str(one.annotation) or "Literal" in str(one.annotation)}
     return sorted(keys | FREE | {"model", "position_encoding"})
 
 
 def is_closed(key: str) -> bool:
     """Whether FuxiCTR or this package looks the value up in a list, whatever else the config says."""
-    return key in {*CHOICES, "model", "position_encoding"} or "activation" in key or key.endswith("regularizer")
+    closed = "learning_rate_schedule loss metrics monitor monitor_mode optimizer table_optimizer task model"
+    return key in {*closed.split(), "position_encoding"} or "activation" in key or key.endswith("regularizer")
 
 
 @pytest.mark.parametrize("key", keys_of_text())
@@ -72,7 +83,7 @@ def test_no_text_of_a_config_is_run(key: str, data: Dataset, tmp_path: Path) -> 
     """FuxiCTR runs ``loss`` as code, already when a model is built."""
     file = tmp_path / "canary"
     texts = canaries(file) if is_closed(key) else canaries(file)[:2]
-    model = next((cls for cls in (DIN, DIEN, DMIN) if key in known_keys(cls)), DIN)
+    model = next((cls for cls in (DIN, DIEN, DMIN) if key in model_section(cls).model_fields), DIN)
     for value in (*texts, [texts[1]]):
         found = problems(data, tmp_path, **{"model": model.__name__, key: value})
         assert found or not is_closed(key)
@@ -190,14 +201,12 @@ def test_every_activation_is_built(name: str, data: Dataset, tmp_path: Path) -> 
 
 
 def test_names_as_torch_writes_them() -> None:
-    assert choose("optimizer", "sgd") == "SGD"
-    assert choose("dnn_activations", ["relu", "DICE"]) == ["ReLU", "Dice"]
-    assert choose("monitor", {"AUC": 1.0, "gAUC": 2.0}) == {"AUC": 1.0, "gAUC": 2.0}
-    assert choose("metrics", list(METRICS)) == list(METRICS)
-    assert choose("attention_output_activation", None) is None
-    assert choose("model_id", "whatever") == "whatever"
+    assert valid("optimizer", OptimizerName, "sgd") == "SGD"
+    assert valid("dnn_activations", list[Activation], ["relu", "DICE"]) == ["ReLU", "Dice"]
+    assert valid("monitor", Monitor, {"AUC": 1.0, "gAUC": 2.0}) == {"AUC": 1.0, "gAUC": 2.0}
+    assert valid("metrics", list[Metric], list(METRICS)) == list(METRICS)
+    assert valid("attention_output_activation", Activation | None, None) is None
     with pytest.raises(UserError, match="monitor 'auc' is unknown: did you mean 'AUC'"):
-        choose("monitor", "auc")
-    with pytest.raises(UserError, match="loss 'None'"):
-        choose("loss", None)
-    assert set(KEYS) >= {"loss", "optimizer", "metrics", "monitor"}
+        valid("monitor", Monitor, "auc")
+    with pytest.raises(UserError, match="loss must be text, got None"):
+        valid("loss", Loss, None)

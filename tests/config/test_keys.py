@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pytest
 
 from ctr_pe import CTRRanker
-from ctr_pe.config.checks import check_params
-from ctr_pe.config.keys import KEYS, checked, words
+from ctr_pe.config.schema import ExperimentSection, check, words
 from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.fuxictr.experiment import run
 from ctr_pe.model_zoo import DIN
+from ctr_pe.models.sections import check_params
 from ctr_pe.pe import build_pe
 from ctr_pe.pe.rope import RoPE
 from ctr_pe.utils.errors import UserError
@@ -71,13 +71,16 @@ def test_a_name_stays_in_its_folder(name: Any, tmp_path: Path) -> None:
 
 
 def test_all_keys_of_fuxictr_say_what_they_want() -> None:
-    silent = {key for key, kind in KEYS.items() if words(kind.kind) is None}
+    fields = ExperimentSection.model_fields
+    silent = {key for key, field in fields.items() if words(Annotated[field.annotation, field]) is None}
     assert silent == {"feature_cols", "feature_specs", "label_col", "use_features"}
 
 
 def test_right_values_are_taken() -> None:
-    checked(KEYS, {"learning_rate": "1e-3", "embedding_regularizer": 0, "net_regularizer": "l1_l2(1e-3, .5)"})
-    checked(KEYS, {"monitor": {"AUC": 1, "logloss": -1}, "eval_steps": None, "gpu": -1, "seed": 2**32 - 1})
+    check(
+        ExperimentSection, {"learning_rate": "1e-3", "embedding_regularizer": 0, "net_regularizer": "l1_l2(1e-3, .5)"}
+    )
+    check(ExperimentSection, {"monitor": {"AUC": 1, "logloss": -1}, "eval_steps": None, "gpu": -1, "seed": 2**32 - 1})
 
 
 @pytest.mark.parametrize(

@@ -38,7 +38,7 @@ def test_numbers_with_an_exponent_are_numbers(text: str, value: float) -> None:
         assert read == value
 
 
-@pytest.mark.parametrize("text", ["e3", "1e", "a1e3", "1e3b", "'1e-3'", '"1e-3"', "1-e3"])
+@pytest.mark.parametrize("text", ["e3", "1e", "a1e3", "1e3b", "1:1:1", "12:30", "'1e-3'", '"1e-3"', "1-e3"])
 def test_text_stays_text(text: str) -> None:
     assert parse_yaml(text, "x") == text.strip("'\"")
 
@@ -58,9 +58,6 @@ def test_tuples() -> None:
     assert parse_yaml("a: !!python/tuple [item_id, [x, y]]", "x") == {"a": ("item_id", ["x", "y"])}
 
 
-BOMB = "a0: &a0 [x]\n" + "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
-
-
 def test_dates_are_text() -> None:
     assert parse_yaml("a: 2014-07-01", "x") == {"a": "2014-07-01"}
 
@@ -76,15 +73,8 @@ def test_dates_are_text() -> None:
         ("a: 1\n---\nb: 2", "f.yaml:2: but found another document"),
         ("a: *nothing", "f.yaml:1: found undefined alias"),
         ("a: \x07", "f.yaml: unacceptable character"),
-        ("[" * 3000, "f.yaml:1: lists and mappings within each other, more than 32 deep"),
-        ("a: &a [*a]", "f.yaml:1: alias 'a' stands within what it repeats"),
-        (BOMB, "f.yaml:6: more than 20,000 values, with what aliases repeat"),
-        (BOMB.replace("[", "{<<: [").replace("]", "]}").replace("{<<: [x]}", "{x: 1}"), "f.yaml:"),
-        ("a: 1:1:1", "f.yaml:1: '1:1:1' is no number"),
-        ("a: 0x" + "f" * 5000, "f.yaml:1: '0xf"),
         ("5: 3", "f.yaml:1: key '5' is no text"),
         ("? [a]\n: 3", "f.yaml:1: key of a sequence is no text"),
-        ("a: !!set {b, c}", "f.yaml:1: could not determine a constructor"),
     ],
 )
 def test_errors_are_one_line_with_file_and_line(text: str, message: str) -> None:
@@ -105,9 +95,6 @@ def test_files(tmp_path: Path) -> None:
     assert str(file) in str(missing.value)
     file.write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match="UTF-8"):
-        load_yaml(file)
-    file.write_text("a: " + "x" * 2**18)
-    with pytest.raises(UserError, match="larger than 262,144 bytes"):
         load_yaml(file)
     file.write_text("a: 1e-3", encoding="utf-8")
     assert load_yaml(file) == {"a": 1e-3}
@@ -197,7 +184,7 @@ def test_a_key_that_was_null_may_be_given_again() -> None:
 
 
 def test_the_shipped_configurations_hold_only_known_keys() -> None:
-    from ctr_pe.config.checks import check_params
+    from ctr_pe.models.sections import check_params
 
     for model, text in packaged_yaml("model_config").items():
         for section in parse_yaml(text, model):
@@ -205,7 +192,7 @@ def test_the_shipped_configurations_hold_only_known_keys() -> None:
 
 
 def test_an_unknown_key_is_refused() -> None:
-    from ctr_pe.config.checks import check_params
+    from ctr_pe.models.sections import check_params
 
     with pytest.raises(UserError, match="did you mean 'attention_hidden_units'"):
         check_params("DIN", model_params("DIN", "synthetic", parse_overrides(["attention_hidden_unit=[64]"])))

@@ -17,8 +17,7 @@ from ctr_pe import load
 from ctr_pe.commands import run_expid
 from ctr_pe.model_zoo import MODELS
 from ctr_pe.model_zoo.din import DIN
-from ctr_pe.models.keys import known_keys
-from ctr_pe.pe import pe_options
+from ctr_pe.models.sections import model_section
 from ctr_pe.utils.errors import UserError
 from tests.support.fuzz import folders
 from tests.support.fuzz.attempts import answer, files, prepared
@@ -69,7 +68,7 @@ def _run_expid(command: list[str]) -> tuple[int, str]:
 def test_through_set_of_a_benchmark(model: str, here: Path) -> None:
     """A dry run builds the model and makes three steps with it, in this process."""
     before = outside(here)
-    options = known_keys(DIN).keys() | dict.fromkeys(pe_options()).keys()
+    options = model_section(DIN).model_fields
     for key in sorted(options if model == "DIN" else {"loss", "dnn_activations", "net_regularizer", "model_id"}):
         for text in [*TEXTS[:3], *OUTSIDE]:
             for value in (text, [text], {text: 1}):
@@ -82,7 +81,7 @@ def test_through_set_of_a_benchmark(model: str, here: Path) -> None:
 def test_through_set_and_space_of_tune(here: Path) -> None:
     before = outside(here)
     asked = ["--dataset", "mine", "--trials", "1", "--out", "out", "--set", "epochs=1", "--set", "embedding_dim=4"]
-    for key in sorted(known_keys(DIN)):
+    for key in sorted(model_section(DIN).model_fields):
         for option, value in (("--set", CANARY), ("--space", [CANARY]), ("--space", {"low": CANARY, "high": CANARY})):
             given = f"{key}={yaml.safe_dump(value, default_flow_style=True, width=10**6).splitlines()[0]}"
             ran(["tune", *asked, option, given])

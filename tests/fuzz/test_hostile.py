@@ -1,10 +1,8 @@
-"""Hostile files: none runs, none leaves its folder, none takes long."""
+"""Hostile files: none runs, none leaves its folder."""
 
 from __future__ import annotations
 
 import json
-import resource
-import time
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +14,6 @@ import yaml
 from tests.support.fuzz.attempts import answer, files, prepared
 from tests.support.fuzz.configs import DATASET, MODEL, RECIPE, SUITE
 from tests.support.fuzz.hostile import FEATURE_MAP, Hostile, hostile, placed, with_texts
-
-SECONDS, KILOBYTES = 20.0, 1_000_000
-"""What one file may take, of a processor and of memory beyond what the process has."""
 
 
 @pytest.fixture
@@ -35,20 +30,17 @@ def refused(cases: Iterator[Hostile], here: Path) -> Counter[str]:
     found = Counter[str]()
     for case in cases:
         (here / case.file).write_text(case.text)
-        outside, began = files(here.parents[1]), time.process_time()
-        memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        outside = files(here.parents[1])
         code, shown = answer(case.command)
         assert code == 2, (case.wants, case.text[:200], shown)
         assert files(here.parents[1]) == outside, case
-        assert time.process_time() - began < SECONDS, case.wants
-        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - memory < KILOBYTES, case.wants
         found[case.wants.partition(":")[0]] += 1
         placed(here)
     return found
 
 
 def test_some_hostile_files_are_refused(here: Path) -> None:
-    assert refused(iter(list(hostile())[::12]), here).keys() == {"code", "a path outside", "time or memory"}
+    assert refused(iter(list(hostile())[::12]), here).keys() == {"code", "a path outside"}
 
 
 @pytest.mark.slow
@@ -56,7 +48,7 @@ def test_all_hostile_files_are_refused(here: Path, capsys: pytest.CaptureFixture
     found = refused(hostile(), here)
     with capsys.disabled():
         print(json.dumps(found))
-    assert found.total() >= 60
+    assert found.total() >= 50
 
 
 def test_without_the_hostile_key_the_feature_map_is_right(here: Path) -> None:

@@ -123,9 +123,11 @@ class TestFuxiCTRsSwitch:
             assert torch.equal(ours(rows)["y_pred"], theirs(rows)["y_pred"])
 
     @pytest.mark.parametrize(("switch", "encoding"), [(True, "cape"), (False, "native"), (True, ["none"])])
-    def test_a_contradiction_is_refused(self, switch: bool, encoding: Any, tmp_path: Path) -> None:
-        with pytest.raises(UserError, match=f"use_position_emb={switch} contradicts position_encoding="):
-            build("BST", tmp_path, use_position_emb=switch, position_encoding=encoding)
+    def test_position_encoding_decides(self, switch: bool, encoding: Any, tmp_path: Path) -> None:
+        rows = batch([3, 0, 6])
+        ours = build("BST", tmp_path, position_encoding=encoding)
+        theirs = build("BST", tmp_path, use_position_emb=switch, position_encoding=encoding)
+        assert torch.equal(ours(rows)["y_pred"], theirs(rows)["y_pred"])
 
 
 @pytest.mark.parametrize(

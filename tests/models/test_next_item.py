@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from ctr_pe.config.keys import WeightText
+from ctr_pe.config.schema import WeightText
 from ctr_pe.models.next_item import NextItemModel
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.utils.errors import UserError

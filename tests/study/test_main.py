@@ -78,7 +78,7 @@ def test_tables_and_store_grow_with_each_call(
     monkeypatch.chdir(tmp_path)
     log = tmp_path / "log"
     monkeypatch.setattr(
-        "ctr_pe.config.checks.check_params", lambda *_: None
+        "ctr_pe.study.benchmark.check_params", lambda *_: None
     )  # the stand-in's key is no hyper-parameter
     setting = {"set": [f"log={log}"]}
     assert run(arguments(root, None, pe=["none", "cape", "none"], **setting), fast) == 0
@@ -112,7 +112,7 @@ def test_tables_and_store_grow_with_each_call(
 def test_a_table_without_a_baseline_is_announced(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctr_pe.config.checks.check_params", lambda *_: None)
+    monkeypatch.setattr("ctr_pe.study.benchmark.check_params", lambda *_: None)
     asked = [{"model": ["DIN"], "pe": ["none", "cape"]}, {"model": ["DIN", "BST"], "pe": ["rope"]}]
     for models in asked:  # the second finds the runs of none in DIN
         assert run(arguments(root, tmp_path, repeats=1, **models), fast) == 0
@@ -124,7 +124,7 @@ def test_a_table_without_a_baseline_is_announced(
 def test_failed_runs_make_the_exit_code_1(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ctr_pe.config.checks.check_params", lambda *_: None)
+    monkeypatch.setattr("ctr_pe.study.benchmark.check_params", lambda *_: None)
     changes = {"set": ["fail={cape: user}"], "repeats": 1}
     assert run(arguments(root, tmp_path, **changes), fast) == 1
     shown = capsys.readouterr()

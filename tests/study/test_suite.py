@@ -197,9 +197,9 @@ def test_runs_that_fail_leave_their_cell_in_the_table(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(
-        "ctr_pe.config.checks.check_params", lambda *_: None
+        "ctr_pe.study.benchmark.check_params", lambda *_: None
     )  # the stand-in's key is no hyper-parameter
-    monkeypatch.setattr("ctr_pe.config.checks.param_problems", lambda *_: [])
+    monkeypatch.setattr("ctr_pe.study.benchmark.param_problems", lambda *_: [])
     assert run(arguments(root, tmp_path / "out", set=["fail={cape: user}"]), fast) == 1
     shown = capsys.readouterr().out
     assert "4 cells of 8 lack runs" in shown

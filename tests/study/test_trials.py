@@ -129,7 +129,7 @@ def test_nothing_is_chosen_while_a_trial_is_missing(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.setattr(
-        "ctr_pe.config.checks.check_params", lambda *_: None
+        "ctr_pe.study.benchmark.check_params", lambda *_: None
     )  # the stand-in's key is no hyper-parameter
     request = request_of(RATES, params={"fail": {"cape": "user"}})
     assert run(request, failing) == 1

@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.config.choices import OPTIMIZERS
+from ctr_pe.config.schema import OPTIMIZERS
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.training import Outcome, Run, train

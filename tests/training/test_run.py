@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctr_pe.config.checks import check_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.evaluation import evaluate
+from ctr_pe.models.sections import check_params
 from ctr_pe.pe import available_pes
 from ctr_pe.training import Outcome, Run, build_model, load, train
 from ctr_pe.utils.devices import name_of

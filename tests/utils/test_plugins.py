@@ -14,9 +14,9 @@ import yaml
 from ctr_pe import available_pes, build_pe
 from ctr_pe.cli import main
 from ctr_pe.commands import run_expid
-from ctr_pe.config.checks import model_class
 from ctr_pe.config.yaml import model_params
 from ctr_pe.data.synthetic.bursts import generate
+from ctr_pe.models.sections import model_class
 from ctr_pe.utils import plugins
 from ctr_pe.utils.errors import UserError
 

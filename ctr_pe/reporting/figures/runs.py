@@ -10,10 +10,11 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe.config.checks import check_encoding, check_params, model_class
 from ctr_pe.config.yaml import model_params
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic.built_in import DEFAULT
+from ctr_pe.models.sections import check_params, model_class
+from ctr_pe.pe import check_encodings
 from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
 from ctr_pe.study.store import Result, Store
@@ -78,7 +79,7 @@ def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
         UserError: an unknown name, a store without the run or its weights, a data set that is missing or different.
     """
     for pe in wanted.encodings:
-        check_encoding(pe)
+        check_encodings(pe)
     if wanted.model is not None:
         model_class(wanted.model)
     if wanted.store is None:

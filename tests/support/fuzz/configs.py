@@ -56,7 +56,7 @@ POSITIVE = [0, -0.001, -1e300, float("inf"), float("nan"), *NOT_A_NUMBER]
 WEIGHTS = [-1, -1e-9, float("nan"), float("inf"), "l2(abc)", "l2(-1)", "l2(nan)", "l1_l2(1)", "l3(1)", "l2(1", [], {}]
 RATES = [1, 1.0, 1.5, -0.1, float("nan"), float("inf"), *NOT_A_NUMBER]
 SWITCHES = ["maybe", 1, 0, 0.5, [], {}, "True"]
-WIDTHS = [[0], [-64], [8, 0], [1.5], ["many"], [[8]], 8, "8", {"a": 8}, [10**9], [8] * 1000, [16384, 16384, 16384]]
+WIDTHS = [[0], [-64], [8, 0], [1.5], ["many"], [[8]], 8, "8", {"a": 8}]
 NAMES = ["../x", "a/b", "/etc/passwd", "..", ".", "", "a\0b", "a\nb", "x" * 300, "..\\x", 5, [], {}, 1.5]
 CHOICES = ["adamm", "lambda: 1", "", "binary", "x" * 5000, *NOT_TEXT]
 ENCODINGS = ["cap", "none+", "+", "rope+cap", "", "x" * 5000, 5, [], [5], {"a": 1}, ["cape", "rope"], "os:system"]
@@ -109,7 +109,7 @@ OF_DATASET: dict[str, list[Any]] = {
 }
 OF_COLUMN: dict[str, list[Any]] = {
     "max_len": [-5, 1.5, 10**12, "many"],
-    "embedding_dim": [0, -1, 1.5, 10**9, "wide"],
+    "embedding_dim": [0, -1, 1.5, 2**70, "wide"],
     "type": ["categorial", "", 5],
     "dtype": ["string", "eval", 5, []],
     "feature_encoder": ["open('x')", "nn.Linear(1)", "layers.Masked()", 5],

@@ -1,4 +1,4 @@
-"""Files that want code to run, files outside their folder, or more time and memory than there is.
+"""Files that want code to run, or files outside their folder.
 
 Each gets the text of a canary: Python that makes a file named CANARY in the working directory.
 """
@@ -41,7 +41,6 @@ def hostile() -> Iterator[Hostile]:
     """Every one of them."""
     yield from _code()
     yield from _paths()
-    yield from _bombs()
 
 
 def _code() -> Iterator[Hostile]:
@@ -69,34 +68,6 @@ def _paths() -> Iterator[Hostile]:
         yield _validated("a path outside: a data set", _text({path: DATASET}))
         yield _mapped("a path outside: dataset_id", partial(_with, dataset_id=path))
         yield _mapped("a path outside: vectors", partial(_first, pretrained_emb=path))
-
-
-def _bombs() -> Iterator[Hostile]:
-    lists = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 10))
-    merges = "".join(f"a{i}: &a{i} {{<<: [{', '.join([f'*a{i - 1}'] * 9)}]}}\n" for i in range(1, 10))
-    texts = {
-        "lists in lists": "X: " + "[" * 3000 + "]" * 3000,
-        "mappings in mappings": "".join(f"{' ' * depth}a:\n" for depth in range(3000)),
-        "aliases of lists": f"a0: &a0 [x]\n{lists}",
-        "aliases of mappings": f"a0: &a0 {{x: 1}}\n{merges}",
-        "an alias of itself": "X: &a {model: DIN, b: *a}",
-        "a number in base 60": "X: {epochs: " + ":".join(["1"] * 20_000) + "}",
-        "a number of many digits": "X: {epochs: " + "9" * 20_000 + "}",
-        "a hexadecimal number": "X: {epochs: 0x" + "f" * 20_000 + "}",
-        "a file of 5 MB": "X: " + "x" * 5_000_000,
-        "many values": "X: [" + "1," * 60_000 + "]",
-        "wide layers": _text({"X": {**MODEL, "dnn_hidden_units": [2**14] * 50}}),
-        "many layers": _text({"X": {**MODEL, "dnn_hidden_units": [8] * 100_000}})[: 2**18],
-        "wide embeddings": _text({"X": {**MODEL, "embedding_dim": 10**12}}),
-        "many encodings": _text({"X": {**MODEL, "position_encoding": "+".join(["cape"] * 50_000)}}),
-        "long histories": _text({"mine": {**DATASET, "feature_cols": [{"name": "x", "max_len": 10**15}]}}),
-    }
-    for wants, text in texts.items():
-        yield _validated(f"time or memory: {wants}", text)
-    yield _mapped("time or memory: long histories", partial(_first, max_len=10**15))
-    yield _mapped("time or memory: wide embeddings", partial(_first, embedding_dim=10**12))
-    deep = '{"dataset_id": "theirs", "features": ' + "[" * 100_000 + "]" * 100_000 + "}"
-    yield Hostile("time or memory: lists in JSON", "data/theirs/feature_map.json", deep, ("validate", "theirs.yaml"))
 
 
 def _validated(wants: str, text: str) -> Hostile:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ctr_pe.config.yaml import parse_yaml
-from ctr_pe.fuxictr import released_cape
+from ctr_pe.fuxictr import older_keys
 from ctr_pe.fuxictr.experiment import load_params
 from ctr_pe.model_zoo import DIN
 from ctr_pe.pe.cape import CAPE
@@ -72,7 +72,7 @@ def config(tmp_path: Path) -> Path:
 
 
 def translate(**params: Any) -> dict[str, Any]:
-    new, line = released_cape.translate({"model": "DIN", "embedding_dim": 8, **params})
+    new, line = older_keys.translate({"model": "DIN", "embedding_dim": 8, **params})
     assert "\n" not in line
     return new
 
@@ -122,14 +122,12 @@ def test_a_position_dim_that_is_left_out_is_the_width_of_the_target() -> None:
 def test_bst_had_position_vectors_of_its_own() -> None:
     assert translate(model="BST", use_cope=False)["position_encoding"] == "native"
     assert translate(model="BST", use_cope=False, use_position_emb=False)["position_encoding"] == "none"
-    new, line = released_cape.translate(
-        {"model": "BST", "use_cope": True, "use_position_emb": True, "position_dim": 16}
-    )
+    new, line = older_keys.translate({"model": "BST", "use_cope": True, "use_position_emb": True, "position_dim": 16})
     assert new["position_encoding"] == "cape"
     assert "takes the place" in line
     assert "use_position_emb" not in new
 
 
 def test_other_configs_are_left_alone() -> None:
-    assert not released_cape.is_legacy({"model": "DIN", "position_encoding": "cope", "position_dim": 16})
-    assert not released_cape.is_legacy({"model": "BST", "use_position_emb": True})
+    for params in ({"model": "DIN", "position_encoding": "cope", "position_dim": 16}, {"model": "BST", "num_heads": 2}):
+        assert older_keys.translate(params) == (params, "")
