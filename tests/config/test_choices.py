@@ -30,7 +30,7 @@ from ctr_pe.config.validation import check
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.fuxictr.csv import Column
+from ctr_pe.fuxictr.csv import FeatureColumn
 from ctr_pe.model_zoo import DIEN, DIN, DMIN, MODELS
 from ctr_pe.models.sections import model_section
 from ctr_pe.units.activations import make_activation
@@ -94,7 +94,7 @@ def test_no_text_of_a_config_is_run(key: str, data: Dataset, tmp_path: Path) -> 
 
 def test_no_text_of_feature_cols_is_run(data: Dataset, tmp_path: Path) -> None:
     entry = {"name": "item_id", "dtype": "str", "type": "categorical"}
-    for key in Column.model_fields:
+    for key in FeatureColumn.model_fields:
         for text in canaries(tmp_path / "canary"):
             problems(data, tmp_path, data_format="csv", feature_cols=[{**entry, key: text}], target_field="item_id")
             assert not (tmp_path / "canary").exists(), (key, text)
