@@ -15,7 +15,7 @@ from torch import Tensor
 
 from benchmark.speed.cases import ENCODED
 from ctr_pe.pe import available_pes
-from ctr_pe.serving.cuda_graph import Captured
+from ctr_pe.serving.cuda_graph import CUDAGraphs
 from ctr_pe.serving.request_graph import inputs_from
 from ctr_pe.training import load, save
 from ctr_pe.training.deterministic import deterministic
@@ -135,8 +135,8 @@ def assert_records(name: str, pe: str, folder: Path) -> None:
     inputs = [inputs_from(model, *given) for given in inputs]
     there = build(name, folder, position_encoding=pe, gpu=0)
     there.load_state_dict(model.state_dict())
-    captured = Captured(there.eval())
+    cuda_graphs = CUDAGraphs(there.eval())
     for _ in range(2):
         for given, want in zip(inputs, wanted, strict=True):
-            assert torch.allclose(captured(given), want, atol=1e-5)
-    assert set(captured._recorded) == {(2, 6, 4), (2, 4, 4), (1, 1, 1)}
+            assert torch.allclose(cuda_graphs(given), want, atol=1e-5)
+    assert set(cuda_graphs._graphs) == {(2, 6, 4), (2, 4, 4), (1, 1, 1)}

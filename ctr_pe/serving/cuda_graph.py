@@ -1,6 +1,6 @@
 """Small requests on a GPU, whose time goes into launching kernels rather than into computing.
 
-They are padded to few sizes, and all kernels of a size are launched as one: a CUDA graph, recorded at the first request
+They are padded to few sizes, and all kernels of a size are launched as one: a CUDA graph, captured at the first request
 of that size. B histories, L history slots, K targets of each.
 """
 
@@ -19,33 +19,33 @@ from ctr_pe.sequence.transfer import pinned
 from ctr_pe.serving.request_graph import AXES, RequestGraph
 
 LARGEST = 2**17
-"""(target, slot) pairs of a request that is small: of a larger one padding costs more than launches."""
+"""(target, slot) pairs of a small request, at most: of a larger one padding costs more than launches."""
 WARMING = 2
-"""Requests before the recorded one: they choose and compile kernels."""
-_RECORDING = threading.Lock()
+"""Runs before the capture: they choose and compile kernels."""
+_CAPTURE = threading.Lock()
 
 Sizes = tuple[int, int, int]
 Run = Callable[[dict[str, Tensor]], Tensor]
 
 
-class Captured:
-    """Scores of small requests by a model on a GPU, from any thread.
+class CUDAGraphs:
+    """Scores of small requests by a model on a GPU, from any thread: a CUDA graph for each size.
 
-    A recording has the addresses of the model's tensors: it sees weights that change in place, and a model that moves
-    to another device needs a ``Captured`` of its own.
+    A graph has the addresses of the model's tensors: it sees weights that change in place, and a model that moves to
+    another device needs ``CUDAGraphs`` of its own.
     """
 
     def __init__(self, model: Any) -> None:
         self.graph, self.device = RequestGraph(model, of_request=()), model.device
         self._most = max((group.max_len for group in model.groups), default=1)
-        self._recorded: dict[Sizes, Run] = {}
-        self._pool: Any = None  # memory that all recordings share: one runs at a time
+        self._graphs: dict[Sizes, Run] = {}
+        self._pool: Any = None  # memory of all graphs: one runs at a time
         self._lock = threading.Lock()
 
     def sizes(self, given: Mapping[str, Tensor]) -> Sizes:
         """B, L and K that the request is padded to: powers of two, and L at most the longest history of the model."""
         slots = max((given[name].shape[1] for name, kind in self.graph.inputs.items() if "L" in AXES[kind]), default=1)
-        rows, targets = self._asked(given)
+        rows, targets = self._targets(given)
         most = self._most if slots <= self._most else 2 * slots
         return _rounded(rows), min(_rounded(slots), most), _rounded(targets)
 
@@ -63,19 +63,19 @@ class Captured:
         """
         sizes = self.sizes(given)
         padded = {name: _padded(given[name], kind, sizes) for name, kind in self.graph.inputs.items()}
-        rows, targets = self._asked(given)
+        rows, targets = self._targets(given)
         with self._lock:
-            if sizes not in self._recorded:
-                self._recorded[sizes] = self._record(padded)
-            return self._recorded[sizes](padded)[:rows, :targets].float().cpu()
+            if sizes not in self._graphs:
+                self._graphs[sizes] = self._capture(padded)
+            return self._graphs[sizes](padded)[:rows, :targets].float().cpu()
 
-    def _asked(self, given: Mapping[str, Tensor]) -> tuple[int, int]:
+    def _targets(self, given: Mapping[str, Tensor]) -> tuple[int, int]:
         """B and K."""
         rows, targets = next(given[name].shape[:2] for name, kind in self.graph.inputs.items() if kind == "target")
         return rows, targets
 
-    def _record(self, padded: Mapping[str, Tensor]) -> Run:
-        """What scores requests of these sizes."""
+    def _capture(self, padded: Mapping[str, Tensor]) -> Run:
+        """A graph of these sizes: a function of padded requests."""
         inputs = {name: x.to(self.device) for name, x in padded.items()}
         aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
         aside.wait_stream(torch.cuda.current_stream(self.device))
@@ -83,29 +83,29 @@ class Captured:
             for _ in range(WARMING):
                 self.graph(inputs)
         torch.cuda.current_stream(self.device).wait_stream(aside)
-        recording = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph()
         # Other threads may load another model meanwhile.
         with (
-            _nothing_collected(),
-            torch.cuda.graph(recording, pool=self._pool, stream=aside, capture_error_mode="thread_local"),
+            _without_garbage_collection(),
+            torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"),
         ):
             scores: Tensor = self.graph(inputs)
-        self._pool = recording.pool()
+        self._pool = graph.pool()
 
         def replay(given: Mapping[str, Tensor]) -> Tensor:
             for name, x in given.items():
                 inputs[name].copy_(pinned(x, self.device), non_blocking=True)
-            recording.replay()
+            graph.replay()
             return scores
 
         return replay
 
 
 @contextmanager
-def _nothing_collected() -> Iterator[None]:
-    """Python's collector would delete the recordings of a model that is no longer used, which ends a recording under
-    way with an error. It is off for the whole process, so only one thread records at a time."""
-    with _RECORDING:
+def _without_garbage_collection() -> Iterator[None]:
+    """Python's collector would delete the graphs of a model that is no longer used, which ends a capture under way with
+    an error. It is off for the whole process, so one thread captures at a time."""
+    with _CAPTURE:
         collecting = gc.isenabled()
         gc.disable()
         try:

@@ -1,27 +1,40 @@
-"""What the files of a model folder have to hold, beyond their hashes: a folder from elsewhere may hash anything."""
+"""The files of a model folder and what each may contain.
+
+model.json            written last: format, versions, model, encoding, parameters, field groups, metrics, history of
+                      the epochs, hash of the vocabulary, sizes and hashes of the other files
+model.safetensors     weights
+feature_map.json      FuxiCTR's, and
+feature_vocab.json    id of each original value, as text, per feature
+columns.json          what the columns of raw tables are called
+items.parquet         the catalogue, of models whose data set was made from a log
+histories.parquet     optional: the newest events of each user
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
-import polars as pl
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ctr_pe.config.schema import Length, Name, Seed
-from ctr_pe.data.dataset import ID, ITEM
+from ctr_pe.data.dataset import hash_of_file
 from ctr_pe.data.dataset_report import FileFacts
-from ctr_pe.data.logs.tables import readable
-from ctr_pe.serving.encoder import ColumnNames
-from ctr_pe.serving.tables import is_key
 from ctr_pe.utils.errors import UserError, explain
 
-_STRICT = ConfigDict(strict=True)
+FORMAT = 1
+MANIFEST, WEIGHTS = "model.json", "model.safetensors"
+FEATURES, VOCABULARY, COLUMNS = "feature_map.json", "feature_vocab.json", "columns.json"
+ITEMS, HISTORIES = "items.parquet", "histories.parquet"
 
 
-class _Group(BaseModel):
-    model_config = _STRICT
+class FieldGroup(BaseModel):
+    """Fields of a target and of a history, and the encoding between them."""
+
+    model_config = ConfigDict(strict=True)
 
     target: Annotated[list[str], Field(min_length=1)]
     history: Annotated[list[str], Field(min_length=1)]
@@ -30,90 +43,85 @@ class _Group(BaseModel):
     encoding: str
 
 
-class _Metrics(BaseModel):
-    model_config = _STRICT
+class FinalMetrics(BaseModel):
+    model_config = ConfigDict(strict=True)
 
     test: dict[str, float | None]
 
 
-class _Manifest(BaseModel):
+class Manifest(BaseModel):
     """What is read of model.json; the rest is for readers."""
 
-    model_config = _STRICT
+    model_config = ConfigDict(strict=True)
 
     model: str
     position_encoding: str | list[str]
     params: dict[str, Any]
-    groups: Annotated[list[_Group], Field(min_length=1)]
+    groups: Annotated[list[FieldGroup], Field(min_length=1)]
     max_len: Length
     seed: Seed
     dataset_id: Name
     group_id: str | None
     vocabulary: str
-    metrics: _Metrics
+    metrics: FinalMetrics
     history: list[dict[str, Any]]
     files: dict[Name, FileFacts]
 
 
-def check_manifest(file: Path, content: Any) -> None:
-    """Raises UserError if model.json does not describe a model."""
-    try:
-        _Manifest.model_validate(content)
-    except ValidationError as error:
-        raise UserError(f"{file}: damaged: {_problem(error)}") from None
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The content of model.json.
 
-
-def read_columns(file: Path) -> ColumnNames:
-    """The content of columns.json. Raises UserError if it is something else."""
-    try:
-        return TypeAdapter(ColumnNames).validate_json(file.read_bytes(), strict=True)
-    except ValidationError as error:
-        raise UserError(f"{file}: damaged: {_problem(error)}") from None
-
-
-def check_vocabularies(file: Path, content: Any, features: Mapping[str, Any]) -> None:
-    """Raises UserError unless every feature's ids are below its ``vocab_size``."""
-    if not isinstance(content, dict) or not all(isinstance(ids, dict) for ids in content.values()):
-        raise UserError(f"{file}: damaged: it does not hold the ids of each feature")
-    for name, ids in content.items():
-        size = features.get(name, {}).get("vocab_size", 2**31)
-        if not set(map(type, ids.values())) <= {int} or not min(ids.values(), default=0) >= 0:
-            raise UserError(f"{file}: damaged: an id of '{name}' is no whole number of 0 or more")
-        if max(ids.values(), default=0) >= size:
-            raise UserError(f"{file}: damaged: an id of '{name}' is {max(ids.values())}, but it has {size} ids")
-
-
-def check_sizes(file: Path, features: Mapping[str, Any], weights: Path) -> None:
-    """Raises UserError for embedding tables larger than all weights, before a model of that size is made."""
-    tables = [spec for spec in features.values() if "share_embedding" not in spec and spec["type"] != "meta"]
-    needed = 4 * sum(spec.get("vocab_size", 0) for spec in tables)  # bytes, at least
-    if needed > weights.stat().st_size:
-        raise UserError(f"{file}: damaged: {needed // 4:,} ids need more weights than {weights.name} has")
-
-
-def read_items(file: Path, features: Mapping[str, Any]) -> pl.DataFrame | None:
-    """The catalogue, if there is one. Raises UserError if its ids cannot be the model's."""
-    items = read_table(file)
-    if items is None:
-        return None
-    if ITEM not in items.columns or not is_key(items[ITEM].dtype) or items[ITEM].null_count():
-        raise UserError(f"{file}: damaged: no column '{ITEM}' with an id in each row")
-    for name in items.columns:
-        size = features.get(name.removesuffix(ID), {}).get("vocab_size")
-        if name.endswith(ID) and size is not None:
-            ids = items[name]
-            if not ids.dtype.is_integer() or ids.null_count() or not ids.is_between(0, size - 1).all():
-                raise UserError(f"{file}: damaged: column '{name}' does not hold ids below {size}")
-    return items
-
-
-def read_table(file: Path) -> pl.DataFrame | None:
-    """A table of the folder, if it is there. Raises UserError if it cannot be read."""
+    Raises:
+        UserError: no model folder, one of another format, or a file that is missing or not what model.json says.
+    """
+    file = folder / MANIFEST
     if not file.is_file():
-        return None
-    with readable(file):
-        return pl.read_parquet(file)
+        what = "not a model folder" if folder.is_dir() else "no such model folder"
+        raise UserError(f"{folder}: {what}: it has no {MANIFEST}")
+    content: dict[str, Any] = read_json(file, dict[str, Any])
+    if content.get("format") != FORMAT:
+        found = content.get("format")
+        raise UserError(f"{folder}: model format {found}, this version reads {FORMAT}: train the model again")
+    with _one_line(file):
+        files = Manifest.model_validate(content).files
+    if not {WEIGHTS, FEATURES, VOCABULARY, COLUMNS} <= files.keys():
+        raise UserError(f"{file}: damaged: it does not list the files of a model")
+    for name, facts in files.items():
+        if not (folder / name).is_file():
+            raise UserError(f"{folder / name}: missing: the model folder is incomplete")
+        if facts != facts_of(folder / name):
+            raise UserError(f"{folder / name}: damaged: it is not what {MANIFEST} says")
+    return content
 
 
-def _problem(error: ValidationError) -> str:
-    return explain(error.errors(include_url=False)[0], _Manifest)
+def write_manifest(folder: Path, config: Mapping[str, Any]) -> None:
+    """model.json, with the size and hash of every file that is in the folder."""
+    files = {file.name: facts_of(file).model_dump() for file in sorted(folder.iterdir())}
+    write_json(folder / MANIFEST, {**config, "files": files})
+
+
+def facts_of(file: Path) -> FileFacts:
+    return FileFacts(bytes=file.stat().st_size, blake2b=hash_of_file(file))
+
+
+def read_json(file: Path, schema: Any) -> Any:
+    """The content of a JSON file as a type, such as a dataclass or a mapping. Raises UserError if it is another."""
+    with _one_line(file):
+        return TypeAdapter(schema).validate_json(file.read_bytes(), strict=True)
+
+
+def write_json(file: Path, content: Any) -> None:
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+
+
+@contextmanager
+def _one_line(file: Path) -> Iterator[None]:
+    """Errors of a file that cannot be read, or of a content that its schema does not allow."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        what = "cannot be read" if problem["type"] == "json_invalid" else "damaged"
+        raise UserError(f"{file}: {what}: {explain(problem, Manifest)}") from None

@@ -1,14 +1,4 @@
-"""A trained model is one folder, which says all that is needed to score raw ids in another process.
-
-model.json            written last: format, versions, model, encoding, parameters, field groups, metrics, history of
-                      the epochs, hash of the vocabulary, sizes and hashes of the other files
-model.safetensors     weights
-feature_map.json      FuxiCTR's, and
-feature_vocab.json    id of each original value, as text, per feature
-columns.json          what the columns of raw tables are called
-items.parquet         the catalogue, of models whose data set was made from a log
-histories.parquet     optional: the newest events of each user
-"""
+"""A trained model is one folder, which says all that is needed to score raw ids in another process."""
 
 from __future__ import annotations
 
@@ -26,20 +16,26 @@ import polars as pl
 import torch
 
 from ctr_pe.config.schema import DataSection
-from ctr_pe.data.dataset import REPORT, hash_of_file
+from ctr_pe.data.dataset import REPORT
+from ctr_pe.data.logs.tables import readable
 from ctr_pe.data.published.sets import SETS, original
 from ctr_pe.data.writer import scratch_beside
-from ctr_pe.fuxictr.feature_specs import read_feature_map
 from ctr_pe.models.rank_model import RankModel
 from ctr_pe.models.sections import model_class, prefixes
 from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.folder_schema import (
-    check_manifest,
-    check_sizes,
-    check_vocabularies,
-    read_columns,
-    read_items,
-    read_table,
+    COLUMNS,
+    FEATURES,
+    FORMAT,
+    HISTORIES,
+    ITEMS,
+    MANIFEST,
+    VOCABULARY,
+    WEIGHTS,
+    read_json,
+    read_manifest,
+    write_json,
+    write_manifest,
 )
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.training.source import Source
@@ -49,10 +45,7 @@ from ctr_pe.utils.errors import UserError, say
 if TYPE_CHECKING:
     from ctr_pe.training import Outcome, Run
 
-FORMAT = 1
-MANIFEST, WEIGHTS = "model.json", "model.safetensors"
-FEATURES, VOCABULARY, COLUMNS = "feature_map.json", "feature_vocab.json", "columns.json"
-ITEMS, HISTORIES = "items.parquet", "histories.parquet"
+Vocabularies = dict[str, dict[str, int]]  # feature -> original as text -> id
 NOT_OF_MODEL = {*DataSection.model_fields, "model_root", "model_id", "model", "dataset_id", "gpu", "seed", "debug_mode"}
 
 
@@ -60,11 +53,10 @@ def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:
     """The scorer of a model that ``run`` has just trained on ``source``."""
     from ctr_pe.study.runner import versions
 
-    feature_map = read_json(source.folder / FEATURES)
+    feature_map = read_json(source.folder / FEATURES, dict[str, Any])
     file = source.folder / VOCABULARY
-    vocabularies = read_json(file) if file.is_file() else {}  # files that FuxiCTR has built may lack one
-    report = read_json(source.folder / REPORT) if (source.folder / REPORT).is_file() else {}
-    items = source.folder / ITEMS
+    vocabularies = read_json(file, Vocabularies) if file.is_file() else {}  # files of FuxiCTR may lack one
+    report = read_json(source.folder / REPORT, dict[str, Any]) if (source.folder / REPORT).is_file() else {}
     config = {
         "format": FORMAT,
         "model": type(model).__name__,
@@ -91,7 +83,7 @@ def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:
     }
     columns = _columns(source.dataset_id, report.get("recipe", {}), model.feature_map.group_id)
     columns = replace(columns, normalizers=report.get("normalizers", {}))
-    encoder = Encoder(model, feature_map, vocabularies, columns, pl.read_parquet(items) if items.is_file() else None)
+    encoder = Encoder(model, feature_map, vocabularies, columns, _table(source.folder / ITEMS))
     return Scorer(model, encoder, _jsonable(config))
 
 
@@ -129,11 +121,7 @@ def write_model(folder: str | Path, scorer: Scorer, histories: bool = True) -> N
             if histories and scorer.histories is not None:
                 scorer.histories.write_parquet(made / HISTORIES)
             write_stand_ins(made, encoder)
-            files = {
-                file.name: {"bytes": file.stat().st_size, "blake2b": hash_of_file(file)}
-                for file in sorted(made.iterdir())
-            }
-            write_json(made / MANIFEST, {**scorer.config, "files": files})
+            write_manifest(made, scorer.config)
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror or error}") from None
 
@@ -149,12 +137,10 @@ def read_model(folder: str | Path, gpu: int = -1, model: type | None = None) -> 
         UserError: no model folder, one of another format, or a file that is missing or damaged.
     """
     folder = Path(folder)
-    config = _manifest(folder)
-    columns = read_columns(folder / COLUMNS)
-    feature_map, vocabularies = read_json(folder / FEATURES), read_json(folder / VOCABULARY)
-    _, features = read_feature_map(folder / FEATURES)
-    check_vocabularies(folder / VOCABULARY, vocabularies, features)
-    check_sizes(folder / FEATURES, features, folder / WEIGHTS)
+    config = read_manifest(folder)
+    columns = read_json(folder / COLUMNS, ColumnNames)
+    feature_map = read_json(folder / FEATURES, dict[str, Any])
+    vocabularies = read_json(folder / VOCABULARY, Vocabularies)
     if vocabulary_hash(vocabularies) != config["vocabulary"]:
         raise UserError(f"{folder / VOCABULARY}: not the vocabulary of this model (another hash than in {MANIFEST})")
     try:
@@ -162,8 +148,8 @@ def read_model(folder: str | Path, gpu: int = -1, model: type | None = None) -> 
     except ValueError as error:  # a UserError, or what a unit raises
         raise UserError(f"{folder / MANIFEST}: {error}") from None
     load(built, folder / WEIGHTS)
-    items, histories = read_items(folder / ITEMS, features), read_table(folder / HISTORIES)
-    return Scorer(built, Encoder(built, feature_map, vocabularies, columns, items), config, histories)
+    encoder = Encoder(built, feature_map, vocabularies, columns, _table(folder / ITEMS))
+    return Scorer(built, encoder, config, _table(folder / HISTORIES))
 
 
 def vocabulary_hash(vocabularies: Mapping[str, Mapping[str, int]]) -> str:
@@ -173,28 +159,6 @@ def vocabulary_hash(vocabularies: Mapping[str, Mapping[str, int]]) -> str:
         ids = sorted(vocabularies[feature].items(), key=lambda pair: pair[1])
         digest.update(json.dumps([feature, ids], ensure_ascii=False).encode())
     return digest.hexdigest()
-
-
-def _manifest(folder: Path) -> dict[str, Any]:
-    """The content of model.json, after a look at all files."""
-    if not (folder / MANIFEST).is_file():
-        what = "not a model folder" if folder.is_dir() else "no such model folder"
-        raise UserError(f"{folder}: {what}: it has no {MANIFEST}")
-    config = read_json(folder / MANIFEST)
-    found = config.get("format") if isinstance(config, dict) else None
-    if found != FORMAT:
-        raise UserError(f"{folder}: model format {found}, this version reads {FORMAT}: train the model again")
-    check_manifest(folder / MANIFEST, config)
-    files = config["files"]
-    if not {WEIGHTS, FEATURES, VOCABULARY, COLUMNS} <= files.keys():
-        raise UserError(f"{folder / MANIFEST}: damaged: it does not list the files of a model")
-    for name, facts in files.items():
-        file = folder / name
-        if not file.is_file():
-            raise UserError(f"{file}: missing: the model folder is incomplete")
-        if file.stat().st_size != facts["bytes"] or hash_of_file(file) != facts["blake2b"]:
-            raise UserError(f"{file}: damaged: it is not what {MANIFEST} says")
-    return dict(config)
 
 
 def rebuild(folder: Path, config: Mapping[str, Any], gpu: int, given: type | None) -> Any:
@@ -260,15 +224,12 @@ def _new_folder(folder: Path) -> Iterator[Path]:
         (scratch / "new").rename(folder)
 
 
-def read_json(file: Path) -> Any:
-    try:
-        return json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{file}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
-
-
-def write_json(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False) + "\n", encoding="utf-8")
+def _table(file: Path) -> pl.DataFrame | None:
+    """A table of the folder, if it is there."""
+    if not file.is_file():
+        return None
+    with readable(file):
+        return pl.read_parquet(file)
 
 
 def _jsonable(value: Any) -> Any:

@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 
-from ctr_pe.serving.model_folder import MANIFEST, read_model
+from ctr_pe.serving.folder_schema import MANIFEST
+from ctr_pe.serving.model_folder import read_model
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.utils.errors import UserError
 
@@ -22,8 +23,8 @@ log = logging.getLogger("ctr_pe.service")
 TRIES = 5  # to read a folder that is replaced again and again
 
 
-class Model:
-    """A loaded model folder: ``scorer``, and ``name``, which changes with the content of the folder."""
+class WatchedModel:
+    """A model folder, loaded and tried: ``scorer``, and ``name``, which changes with the content of the folder."""
 
     def __init__(self, folder: Path, gpu: int = -1) -> None:
         """Raises UserError for a folder that cannot be read, or a model that cannot score one user's candidates."""
@@ -46,7 +47,7 @@ class Model:
             raise UserError(f"{folder}: cannot be served: its scores are not numbers")
 
 
-class Watched:
+class ModelWatcher:
     """The model of a folder, replaced when the folder is.
 
     Attributes:
@@ -55,10 +56,13 @@ class Watched:
         wake: set it to load the folder now.
     """
 
-    def __init__(self, folder: Path, poll: float = 2.0, told: Callable[[bool], object] = bool, gpu: int = -1) -> None:
-        """``poll``: seconds between looks at the folder; ``told``: called after each reload with whether it was used.
-        Raises UserError as ``Model``."""
-        self.folder, self.poll, self.told, self.gpu = folder, poll, told, gpu
+    def __init__(
+        self, folder: Path, poll: float = 2.0, on_reload: Callable[[bool], object] = bool, gpu: int = -1
+    ) -> None:
+        """Raises UserError as ``WatchedModel``.
+
+        ``poll``: seconds between looks at the folder; ``on_reload``: called after each reload, True if it succeeded."""
+        self.folder, self.poll, self.on_reload, self.gpu = folder, poll, on_reload, gpu
         self.wake, self._over = threading.Event(), False
         self.refused: str | None = None
         self._seen = self._content()
@@ -87,15 +91,15 @@ class Watched:
         else:
             self.model, self.refused = model, None
             log.info("%s: now the model %s", self.folder, model.name)
-        self.told(self.refused is None)
+        self.on_reload(self.refused is None)
         return self.refused is None
 
-    def _load(self) -> Model:
+    def _load(self) -> WatchedModel:
         """The folder's model; once more if it was replaced meanwhile, because old and new files may have met."""
         for _ in range(TRIES):
             before, error = self._content(), None
             try:
-                model = Model(self.folder, self.gpu)
+                model = WatchedModel(self.folder, self.gpu)
             except UserError as found:
                 error = found
             if self._content() == before:
@@ -107,13 +111,13 @@ class Watched:
     def _watch(self) -> None:
         before = self._seen
         while not self._over:
-            asked = self.wake.wait(self.poll)
+            woken = self.wake.wait(self.poll)
             self.wake.clear()
             if self._over:
                 return
             now = self._content()
             # a folder that is still being copied changes from one look to the next
-            if asked or (now and now != self._seen and now == before):
+            if woken or (now and now != self._seen and now == before):
                 self._seen = now
                 self.reload()
             before = now

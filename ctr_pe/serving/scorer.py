@@ -15,7 +15,7 @@ import torch
 
 from ctr_pe.data.requests import EncodedRequests
 from ctr_pe.data.timeline import EncodedLog
-from ctr_pe.serving.cuda_graph import Captured
+from ctr_pe.serving.cuda_graph import CUDAGraphs
 from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.request_graph import inputs_from
 from ctr_pe.serving.tables import seconds
@@ -120,10 +120,10 @@ class Scorer:
 
     def _score(self, histories: JaggedBatch, others: Mapping[str, Tensor]) -> Tensor:
         """(H, K): scores of K targets of each of H histories; ``others``: fields (H, K)."""
-        if self.captured is not None:
+        if self.cuda_graphs is not None:
             given = inputs_from(self.model, histories, others)
-            if self.captured.takes(given):
-                return self.captured(given)
+            if self.cuda_graphs.takes(given):
+                return self.cuda_graphs(given)
         if next(iter(others.values())).shape[1] == 1:
             rows = {name: values.squeeze(1) for name, values in others.items()}
             return self.probabilities(replace(histories, rows=rows)).unsqueeze(1)
@@ -132,9 +132,9 @@ class Scorer:
         return found
 
     @cached_property
-    def captured(self) -> Captured | None:
-        """What scores small requests on a GPU; None elsewhere."""
-        return Captured(self.model) if self.model.device.type == "cuda" else None
+    def cuda_graphs(self) -> CUDAGraphs | None:
+        """CUDA graphs of small requests; None on a CPU."""
+        return CUDAGraphs(self.model) if self.model.device.type == "cuda" else None
 
     @torch.inference_mode()
     def probabilities(self, batch: Mapping[str, Tensor]) -> Tensor:

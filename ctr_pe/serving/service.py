@@ -38,7 +38,7 @@ import polars as pl
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ctr_pe import __version__
-from ctr_pe.serving.model_watcher import Model, Watched
+from ctr_pe.serving.model_watcher import ModelWatcher, WatchedModel
 from ctr_pe.utils.errors import UserError
 
 log = logging.getLogger("ctr_pe.service")
@@ -86,7 +86,7 @@ class RankRequest(BaseModel):
     k: int | None = Field(None, strict=True, ge=1, description="how many of the best to return; by default all")
 
 
-class Scored(BaseModel):
+class RankedItem(BaseModel):
     item: int | str
     score: float = Field(description="click probability")
 
@@ -94,14 +94,14 @@ class Scored(BaseModel):
 class RankResponse(BaseModel):
     """``ranked``: the best first, of equal scores the one that was asked for first; ``model``: which one scored."""
 
-    ranked: list[Scored]
+    ranked: list[RankedItem]
     unknown_candidates: int = Field(description="candidates of the request that the model does not know")
     unknown_history: int
     model: str
 
 
-class Metrics:
-    """What ``GET /metrics`` tells."""
+class ServiceMetrics:
+    """Counters, gauges and histograms of ``GET /metrics``."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -133,7 +133,7 @@ def application(
     threads: int = 1,
     gpu: int = -1,
 ) -> FastAPI:
-    """The service of a model folder as an ASGI application; ``app.state.watched`` has the model.
+    """The service of a model folder as an ASGI application; ``app.state.watcher`` has the model.
 
     Args:
         poll: seconds between looks at the folder.
@@ -144,23 +144,23 @@ def application(
     Raises:
         UserError: a folder that cannot be read, or a model that needs more than a history and candidates.
     """
-    metrics = Metrics()
-    told = [metrics.reloads.labels(outcome) for outcome in ("refused", "loaded")]
-    watched = Watched(Path(folder), poll, lambda used: told[used].inc(), gpu)
+    metrics = ServiceMetrics()
+    reloads = [metrics.reloads.labels(outcome) for outcome in ("refused", "loaded")]
+    watcher = ModelWatcher(Path(folder), poll, lambda used: reloads[used].inc(), gpu)
     pool = ThreadPoolExecutor(workers, "scoring", torch.set_num_threads, (threads,))
     waiting: set[int] = set()
     metrics.open.set_function(lambda: len(waiting))
 
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
-        with watched.watching():
+        with watcher.watching():
             yield
         pool.shutdown()
 
     # No pages for browsers, which load their scripts from elsewhere; /openapi.json describes the requests.
     app = FastAPI(title="ctr_pe", version=__version__, lifespan=lifespan, docs_url=None, redoc_url=None)
-    app.state.watched, app.state.metrics = watched, metrics
-    app.add_middleware(Guard, limits=limits, metrics=metrics)
+    app.state.watcher, app.state.metrics = watcher, metrics
+    app.add_middleware(RequestMeter, limits=limits, metrics=metrics)
 
     @app.exception_handler(RequestValidationError)
     async def explain(request: Request, error: RequestValidationError) -> JSONResponse:
@@ -173,7 +173,7 @@ def application(
 
     @app.post("/rank")
     async def rank(request: RankRequest) -> RankResponse:
-        model, loop = watched.model, asyncio.get_running_loop()
+        model, loop = watcher.model, asyncio.get_running_loop()
         _check(request, model, limits)
         if len(waiting) >= limits.waiting:
             raise HTTPException(503, "too many requests are waiting", {"Retry-After": "1"})
@@ -190,22 +190,22 @@ def application(
     @app.get("/health")
     async def health() -> dict[str, Any]:
         """``status`` is ``ok``, or ``stale`` if the folder's present content was refused: ``refused`` says why."""
-        model = watched.model
-        status = "ok" if watched.refused is None else "stale"
+        model = watcher.model
+        status = "ok" if watcher.refused is None else "stale"
         facts = {"name": model.name, "loaded": model.loaded, **model.facts}
-        return {"status": status, "refused": watched.refused, "model": facts, "version": __version__}
+        return {"status": status, "refused": watcher.refused, "model": facts, "version": __version__}
 
     @app.get("/metrics")
-    async def tell() -> Response:
+    async def export_metrics() -> Response:
         return Response(generate_latest(metrics.registry), media_type=CONTENT_TYPE_LATEST)
 
     return app
 
 
-class Guard:
+class RequestMeter:
     """ASGI middleware: refuses bodies that are too large (413), before more of them is read, and measures ``/rank``."""
 
-    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], limits: Limits, metrics: Metrics):
+    def __init__(self, app: Callable[[Scope, Receive, Send], Awaitable[None]], limits: Limits, metrics: ServiceMetrics):
         self.app, self.limits, self.metrics = app, limits, metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -237,7 +237,7 @@ class Guard:
         raise HTTPException(413, f"body: at most {self.limits.body:,} bytes", {"Connection": "close"})
 
 
-def _rank(model: Model, request: RankRequest) -> RankResponse:
+def _rank(model: WatchedModel, request: RankRequest) -> RankResponse:
     try:
         encoded = model.scorer.encode_one(request.history, request.candidates, request.times, request.now)
     except UserError as error:
@@ -245,14 +245,14 @@ def _rank(model: Model, request: RankRequest) -> RankResponse:
     scores = model.scorer.score(encoded)
     best = np.argsort(-scores, kind="stable")[: request.k].tolist()
     return RankResponse(
-        ranked=[Scored(item=request.candidates[place], score=float(scores[place])) for place in best],
+        ranked=[RankedItem(item=request.candidates[place], score=float(scores[place])) for place in best],
         unknown_candidates=encoded.counts["unknown items"],
         unknown_history=encoded.counts["unknown history items"],
         model=model.name,
     )
 
 
-def _check(request: RankRequest, model: Model, limits: Limits) -> None:
+def _check(request: RankRequest, model: WatchedModel, limits: Limits) -> None:
     """Raises RequestValidationError (422) with the path of the first field that cannot be used."""
     for field, most in (("history", limits.history), ("candidates", limits.candidates)):
         values = getattr(request, field)
@@ -299,7 +299,7 @@ def serve(
         UserError: as ``application``, or an address that cannot be used.
     """
     app = application(folder, limits, poll=poll, workers=workers, threads=threads, gpu=gpu)
-    watched: Watched = app.state.watched
+    watcher: ModelWatcher = app.state.watcher
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
         listening = socket.create_server((host, port), family=family, backlog=1024)
@@ -308,11 +308,11 @@ def serve(
         raise UserError(f"{host}:{port}: {os.strerror(number).lower() if number > 0 else error}") from None
     with listening:
         shown = f"[{host}]" if family == socket.AF_INET6 else host
-        signal.signal(signal.SIGHUP, lambda *_: watched.wake.set())
+        signal.signal(signal.SIGHUP, lambda *_: watcher.wake.set())
         signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again when it has finished
         config = uvicorn.Config(
             app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=60, lifespan="on"
         )
-        log.info("%s: model %s on http://%s:%d", folder, watched.model.name, shown, listening.getsockname()[1])
+        log.info("%s: model %s on http://%s:%d", folder, watcher.model.name, shown, listening.getsockname()[1])
         uvicorn.Server(config).run(sockets=[listening])
     log.info("stopped")

@@ -20,15 +20,8 @@ from ctr_pe.data.dataset import ID, ITEM, ITEMS, Dataset
 from ctr_pe.data.id_map import IdMap, check_growth, with_ids
 from ctr_pe.fuxictr.feature_specs import table_of, unseen_id
 from ctr_pe.serving.encoder import Encoder
-from ctr_pe.serving.model_folder import (
-    FEATURES,
-    VOCABULARY,
-    read_json,
-    read_model,
-    rebuild,
-    vocabulary_hash,
-    write_json,
-)
+from ctr_pe.serving.folder_schema import FEATURES, VOCABULARY, read_json, write_json
+from ctr_pe.serving.model_folder import Vocabularies, read_model, rebuild, vocabulary_hash
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.tables import column, keys
 from ctr_pe.training.source import Source
@@ -54,7 +47,9 @@ def load_onto(folder: str | Path, dataset: Dataset | Path | Source, gpu: int = -
     model = rebuild(source.folder, config, gpu, None)
     carry_over(scorer.model, model, folder)
     catalogue = pl.read_parquet(items) if items.is_file() else scorer.encoder.items
-    encoder = Encoder(model, read_json(source.folder / FEATURES), vocabularies, scorer.encoder.columns, catalogue)
+    encoder = Encoder(
+        model, read_json(source.folder / FEATURES, dict[str, Any]), vocabularies, scorer.encoder.columns, catalogue
+    )
     return Scorer(model, encoder, config, scorer.histories)
 
 
@@ -152,7 +147,7 @@ def _vocabularies(scorer: Scorer, source: Source, folder: object) -> dict[str, d
     if not scorer.encoder.vocabularies or not file.is_file():
         where = file if scorer.encoder.vocabularies else folder
         raise UserError(f"{where}: no vocabulary: nothing says that the ids of model and data set are the same")
-    vocabularies: dict[str, dict[str, int]] = read_json(file)
+    vocabularies: Vocabularies = read_json(file, Vocabularies)
     check_growth(scorer.encoder.vocabularies, vocabularies, f"model {folder}", str(source.folder))
     return vocabularies
 

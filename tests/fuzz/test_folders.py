@@ -1,4 +1,4 @@
-"""Model folders whose hashes are right and whose content is not: one line, or scores; never a raw error."""
+"""Model folders that are broken in one place: one line, or scores; never a raw error."""
 
 from __future__ import annotations
 
@@ -22,5 +22,5 @@ def test_every_folder_is_refused_in_one_line_or_scores(
         print(json.dumps(found))
     assert not wrong, "\n".join(wrong)
     assert sum(counts["refused"] for counts in found.values()) > 1000
-    for kind in ("a file that is cut", "a file of another kind"):
+    for kind in found.keys() - {"a value of model.json"}:  # which holds the hashes of all other files
         assert found[kind].keys() == {"refused"}

@@ -16,7 +16,7 @@ from torch import Tensor
 from ctr_pe import CTRRanker
 from ctr_pe.serving import cuda_graph
 from ctr_pe.serving import scorer as of_scorer
-from ctr_pe.serving.cuda_graph import Captured
+from ctr_pe.serving.cuda_graph import CUDAGraphs
 from ctr_pe.serving.scorer import Scorer
 from tests.support.fuzz.small_log import SMALL
 
@@ -105,12 +105,12 @@ def test_a_log_in_a_file_is_encoded_as_one_in_memory(ranker: CTRRanker, clicks: 
         assert events[0] == events[1]
 
 
-class Uncaptured(Captured):
+class WithoutGPU(CUDAGraphs):
     """Scores padded requests without a GPU, and counts them."""
 
     asked = 0
 
-    def _record(self, padded: Mapping[str, Tensor]) -> Any:
+    def _capture(self, padded: Mapping[str, Tensor]) -> Any:
         def score(given: Mapping[str, Tensor]) -> Tensor:
             self.asked += 1
             assert {name: x.shape for name, x in given.items()} == {name: x.shape for name, x in padded.items()}
@@ -123,8 +123,8 @@ def test_small_requests_on_a_gpu_are_padded_to_few_sizes_and_keep_their_scores(
     scorer: Scorer, requests: pl.DataFrame, clicks: pl.DataFrame, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     wanted = scorer.score_requests(clicks, requests)
-    small = Uncaptured(scorer.model)
-    monkeypatch.setitem(vars(scorer), "captured", small)
+    small = WithoutGPU(scorer.model)
+    monkeypatch.setitem(vars(scorer), "cuda_graphs", small)
     monkeypatch.setattr(of_scorer, "SHARED", 8)
     monkeypatch.setattr(of_scorer, "TILE", 20)
     for largest in (0, 200, cuda_graph.LARGEST):
@@ -132,20 +132,20 @@ def test_small_requests_on_a_gpu_are_padded_to_few_sizes_and_keep_their_scores(
         before = small.asked
         np.testing.assert_allclose(scorer.score_requests(clicks, requests), wanted, atol=1e-5)
         assert (small.asked > before) == (largest > 0)
-    assert 2 <= len(small._recorded) < 30
-    assert {size & (size - 1) for rows, _, targets in small._recorded for size in (rows, targets)} == {0}
+    assert 2 <= len(small._graphs) < 30
+    assert {size & (size - 1) for rows, _, targets in small._graphs for size in (rows, targets)} == {0}
 
 
-def test_on_a_cpu_nothing_is_captured(ranker: CTRRanker) -> None:
-    assert ranker.scorer_.captured is None
+def test_on_a_cpu_there_are_no_cuda_graphs(ranker: CTRRanker) -> None:
+    assert ranker.scorer_.cuda_graphs is None
 
 
-def test_nothing_is_collected_while_any_thread_records() -> None:
+def test_garbage_waits_while_any_thread_captures() -> None:
     """The first that ends does not turn the collector on for another."""
     seen: list[bool] = []
 
     def record() -> None:
-        with cuda_graph._nothing_collected():
+        with cuda_graph._without_garbage_collection():
             seen.append(gc.isenabled())
             time.sleep(0.02)
             seen.append(gc.isenabled())

@@ -26,7 +26,7 @@ from fastapi.testclient import TestClient
 from ctr_pe import CTRRanker
 from ctr_pe.serving import model_watcher
 from ctr_pe.serving.model_folder import read_model
-from ctr_pe.serving.model_watcher import Model
+from ctr_pe.serving.model_watcher import WatchedModel
 from ctr_pe.serving.service import Limits, application
 from ctr_pe.utils.errors import UserError
 from tests.support.fuzz.small_log import SMALL
@@ -200,7 +200,7 @@ def test_more_requests_than_may_wait_are_turned_away(
     folder: Path, ranker: CTRRanker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     app, go = application(folder, Limits(waiting=2)), threading.Event()
-    scorer = app.state.watched.model.scorer
+    scorer = app.state.watcher.model.scorer
     score = scorer.score
 
     def slow(encoded: Any) -> Any:
@@ -226,7 +226,7 @@ def test_a_model_that_needs_more_than_items_is_not_served(ranker: CTRRanker, fol
     scorer.encoder.__dict__.pop("catalogue", None)
     write_model(tmp_path / "bare", scorer)
     with pytest.raises(UserError, match=r"bare: cannot be served: .*no catalogue"):
-        Model(tmp_path / "bare")
+        WatchedModel(tmp_path / "bare")
     with pytest.raises(UserError, match="no such model folder"):
         application(tmp_path / "nothing")
 
@@ -304,9 +304,9 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(
         return found
 
     monkeypatch.setattr(model_watcher, "read_model", read)
-    watched = model_watcher.Watched(folder)
+    watcher = model_watcher.ModelWatcher(folder)
     assert len(calls) == 2
-    assert watched.model.scorer.score_one(PAST, ASKED).tolist() == other.scorer_.score_one(PAST, ASKED).tolist()
+    assert watcher.model.scorer.score_one(PAST, ASKED).tolist() == other.scorer_.score_one(PAST, ASKED).tolist()
 
 
 @pytest.mark.slow
@@ -334,16 +334,16 @@ def test_no_request_is_dropped_under_load_while_models_are_replaced(
         return seen
 
     with process(folder, "--workers", "2") as (running, address, lines), ThreadPoolExecutor(4) as pool:
-        want[Model(folder).name] = ranker.scorer_.score_one(PAST, asked)
+        want[WatchedModel(folder).name] = ranker.scorer_.score_one(PAST, asked)
         clients = [pool.submit(ask, address) for _ in range(4)]
         for number, next_ in enumerate((other, ranker, other, ranker)):
             time.sleep(0.3)
             spare = folder.with_name(f"next-{number}")
             next_.save(spare)
-            want[Model(spare).name] = read_model(spare).score_one(PAST, asked)
+            want[WatchedModel(spare).name] = read_model(spare).score_one(PAST, asked)
             next_.save(folder)
             # the folder's own creation time is in its name
-            want[Model(folder).name] = next_.scorer_.score_one(PAST, asked)
+            want[WatchedModel(folder).name] = next_.scorer_.score_one(PAST, asked)
             running.send_signal(signal.SIGHUP)
             wait_for(lambda count=number + 1: sum("now the model" in line for line in lines) >= count)  # type: ignore[misc]
         (folder / "model.safetensors").write_bytes(b"")

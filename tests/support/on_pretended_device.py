@@ -21,7 +21,7 @@ from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.sequence.jagged import Layout
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.sequence.transfer import PinnedTransfer
-from ctr_pe.serving.cuda_graph import Captured
+from ctr_pe.serving.cuda_graph import CUDAGraphs
 from ctr_pe.serving.request_graph import inputs_from
 from ctr_pe.study.tune import plan, tune
 from ctr_pe.training import load, save
@@ -393,13 +393,13 @@ def assert_records(name: str, pe: str, folder: Path) -> None:
     with elsewhere(), mock.patch.multiple(torch.cuda, **recorded.CUDA):
         other = there(name, folder, pe)
         other.load_state_dict(model.state_dict())
-        captured = Captured(other)
+        cuda_graphs = CUDAGraphs(other)
         for _ in range(2):
             for given, want in zip(inputs, wanted, strict=True):
-                assert torch.allclose(captured(given), want, atol=1e-5)
+                assert torch.allclose(cuda_graphs(given), want, atol=1e-5)
         with elsewhere() as counted:
-            captured(inputs[1])
-    assert set(captured._recorded) == {(2, 6, 4), (2, 4, 4), (1, 1, 1)}
+            cuda_graphs(inputs[1])
+    assert set(cuda_graphs._graphs) == {(2, 6, 4), (2, 4, 4), (1, 1, 1)}
     assert counted.waited.total() == 1  # for the scores
 
 

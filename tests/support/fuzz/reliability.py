@@ -90,9 +90,9 @@ SECTIONS: dict[str, tuple[Callable[[Path], Mapping[str, tuple[int, int]]], str]]
     ),
     "Model folders": (
         model_folders,
-        "With hashes that are right and one place that is not: a value of a JSON file gone, of another type, out\n"
-        "of range, a path or code; tables and weights that are cut or another model's. Refused in one line by\n"
-        "`ctr_pe.load`; the rest is read as the model that it describes, most of it in places that only people read.\n"
+        "One place is not as it was written: a value of a JSON file gone, of another type, out of range, a path or\n"
+        "code; tables and weights that are cut or changed. Refused in one line by `ctr_pe.load`, by the hashes in\n"
+        "`model.json`; a value of `model.json` itself that is of its type is read, most of them only for people.\n"
         "None ran, none wrote, none gave a raw error.",
     ),
 }
