@@ -76,7 +76,7 @@ EXCEPTIONS = {
 }
 
 NOT_YET_UNIQUE: set[str] = {
-    *"Column Columns Encoded Events Guard Key Lists Panel Planned Report Scored Source Table Watched _Group".split()
+    *"Column Columns Encoded Events Key Lists Panel Planned Source Table".split()
 }
 NOT_YET: set[str] = {*"admitted apart asked barrier captured draws here known likeness nothing".split()}
 NOT_YET |= {*"own placed recorded share steps taken together told untrained".split()}

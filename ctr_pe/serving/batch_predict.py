@@ -15,7 +15,7 @@ import re
 import shutil
 import time
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,7 +28,6 @@ from tqdm import tqdm
 
 from ctr_pe import __version__
 from ctr_pe.data.logs.tables import readable, reason, scan
-from ctr_pe.data.timeline import EncodedLog
 from ctr_pe.serving.folder_schema import MANIFEST
 from ctr_pe.serving.model_folder import read_model
 from ctr_pe.serving.scorer import Scorer
@@ -37,7 +36,7 @@ from ctr_pe.utils.errors import UserError, counted, no_such_file, option, say
 SCORE = "score"
 PART_ROWS, PART_BYTES = 2**16, 2**26  # at most, of the rows that are in memory at once
 BATCH_ROWS, BUFFER = 2**14, 2**18  # rows and, of a column, bytes read at once, however large the row groups are
-TAIL = 2**16  # bytes at the end of a file: parquet has sizes, places and statistics of all its columns there
+TAIL = 2**16  # bytes at the end of a file: parquet has sizes, offsets and statistics of all its columns there
 COUNTS = b"ctr_pe.counts"
 OURS = re.compile(r"lock|key\.json|output|\d{6,}\.(parquet|tmp)")
 
@@ -52,20 +51,19 @@ class PredictionReport:
     rows: int
     reused: int
     seconds: float
-    counts: Mapping[str, int]
+    counts: Counter[str]
 
     def __str__(self) -> str:
         speed = (self.rows - self.reused) / max(self.seconds, 1e-9)
         made = f"{self.output}: {counted(self.rows, 'row')} in {self.seconds:.1f} s ({speed:,.0f} rows/s)"
         if self.reused:
             made += f", {self.reused:,} of them scored by an earlier call"
-        unknown = {
-            "of items the model does not know": self.counts.get("unknown items", 0),
-            "of users without events": self.counts.get("requests of unknown users", 0),
+        named = {
+            "unknown items": ("row", "of items the model does not know"),
+            "requests of unknown users": ("row", "of users without events"),
+            "unknown history items": ("event", "of items the model does not know"),
         }
-        found = [f"{counted(number, 'row')} {what}" for what, number in unknown.items() if number]
-        if events := self.counts.get("unknown history items", 0):
-            found.append(f"{counted(events, 'event')} of items the model does not know")
+        found = [f"{counted(self.counts[name], one)} {of}" for name, (one, of) in named.items() if self.counts[name]]
         return f"{made}\nunknown: {', '.join(found) or 'none'}"
 
 
@@ -99,7 +97,7 @@ def predict(
         UserError: a model, file or column that cannot be used; ``output`` exists; another process writes it.
     """
     began = time.perf_counter()
-    model, output = Path(model), Path(output)
+    model, output, log = Path(model), Path(output), None if events is None else Path(events)
     source = RequestFile(Path(requests), part_rows)
     _check_output(source, output, overwrite)
     scorer = read_model(model, gpu)
@@ -108,7 +106,7 @@ def predict(
     key = {
         "ctr_pe": __version__,
         "model": hashlib.blake2b((model / MANIFEST).read_bytes()).hexdigest(),
-        "events": None if events is None else [_fingerprint(file) for file in _files(Path(events))],
+        "events": None if log is None else [_fingerprint(file) for file in _files(log)],
         "requests": _fingerprint(source.file),
         "part": source.size,
     }
@@ -117,18 +115,16 @@ def predict(
             parts = [folder / f"{number:06}.parquet" for number in range(source.parts)]
             done = next((n for n, part in enumerate(parts) if _rows_of(part) != source.rows_of(n)), len(parts))
             if done < len(parts):
-                log = scorer.stored if events is None else _read_events(scorer, Path(events))
                 _score(scorer, log, source, columns, parts, done, progress)
             _assemble(source, parts, folder / "output", progress)
             counts = Counter[str]()
             for part in parts:
                 counts.update(json.loads(pq.read_schema(part).metadata[COUNTS]))
             (folder / "output").replace(output)
+            shutil.rmtree(folder)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{output}: {getattr(error, 'strerror', None) or str(error).splitlines()[0]}") from None
-    return PredictionReport(
-        output, source.rows, min(done * source.size, source.rows), time.perf_counter() - began, counts
-    )
+    return PredictionReport(output, source.rows, min(done * source.size, source.rows), time.perf_counter() - began, counts)
 
 
 class RequestFile:
@@ -145,49 +141,38 @@ class RequestFile:
             self.parquet = pq.ParquetFile(file, buffer_size=BUFFER)
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{file}: not a parquet file that can be read: {str(error).splitlines()[0]}") from None
-        self.file, self.schema, self._facts = file, self.parquet.schema_arrow, self.parquet.metadata
+        self.file, self.schema, facts = file, self.parquet.schema_arrow, self.parquet.metadata
         for name in self.schema.names:
             if (times := self.schema.names.count(name)) > 1:
                 raise UserError(f"{file}: column '{name}' is there {times} times")
-        self.rows = int(self._facts.num_rows)
-        self._groups = [self._facts.row_group(number) for number in range(self._facts.num_row_groups)]
+        self.rows = int(facts.num_rows)
+        self._groups = [facts.row_group(number) for number in range(facts.num_row_groups)]
         held = max(1, PART_BYTES * self.rows // max(1, sum(group.total_byte_size for group in self._groups)))
         self.size = int(most if held >= most else 2 ** (held.bit_length() - 1))
-
-    @property
-    def parts(self) -> int:
-        return -(-self.rows // self.size)
+        self.parts = -(-self.rows // self.size)
 
     def rows_of(self, part: int) -> int:
         return min(self.size, self.rows - part * self.size)
 
-    def read(self, columns: list[str] | None = None, first: int = 0) -> Iterator[pa.Table]:
-        """The parts from ``first`` on."""
-        group, skip = 0, first * self.size  # the row group that this part begins in, and the rows before it there
-        while group < len(self._groups) and skip >= self._groups[group].num_rows:
-            skip -= self._groups[group].num_rows
-            group += 1
-        waiting: list[pa.RecordBatch] = []
-        ready = 0
-        for batch in self._batches(columns, group):
-            batch, skip = batch[min(skip, len(batch)) :], max(0, skip - len(batch))
-            while ready + len(batch) >= self.size:
-                yield pa.Table.from_batches([*waiting, batch[: self.size - ready]])
-                batch, waiting, ready = batch[self.size - ready :], [], 0
-            waiting.append(batch)
-            ready += len(batch)
-        if ready:
-            yield pa.Table.from_batches(waiting)
-
-    def _batches(self, columns: list[str] | None, first: int) -> Iterator[pa.RecordBatch]:
-        """Of the row groups from ``first`` on, each by a reader of its own, because a reader keeps its buffers."""
+    def read(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
+        """The parts, each row group by a reader of its own, because a reader keeps its buffers."""
+        part = None
         try:
-            for group in range(first, len(self._groups)):
-                yield from self.parquet.iter_batches(min(self.size, BATCH_ROWS), [group], columns, use_threads=False)
+            for number in range(len(self._groups)):
+                for batch in self.parquet.iter_batches(
+                    min(self.size, BATCH_ROWS), [number], columns, use_threads=False
+                ):
+                    table = pa.Table.from_batches([batch])
+                    part = table if part is None else pa.concat_tables([part, table])
+                    while len(part) >= self.size:
+                        yield part[: self.size]
+                        part = part[self.size :]
         except (pa.ArrowException, OSError) as error:
             raise UserError(f"{self.file}: cannot be read: {reason(error)}") from None
+        if part:
+            yield part
 
-    def check_nulls(self, columns: Sequence[str]) -> None:
+    def check_nulls(self, columns: list[str]) -> None:
         """By the file's statistics, before anything is scored; files that have none are checked part by part.
 
         Raises:
@@ -196,21 +181,16 @@ class RequestFile:
         nulls: Counter[str] = Counter()
         for group in self._groups:
             for chunk in map(group.column, range(group.num_columns)):
-                if chunk.path_in_schema in columns and chunk.statistics is not None and chunk.statistics.has_null_count:
+                if chunk.statistics is not None and chunk.statistics.has_null_count:
                     nulls[chunk.path_in_schema] += chunk.statistics.null_count
-        for name, number in nulls.items():
-            if number:
-                raise UserError(f"{self.file}: column '{name}' has null values: {number:,} of {self.rows:,} rows")
-
-
-def _read_events(scorer: Scorer, file: Path) -> EncodedLog:
-    with readable(file):
-        return scorer.encoder.events(scan(file), str(file))
+        for name in columns:
+            if nulls[name]:
+                raise UserError(f"{self.file}: column '{name}' has null values: {nulls[name]:,} of {self.rows:,} rows")
 
 
 def _score(
     scorer: Scorer,
-    log: EncodedLog | None,
+    log: Path | None,
     source: RequestFile,
     columns: list[str],
     parts: list[Path],
@@ -218,18 +198,24 @@ def _score(
     progress: bool,
 ) -> None:
     """Write the parts from number ``done`` on."""
-    unknown_events = 0 if log is None else log.unknown
-    scorer.encoder.requests(_frame(source.schema.empty_table().select(columns)), log, str(source.file))
+    events = scorer.stored
+    if log is not None:
+        with readable(log):
+            events = scorer.encoder.events(scan(log), str(log))
+    scorer.encoder.requests(pl.DataFrame(source.schema.empty_table().select(columns)), events, str(source.file))
     with _bar("scoring", source.rows, progress, done * source.size) as bar:
         try:
-            for number, table in enumerate(source.read(columns, done), done):
+            for number, table in enumerate(source.read(columns)):
+                if number < done:
+                    continue
                 begin = number * source.size
                 what = f"{source.file}, rows {begin + 1:,} to {begin + len(table):,}"
-                encoded = scorer.encoder.requests(_frame(table), log, what)
-                counts = {**encoded.counts, "unknown history items": 0 if number else unknown_events}
-                scores = pa.table({SCORE: scorer.score(encoded)})
+                encoded = scorer.encoder.requests(pl.DataFrame(table), events, what)
+                unknown = 0 if events is None or number else events.unknown
+                counts = json.dumps({**encoded.counts, "unknown history items": unknown})
+                scores = pa.table({SCORE: scorer.score(encoded)}).replace_schema_metadata({COUNTS: counts})
                 partial = parts[number].with_suffix(".tmp")
-                pq.write_table(scores.replace_schema_metadata({COUNTS: json.dumps(counts)}), partial)
+                pq.write_table(scores, partial)
                 partial.replace(parts[number])
                 bar.update(len(table))
         except KeyboardInterrupt:
@@ -240,20 +226,13 @@ def _score(
 
 def _assemble(source: RequestFile, parts: list[Path], file: Path, progress: bool) -> None:
     """Write the rows with their scores."""
-    score = pa.field(SCORE, pa.float32())
-    schema = source.schema.append(score)
+    schema = source.schema.append(pa.field(SCORE, pa.float32()))
     with pq.ParquetWriter(file, schema, compression="zstd") as writer, _bar("writing", source.rows, progress) as bar:
         for part, table in zip(parts, source.read(), strict=True):
             scores = pq.ParquetFile(part).read(use_threads=False)[SCORE]  # read_table takes 60 MB more
-            scored = table.append_column(score, scores).cast(schema)
+            scored = table.append_column(SCORE, scores).cast(schema)
             writer.write_table(scored.unify_dictionaries())  # polars reads no column with several in one row group
             bar.update(len(table))
-
-
-def _frame(table: pa.Table) -> pl.DataFrame:
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame)
-    return frame
 
 
 def _bar(doing: str, rows: int, shown: bool, done: int = 0) -> Any:
@@ -287,8 +266,7 @@ def _fingerprint(file: Path) -> list[Any]:
 
 @contextmanager
 def _folder(output: Path, key: Mapping[str, Any]) -> Iterator[Path]:
-    """The folder of the parts, for this process alone; it is removed when all is done, or before any part is there, and
-    stays otherwise.
+    """The folder of the parts, for this process alone; it stays if it has parts in the end.
 
     A folder of this name that has anything of others is not touched.
     """
@@ -309,13 +287,11 @@ def _folder(output: Path, key: Mapping[str, Any]) -> Iterator[Path]:
             for part in found:
                 part.unlink()
         written.write_text(wanted, encoding="utf-8")
-        done = False
         try:
             yield folder
-            done = True
         finally:
-            if done or not any(folder.glob("*.parquet")):
-                shutil.rmtree(folder)
+            if not any(folder.glob("*.parquet")):
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _rows_of(part: Path) -> int | None:
