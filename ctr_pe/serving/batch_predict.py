@@ -124,7 +124,9 @@ def predict(
             shutil.rmtree(folder)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{output}: {getattr(error, 'strerror', None) or str(error).splitlines()[0]}") from None
-    return PredictionReport(output, source.rows, min(done * source.size, source.rows), time.perf_counter() - began, counts)
+    return PredictionReport(
+        output, source.rows, min(done * source.size, source.rows), time.perf_counter() - began, counts
+    )
 
 
 class RequestFile:

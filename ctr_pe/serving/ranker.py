@@ -425,7 +425,7 @@ class CTRRanker:
 
 def _comparable(dataset: Dataset) -> bool:
     """Whether gAUC is defined on the validation rows: some user has both labels."""
-    from ctr_pe.data.logs.log import LABEL, USER
+    from ctr_pe.data.dataset import LABEL, USER
 
     labels = pl.scan_parquet(dataset.split("valid")).group_by(USER).agg(pl.col(LABEL).n_unique())
     return bool(labels.select(pl.col(LABEL).max() > 1).collect().item())
