@@ -250,9 +250,19 @@ class _Build:
             text = {column.read_from: pl.String for column in self.columns}
             frame = pl.scan_csv(file, separator=separator, schema_overrides={**text, self.label: pl.Float64})
         read = [_parsed(column, types[column.read_from] if is_parquet else pl.String()) for column in self.columns]
-        return frame.select(
+        frame = frame.select(
             self.label, *[parsed.alias(column.name) for column, parsed in zip(self.columns, read, strict=True)]
         )
+        lists = [column.name for column in self.columns if column.type == "sequence"]
+        for fields in ([name for name in group.history if name in lists] for group in self.groups):
+            # an empty text is also what a history of one item without this attribute looks like
+            one = pl.any_horizontal(pl.col(name).list.len() == 1 for name in fields)
+            missing = pl.lit([""], dtype=pl.List(pl.String))
+            frame = frame.with_columns(
+                pl.when(one & (pl.col(name).list.len() == 0)).then(missing).otherwise(name).alias(name)
+                for name in fields
+            )
+        return frame
 
     def _vocabularies(self, train: pl.LazyFrame, vectors: Mapping[str, Path]) -> dict[str, IdMap]:
         """Of each table, by the counts in all of its columns."""

@@ -253,7 +253,9 @@ class Encoder:
                 raise UserError(f"{what}: lists of '{name}' and '{fields[0]}' have different lengths")
         flat = {name: values.explode(empty_as_null=False) for name, values in lists.items()}
         end = np.cumsum(first)
-        ids = {name: self._encode(flat[name], name, what) for name in fields}
+        # an item without this attribute has id 0, as in training
+        missing = {name: (flat[name].cast(pl.String).fill_null("") == "").to_numpy() for name in fields}
+        ids = {name: np.where(missing[name], 0, self._encode(flat[name], name, what)) for name in fields}
         return RequestHistories(ids, end - first, end, age, age=flat[age].to_numpy() if age else None)
 
     def _items(self, table: pl.DataFrame, what: str) -> dict[str, Ints]:
