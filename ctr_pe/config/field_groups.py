@@ -8,6 +8,8 @@ from typing import Any
 
 from ctr_pe.utils.errors import UserError, shown
 
+FIELD_KEYS = ("target_field", "sequence_field", "neg_seq_field")
+
 
 @dataclass(frozen=True)
 class Group:
@@ -32,6 +34,16 @@ def log_group(fields: Sequence[str], timed: bool, history: str = "history") -> G
     return Group(tuple(fields), listed, f"age_{history}" if timed else None)
 
 
+def field_keys(key: str, models: Sequence[str]) -> list[str]:
+    """The names of a key of fields: FuxiCTR's ``<model>_target_field``, the last of ``models`` first, and its own."""
+    return [*(f"{model}_{key}" for model in reversed(models)), key]
+
+
+def field_value(params: Mapping[str, Any], key: str, models: Sequence[str]) -> Any:
+    """The fields under the first of these names that has any, or None."""
+    return next((params[name] for name in field_keys(key, models) if params.get(name)), None)
+
+
 def field_groups(params: Mapping[str, Any]) -> list[Group]:
     """Field groups of a config, under ``target_field``, ``sequence_field``, ``age_field`` or FuxiCTR's
     ``<model>_target_field``; none if it leaves them to the data set.
@@ -39,8 +51,8 @@ def field_groups(params: Mapping[str, Any]) -> list[Group]:
     Raises:
         UserError: fields that are ambiguous or do not pair up.
     """
-    prefix = str(params.get("model")).lower()
-    target, history = (params.get(f"{prefix}_{key}") or params.get(key) for key in ("target_field", "sequence_field"))
+    models = [str(params.get("model")).lower()]
+    target, history = (field_value(params, key, models) for key in ("target_field", "sequence_field"))
     if bool(target) != bool(history):
         raise UserError("target_field and sequence_field are given together, or neither")
     return paired(target, history, params.get("age_field")) if target and history else []

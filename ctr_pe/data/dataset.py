@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from ctr_pe.config.field_groups import Group
 from ctr_pe.config.yaml import load_json
+from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.utils.errors import UserError, nearest, option
 from ctr_pe.utils.names import check_name
 
@@ -109,10 +110,10 @@ def open_dataset(name: str, root: Path | None = None) -> Dataset:
         for file, facts in files.items():
             check_name(f"{path / REPORT}: file", file)
             _check_file(path / file, facts, again)
-        feature_map = load_json(path / "feature_map.json")
-        if feature_map["dataset_id"] != report["dataset_id"]:
-            wrong = f"of data set '{feature_map['dataset_id']}', not '{report['dataset_id']}'"
-            raise UserError(f"{path / 'feature_map.json'}: {wrong}: {again}")
+        feature_map = read_feature_map(path / FEATURES)
+        if feature_map.dataset_id != report["dataset_id"]:
+            wrong = f"of data set '{feature_map.dataset_id}', not '{report['dataset_id']}'"
+            raise UserError(f"{path / FEATURES}: {wrong}: {again}")
         if report["data_hash"] != combined_hash(files):
             raise UserError(f"{path / REPORT}: changed since it was built: {again}")
         check_name(f"{path / REPORT}: dataset_id", report["dataset_id"])

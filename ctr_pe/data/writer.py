@@ -30,7 +30,7 @@ from ctr_pe.data.dataset import (
 )
 from ctr_pe.data.id_map import IdMap
 from ctr_pe.data.logs.tables import reason
-from ctr_pe.fuxictr.feature_specs import age_spec, history_spec, target_spec
+from ctr_pe.fuxictr.feature_specs import FEATURES, FeatureSpecs, age_spec, history_spec, target_spec
 from ctr_pe.utils.errors import UserError
 from ctr_pe.utils.files import scratch_folder
 
@@ -107,7 +107,8 @@ class DatasetWriter:
         rows = {split: self._rows(split, content) for split in SPLITS if (self.path / f"{split}.parquet").exists()}
         if not {"train", "test"} <= rows.keys():
             raise ValueError(f"{self.path}: a data set needs train.parquet and test.parquet")
-        _write_json(self.path / "feature_map.json", _feature_map(self.dataset_id, content))
+        specs = FeatureSpecs.of(self.dataset_id, content.features, [content.label])
+        _write_json(self.path / FEATURES, specs.content)
         _write_json(self.path / "feature_vocab.json", content.vocabs)
         files = {
             file.name: {"bytes": file.stat().st_size, "blake2b": hash_of_file(file)}
@@ -206,20 +207,6 @@ def written(out: Path) -> Iterator[None]:
         yield
     except (OSError, pl.exceptions.PolarsError) as error:
         raise UserError(f"{out}: cannot be written: {reason(error)}") from None
-
-
-def _feature_map(dataset_id: str, content: Content) -> dict[str, Any]:
-    """FuxiCTR's feature_map.json: shared tables count once in total_features, a history as max_len input columns."""
-    specs = content.features.values()
-    lengths = {"sequence": "max_len", "embedding": "pretrain_dim"}
-    return {
-        "dataset_id": dataset_id,
-        "num_fields": sum(spec["type"] != "meta" for spec in specs),
-        "total_features": sum(int(spec.get("vocab_size", 0)) for spec in specs if "share_embedding" not in spec),
-        "input_length": sum(int(spec.get(lengths.get(spec["type"], ""), 1)) for spec in specs),
-        "labels": [content.label],
-        "features": [{name: dict(spec)} for name, spec in content.features.items()],
-    }
 
 
 def _write_json(file: Path, content: Any) -> None:

@@ -23,6 +23,7 @@ import yaml
 from ctr_pe.data.dataset import CONFIG, Dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.writer import scratch_beside, written
+from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.utils.errors import UserError, nearest
 
 FORMATS = ("parquet", "npz")
@@ -44,8 +45,8 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
         raise UserError(f"format '{data_format}' is unknown: {nearest(data_format, FORMATS)}")
     if os.path.exists(out):
         raise UserError(f"{out} exists already: choose another --out")
-    described = json.loads((dataset.path / "feature_map.json").read_text(encoding="utf-8"))
-    specs = {name: spec for feature in described["features"] for name, spec in feature.items()}
+    described = read_feature_map(dataset.path / FEATURES)
+    specs = described.features
     ages = [name for name, spec in specs.items() if spec["type"] == "meta" and "max_len" in spec]
     kept = {name: spec for name, spec in specs.items() if name not in ages}
     with written(out), scratch_beside(out) as temporary:
@@ -64,8 +65,12 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
         for file in dataset.path.iterdir():
             if file.name.startswith(("pretrained_", "feature_vocab")):
                 shutil.copyfile(file, folder / file.name)
-        feature_map = {**described, "dataset_id": out.resolve().name, "features": [{k: v} for k, v in kept.items()]}
-        (folder / "feature_map.json").write_text(json.dumps(feature_map, indent=1) + "\n", encoding="utf-8")
+        feature_map = {
+            **described.content,
+            "dataset_id": out.resolve().name,
+            "features": [{k: v} for k, v in kept.items()],
+        }
+        (folder / FEATURES).write_text(json.dumps(feature_map, indent=1) + "\n", encoding="utf-8")
         config = {
             "data_root": str(out.parent),
             "data_format": data_format,

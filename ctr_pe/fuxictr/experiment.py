@@ -20,7 +20,7 @@ from ctr_pe.config.field_groups import field_groups
 from ctr_pe.config.yaml import load_yaml, overridden
 from ctr_pe.data.dataset import CONFIG, REPORT, SPLITS, data_root, open_dataset
 from ctr_pe.data.synthetic.built_in import BUILT_IN, generate_built_in
-from ctr_pe.fuxictr.feature_specs import read_feature_map
+from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.fuxictr.library import log_to_file
 from ctr_pe.fuxictr.older_keys import translate
 from ctr_pe.utils import distributed, loggers
@@ -116,7 +116,7 @@ def open_source(params: Mapping[str, Any]) -> Source:
     folder = root / str(params["dataset_id"])
     given = {split: str(params[f"{split}_data"]) for split in SPLITS if params.get(f"{split}_data")}
     built = Path(given["train"]).parent if "train" in given else folder
-    is_built = (built / REPORT).is_file() or (folder / "feature_map.json").is_file()
+    is_built = (built / REPORT).is_file() or (folder / FEATURES).is_file()
     raw_parquet = params.get("data_format") == "parquet" and params.get("feature_cols") and not is_built
     if params.get("data_format") == "csv" or raw_parquet:
         from ctr_pe.fuxictr.csv import build_csv
@@ -126,11 +126,11 @@ def open_source(params: Mapping[str, Any]) -> Source:
         return Source.of(open_dataset(str(built.resolve())))
     if built.name in BUILT_IN and not built.exists():
         return Source.of(generate_built_in(built))
-    feature_map = folder / "feature_map.json"
+    feature_map = folder / FEATURES
     if not feature_map.is_file():
         open_dataset(str(params["dataset_id"]), root)  # raises an error with the command that builds it
         raise UserError(f"{feature_map}: missing")
-    named, _ = read_feature_map(feature_map)
+    named = read_feature_map(feature_map).dataset_id
     if named != params["dataset_id"]:
         raise UserError(f"{feature_map}: of data set '{named}', not '{params['dataset_id']}'")
     for split in SPLITS:

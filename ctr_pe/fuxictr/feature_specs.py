@@ -3,7 +3,8 @@ the unseen, which keeps its id when a vocabulary grows behind it."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,6 +14,8 @@ from ctr_pe.config.schema import FeatureSpec, valid
 from ctr_pe.config.yaml import load_json
 from ctr_pe.utils.errors import UserError
 from ctr_pe.utils.names import check_name
+
+FEATURES = "feature_map.json"
 
 
 def target_spec(known: int, source: str = "item", unseen: int | None = None) -> dict[str, Any]:
@@ -49,8 +52,47 @@ def unseen_id(spec: Mapping[str, Any]) -> int:
     return int(spec.get("oov_idx", spec["vocab_size"] - 1))
 
 
-def read_feature_map(file: Path) -> tuple[str, dict[str, dict[str, Any]]]:
-    """The data set's name and the specification of each feature in a ``feature_map.json``.
+@dataclass(frozen=True)
+class FeatureSpecs:
+    """The ``content`` of a feature_map.json."""
+
+    content: Mapping[str, Any]
+
+    @classmethod
+    def of(cls, dataset_id: str, features: Mapping[str, Mapping[str, Any]], labels: Sequence[str]) -> FeatureSpecs:
+        """Shared tables count once in total_features, a history as max_len input columns."""
+        specs = features.values()
+        lengths = {"sequence": "max_len", "embedding": "pretrain_dim"}
+        content = {
+            "dataset_id": dataset_id,
+            "num_fields": sum(spec["type"] != "meta" for spec in specs),
+            "total_features": sum(int(spec.get("vocab_size", 0)) for spec in specs if "share_embedding" not in spec),
+            "input_length": sum(int(spec.get(lengths.get(spec["type"], ""), 1)) for spec in specs),
+            "labels": list(labels),
+            "features": [{name: dict(spec)} for name, spec in features.items()],
+        }
+        return cls(content)
+
+    @property
+    def dataset_id(self) -> str:
+        return str(self.content["dataset_id"])
+
+    @property
+    def features(self) -> dict[str, dict[str, Any]]:
+        """The specification of each feature."""
+        return {name: spec for feature in self.content["features"] for name, spec in feature.items()}
+
+    def sized(self, sizes: Mapping[str, int]) -> FeatureSpecs:
+        """With embedding tables of these sizes, by the feature that has the table."""
+        features = self.features
+        tables = {name: table_of(name, features) for name, spec in features.items() if "vocab_size" in spec}
+        more = {name: {"vocab_size": sizes[table]} for name, table in tables.items() if table in sizes}
+        changed = {name: {**spec, **more.get(name, {})} for name, spec in features.items()}
+        return FeatureSpecs.of(self.dataset_id, changed, self.content["labels"])
+
+
+def read_feature_map(file: Path) -> FeatureSpecs:
+    """The content of a ``feature_map.json``.
 
     Raises:
         UserError: it cannot be read, a specification that is none of FuxiCTR's, a name that is no directory's.
@@ -61,5 +103,5 @@ def read_feature_map(file: Path) -> tuple[str, dict[str, dict[str, Any]]]:
         valid("labels", Annotated[list[str], Field(min_length=1)], content.get("labels"))
     except UserError as error:
         raise UserError(f"{file}: {error}") from None
-    name = check_name(f"{file}: dataset_id", content.get("dataset_id"))
-    return name, {field: spec for feature in content["features"] for field, spec in feature.items()}
+    check_name(f"{file}: dataset_id", content.get("dataset_id"))
+    return FeatureSpecs(content)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe.config.schema import ENCODER
+from ctr_pe.fuxictr.feature_specs import FEATURES
 from ctr_pe.utils.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def load_feature_map(dataset_id: str, folder: Path, params: Mapping[str, Any]) -
     from fuxictr.features import FeatureMap
 
     feature_map = FeatureMap(dataset_id, str(folder))
-    feature_map.load(str(folder / "feature_map.json"), dict(params))
+    feature_map.load(str(folder / FEATURES), dict(params))
     return feature_map
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from ctr_pe.config.field_groups import field_value
+
 UNREAD = {
     "attention_activations": "attention_hidden_activations",
     "attention_final_activation": "attention_output_activation",
@@ -70,7 +72,7 @@ def _of_released_cape(params: Mapping[str, Any]) -> tuple[dict[str, Any], str]:
     cape, own = params.get("use_cope"), params.get("model") == "BST" and params.get("use_position_emb", True)
     width = params.get("embedding_dim")
     width = width if isinstance(width, int) and width > 0 else 10  # another value is refused later
-    target = params.get(f"{str(params.get('model')).lower()}_target_field", params.get("target_field"))
+    target = field_value(params, "target_field", [str(params.get("model")).lower()])
     target = target[0] if isinstance(target, list) and target else target
     fields = len(target) if isinstance(target, (tuple, list)) else 1  # the fields of one tuple were concatenated
     keys = {

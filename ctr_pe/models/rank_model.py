@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from ctr_pe.config.field_groups import FIELD_KEYS, field_keys, field_value
 from ctr_pe.config.schema import Activation, Ages, Encodings, Fields, Length, Rate, Widths
 from ctr_pe.fuxictr.adapter import MLP, FuxiCTRModel
 from ctr_pe.models import candidates
@@ -79,10 +80,11 @@ class RankModel(FuxiCTRModel):
         amp: bool = False,
         **kwargs: Any,
     ) -> None:
-        for prefix in prefixes(type(self)):
-            target_field = kwargs.pop(f"{prefix}_target_field", target_field)
-            sequence_field = kwargs.pop(f"{prefix}_sequence_field", sequence_field)
-            neg_seq_field = kwargs.pop(f"{prefix}_neg_seq_field", neg_seq_field)
+        given = dict(zip(FIELD_KEYS, (target_field, sequence_field, neg_seq_field), strict=True)) | kwargs
+        fields = [field_value(given, key, prefixes(type(self))) for key in FIELD_KEYS]
+        for key in FIELD_KEYS:
+            for name in field_keys(key, prefixes(type(self))):
+                kwargs.pop(name, None)
         options = {key: kwargs.pop(key) for key in pe_options() if key in kwargs}
         super().__init__(feature_map, model_id, **kwargs)
         self._encodings = 0  # built so far
@@ -90,9 +92,8 @@ class RankModel(FuxiCTRModel):
         self.native_options: dict[str, Any] = {}  # keyword arguments of ``native``, where it is a class
         self.encoding_options, self.amp = options, amp
         self.max_len, self.max_position = max_len, max_position
-        fields = (target_field, sequence_field, neg_seq_field, age_field)
         features = self.feature_map.features
-        self.groups = sized_groups(features, self.embedding_dim, max_len, *fields, position_encoding)
+        self.groups = sized_groups(features, self.embedding_dim, max_len, *fields, age_field, position_encoding)
         self._history_columns = {field for group in self.groups for field in (*group.history, *group.negative)}
         self.other_fields = other_fields(features, self.encoders, self._history_columns)
         self._tower: dict[str, Any] = {

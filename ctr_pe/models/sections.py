@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from functools import cache
 from typing import Any
 
+from ctr_pe.config.field_groups import FIELD_KEYS, field_keys
 from ctr_pe.config.schema import (
     Activation,
     DataSection,
@@ -57,7 +58,7 @@ def _model_section(model: type, encodings: tuple[type, ...]) -> type[Section]:
     for encoding in encodings:
         options = parameters(encoding)
         kinds |= {key: options.get(key, Any) for key in options_of(encoding) if key not in FROM_DATA}
-    kinds |= {f"{prefix}_{key}": Fields for prefix in prefixes(model) for key in FIELDS}
+    kinds |= {name: Fields for key in FIELD_KEYS for name in field_keys(key, prefixes(model))}
     own = dict(parameters(model))
     own.pop("feature_map", None)
     for key, kind in own.items():  # FuxiCTR looks them up in torch
@@ -67,7 +68,6 @@ def _model_section(model: type, encodings: tuple[type, ...]) -> type[Section]:
 
 
 ROOM = "ctr_pe.fuxictr."
-FIELDS = ("target_field", "sequence_field", "neg_seq_field")
 
 
 def prefixes(model: type) -> list[str]:

@@ -23,7 +23,7 @@ from ctr_pe.data.id_map import Array, IdMap, Index, Ints
 from ctr_pe.data.logs.clock import implausible
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.timeline import Codes, EncodedLog, Timeline, sorted_events
-from ctr_pe.fuxictr.feature_specs import table_of, unseen_id
+from ctr_pe.fuxictr.feature_specs import FeatureSpecs, table_of, unseen_id
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.serving.tables import Unit, column, keys, labels, seconds, times
 from ctr_pe.utils.errors import UserError, nearest
@@ -56,7 +56,7 @@ class Encoder:
 
     Args:
         model: the trained model: its field groups and features.
-        feature_map: content of its feature_map.json.
+        feature_map: the specifications of its features.
         vocabularies: feature -> original as text -> id, FuxiCTR's reserved entries included.
         columns: what raw columns are called.
         items: the catalogue: the item's raw id, its attributes, and the id of each, in columns that end with ``:id``.
@@ -65,7 +65,7 @@ class Encoder:
     def __init__(
         self,
         model: Any,
-        feature_map: Mapping[str, Any],
+        feature_map: FeatureSpecs,
         vocabularies: Mapping[str, Mapping[str, int]],
         columns: ColumnNames,
         items: pl.DataFrame | None = None,

@@ -23,11 +23,12 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 from ctr_pe.config.schema import Length, Name, Seed
 from ctr_pe.data.dataset import hash_of_file
 from ctr_pe.data.dataset_report import FileFacts
+from ctr_pe.fuxictr.feature_specs import FEATURES
 from ctr_pe.utils.errors import UserError, explain
 
 FORMAT = 1
 MANIFEST, WEIGHTS = "model.json", "model.safetensors"
-FEATURES, VOCABULARY, COLUMNS = "feature_map.json", "feature_vocab.json", "columns.json"
+VOCABULARY, COLUMNS = "feature_vocab.json", "columns.json"
 ITEMS, HISTORIES = "items.parquet", "histories.parquet"
 
 

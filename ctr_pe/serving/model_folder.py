@@ -15,17 +15,18 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import torch
 
+from ctr_pe.config.field_groups import FIELD_KEYS, field_keys
 from ctr_pe.config.schema import DataSection
 from ctr_pe.data.dataset import REPORT
 from ctr_pe.data.logs.tables import readable
 from ctr_pe.data.published.sets import SETS, original
 from ctr_pe.data.writer import scratch_beside
+from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.models.rank_model import RankModel
 from ctr_pe.models.sections import model_class, prefixes
 from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.folder_schema import (
     COLUMNS,
-    FEATURES,
     FORMAT,
     HISTORIES,
     ITEMS,
@@ -53,7 +54,7 @@ def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:
     """The scorer of a model that ``run`` has just trained on ``source``."""
     from ctr_pe.study.runner import versions
 
-    feature_map = read_json(source.folder / FEATURES, dict[str, Any])
+    feature_map = read_feature_map(source.folder / FEATURES)
     file = source.folder / VOCABULARY
     vocabularies = read_json(file, Vocabularies) if file.is_file() else {}  # files of FuxiCTR may lack one
     report = read_json(source.folder / REPORT, dict[str, Any]) if (source.folder / REPORT).is_file() else {}
@@ -113,7 +114,7 @@ def write_model(folder: str | Path, scorer: Scorer, histories: bool = True) -> N
     try:
         with _new_folder(folder) as made:
             save(scorer.model, made / WEIGHTS)
-            write_json(made / FEATURES, encoder.feature_map)
+            write_json(made / FEATURES, encoder.feature_map.content)
             write_json(made / VOCABULARY, encoder.vocabularies)
             write_json(made / COLUMNS, asdict(encoder.columns))
             if encoder.items is not None:
@@ -139,7 +140,7 @@ def read_model(folder: str | Path, gpu: int = -1, model: type | None = None) -> 
     folder = Path(folder)
     config = read_manifest(folder)
     columns = read_json(folder / COLUMNS, ColumnNames)
-    feature_map = read_json(folder / FEATURES, dict[str, Any])
+    feature_map = read_feature_map(folder / FEATURES)
     vocabularies = read_json(folder / VOCABULARY, Vocabularies)
     if vocabulary_hash(vocabularies) != config["vocabulary"]:
         raise UserError(f"{folder / VOCABULARY}: not the vocabulary of this model (another hash than in {MANIFEST})")
@@ -194,8 +195,7 @@ def _columns(dataset_id: str, recipe: Mapping[str, Any], group_id: str | None) -
 
 def _parameters(model: Any, params: Mapping[str, Any]) -> dict[str, Any]:
     """Those that a model is built with, without its fields, which are the groups', and paths of this machine."""
-    ways = ["", *(f"{prefix}_" for prefix in prefixes(type(model)))]
-    fields = {way + key for way in ways for key in ("target_field", "sequence_field", "neg_seq_field")}
+    fields = {name for key in FIELD_KEYS for name in field_keys(key, prefixes(type(model)))}
     left_out = NOT_OF_MODEL | fields | {"age_field", "position_encoding"}
     return {key: value for key, value in params.items() if key not in left_out}
 

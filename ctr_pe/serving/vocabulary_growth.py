@@ -5,7 +5,6 @@ So a model scores after the growth as it did before it, to the last bit, until i
 
 from __future__ import annotations
 
-import copy
 import logging
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -18,9 +17,9 @@ import torch
 
 from ctr_pe.data.dataset import ID, ITEM, ITEMS, Dataset
 from ctr_pe.data.id_map import IdMap, check_growth, with_ids
-from ctr_pe.fuxictr.feature_specs import table_of, unseen_id
+from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map, unseen_id
 from ctr_pe.serving.encoder import Encoder
-from ctr_pe.serving.folder_schema import FEATURES, VOCABULARY, read_json, write_json
+from ctr_pe.serving.folder_schema import VOCABULARY, read_json, write_json
 from ctr_pe.serving.model_folder import Vocabularies, read_model, rebuild, vocabulary_hash
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.tables import column, keys
@@ -48,7 +47,7 @@ def load_onto(folder: str | Path, dataset: Dataset | Path | Source, gpu: int = -
     carry_over(scorer.model, model, folder)
     catalogue = pl.read_parquet(items) if items.is_file() else scorer.encoder.items
     encoder = Encoder(
-        model, read_json(source.folder / FEATURES, dict[str, Any]), vocabularies, scorer.encoder.columns, catalogue
+        model, read_feature_map(source.folder / FEATURES), vocabularies, scorer.encoder.columns, catalogue
     )
     return Scorer(model, encoder, config, scorer.histories)
 
@@ -123,9 +122,9 @@ def with_new_items(
         maps[name] = IdMap(encoder.vocabularies[name], encoder.unseen(name)).grow(often.known)
     catalogue = with_ids(catalogue, maps)
     vocabularies = {**encoder.vocabularies, **{name: ids.stored for name, ids in maps.items()}}
-    feature_map = _sized(encoder.feature_map, vocabularies)
+    feature_map = encoder.feature_map.sized({name: ids.size for name, ids in maps.items()})
     with scratch_folder() as scratch:
-        write_json(scratch / FEATURES, feature_map)
+        write_json(scratch / FEATURES, feature_map.content)
         device: torch.device = scorer.model.device
         gpu = -1 if device.type == "cpu" else device.index or 0
         with torch.random.fork_rng(devices=[]):
@@ -197,16 +196,3 @@ def _typed(items: pl.DataFrame, name: str, kind: pl.DataType) -> pl.Series:
     if values.dtype != kind:
         raise UserError(f"items: column '{name}' holds {items[name].dtype}, in the model's catalogue {kind}")
     return values
-
-
-def _sized(feature_map: Mapping[str, Any], vocabularies: Mapping[str, Mapping[str, int]]) -> dict[str, Any]:
-    """The feature map with tables as large as the vocabularies."""
-    sized = copy.deepcopy(dict(feature_map))
-    specs = {name: spec for features in sized["features"] for name, spec in features.items()}
-    for name, spec in specs.items():
-        table = table_of(name, specs)
-        if "vocab_size" in spec and table in vocabularies:
-            more = max(vocabularies[table].values()) + 1 - spec["vocab_size"]
-            spec["vocab_size"] += more
-            sized["total_features"] += more if table == name else 0
-    return sized

@@ -20,7 +20,7 @@ from ctr_pe.data.dataset import REPORT, stored_groups
 from ctr_pe.data.published.sets import SETS, original
 from ctr_pe.data.synthetic.built_in import BUILT_IN
 from ctr_pe.fuxictr.csv import feature_specs
-from ctr_pe.fuxictr.feature_specs import age_spec, history_spec, read_feature_map, target_spec
+from ctr_pe.fuxictr.feature_specs import FEATURES, age_spec, history_spec, read_feature_map, target_spec
 from ctr_pe.fuxictr.library import small_feature_map
 from ctr_pe.fuxictr.older_keys import translate
 from ctr_pe.models.sections import check_other_model, model_class, model_section
@@ -97,8 +97,8 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
         return feature_specs(params), (), None
     given = [Path(str(params["train_data"])).parent] if params.get("train_data") else []
     for folder in (*given, root / name, Path(str(params.get("data_root") or root)) / name):
-        if (folder / "feature_map.json").is_file():
-            _, specs = read_feature_map(folder / "feature_map.json")
+        if (folder / FEATURES).is_file():
+            specs = read_feature_map(folder / FEATURES).features
             report = load_json(folder / REPORT) if (folder / REPORT).is_file() else {}
             return specs, stored_groups(report.get("groups", [])), report.get("group_id")
     if published := SETS.get(original(name)):

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from ctr_pe.config.field_groups import group_params
+from ctr_pe.config.field_groups import field_value, group_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.evaluation import evaluate
 from ctr_pe.models.sections import check_other_model, model_class, prefixes
@@ -180,8 +180,7 @@ def build_model(run: Run, data: Dataset | Source, folder: str | Path) -> Any:
     feature_map = source.feature_map({"embedding_dim": 64, **run.params})
     params: dict[str, Any] = {"model_id": f"{cls.__name__}-{run.pe}", **run.params}
     params |= {"gpu": run.gpu, "model_root": folder, "position_encoding": run.pe}
-    ways = ["", *(f"{prefix}_" for prefix in prefixes(cls))]
-    named = all(any(params.get(way + key) for way in ways) for key in ("target_field", "sequence_field"))
+    named = all(field_value(params, key, prefixes(cls)) for key in ("target_field", "sequence_field"))
     if source.dataset is not None and not named:
         fields = group_params(source.dataset.groups)
         params |= {**fields, "age_field": params.get("age_field") or fields["age_field"]}

@@ -11,7 +11,7 @@ from typing import Any
 
 from ctr_pe.data.dataset import Dataset, open_dataset
 from ctr_pe.data.loader import BatchLoader
-from ctr_pe.fuxictr.feature_specs import read_feature_map
+from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.fuxictr.library import load_feature_map, npz_loader
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError, nearest
@@ -43,10 +43,11 @@ class Source:
 
         Raises UserError if one of them names a feature that is not there.
         """
-        file = self.folder / "feature_map.json"
-        named, names = read_feature_map(file)
-        if named != self.dataset_id:
-            raise UserError(f"{file}: of data set '{named}', not '{self.dataset_id}'")
+        file = self.folder / FEATURES
+        specs = read_feature_map(file)
+        names = specs.features
+        if specs.dataset_id != self.dataset_id:
+            raise UserError(f"{file}: of data set '{specs.dataset_id}', not '{self.dataset_id}'")
         group_id = params.get("group_id") or (self.dataset.group_id if self.dataset else None)
         given = [("group_id", group_id)] if group_id else []
         given += [("use_features", name) for name in params.get("use_features") or []]

@@ -204,7 +204,7 @@ def test_a_missing_set_names_the_command_that_makes_it(tmp_path: Path) -> None:
 
 def test_a_set_is_replaced_only_on_demand_and_other_folders_never(tmp_path: Path) -> None:
     write(tmp_path / "shop")
-    with pytest.raises(UserError, match="--overwrite"):
+    with pytest.raises(UserError, match="overwrite=True"):
         write(tmp_path / "shop")
     assert write(tmp_path / "shop", rows=5, overwrite=True).rows["train"] == 5
     with pytest.raises(KeyboardInterrupt):
