@@ -25,7 +25,7 @@ class OwnGate(CosineCAPE):
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         assert self.gate is not None
-        gates = torch.sigmoid(-self.likeness(pairs))
+        gates = torch.sigmoid(-self.gate_logits(pairs))
         of_rows: Tensor = torch.nn.functional.silu(self.gate(vectors.query)) @ self.table[:2].T  # (B, H, Q, 2)
         closed, opened = of_rows[..., :1], of_rows[..., 1:]
         return logits + closed + gates * (opened - closed)

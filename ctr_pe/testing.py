@@ -76,10 +76,12 @@ class Batch:
         return Batch(self.target[index], self.history[index], self.mask[index], self.age[index], self.ids[index])
 
     def positions(self) -> Positions:
-        """Of the histories, carrying what items and targets are."""
-        positions = Positions.from_mask(self.mask, self.age)
-        items = Items(positions.pack(self.history), (positions.pack(self.ids[:, :-1]),))
-        return positions.carrying(items, Items(self.target, (self.ids[:, -1],)))
+        return Positions.from_mask(self.mask, self.age)
+
+    def items(self, positions: Positions) -> tuple[Items, Items]:
+        """History and target as a model has looked them up."""
+        ids = positions.pack(self.ids[:, :-1])
+        return Items(positions.pack(self.history), (ids,)), Items(self.target, (self.ids[:, -1],))
 
 
 class Harness(nn.Module):
@@ -113,12 +115,19 @@ class Harness(nn.Module):
         """Interest (B, D) and weights (B, L) of target attention; target states and all states of self-attention."""
         positions = batch.positions()
         target, history = self.pe.embed(batch.target, batch.history, positions)
-        if self.of_target:
-            interest, weights = self.unit(target, history, positions)
+        if isinstance(self.unit, TargetAttention):
+            interest, weights = self.unit(target, history, positions, positions.target_pairs(*batch.items(positions)))
             return interest, weights
-        assert target is not None
-        states = self.unit(torch.cat([history, target.unsqueeze(1)], 1), positions.with_target())
+        whole, looked_up = self.joined(batch, positions)
+        sequence = torch.cat([history, target.unsqueeze(1)], 1)
+        states = self.unit(sequence, whole, whole.item_pairs(self.unit.causal, looked_up))
         return states[:, -1], states[:, :-1]
+
+    def joined(self, batch: Batch, positions: Positions) -> tuple[Positions, Items]:
+        """Positions and items as looked up of [history; target]."""
+        items, target = batch.items(positions)
+        ids = (positions.append(items.ids[0], target.ids[0]),)
+        return positions.with_target(), Items(positions.append(items.embedding, target.embedding), ids)
 
     def with_gradients(self, batch: Batch) -> tuple[Tensor, Tensor, list[Tensor]]:
         """``forward``, and the gradients with respect to histories, targets and parameters."""
@@ -216,9 +225,12 @@ def check_newest(factory: Factory, unit: str) -> None:
         assert isinstance(harness.unit, SelfAttention)
         positions = batch.positions()
         target, items = harness.pe.embed(given[0], positions.pack(given[1]), positions)
-        assert target is not None
-        sequence, whole = positions.append(items, target), positions.with_target()
-        newest = harness.unit.newest(sequence, whole) if alone else harness.unit(sequence, whole)[whole.newest]
+        sequence, (whole, looked_up) = positions.append(items, target), harness.joined(batch, positions)
+        if alone:
+            newest = harness.unit.newest(sequence, whole, whole.newest_pairs(harness.unit.causal, looked_up))
+        else:
+            pairs = whole.item_pairs(harness.unit.causal, looked_up)
+            newest = harness.unit(sequence, whole, pairs)[whole.newest]
         results.append([newest, *_gradients([newest], [*given, *harness.parameters()])])
     for got, want in zip(*results, strict=True):
         _close(got, want, f"newest item alone, {unit}")
@@ -269,7 +281,8 @@ def check_packed(factory: Factory, unit: str) -> None:
     positions = batch.positions()
     target, items = harness.pe.embed(batch.target, positions.pack(batch.history), positions)
     if harness.of_target:
-        for packed, padded in zip(harness.unit(target, items, positions), harness(batch), strict=True):
+        pairs = positions.target_pairs(*batch.items(positions))
+        for packed, padded in zip(harness.unit(target, items, positions, pairs), harness(batch), strict=True):
             _close(packed, padded, f"packed history, {unit}")
     else:
         _, padded = harness.pe.embed(batch.target, batch.history, positions)

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from ctr_pe.config.schema import Layers, Positive, Rate, Width
 from ctr_pe.models import candidates
-from ctr_pe.models.rank_model import RankModel, summed
-from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.sequence.positions import Positions
+from ctr_pe.models.rank_model import RankModel
+from ctr_pe.pe.base import Losses, PositionEncoding, Target
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.units.transformer import Transformer
 from ctr_pe.utils.errors import UserError, nearest
 from ctr_pe.utils.module_list import ModuleList
@@ -39,7 +39,7 @@ class ConcatenatedPositions(PositionEncoding):
         angle = torch.arange(max_len).unsqueeze(1) * 10000.0 ** (-(column - column % 2) / position_dim)
         self.table = nn.Parameter(scale * torch.where(column % 2 == 0, angle.sin(), angle.cos()))
 
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+    def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
         index = positions.like(history, positions.distance).clamp(max=self.max_len - 1)
         if target is not None:
             target = torch.cat([target, self.table[0].expand(target.shape[0], -1)], -1)
@@ -113,28 +113,35 @@ class BST(RankModel):
     def interest(
         self,
         index: int,
-        target: Tensor,
-        history: Tensor,
+        target: Items,
+        history: Items,
         positions: Positions,
         projected: Sequence[Tensor] | None = None,
-    ) -> Tensor:
+    ) -> tuple[Tensor, Losses]:
+        unit, items = self.transformers[index], (history, target)
+        query, embedded = unit.pe.embed(target.embedding, history.embedding, positions)
         if self.pool is None:
-            return self.transformers[index].of_target(target, history, positions)
-        states, whole = self.transformers[index](target, history, positions, projected)
-        return self.pool(states, whole, self.groups[index].max_len + 1)
+            state, losses = unit.of_target(query, embedded, positions, items)
+            return state, losses
+        states, whole, losses = unit(query, embedded, positions, items, projected)
+        return self.pool(states, whole, self.groups[index].max_len + 1), losses
 
-    def _apart(self, index: int) -> bool:
-        return self.pool is None and self.transformers[index].apart
+    def _prefix_stable(self, index: int) -> bool:
+        return self.pool is None and self.transformers[index].prefix_stable
 
-    def encode_history(self, index: int, history: Tensor, positions: Positions) -> Any:
+    def encode_history(self, index: int, history: Items, positions: Positions) -> Any:
         unit = self.transformers[index]
-        return (unit.encode if self._apart(index) else unit.project)(history, positions)
+        _, embedded = unit.pe.embed(None, history.embedding, positions)
+        return unit.encode(embedded, positions, history) if self._prefix_stable(index) else unit.project(embedded)
 
-    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
-        if self._apart(index):
-            return self.transformers[index].candidates(target, history, states, positions)
-        each, at, copies, *projected = candidates.copied(target, positions, history, *states)
-        return self.interest(index, each, copies, at, projected).view(*target.shape[:2], -1)
+    def of_candidates(self, index: int, target: Items, history: Items, states: Any, positions: Positions) -> Tensor:
+        unit = self.transformers[index]
+        if self._prefix_stable(index):
+            queries, _ = unit.pe.embed(target.embedding, history.embedding, positions)
+            found: Tensor = unit.candidates(queries, states, positions.candidate_pairs(unit.causal, history, target))
+            return found
+        each, copies, at, projected = candidates.copied(target, history, positions, states)
+        return self.interest(index, each, copies, at, projected)[0].view(*target.embedding.shape[:2], -1)
 
 
 def _concat(states: Tensor, positions: Positions, slots: int) -> Tensor:
@@ -145,8 +152,8 @@ def _concat(states: Tensor, positions: Positions, slots: int) -> Tensor:
 
 # Packed states (M, D) of [history; target], their positions, slots S -> (B, D) or (B, S · D).
 POOLINGS: dict[str, Callable[[Tensor, Positions, int], Tensor] | None] = {
-    "mean": lambda states, positions, slots: summed(states, positions) / positions.count.unsqueeze(-1),
-    "sum": lambda states, positions, slots: summed(states, positions),
+    "mean": lambda states, positions, slots: positions.total(states) / positions.count.unsqueeze(-1),
+    "sum": lambda states, positions, slots: positions.total(states),
     "target": None,  # no other state is computed
     "concat": _concat,
 }

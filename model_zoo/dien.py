@@ -9,7 +9,8 @@ from torch import Tensor, nn
 
 from ctr_pe.config.schema import Activation, Rate, WeightText, Width, Widths
 from ctr_pe.models.next_item import NextItemModel, with_sum
-from ctr_pe.sequence.positions import Positions
+from ctr_pe.pe.base import Losses, sum_losses
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.units import BilinearScore, DINScore, DotScore, TargetAttention
 from ctr_pe.units.gru import GATES, GRU, AttentionGRU, last_state
 from ctr_pe.utils.errors import UserError, nearest
@@ -78,19 +79,27 @@ class DIEN(NextItemModel):
         self.enable_sum_pooling = enable_sum_pooling
         self.build_tower([*widths, *(2 * group.dim for group in self.groups if enable_sum_pooling)])
 
-    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        query, items = self.attentions[index].pe.embed(target, history, positions)
+    def interest(self, index: int, target: Items, history: Items, positions: Positions) -> tuple[Tensor, Losses]:
+        query, items = self.attentions[index].pe.embed(target.embedding, history.embedding, positions)
         states = self.extractors[index](items, positions)
-        self.learn_next_item(index, states, history, positions)
-        _, weights = self.attentions[index](query, states, positions)
-        interest = last_state(self.evolutions[index](states, positions.pack(weights), positions), positions)
-        return with_sum(interest, target, history, positions) if self.enable_sum_pooling else interest
+        next_item = self.next_item_loss(index, states, history, positions)
+        interest, losses = self._evolved(index, query, states, target, history, positions)
+        return interest, sum_losses(next_item, losses)
 
-    def encode_history(self, index: int, history: Tensor, positions: Positions) -> Any:
-        return self.extractors[index](self.attentions[index].pe.embed(None, history, positions)[1], positions)
+    def encode_history(self, index: int, history: Items, positions: Positions) -> Any:
+        _, items = self.attentions[index].pe.embed(None, history.embedding, positions)
+        return self.extractors[index](items, positions)
 
-    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
-        query, _ = self.attentions[index].pe.embed(target, history, positions)
-        _, weights = self.attentions[index](query, states, positions)  # (B, K, L)
-        interest = last_state(self.evolutions[index](states, positions.pack(weights.mT), positions), positions)
-        return with_sum(interest, target, history, positions) if self.enable_sum_pooling else interest
+    def of_candidates(self, index: int, target: Items, history: Items, states: Any, positions: Positions) -> Tensor:
+        query, _ = self.attentions[index].pe.embed(target.embedding, history.embedding, positions)
+        return self._evolved(index, query, states, target, history, positions)[0]
+
+    def _evolved(
+        self, index: int, query: Tensor, states: Tensor, target: Items, history: Items, positions: Positions
+    ) -> tuple[Tensor, Losses]:
+        """The interest (B, …) of targets ``query`` (B, D) after ``embed``, or of K targets of each history."""
+        pairs = positions.target_pairs(history, target)
+        _, weights, losses = self.attentions[index].attend(query, states, positions, pairs)
+        packed = positions.pack(weights.mT if target.several else weights)
+        interest = last_state(self.evolutions[index](states, packed, positions), positions)
+        return with_sum(interest, target, history, positions) if self.enable_sum_pooling else interest, losses

@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ctr_pe.config.schema import Activation, Rate, Widths
 from ctr_pe.models.rank_model import RankModel
-from ctr_pe.sequence.positions import Positions
+from ctr_pe.pe.base import Losses
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.units import DINScore, TargetAttention
 from ctr_pe.utils.module_list import ModuleList
 
@@ -46,9 +47,11 @@ class DIN(RankModel):
         self.attentions = ModuleList(TargetAttention(pe.out_dim, score, pe, din_use_softmax) for score, pe in units)
         self.build_tower(pe.out_dim for pe in encodings)
 
-    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        interest: Tensor = self.attentions[index](target, history, positions)[0]
-        return interest
+    def interest(self, index: int, target: Items, history: Items, positions: Positions) -> tuple[Tensor, Losses]:
+        unit = self.attentions[index]
+        query, items = unit.pe.embed(target.embedding, history.embedding, positions)
+        interest, _, losses = unit.attend(query, items, positions, positions.target_pairs(history, target))
+        return interest, losses
 
-    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
-        return self.interest(index, target, history, positions)
+    def of_candidates(self, index: int, target: Items, history: Items, states: Any, positions: Positions) -> Tensor:
+        return self.interest(index, target, history, positions)[0]

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from ctr_pe.config.schema import Activation, Rate, WeightText, Width, Widths
 from ctr_pe.models.groups import SizedGroup
 from ctr_pe.models.next_item import NextItemModel, with_sum
-from ctr_pe.pe.base import PositionEncoding, PositionLinear
-from ctr_pe.sequence.positions import Positions, Where
+from ctr_pe.pe.base import Losses, PositionEncoding, PositionLinear, sum_losses
+from ctr_pe.sequence.positions import Items, Pairs, Positions, Where
 from ctr_pe.units import DINScore, SelfAttention, TargetAttention
 from ctr_pe.units.dropout import Dropout
 from ctr_pe.units.stacked_modules import each
@@ -94,43 +94,49 @@ class Interests(nn.Module):
         self.after_refiner = make_after() if refiner else None
         self.after_heads = ModuleList(make_after() for _ in units)
 
-    def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        """target (B, D), packed history (N, D) -> interests (B, H D), refined history (N, D)."""
-        query, items = self.embed(target, history, positions)
-        refined, states = self.encode(items, positions)
-        assert query is not None
-        return self.attend(query, states, positions), refined
+    @property
+    def pe(self) -> PositionEncoding:
+        """That of the lowest self-attention, whose ``embed`` the model calls."""
+        return (self.refiner or self.extractor).pe
 
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
-        """That of the encoding."""
-        return (self.refiner or self.extractor).pe.embed(target, history, positions)
+    def forward(self, target: Items, history: Items, positions: Positions) -> tuple[Tensor, Tensor, Losses]:
+        """target (B, D), packed history (N, D) -> interests (B, H D), refined history (N, D), losses of encodings."""
+        query, items = self.pe.embed(target.embedding, history.embedding, positions)
+        refined, states, losses = self.encode(items, history, positions)
+        interests, more = self.attend(query, states, positions, positions.target_pairs(history, target))
+        return interests, refined, sum_losses(losses, more)
 
-    def encode(self, items: Tensor, positions: Positions) -> tuple[Tensor, list[Tensor]]:
-        """items (N, D) after ``embed`` -> the refined history (N, D), and the states (N, D) of its items per head."""
-        for unit in (self.extractor, *self.units):
-            positions.embedded[unit.pe] = None  # positions are in the items already
+    def encode(self, items: Tensor, history: Items, positions: Positions) -> tuple[Tensor, list[Tensor], Losses]:
+        """items (N, D) after ``embed`` -> the refined history (N, D), the states (N, D) of its items per head, and
+        losses."""
+        pairs, losses = positions.item_pairs(True, history), Losses()
         if self.refiner and self.after_refiner:
-            items = self.after_refiner(self.refiner(items, positions), items)
-        heads, output = self.extractor.heads(items, positions), self.extractor.output
+            attended, losses = self.refiner.attend(items, positions, pairs)
+            items = self.after_refiner(attended, items)
+        heads, more = self.extractor.heads(items, positions, pairs)
+        output = self.extractor.output
 
         def after(module: AfterAttention, head: Tensor, columns: Tensor) -> Tensor:
             states: Tensor = module(nn.functional.linear(head, columns, output.bias), items)
             return states
 
-        return items, each(after, self.after_heads, heads.unbind(1), output.weight.chunk(heads.shape[1], dim=1))
+        states = each(after, self.after_heads, heads.unbind(1), output.weight.chunk(heads.shape[1], dim=1))
+        return items, states, sum_losses(losses, more)
 
-    def attend(self, query: Tensor, states: list[Tensor], positions: Positions) -> Tensor:
-        """targets (B, D) after ``embed``, states of ``encode`` -> interests (B, H D); of K targets, (B, K, …) each."""
+    def attend(self, query: Tensor, states: list[Tensor], positions: Positions, pairs: Pairs) -> tuple[Tensor, Losses]:
+        """targets (B, D) after ``embed``, states of ``encode`` -> interests (B, H D) and losses; of K targets
+        (B, K, …) each."""
+        if self.training and self.units[0].pe.loss_names:
+            attended = [
+                unit.attend(query, of_head, positions, pairs) for unit, of_head in zip(self.units, states, strict=True)
+            ]
+            found = [interest for interest, _, _ in attended]
+            return torch.cat(found, dim=-1), sum_losses(*(losses for _, _, losses in attended))
 
-        def attended(unit: TargetAttention, own: Tensor) -> Tensor:
-            interest: Tensor = unit(query, own, positions)[0]
-            return interest
+        def interest(unit: TargetAttention, of_head: Tensor) -> Tensor:
+            return unit.attend(query, of_head, positions, pairs)[0]
 
-        if self.training and self.units[0].pe.loss_names:  # positions keep the losses of units
-            found = [attended(unit, own) for unit, own in zip(self.units, states, strict=True)]
-        else:
-            found = each(attended, self.units, states)
-        return torch.cat(found, dim=-1)
+        return torch.cat(each(interest, self.units, states), dim=-1), {}
 
 
 class DMIN(NextItemModel):
@@ -208,18 +214,20 @@ class DMIN(NextItemModel):
         self.build_next_item_losses(aux_loss_lambda, dims, aux_hidden_units, aux_activation, **mlp)
         self.build_tower([num_heads * sum(dims), *(2 * group.dim for group in self.groups if enable_sum_pooling)])
 
-    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        interests: Tensor
-        interests, refined = self.interests[index](target, history, positions)
-        self.learn_next_item(index, refined, history, positions)
-        return with_sum(interests, target, history, positions) if self.enable_sum_pooling else interests
+    def interest(self, index: int, target: Items, history: Items, positions: Positions) -> tuple[Tensor, Losses]:
+        interests, refined, losses = self.interests[index](target, history, positions)
+        losses = sum_losses(self.next_item_loss(index, refined, history, positions), losses)
+        return self._with_sum(interests, target, history, positions), losses
 
-    def encode_history(self, index: int, history: Tensor, positions: Positions) -> Any:
+    def encode_history(self, index: int, history: Items, positions: Positions) -> Any:
         unit = self.interests[index]
-        return unit.encode(unit.embed(None, history, positions)[1], positions)[1]
+        return unit.encode(unit.pe.embed(None, history.embedding, positions)[1], history, positions)[1]
 
-    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
-        query, _ = self.interests[index].embed(target, history, positions)
-        assert query is not None
-        interests: Tensor = self.interests[index].attend(query, states, positions)
+    def of_candidates(self, index: int, target: Items, history: Items, states: Any, positions: Positions) -> Tensor:
+        unit = self.interests[index]
+        query, _ = unit.pe.embed(target.embedding, history.embedding, positions)
+        interests, _ = unit.attend(query, states, positions, positions.target_pairs(history, target))
+        return self._with_sum(interests, target, history, positions)
+
+    def _with_sum(self, interests: Tensor, target: Items, history: Items, positions: Positions) -> Tensor:
         return with_sum(interests, target, history, positions) if self.enable_sum_pooling else interests

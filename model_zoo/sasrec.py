@@ -8,7 +8,8 @@ from torch import Tensor
 
 from ctr_pe.config.schema import Activation, Layers, Rate, Width
 from ctr_pe.models.rank_model import RankModel
-from ctr_pe.sequence.positions import Positions
+from ctr_pe.pe.base import Losses
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.units.transformer import Transformer
 from ctr_pe.utils.errors import UserError, nearest
 from ctr_pe.utils.module_list import ModuleList
@@ -66,11 +67,18 @@ class SASRec(RankModel):
         )
         self.build_tower(unit.dim for unit in self.transformers)
 
-    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        return self.transformers[index].of_target(target, history, positions)
+    def interest(self, index: int, target: Items, history: Items, positions: Positions) -> tuple[Tensor, Losses]:
+        unit = self.transformers[index]
+        query, items = unit.pe.embed(target.embedding, history.embedding, positions)
+        state, losses = unit.of_target(query, items, positions, (history, target))
+        return state, losses
 
-    def encode_history(self, index: int, history: Tensor, positions: Positions) -> Any:
-        return self.transformers[index].encode(history, positions)
+    def encode_history(self, index: int, history: Items, positions: Positions) -> Any:
+        unit = self.transformers[index]
+        return unit.encode(unit.pe.embed(None, history.embedding, positions)[1], positions, history)
 
-    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
-        return self.transformers[index].candidates(target, history, states, positions)
+    def of_candidates(self, index: int, target: Items, history: Items, states: Any, positions: Positions) -> Tensor:
+        unit = self.transformers[index]
+        queries, _ = unit.pe.embed(target.embedding, history.embedding, positions)
+        interests: Tensor = unit.candidates(queries, states, positions.candidate_pairs(True, history, target))
+        return interests

@@ -7,7 +7,8 @@ from typing import Any
 from torch import Tensor
 
 from ctr_pe.models.rank_model import RankModel
-from ctr_pe.sequence.positions import Positions
+from ctr_pe.pe.base import Losses
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.units import TargetAttention
 from ctr_pe.utils.module_list import ModuleList
 
@@ -32,12 +33,11 @@ class TIN(RankModel):
         self.attentions = ModuleList(TargetAttention(pe.out_dim, "dot", pe) for pe in encodings)
         self.build_tower(pe.out_dim for pe in encodings)
 
-    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+    def interest(self, index: int, target: Items, history: Items, positions: Positions) -> tuple[Tensor, Losses]:
         unit = self.attentions[index]
-        query, items = unit.pe.embed(target, history, positions)
-        assert query is not None
-        pooled: Tensor = unit(query, items, positions)[0]
-        return pooled * query  # the target is the same in every term of the sum
+        query, items = unit.pe.embed(target.embedding, history.embedding, positions)
+        pooled, _, losses = unit.attend(query, items, positions, positions.target_pairs(history, target))
+        return pooled * query, losses  # the target is the same in every term of the sum
 
-    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
-        return self.interest(index, target, history, positions)
+    def of_candidates(self, index: int, target: Items, history: Items, states: Any, positions: Positions) -> Tensor:
+        return self.interest(index, target, history, positions)[0]

@@ -6,7 +6,7 @@ B histories, K targets of each, L history slots, N real items, D item dim.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,11 +27,11 @@ PAIRS = 2**14
 
 @dataclass(frozen=True)
 class Encoded:
-    """Histories as a model needs them, per field group: who stands where, the item embeddings (N, D), and what the
-    backbone makes of them (``RankModel.encode_history``)."""
+    """Histories as a model needs them, per field group: positions, packed items (N, D), and what the backbone makes of
+    them (``RankModel.encode_history``)."""
 
     positions: list[Positions]
-    histories: list[Tensor]
+    histories: list[Items]
     states: list[Any]
 
 
@@ -45,12 +45,11 @@ def encode_histories(model: RankModel, histories: Sequence[Histories]) -> Encode
     found = Encoded([], [], [])
     for index, given in enumerate(histories):
         embedded, _ = look_up(model.embedding_layer, given.ids)
-        history = torch.cat([embedded[field] for field in given.ids], dim=-1)
-        at = given.positions.carrying(Items(history, tuple(given.ids.values())))
-        found.positions.append(at)
+        history = Items(torch.cat([embedded[field] for field in given.ids], dim=-1), tuple(given.ids.values()))
+        found.positions.append(given.positions)
         found.histories.append(history)
         with model.precision():
-            found.states.append(model.encode_history(index, history, at))
+            found.states.append(model.encode_history(index, history, given.positions))
     return found
 
 
@@ -88,32 +87,33 @@ def score_at_once(
     features = [embedded[field] for field in model.other_fields]
     for index, group in enumerate(model.groups):
         target = torch.cat([embedded[field] for field in group.target], dim=-1)
-        given = Items(target, tuple(own[field] for field in group.target))
-        at = replace(encoded.positions[index], target=given)
+        targets = Items(target, tuple(own[field] for field in group.target))
+        of_group = encoded.histories[index], encoded.states[index], encoded.positions[index]
         with model.precision():
-            interests = model.of_candidates(index, target, encoded.histories[index], encoded.states[index], at)
+            interests = model.of_candidates(index, targets, *of_group)
         features.append(interests.to(target.dtype))
     probabilities: Tensor = model.dnn(torch.cat(features, dim=-1).flatten(0, 1))
     return probabilities.view(rows, count)
 
 
-def row_by_row(model: RankModel, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+def row_by_row(model: RankModel, index: int, target: Items, history: Items, positions: Positions) -> Tensor:
     """Interests (B, K, any width) of targets (B, K, D), each with a copy of its history (N, D): for backbones in which
     the states of the items depend on the target."""
-    each, at, copies = copied(target, positions, history)
-    return model.interest(index, each, copies, at).view(*target.shape[:2], -1)
+    each, copies, at, _ = copied(target, history, positions)
+    return model.interest(index, each, copies, at)[0].view(*target.embedding.shape[:2], -1)
 
 
-def copied(target: Tensor, positions: Positions, history: Tensor, *others: Tensor) -> tuple[Any, ...]:
-    """For each target (B, K, D) a copy of its history (N, D) and of ``others`` of its items (N, any): the targets
-    (B K, D), positions, and the copies, packed."""
-    count = target.shape[1]
+def copied(
+    target: Items, history: Items, positions: Positions, others: Sequence[Tensor] = ()
+) -> tuple[Items, Items, Positions, list[Tensor]]:
+    """For each target (B, K, D) a copy of its history (N, D) and of ``others`` (N, any), of its items: the targets
+    (B K, D), the histories, their positions, and the copies."""
+    count = target.embedding.shape[1]
     age = None if positions.age is None else repeated(positions.age, count)
     at = positions.from_mask(repeated(positions.mask, count), age)
-    copies, *more = (at.pack(repeated(positions.unpack(packed), count)) for packed in (history, *others))
-    assert positions.items is not None
-    assert positions.target is not None
-    target = target.flatten(0, 1)
-    ids = tuple(at.pack(repeated(positions.unpack(field), count)) for field in positions.items.ids)
-    own = tuple(field.flatten(0, 1) for field in positions.target.ids)
-    return target, at.carrying(Items(copies, ids), Items(target, own)), copies, *more
+    embedding, *copies = (
+        at.pack(repeated(positions.unpack(packed), count)) for packed in (history.embedding, *history.ids, *others)
+    )
+    ids, more = tuple(copies[: len(history.ids)]), copies[len(history.ids) :]
+    flat = Items(target.embedding.flatten(0, 1), tuple(field.flatten(0, 1) for field in target.ids))
+    return flat, Items(embedding, ids), at, more

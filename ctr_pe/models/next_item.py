@@ -5,27 +5,29 @@ B batch, L history slots, N real items of the batch, P pairs of consecutive item
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.fuxictr.adapter import MLP
-from ctr_pe.models.rank_model import RankModel, summed
-from ctr_pe.sequence.positions import Positions
+from ctr_pe.models.rank_model import RankModel
+from ctr_pe.pe.base import Losses
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.sequence.transfer import to_device
 from ctr_pe.utils import distributed
 from ctr_pe.utils.random_generators import Draws
 
 
-def with_sum(interest: Tensor, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
+def with_sum(interest: Tensor, target: Items, history: Items, positions: Positions) -> Tensor:
     """[interest; s; target ⊙ s], s (B, D) the sum of the packed history (N, D): FuxiCTR's ``enable_sum_pooling``.
 
     K targets of a history (B, K, D) have interests (B, K, …).
     """
-    total = summed(history, positions).view(target.shape[0], *[1] * (target.dim() - 2), -1).expand_as(target)
-    return torch.cat([interest, total, target * total], dim=-1)
+    vectors, total = target.embedding, positions.total(history.embedding)
+    total = total.view(len(vectors), *[1] * (vectors.dim() - 2), -1).expand_as(vectors)
+    return torch.cat([interest, total, vectors * total], dim=-1)
 
 
 class NextItemLoss(MLP):
@@ -51,7 +53,7 @@ class NextItemLoss(MLP):
 class NextItemModel(RankModel):
     """A backbone with states per item that also learn which item comes next.
 
-    ``__init__`` calls ``build_next_item_losses`` before ``build_tower``; ``interest`` calls ``learn_next_item``. The
+    ``__init__`` calls ``build_next_item_losses`` before ``build_tower``; ``interest`` calls ``next_item_loss``. The
     items that did not come next are those of ``neg_seq_field``; without it, drawn uniformly from the batch's other
     items (``draws``).
     """
@@ -70,46 +72,36 @@ class NextItemModel(RankModel):
                 for group, dim in zip(self.groups, state_dims, strict=True)
             )
 
-    def learn_next_item(self, index: int, states: Tensor, items: Tensor, positions: Positions) -> None:
-        """Add group ``index``'s loss: packed states (N, S) and item embeddings (N, D), both of the same real items."""
+    def next_item_loss(self, index: int, states: Tensor, history: Items, positions: Positions) -> Losses:
+        """Group ``index``'s loss in training: packed states (N, S) of the items of the history."""
         if not (self.training and self._weight > 0):
-            return
+            return {}
         # Which items are meant is found on the CPU: an accelerator would have to be waited for.
         rows, _ = positions.mask_here.nonzero(as_tuple=True)
         following = (rows[1:] == rows[:-1]).nonzero().squeeze(1) + 1
         if self.groups[index].negative:
-            following, others = self._given(index, following)
+            following, others = self._given(self.groups[index].negative, history, following)
         else:
-            drawn = self._drawn(index, following)
+            drawn = self._drawn([history.ids_cpu[field] for field in self.groups[index].history], following)
             following = following[: len(drawn)]
-            others = items.index_select(0, positions.to_device(drawn))
+            others = history.embedding.index_select(0, positions.to_device(drawn))
         now, after = positions.to_device(torch.stack([following - 1, following]))
-        loss = self.aux_net[index](states.index_select(0, now), items.index_select(0, after), others)
-        positions.add_losses({"next item": self._weight * loss})
+        loss = self.aux_net[index](states.index_select(0, now), history.embedding.index_select(0, after), others)
+        return {"next item": self._weight * loss}
 
-    def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
-        if not self.training:  # nothing is kept: threads may score at once
-            return super().forward(inputs)
-        planned = self.planned(inputs)
-        self._histories = planned.plan.histories
-        outputs = super().forward(planned)
-        del self._histories
-        return outputs
-
-    def _given(self, index: int, at: Tensor) -> tuple[Tensor, Tensor]:
+    def _given(self, fields: Sequence[str], history: Items, at: Tensor) -> tuple[Tensor, Tensor]:
         """The items of ``neg_seq_field``: those of the places ``at`` (P,) that have one, and their embeddings."""
-        fields, given = self.groups[index].negative, self._histories[index].ids_here
-        ids = {field: given[field][at] for field in fields}
-        known = ids[fields[0]] != 0
-        embedded = self.embedding_layer({field: to_device(values[known], self.device) for field, values in ids.items()})
-        return at[known], torch.cat([embedded[field] for field in fields], -1)
+        ids = {field: history.ids_cpu[field][at] for field in fields}
+        present = ids[fields[0]] != 0
+        of_present = {field: to_device(values[present], self.device) for field, values in ids.items()}
+        embedded = self.embedding_layer(of_present)
+        return at[present], torch.cat([embedded[field] for field in fields], -1)
 
-    def _drawn(self, index: int, at: Tensor) -> Tensor:
-        """For each place ``at`` (P,) one of the batch's items, another than the one there: indices (P,) among the N
+    def _drawn(self, fields: Sequence[Tensor], at: Tensor) -> Tensor:
+        """``fields``: ids (N,). For each place ``at`` (P,) one of the batch's items, another than the one there: indices (P,) among the N
         packed ones. None, (0,), if all items are the same."""
-        given = [self._histories[index].ids_here[field] for field in self.groups[index].history]
-        kind = at.new_zeros(len(given[0]))  # (N,), equal for equal items: 0 .. kinds - 1
-        for ids in given:
+        kind = at.new_zeros(len(fields[0]))  # (N,), equal for equal items: 0 .. kinds - 1
+        for ids in fields:
             kind = torch.unique(kind * (ids.max() + 1) + ids, return_inverse=True)[1] if len(ids) else kind
         kinds = int(kind.max()) + 1 if len(kind) else 0
         if kinds < 2:

@@ -20,7 +20,7 @@ from ctr_pe.models.candidates import Encoded
 from ctr_pe.models.groups import SizedGroup, field_dim, other_fields, sized_groups
 from ctr_pe.models.sections import check_arguments, prefixes
 from ctr_pe.pe import build_pe, pe_options
-from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.base import Losses, PositionEncoding, sum_losses
 from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError
@@ -159,8 +159,9 @@ class RankModel(FuxiCTRModel):
         self.dnn = MLP(width, **self._tower, output_dim=1, output_activation=self.output_activation)
         self.finish()
 
-    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        """Group ``index``: target (B, D), packed history (N, D) -> interest (B, any width)."""
+    def interest(self, index: int, target: Items, history: Items, positions: Positions) -> tuple[Tensor, Losses]:
+        """Group ``index``: targets (B, D) and packed history (N, D) as looked up -> interest (B, any width), and in
+        training what else is to be minimised, by name."""
         raise TypeError(f"{type(self).__name__} does not define interest()")
 
     def forward(self, inputs: Mapping[str, Tensor]) -> dict[str, Any]:
@@ -170,21 +171,18 @@ class RankModel(FuxiCTRModel):
         plan = self.planned(inputs).plan
         ids = plan.ids()
         embedded, penalties = self.look_up(ids)
-        features, items = [embedded[name] for name in self.other_fields], plan.items(embedded)
+        features, losses = [embedded[name] for name in self.other_fields], Losses()
         clicked = plan.label > 0 if self.training and plan.label is not None else None
-        for index, (group, given) in enumerate(zip(self.groups, plan.histories, strict=True)):
+        of_groups = zip(self.groups, plan.histories, plan.items(embedded), strict=True)
+        for index, (group, given, vectors) in enumerate(of_groups):
             target = torch.cat([embedded[field] for field in group.target], dim=-1)
-            history = items[index]
-            chosen = None if clicked is None else clicked.new_full((len(history),), group.chosen)
-            at = given.positions.carrying(
-                Items(history, tuple(given.ids.values()), chosen),
-                Items(target, tuple(ids[field] for field in group.target), clicked),
-            )
+            chosen = None if clicked is None else clicked.new_full((len(vectors),), group.chosen)
+            history = Items(vectors, tuple(given.ids.values()), chosen, given.ids_here)
+            targets = Items(target, tuple(ids[field] for field in group.target), clicked)
             with self.precision():
-                interest = self.interest(index, target, history, at)
+                interest, more = self.interest(index, targets, history, given.positions)
             features.append(interest.to(target.dtype))
-            if index:
-                plan.histories[0].positions.add_losses(at.losses)
+            losses = sum_losses(losses, more)
         if (
             self.training and len(target) * distributed.processes() == 1
         ):  # no variance: batch norm and Dice use running ones
@@ -193,7 +191,7 @@ class RankModel(FuxiCTRModel):
         self.dnn.train(self.training)
         if not self.training:
             return {"y_pred": y_pred}
-        return {"y_pred": y_pred, "penalties": penalties, "losses": plan.histories[0].positions.losses}
+        return {"y_pred": y_pred, "penalties": penalties, "losses": losses}
 
     def planned(self, inputs: Mapping[str, Tensor]) -> Planned:
         """The batch with what ``forward`` takes of it, which another thread may ask for ahead."""
@@ -235,12 +233,12 @@ class RankModel(FuxiCTRModel):
         """
         return candidates.score(self, encoded, inputs)
 
-    def encode_history(self, index: int, history: Tensor, positions: Positions) -> Any:
+    def encode_history(self, index: int, history: Items, positions: Positions) -> Any:
         """Group ``index``: what of packed history (N, D) does not depend on the target. See
         :meth:`of_candidates`."""
         return None
 
-    def of_candidates(self, index: int, target: Tensor, history: Tensor, states: Any, positions: Positions) -> Tensor:
+    def of_candidates(self, index: int, target: Items, history: Items, states: Any, positions: Positions) -> Tensor:
         """Group ``index``: ``interest`` (B, K, any width) of K targets (B, K, D), with ``states`` by
         ``encode_history``. By default each target gets a copy of its history."""
         return candidates.row_by_row(self, index, target, history, positions)
@@ -255,8 +253,3 @@ def _check_heads(model: str, group: SizedGroup, width: int, num_heads: int) -> N
         choices = ", ".join(str(heads) for heads in range(1, min(width, 16) + 1) if width % heads == 0)
         what = f"num_heads={num_heads} does not divide {width}, the item dim of {list(group.target)}"
         raise UserError(f"{model}: {what}: take one of {choices}")
-
-
-def summed(packed: Tensor, positions: Positions) -> Tensor:
-    """Packed vectors (N, D) -> their sum per row (B, D)."""
-    return positions.total(packed)

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeVar
 
 from torch import Tensor, nn
 
@@ -34,25 +33,20 @@ class About:
     needs_age: bool = False
 
 
+Target = TypeVar("Target", Tensor, None)
+"""Targets, or None where a history is encoded whatever its targets."""
+Losses = dict[str, Tensor]
+"""Scalars by name that training minimises beside the loss of the task."""
+
+
 class Contextual(NamedTuple):
     """A bias of contextual positions as the operands of :mod:`ctr_pe.ops.contextual`: what is summed, and the table."""
 
     table: Tensor
     gate: tuple[Tensor, Tensor] | None
-    steps: Tensor | None
+    gate_weights: Tensor | None
     sign: int
     scale: float
-
-
-def _noted(embed: Callable[..., Any]) -> Callable[..., Any]:
-    """``embed`` that says in the positions which encoding it has been applied for."""
-
-    @wraps(embed)
-    def noting(self: PositionEncoding, target: Tensor | None, history: Tensor, positions: Positions) -> Any:
-        positions.embedded[self] = None
-        return embed(self, target, history, positions)
-
-    return noting
 
 
 class PositionEncoding(Validated, nn.Module):
@@ -86,25 +80,11 @@ class PositionEncoding(Validated, nn.Module):
         self.dim, self.max_len, self.num_heads, self.head_dim = dim, max_len, num_heads, dim // num_heads
         self.out_dim = dim
 
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        # The base's changes nothing, so nobody needs to know that it was called.
-        if cls.embed is not PositionEncoding.embed and not hasattr(cls.embed, "__wrapped__"):
-            cls.embed = _noted(cls.embed)  # type: ignore[method-assign]
-
-    # torch.export wraps a module anew at each access; all of them have its attributes.
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, PositionEncoding) and vars(other) is vars(self)
-
-    def __hash__(self) -> int:
-        return id(vars(self))
-
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+    def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
         """Before the network: target (B, D) or None, history (B, L, D) or packed (N, D) -> the same, ``out_dim`` wide.
 
-        ``positions.like(history, x)`` gives x per slot in the layout of the history. Called once per batch; a unit
-        whose caller has not done so does it itself.
+        ``positions.like(history, x)`` gives x per slot in the layout of the history. Models call it, once per
+        batch; units do not.
         """
         return target, history
 
@@ -127,7 +107,7 @@ class PositionEncoding(Validated, nn.Module):
         target attention the weights alone count."""
         return weights, vectors
 
-    def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
+    def losses(self, attended: Sequence[Attended]) -> Losses:
         """In training, after a unit has attended: its blocks, which together have every row with items -> scalars by
         name that are to be minimised too. Called if there are ``loss_names``; then all queries are computed."""
         return {}
@@ -176,7 +156,7 @@ class Chain(PositionEncoding):
         self.about = About("–", "one after the other", "the sum", "–", any(pe.about.needs_age for pe in encodings))
         self.loss_names = tuple(name for pe in encodings for name in pe.loss_names)
 
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+    def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
         for pe in self.encodings:
             target, history = pe.embed(target, history, positions)
         return target, history
@@ -203,12 +183,8 @@ class Chain(PositionEncoding):
             total = None if total is None or own is None else total + own
         return total
 
-    def losses(self, attended: Sequence[Attended]) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = {}
-        for pe in self.encodings:
-            for name, loss in pe.losses(attended).items():
-                found[name] = found[name] + loss if name in found else loss
-        return found
+    def losses(self, attended: Sequence[Attended]) -> Losses:
+        return sum_losses(*(pe.losses(attended) for pe in self.encodings))
 
     def next_layer(self, fresh: Callable[[], PositionEncoding]) -> PositionEncoding:
         above = fresh()
@@ -217,16 +193,20 @@ class Chain(PositionEncoding):
         return Chain([pe.next_layer(lambda new=new: new) for pe, new in links])  # type: ignore[misc]
 
 
-def embed_for(
-    unit: nn.Module, pe: PositionEncoding, target: Tensor | None, history: Tensor, positions: Positions
-) -> tuple[Tensor | None, Tensor]:
-    """For units: ``pe.embed``, unless the caller or another unit has applied it to this batch."""
-    by = positions.embedded.get(pe, unit)
-    if by is None or vars(by) is not vars(unit):
-        return target, history
-    embedded = pe.embed(target, history, positions)
-    positions.embedded[pe] = unit
-    return embedded
+def sum_losses(*losses: Losses) -> Losses:
+    """Losses by name, those of one name added up."""
+    total: Losses = {}
+    for name, loss in (item for some in losses for item in some.items()):
+        total[name] = total[name] + loss if name in total else loss
+    return total
+
+
+def check_width(items: Tensor, dim: int, pe: PositionEncoding) -> None:
+    """Raise a ValueError if items (..., any) are not as wide as a unit of ``dim`` takes: where ``pe`` widens them, the
+    caller has left ``pe.embed`` out."""
+    if items.shape[-1] != dim:
+        missing = ": call pe.embed(target, history, positions) first" if items.shape[-1] == pe.dim != pe.out_dim else ""
+        raise ValueError(f"items of width {items.shape[-1]}, the attention unit takes {dim}{missing}")
 
 
 class PositionLinear(nn.Linear):

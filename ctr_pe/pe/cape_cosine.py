@@ -25,18 +25,18 @@ start about 1e-3 long in FuxiCTR's recipe."""
 class CosineCAPE(CAPE):
     """CAPE with gates g_j = 1 - σ(a (cos(U x, U h_j) - c)), x the target, or in self-attention the item that asks.
 
-    CAPE makes its gates of the attention logit, which has to weigh items at the same time. A likeness apart from it is
+    CAPE makes its gates of the attention logit, which has to weigh items at the same time. Gate logits of their own are
     free to say which items count as distance. And it is informed from the start: items that share embeddings, as those
     of one category do, have a large cosine before anything is learned, however small embeddings start.
 
     The cosine is a weighted mean of one per field. Where one field says what is alike, its weight grows; one cosine of
     whole items would have to learn it in all directions of the others.
 
-    x and h_j are the items as they were looked up (``positions.items``), because states of layers have other items
-    mixed in. So all heads and all layers share one likeness.
+    x and h_j are the items as they were looked up (``pairs.items``), because states of layers have others mixed in. So
+    all heads and all layers share their gate logits.
 
     The plain distance beside it is a chain: ``cape_constant+cape_cosine``. What this encoding gains above distance can
-    be the likeness itself, which a model may lack, and no context: ``benchmark/likeness.py`` is the control.
+    be the match with the target, which a model may lack, and no context: ``benchmark/likeness.py`` is the control.
 
     Args:
         field_dims: width of each field of an item, side by side; None for one field.
@@ -74,8 +74,7 @@ class CosineCAPE(CAPE):
         **options: Any,
     ) -> None:
         super().__init__(dim, max_len, num_heads, **options)
-        apart = likeness_of == "fields"
-        self.widths = check_fields(field_dims if apart else None, dim)
+        self.widths = check_fields(field_dims if likeness_of == "fields" else None, dim)
         self.projection = nn.Parameter(nn.init.xavier_normal_(torch.empty(likeness_dim, dim)))
         self.steepness = nn.Parameter(torch.tensor(10.0))
         self.middle = nn.Parameter(torch.tensor(0.5 / len(self.widths)))
@@ -84,11 +83,11 @@ class CosineCAPE(CAPE):
             self.field_weights = nn.Parameter(torch.zeros(len(self.widths)))
             self.shared += ("field_weights",)
 
-    def likeness(self, pairs: Pairs) -> Tensor:
+    def gate_logits(self, pairs: Pairs) -> Tensor:
         """Computed once for all layers that share it."""
-        return pairs.once(self.projection, self._likeness)
+        return pairs.once(self.projection, self._gate_logits)
 
-    def _likeness(self, pairs: Pairs) -> Tensor:
+    def _gate_logits(self, pairs: Pairs) -> Tensor:
         weights = None if self.field_weights is None else widen(self.field_weights).softmax(0).sqrt()
 
         def directions(items: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ from ctr_pe.sequence.jagged import as_numbers
 from ctr_pe.sequence.positions import Items, Pairs
 
 SURE = 40.0
-"""A likeness that opens or closes a gate: σ(-40) is 4e-18."""
+"""The gate logit of an open or a closed gate: σ(-40) is 4e-18."""
 
 
 class OracleCAPE(CAPE):
@@ -32,7 +32,7 @@ class OracleCAPE(CAPE):
     Parameters: CAPE's.
 
     Raises:
-        ValueError: the last field has no ids, or what CAPE refuses; when called, positions that do not carry ids.
+        ValueError: the last field has no ids, or what CAPE refuses; when called, items without ids.
     """
 
     about = About(
@@ -49,7 +49,7 @@ class OracleCAPE(CAPE):
         if field_sizes is not None and not field_sizes[-1]:
             raise ValueError(f"the last field of an item must have ids, got field_sizes={list(field_sizes)}")
 
-    def likeness(self, pairs: Pairs) -> Tensor:
+    def gate_logits(self, pairs: Pairs) -> Tensor:
         query, keys = (of("category", category) for of in (pairs.of_queries, pairs.of_keys))
         alike = query.unsqueeze(-1) == keys.unsqueeze(-2)
         return (SURE * (2 * as_numbers(alike) - 1)).unsqueeze(1)
@@ -62,5 +62,5 @@ def category(items: Items) -> Tensor:
         ValueError: items without ids.
     """
     if not items.ids:
-        raise ValueError("cape_oracle needs the ids of the items: positions.carrying(Items(embedding, ids), target)")
+        raise ValueError("cape_oracle needs ids: give the unit positions.target_pairs(Items(embedding, ids), target)")
     return items.ids[-1]

@@ -51,7 +51,7 @@ class TimeCAPE(CAPE):
         self.session_gap = session_gap
         self.stretch = nn.Parameter(torch.zeros(num_heads))
 
-    def steps(self, pairs: Pairs) -> Tensor:
+    def gate_weights(self, pairs: Pairs) -> Tensor:
         """(B, H, L) in [0, 1]: the part of a gate that counts between each key and the next newer one."""
         gap = widen(self.stretch).exp().view(-1, 1) * -self.session_gap
         return -torch.expm1(pairs.once("pauses", pauses) / gap)

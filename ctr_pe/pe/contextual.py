@@ -23,7 +23,7 @@ class ContextualEncoding(PositionEncoding):
     product, and the scores are interpolated: no (B, L, T) tensor and no vector per item.
 
     t' is SiLU(W t + b) in a subclass with a ``gate`` that gives W t + b, else ``scale`` times the query. A subclass has
-    a ``table (T, P)``; it may override ``steps``, and ``likeness`` for gates of something else than s.
+    a ``table (T, P)``; it may override ``gate_weights``, and ``gate_logits`` for gates of something else than s.
 
     Args:
         position_span: ``end`` sums gates from the key to the newest allowed key; ``between`` from the key to the
@@ -49,42 +49,44 @@ class ContextualEncoding(PositionEncoding):
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         given, between = self.operands(pairs)._asdict(), self.between and not pairs.causal
         given["allowed"] = pairs.allowed.expand(*pairs.allowed.shape[:-2], logits.shape[-2], -1)
-        given["likeness"] = self.likeness(pairs)
-        given["barrier"] = pairs.barrier
+        given["gate_logits"] = self.gate_logits(pairs)
+        given["additive_mask"] = pairs.additive_mask
         return contextual_bias(logits, vectors.query, **given, among_items=pairs.self_attention, between=between)
 
     def plain_bias(self, vectors: Vectors, pairs: Pairs) -> Tensor | None:
-        of_logits = self.sign != 0 and type(self).likeness is ContextualEncoding.likeness
+        of_logits = self.sign != 0 and type(self).gate_logits is ContextualEncoding.gate_logits
         if of_logits or not self._has_hooks_of(ContextualEncoding):
             return None
         nothing = widen(vectors.query).new_zeros(())
         return self.bias(nothing.expand(*vectors.query.shape[:-1], pairs.allowed.shape[-1]), vectors, pairs)
 
     def contextual(self, pairs: Pairs) -> Contextual | None:
-        hooks = ("rotate", "bias", "mix", "likeness")
+        hooks = ("rotate", "bias", "mix", "gate_logits")
         plain = all(getattr(type(self), hook) is getattr(ContextualEncoding, hook) for hook in hooks)
         return self.operands(pairs) if plain and (pairs.causal or not self.between) else None
 
-    def likeness(self, pairs: Pairs) -> Tensor | None:
-        """(B, H or 1, Q, L), how much each key is like the query: what gates are made of; None for the logits."""
+    def gate_logits(self, pairs: Pairs) -> Tensor | None:
+        """(B, H or 1, Q, L), whose sigmoids the gates are; None for the logits of the attention."""
         return None
 
-    def steps(self, pairs: Pairs) -> Tensor | None:
-        """(B, H, L) in [0, 1], what an open gate counts where another key follows towards the query; None for one."""
+    def gate_weights(self, pairs: Pairs) -> Tensor | None:
+        """(B, H, L) in [0, 1], factors of the gates where another key follows towards the query; None for ones."""
         return None
 
     def fractional_positions(self, logits: Tensor, pairs: Pairs) -> Tensor:
         """logits -> p (B, H, Q, L), which ``ctr-pe draw`` shows."""
-        likeness, steps = self.likeness(pairs), self.steps(pairs)
-        gates = open_gates(widen(logits if likeness is None else likeness), pairs.barrier, self.sign)
-        if steps is not None:
-            gates = gates * towards_query(steps.unsqueeze(2), pairs.allowed, pairs.self_attention, self.between)
+        logits_of_gates, weights = self.gate_logits(pairs), self.gate_weights(pairs)
+        gates = open_gates(
+            widen(logits if logits_of_gates is None else logits_of_gates), pairs.additive_mask, self.sign
+        )
+        if weights is not None:
+            gates = gates * towards_query(weights.unsqueeze(2), pairs.allowed, pairs.self_attention, self.between)
         return contextual_positions(gates, self.between and pairs.self_attention)
 
     def operands(self, pairs: Pairs) -> Contextual:
         """What the operators of :mod:`ctr_pe.ops.contextual` take of this encoding."""
         gate = None if self.gate is None else (self.gate.weight, self.gate.bias)
-        return Contextual(self.table, gate, self.steps(pairs), self.sign, self.scale)
+        return Contextual(self.table, gate, self.gate_weights(pairs), self.sign, self.scale)
 
 
 __all__ = ["ContextualEncoding", "widen"]

@@ -133,11 +133,11 @@ class DIF(PositionEncoding):
         return size
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
-        apart = self.fusion != "sum"
+        split = self.fusion != "sum"
         scores = [logits]
         if self.widths:
             attributes = self._among_items if pairs.self_attention else self._of_target
-            scores += attributes(pairs, apart)
+            scores += attributes(pairs, split)
         if self.position is not None:
             rows = (look_up(self.table, at.distance.flatten()) for at in (pairs.query, pairs.key))
             queried, keyed = self.position(*rows)  # by distance, the same in every row
@@ -148,33 +148,31 @@ class DIF(PositionEncoding):
             return self._gated(scores, pairs)
         return sum(scores[1:], logits)
 
-    def _of_target(self, pairs: Pairs, apart: bool) -> list[Tensor]:
+    def _of_target(self, pairs: Pairs, split: bool) -> list[Tensor]:
         """Scores (B, 1, K, L) of the targets' attributes and the items', one for each or their sum."""
-        of = pairs.positions
-        assert of.target is not None
-        assert of.items is not None
-        targets = torch.split(of.target.embedding[..., self.attributes], self.widths, -1)
+        assert pairs.target is not None
+        targets = torch.split(pairs.target.embedding[..., self.attributes], self.widths, -1)
         # q · (WK e) = (WKᵀ q) · e: nothing is projected per item.
         sought = [source.in_keys(target) for source, target in zip(self._sources, targets, strict=True)]
-        if of.target.embedding.dim() == 3:
+        if pairs.target.several:
             keys = pairs.embedding(self.attributes)
             apiece = (
                 zip(sought, torch.split(keys, self.widths, -1), strict=True)
-                if apart
+                if split
                 else [(torch.cat(sought, -1), keys)]
             )
             return [(query * self.scale @ key.mT).unsqueeze(1) for query, key in apiece]
-        rows, _ = of.real
-        products = torch.cat(sought, -1).index_select(0, rows) * of.items.embedding[:, self.attributes]  # (N, A)
-        parts = torch.split(products, self.widths, -1) if apart else (products,)
+        rows, _ = pairs.positions.real
+        products = torch.cat(sought, -1).index_select(0, rows) * pairs.items.embedding[:, self.attributes]  # (N, A)
+        parts = torch.split(products, self.widths, -1) if split else (products,)
         return [pairs.block.pad(part.sum(-1) * self.scale)[:, None, None] for part in parts]
 
-    def _among_items(self, pairs: Pairs, apart: bool) -> list[Tensor]:
+    def _among_items(self, pairs: Pairs, split: bool) -> list[Tensor]:
         """Scores (R, H, Q, L) of the items' attributes, one for each or their sum."""
         fields = torch.split(pairs.embedding(self.attributes), self.widths, -1)
         newest = pairs.query.distance.shape[-1]  # queries are the last items, or all
         projected = [source(field[:, -newest:], field) for source, field in zip(self._sources, fields, strict=True)]
-        if len(projected) > 1 and not apart:  # a sum of products is a product of vectors side by side
+        if len(projected) > 1 and not split:  # a sum of products is a product of vectors side by side
             queries, keys = zip(*projected, strict=True)
             projected = [(torch.cat(queries, -1), torch.cat(keys, -1))]
         return [queried * self.scale @ keyed.transpose(-1, -2) for queried, keyed in projected]
@@ -212,13 +210,13 @@ class DIF(PositionEncoding):
         """Of the attributes of what was chosen: the target, or in self-attention the item after each."""
         if not self.predictors or not attended or not attended[0].pairs.causal:
             return {}
-        pairs, of = attended[0].pairs, attended[0].pairs.positions
-        asked = of.items if pairs.self_attention else of.target
-        if asked is None or asked.chosen is None or not asked.ids:
+        pairs = attended[0].pairs
+        answers_of = pairs.items if pairs.self_attention else pairs.target
+        if answers_of is None or answers_of.chosen is None or not answers_of.ids:
             return {}
-        chosen, ids = asked.chosen, asked.ids
+        chosen, ids = answers_of.chosen, answers_of.ids
         if pairs.self_attention:  # the packed item after this one, if it is of the same row
-            rows, _ = of.real
+            rows, _ = pairs.positions.real
             same_row = torch.cat([rows[1:] == rows[:-1], chosen.new_zeros(1)])
             chosen, ids = chosen.roll(-1) & same_row, tuple(field.roll(-1) for field in ids)
         found = []

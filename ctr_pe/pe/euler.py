@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.config.schema import Chance, Positive, Weight
-from ctr_pe.pe.base import About, PositionEncoding
+from ctr_pe.pe.base import About, PositionEncoding, Target
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.rotation import phases, planes, rotate_planes, rotated
 from ctr_pe.pe.vectors import Attended, TargetVectors
@@ -108,7 +108,7 @@ class Euler(PositionEncoding):
             self.phase_weight = nn.Parameter(torch.ones(planes if self.full else num_heads * planes))
             self.draws = Draws(int(torch.randint(2**62, ())))
 
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+    def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
         if self.table is None:
             return target, history
         index = positions.like(history, positions.rank - 1 if self.from_oldest else positions.distance)

@@ -90,7 +90,7 @@ class Kernel(PositionEncoding):
         if not self.names["U"]:
             return logits
         # What is not allowed must not enter the sums. The unit masks afterwards.
-        return self._times("U", widen(logits) * pairs.admitted, pairs)
+        return self._times("U", widen(logits) * pairs.float_mask, pairs)
 
     def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
         if not self.names["L"]:

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.base import About, PositionEncoding
+from ctr_pe.pe.base import About, PositionEncoding, Target
 from ctr_pe.pe.tables import look_up, vector_table
 from ctr_pe.sequence.jagged import per_target
 from ctr_pe.sequence.positions import Positions
@@ -48,7 +48,7 @@ class AbsolutePositions(PositionEncoding):
         """P (T, D) for this batch, of the history's kind. Positions past it take its last row."""
         raise NotImplementedError
 
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+    def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
         table = self.vectors(history, positions)
         index = positions.like(history, positions.rank - 1 if self.from_oldest else positions.distance)
         # Padding keeps what it holds: adding a position there would make empty slots look like items.

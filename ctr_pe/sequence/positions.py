@@ -5,9 +5,8 @@ B batch, L history slots, N real items of the batch, Q queries, R rows of a bloc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,23 +27,33 @@ class Where:
     age: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Items:
-    """What items are, for encodings that ask for more than the vectors of the attention.
+    """Items as looked up, for encodings that ask for more than the vectors of the attention.
 
-    ``embedding`` (N, D): as looked up, its fields side by side, before any layer.
-    ``ids``: per field the ids (N,) int64, 0 = padding; empty when not known.
-    ``chosen`` (N,) bool: False for an item that was shown and not clicked; None when not known, as in evaluation.
+    ``embedding`` (N, D): the fields of an item side by side, before any layer; of targets (B, D), or (B, K, D) where
+    each history has K targets.
+    ``ids``: per field the ids (N,) int64, 0 = no value; empty when not given.
+    ``chosen`` (N,) bool: False for an item that was shown and not clicked; None when not given, as in evaluation.
+    ``ids_cpu``: of a history in training, by field the ids (N,) on the CPU, with those of items that were not chosen.
     """
 
     embedding: Tensor
     ids: tuple[Tensor, ...] = ()
     chosen: Tensor | None = None
+    ids_cpu: Mapping[str, Tensor] = field(default_factory=dict)
+    _read: dict[Hashable, Tensor] = field(default_factory=dict, init=False)
 
     @property
     def several(self) -> bool:
         """Whether they are K targets of each history, (B, K, D) and ids (B, K)."""
         return self.embedding.dim() == 3
+
+    def read_once(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
+        """``read(self)``, computed at the first call with a name."""
+        if name not in self._read:
+            self._read[name] = read(self)
+        return self._read[name]
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,6 +63,9 @@ class Pairs:
     Keys are the items of the block: the newest in the last slot and no gaps, so distances are the same in every row.
 
     ``positions``: of the batch. ``blocks``, ``index``: the block is ``blocks[index]``.
+    ``items``: of the batch, packed; in self-attention they are the queries too. ``target``: the queries of target
+    attention, or the candidates. ``histories``: positions of the histories that end with several candidates each
+    (:meth:`Positions.candidate_pairs`), whose ``items`` then leave the candidates out; else None.
     ``query``: distance (1, 1, Q), age (B, 1, Q). ``key``: distance (1, 1, L), age (B, 1, L); axes of one are for heads.
     ``allowed`` (B, 1, Q, L) bool: True where a real query may attend to a real key.
     ``causal``: queries see earlier items and themselves only; so does the target, which is the newest.
@@ -63,11 +75,16 @@ class Pairs:
     positions: Positions
     blocks: Blocks
     index: int
+    items: Items
+    target: Items | None
     query: Where
     key: Where
     allowed: Tensor
     causal: bool
     self_attention: bool
+    histories: Positions | None = None
+    padded: dict[Hashable, list[Tensor]] = field(default_factory=dict)
+    """What :meth:`of_keys` has read, in each of the blocks, whose pairs share it."""
 
     @property
     def block(self) -> Block:
@@ -86,25 +103,30 @@ class Pairs:
     def of_keys(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
         """(B, L, ...): what ``read`` takes from the items that are keys, zero at padding. Called once per ``name`` for
         all layers."""
-        items = self.positions.items
-        assert items is not None
-        return self.blocks.pad_once(name, lambda: self.positions.read_once(name, read))[self.index]
+        if name not in self.padded:
+            blocks = self.blocks if self.histories is None else self.histories.whole
+            self.padded[name] = blocks.pad(self.items.read_once(name, read))
+        padded = self.padded[name][self.index]
+        if self.histories is None:
+            return padded
+        assert self.target is not None
+        candidates = read(self.target)
+        shared = padded.unsqueeze(1).expand(*candidates.shape[:2], *padded.shape[1:])
+        return torch.cat([shared, candidates.unsqueeze(2)], 2).flatten(0, 1)
 
     def of_queries(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
         """(B, Q, ...): the same of the queries."""
         if self.self_attention:
             return self.of_keys(name, read)[:, -self.query.distance.shape[-1] :]
-        target = self.positions.target
-        assert target is not None
-        return read(target) if target.several else read(target).unsqueeze(1)
+        assert self.target is not None
+        return read(self.target) if self.target.several else read(self.target).unsqueeze(1)
 
     def products(self, name: Hashable, read: Callable[[Tensor], Tensor]) -> Tensor:
         """(B, 1, Q, L): product of the vectors that ``read`` makes of the embeddings of query and key."""
-        target, items = self.positions.target, self.positions.items
-        if self.self_attention or target is None or items is None or target.several:
+        if self.self_attention or self.target is None or self.target.several:
             query, keys = (of(name, lambda one: read(one.embedding)) for of in (self.of_queries, self.of_keys))
             return (query @ keys.mT).unsqueeze(1)
-        both = target.embedding, items.embedding
+        both = self.target.embedding, self.items.embedding
         of_target, of_items = torch.split(read(torch.cat(both)), [len(one) for one in both])
         rows, _ = self.positions.real  # one target: numbers are padded and no vectors
         return self.block.pad((of_target.index_select(0, rows) * of_items).sum(-1))[:, None, None]
@@ -122,37 +144,21 @@ class Pairs:
     # Floats, because torch takes many times as long where it combines a bool with a float.
 
     @lazy_property
-    def admitted(self) -> Tensor:
-        """(B, 1, Q, L) float32: 1 where allowed, 0 elsewhere."""
+    def float_mask(self) -> Tensor:
+        """(B, 1, Q, L) float32: ``allowed`` as 1 and 0."""
         return as_numbers(self.allowed)
 
     @lazy_property
-    def barrier(self) -> Tensor:
+    def additive_mask(self) -> Tensor:
         """(B, 1, Q, L) float32: 0 where allowed, elsewhere the lowest finite number. Not -inf: a row of nothing else
         would give NaN, in the gradient too."""
-        return (self.admitted - 1) * torch.finfo(torch.float32).max
+        return (self.float_mask - 1) * torch.finfo(torch.float32).max
 
     def softmax(self, logits: Tensor) -> Tensor:
         """Attention weights (B, H, Q, L) over the keys that are allowed, in float32 at least. Where none is, at queries
         that are padding or have no history, the weights are uniform, and the result is not used.
         """
-        return (logits + self.barrier).softmax(-1)
-
-
-@dataclass(frozen=True, eq=False)
-class CandidatePairs(Pairs):
-    """Pairs of K targets of each history, :meth:`Positions.candidate_pairs`. ``of``: the positions of the histories."""
-
-    of: Positions
-
-    def of_keys(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
-        history, target = self.of.items, self.of.target
-        assert history is not None
-        assert target is not None
-        (padded,) = self.of.whole.pad_once(name, lambda: read(history))
-        own = read(target)
-        shared = padded.unsqueeze(1).expand(*own.shape[:2], *padded.shape[1:])
-        return torch.cat([shared, own.unsqueeze(2)], 2).flatten(0, 1)
+        return (logits + self.additive_mask).softmax(-1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -162,17 +168,10 @@ class Positions(Ragged):
     ``mask`` (B, L) bool: True = real item. Real items are in time order, oldest first; padding may lie anywhere.
     ``distance`` (B, L) int64: 1 = most recent real item, n = oldest of n, 0 = padding.
     ``age`` (B, L) int64 or None: seconds from the event to the request, 0 at padding.
-    ``items``, ``target``: what the packed items and the targets are, or None, see :meth:`carrying`.
-    ``embedded``: the encodings whose ``embed`` has been applied to this batch, and the unit that did it, or None.
-    ``losses``: losses of encodings by name, which units add in training; part of the loss to minimise.
     """
 
     distance: Tensor
     age: Tensor | None = None
-    items: Items | None = None
-    target: Items | None = None
-    embedded: dict[nn.Module, nn.Module | None] = field(default_factory=dict)
-    losses: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
     def from_mask(cls, mask: Tensor, age: Tensor | None = None, layout: Layout | None = None) -> Positions:
@@ -224,13 +223,6 @@ class Positions(Ragged):
         """(B, L) int64: 1 = oldest real item, n = most recent, 0 = padding."""
         return (self.count.unsqueeze(1) + 1 - self.distance).masked_fill(~self.mask, 0)
 
-    def carrying(self, items: Items, target: Items | None = None) -> Positions:
-        """These positions and what their packed items (N) and targets (B) are.
-
-        Models call it once per batch. Without it, encodings take what the unit is given for the items' embeddings.
-        """
-        return self._but(items=items, target=target)
-
     def plan(self, with_target: bool = False) -> None:
         """Compute all that attention asks for, of these positions or :meth:`with_target`."""
         super().plan()
@@ -240,15 +232,7 @@ class Positions(Ragged):
 
     def with_target(self) -> Positions:
         """Positions of the sequence [history; target], one slot more: the target is its newest item, of age 0."""
-        whole = self._and_target._but(embedded=self.embedded, losses=self.losses)
-        if self.items is None or self.target is None:
-            return whole
-        old, new = self.items, self.target
-        chosen = None
-        if old.chosen is not None and new.chosen is not None:
-            chosen = self.append(old.chosen, new.chosen)
-        ids = tuple(self.append(*pair) for pair in zip(old.ids, new.ids, strict=True))
-        return whole.carrying(Items(self.append(old.embedding, new.embedding), ids, chosen))
+        return self._and_target
 
     @lazy_property
     def at_items(self) -> Where:
@@ -261,78 +245,61 @@ class Positions(Ragged):
         zero = self.distance.new_zeros(1)
         return Where(zero, None if self.age is None else zero)
 
-    def add_losses(self, losses: dict[str, Tensor]) -> None:
-        """Add to those of the same name."""
-        for name, loss in losses.items():
-            self.losses[name] = self.losses[name] + loss if name in self.losses else loss
-
-    def target_pairs(self) -> Pairs:
-        """Target attention over all rows in one block: one query, the target at distance 0."""
+    def target_pairs(self, items: Items, target: Items) -> Pairs:
+        """Target attention over all rows in one block: one query, the target at distance 0, or K of them."""
         zero = self.at_target.distance.view(1, 1, 1)
         at_target = Where(zero, None if self.age is None else zero)
-        return self._pairs(self.whole, 0, at_target, causal=True, self_attention=False)
+        (pairs,) = self._pairs(self.whole, items, True, lambda _: at_target, target)
+        return pairs
 
-    def item_pairs(self, causal: bool, blocks: Blocks | None = None) -> list[Pairs]:
+    def item_pairs(self, causal: bool, items: Items, blocks: Blocks | None = None) -> list[Pairs]:
         """Self-attention in each block, by default of :attr:`blocks`: every item is a query over all items, or with
-        ``causal`` over itself and the items before it."""
-        if blocks is not None:
-            return [self._pairs(blocks, index, None, causal, True) for index in range(len(blocks))]
-        if causal not in self._item_pairs:
-            self._item_pairs[causal] = self.item_pairs(causal, self.blocks)
-        return self._item_pairs[causal]
+        ``causal`` over itself and the items before it. The layers of a stack share these pairs."""
+        return self._pairs(self.blocks if blocks is None else blocks, items, causal)
 
-    def newest_pairs(self, causal: bool) -> list[Pairs]:
+    def newest_pairs(self, causal: bool, items: Items) -> list[Pairs]:
         """Self-attention in each block where only the newest item of each row is a query: the last of item_pairs."""
-        blocks = self.newest_blocks
-        newest = [Where(key.distance[..., -1:], None if key.age is None else key.age[..., -1:])
-                  for key in map(self._keys, blocks)]  # fmt: skip
-        return [self._pairs(blocks, index, query, causal, True) for index, query in enumerate(newest)]
+        return self._pairs(self.newest_blocks, items, causal, _newest)
 
-    def candidate_pairs(self, targets: int, causal: bool) -> Pairs:
-        """Self-attention over [history; target] for each of ``targets`` targets of a history, in one block: B targets
-        rows, of which only the target is a query. :attr:`target` has the embeddings of all (B, targets, D)."""
+    def candidate_pairs(self, causal: bool, items: Items, targets: Items) -> Pairs:
+        """Self-attention over [history; target] for each of K targets (B, K, D) of a history, in one block: B K rows,
+        of which only the target is a query."""
+        count = targets.embedding.shape[1]
 
-        def folded(x: Tensor) -> Tensor:
-            return repeated(nn.functional.pad(x, (0, 1)), targets)
+        def repeated_with_target(x: Tensor) -> Tensor:
+            return repeated(nn.functional.pad(x, (0, 1)), count)
 
-        mask = repeated(nn.functional.pad(self.mask, (0, 1), value=True), targets)
-        whole = self.from_mask(mask, None if self.age is None else folded(self.age))
-        (block,) = whole.whole
-        key = whole._keys(block)
-        newest = Where(key.distance[..., -1:], None if key.age is None else key.age[..., -1:])
-        allowed = block.mask[:, None, None, :]
-        return CandidatePairs(whole, whole.whole, 0, newest, key, allowed, causal, True, self)
+        mask = repeated(nn.functional.pad(self.mask, (0, 1), value=True), count)
+        whole = self.from_mask(mask, None if self.age is None else repeated_with_target(self.age))
+        key = whole._keys(whole.whole[0])
+        allowed = whole.whole[0].mask[:, None, None, :]
+        return Pairs(whole, whole.whole, 0, items, targets, _newest(key), key, allowed, causal, True, self)
 
-    def _pairs(self, blocks: Blocks, index: int, query: Where | None, causal: bool, self_attention: bool) -> Pairs:
-        """``query``: one for all rows or one per row; None for every item."""
-        block = blocks[index]
-        key, allowed = self._keys(block), block.mask[:, None, None, :]
-        if query is None:
-            allowed = block.mask[:, None, :, None] & allowed
-            if causal:
-                allowed = allowed & (block.distance <= block.distance.unsqueeze(-1)).mT
-        return Pairs(self, blocks, index, query or key, key, allowed, causal, self_attention)
+    def _pairs(
+        self,
+        blocks: Blocks,
+        items: Items,
+        causal: bool,
+        queries: Callable[[Where], Where] | None = None,
+        target: Items | None = None,
+    ) -> list[Pairs]:
+        """``queries``: where they are, one for all rows or one per row, given the keys; None for every item."""
+        found: list[Pairs] = []
+        padded: dict[Hashable, list[Tensor]] = {}
+        for index, block in enumerate(blocks):
+            key, allowed = self._keys(block), block.mask[:, None, None, :]
+            if queries is None:
+                allowed = block.mask[:, None, :, None] & allowed
+                if causal:
+                    allowed = allowed & (block.distance <= block.distance.unsqueeze(-1)).mT
+            query = key if queries is None else queries(key)
+            pairs = Pairs(self, blocks, index, items, target, query, key, allowed, causal, target is None, None, padded)
+            found.append(pairs)
+        return found
 
     def _keys(self, block: Block) -> Where:
         age = None if self.age is None else block.pad(self.pack(self.age)).unsqueeze(1)
         return Where(block.distance[None, None], age)
-
-    def _but(self, **fields: Any) -> Positions:
-        """These with other fields and what has been computed from the mask so far."""
-        found, own = replace(self, **fields), vars(self)
-        vars(found).update({name: own[name] for name in own.keys() - vars(found).keys() - {"_item_pairs", "_read"}})
-        return found
-
-    def read_once(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
-        """What ``read`` takes from the items (N, ...), computed at the first call with a name."""
-        if name not in self._read:
-            assert self.items is not None
-            self._read[name] = read(self.items)
-        return self._read[name]
-
-    @lazy_property
-    def _read(self) -> dict[Hashable, Tensor]:
-        return {}
 
     @lazy_property
     def _and_target(self) -> Positions:
@@ -342,9 +309,10 @@ class Positions(Ragged):
             return whole
         return replace(whole, known=nn.functional.pad(self.mask_here, (0, 1), value=True))
 
-    @lazy_property
-    def _item_pairs(self) -> dict[bool, list[Pairs]]:
-        return {}
+
+def _newest(key: Where) -> Where:
+    """The newest of the keys, in the last slot."""
+    return Where(key.distance[..., -1:], None if key.age is None else key.age[..., -1:])
 
 
 def _check_age(age: Tensor, shape: torch.Size) -> None:

@@ -13,10 +13,10 @@ from torch import Tensor, nn
 
 from ctr_pe.ops import attention as fused
 from ctr_pe.ops import contextual
-from ctr_pe.pe.base import PositionEncoding, embed_for
+from ctr_pe.pe.base import Losses, PositionEncoding, check_width
 from ctr_pe.pe.vectors import Attended, ItemVectors
 from ctr_pe.sequence.jagged import gather_rows
-from ctr_pe.sequence.positions import CandidatePairs, Items, Pairs, Positions
+from ctr_pe.sequence.positions import Items, Pairs, Positions
 from ctr_pe.units.dropout import Dropout
 
 
@@ -53,48 +53,74 @@ class SelfAttention(nn.Module):
             )
         if dim % num_heads:
             raise ValueError(f"dim={dim} is not divisible by num_heads={num_heads}")
-        self.num_heads, self.causal = num_heads, causal
+        self.dim, self.num_heads, self.causal = dim, num_heads, causal
         self.scale = (dim // num_heads) ** -0.5
         self.query, self.key, self.value, self.output = (nn.Linear(dim, dim) for _ in range(4))
         self.dropout = Dropout(dropout)
 
-    def forward(self, items: Tensor, positions: Positions, projected: Sequence[Tensor] | None = None) -> Tensor:
-        """items (B, L, D) or packed (N, D) -> states in the same layout, zero at padding.
+    def forward(self, items: Tensor, positions: Positions, pairs: list[Pairs] | None = None) -> Tensor:
+        """items (B, L, D) or packed (N, D) after ``pe.embed`` -> states in the same layout, zero at padding.
 
         What padded slots of ``items`` hold does not matter; projections are computed on real items only.
-        ``projected``: query, key and value (N, D) of the items, if they are known.
+        ``pairs``: ``positions.item_pairs(causal, items as looked up)``; without, the items are their own.
         """
-        packed = positions.pack(items) if items.dim() == 3 else items
-        states: Tensor = self.output(self.heads(packed, positions, projected).flatten(-2))
-        return positions.unpack(states) if items.dim() == 3 else states
+        if items.dim() == 2:
+            return self.attend(items, positions, pairs)[0]
+        return positions.unpack(self.attend(positions.pack(items), positions, pairs)[0])
+
+    def attend(
+        self,
+        packed: Tensor,
+        positions: Positions,
+        pairs: list[Pairs] | None = None,
+        projected: Sequence[Tensor] | None = None,
+    ) -> tuple[Tensor, Losses]:
+        """:meth:`forward` of packed items (N, D), and in training the encoding's losses.
+
+        ``projected``: query, key and value (N, D) of the items, if the caller has them.
+        """
+        heads, losses = self.heads(packed, positions, pairs, projected)
+        return self.output(heads.flatten(-2)), losses
 
     def project(self, packed: Tensor) -> list[Tensor]:
         """packed items (N, D) -> query, key and value (N, D), before any rotation."""
         return [project(packed) for project in (self.query, self.key, self.value)]
 
-    def heads(self, packed: Tensor, positions: Positions, projected: Sequence[Tensor] | None = None) -> Tensor:
-        """packed items (N, D) -> what each head pools, before the output projection: (N, H, d)."""
-        packed, positions = self._input(packed, positions)
+    def heads(
+        self,
+        packed: Tensor,
+        positions: Positions,
+        pairs: list[Pairs] | None = None,
+        projected: Sequence[Tensor] | None = None,
+    ) -> tuple[Tensor, Losses]:
+        """packed items (N, D) -> what each head pools, before the output projection, (N, H, d), and losses."""
+        check_width(packed, self.dim, self.pe)
+        pairs = positions.item_pairs(self.causal, Items(packed)) if pairs is None else pairs
         projected = projected or self.project(packed)
-        blocks = positions.blocks
-        if not blocks:
-            return projected[2].view(0, self.num_heads, packed.shape[-1] // self.num_heads)
+        if not pairs:
+            return projected[2].view(0, self.num_heads, self.dim // self.num_heads), {}
+        blocks = pairs[0].blocks
         query, key, value = map(blocks.pad, projected)
-        return blocks.pack(self._attend(positions.item_pairs(self.causal), query, key, value))
+        pooled, losses = self._attend(pairs, query, key, value, with_losses=True)
+        return blocks.pack(pooled), losses
 
-    def newest(self, packed: Tensor, positions: Positions) -> Tensor:
+    def newest(self, packed: Tensor, positions: Positions, pairs: list[Pairs] | None = None) -> Tensor:
         """packed items (N, D) -> the state (B, D) of each row's newest item alone, at a fraction of the cost.
 
-        Every row has an item. An encoding with losses wants to see all queries.
+        Every row has an item. An encoding with losses wants to see all queries. ``pairs``: of ``newest_pairs``.
         """
-        packed, positions = self._input(packed, positions)
+        check_width(packed, self.dim, self.pe)
+        pairs = positions.newest_pairs(self.causal, Items(packed)) if pairs is None else pairs
         query: Tensor = self.query(gather_rows(packed, positions.newest))
-        blocks = positions.newest_blocks
-        if not blocks:
+        if not pairs:
             return query
-        queries, pairs = blocks.split_rows(query.unsqueeze(1)), positions.newest_pairs(self.causal)
-        keys, values = blocks.pad(self.key(packed)), blocks.pad(self.value(packed))
-        pooled = self._attend(pairs, queries, keys, values, losses=False)
+        blocks = pairs[0].blocks
+        queries, keys, values = (
+            blocks.split_rows(query.unsqueeze(1)),
+            blocks.pad(self.key(packed)),
+            blocks.pad(self.value(packed)),
+        )
+        pooled, _ = self._attend(pairs, queries, keys, values)
         states: Tensor = self.output(blocks.join_rows(pooled).flatten(1))
         return states
 
@@ -108,33 +134,32 @@ class SelfAttention(nn.Module):
         ``keys``, ``values`` (N, D): :meth:`keys_values` of the histories. ``pairs``:
         :meth:`~ctr_pe.sequence.positions.Positions.candidate_pairs` of their positions.
         """
-        assert isinstance(pairs, CandidatePairs)
-        (block,), (rows, count, dim) = pairs.of.whole, target.shape
+        assert pairs.histories is not None
+        (block,), (rows, count, dim) = pairs.histories.whole, target.shape
 
-        def with_own(of_history: Tensor, own: Tensor) -> Tensor:
+        def with_target(of_history: Tensor, of_target: Tensor) -> Tensor:
             """(B K, L + 1, D)"""
             shared = block.pad(of_history).unsqueeze(1).expand(-1, count, -1, -1)
-            return torch.cat([shared, own.unsqueeze(2)], 2).flatten(0, 1)
+            return torch.cat([shared, of_target.unsqueeze(2)], 2).flatten(0, 1)
 
-        key, value = with_own(keys, self.key(target)), with_own(values, self.value(target))
+        key, value = with_target(keys, self.key(target)), with_target(values, self.value(target))
         pooled, _ = self._block(pairs, self.query(target).view(rows * count, 1, dim), key, value)
         states: Tensor = self.output(pooled.flatten(1))
         return states.view(rows, count, dim)
 
-    def _input(self, packed: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
-        if positions.items is None:
-            positions = positions.carrying(Items(packed))
-        return embed_for(self, self.pe, None, packed, positions)[1], positions
-
     def _attend(
-        self, pairs: list[Pairs], queries: list[Tensor], keys: list[Tensor], values: list[Tensor], losses: bool = True
-    ) -> list[Tensor]:
-        """Block by block: queries (R, Q, D), keys and values (R, W, D) -> what is pooled (R, Q, H, d)."""
+        self,
+        pairs: list[Pairs],
+        queries: list[Tensor],
+        keys: list[Tensor],
+        values: list[Tensor],
+        with_losses: bool = False,
+    ) -> tuple[list[Tensor], Losses]:
+        """Block by block: queries (R, Q, D), keys and values (R, W, D) -> what is pooled (R, Q, H, d); and losses."""
         attended = [self._block(*block) for block in zip(pairs, queries, keys, values, strict=True)]
-        found = [one for _, one in attended if one is not None]
-        if losses and self._learns:
-            pairs[0].positions.add_losses(self.pe.losses(found))
-        return [pooled for pooled, _ in attended]
+        learned = [one for _, one in attended if one is not None]
+        losses = self.pe.losses(learned) if with_losses and self._learns else {}
+        return [pooled for pooled, _ in attended], losses
 
     @property
     def _learns(self) -> bool:
@@ -153,7 +178,7 @@ class SelfAttention(nn.Module):
         added = self.pe.plain_bias(vectors, pairs) if fused.takes(query) and not self._learns else None
         if added is not None:
             rate = self.dropout.p if self.dropout.draws else 0.0
-            pooled = fused.attention(rotated_query, rotated_key, value, pairs.barrier + added, self.scale, rate)
+            pooled = fused.attention(rotated_query, rotated_key, value, pairs.additive_mask + added, self.scale, rate)
             return pooled.transpose(1, 2), None
         logits = rotated_query * self.scale @ rotated_key.transpose(-1, -2)  # scaled before: the products are more
         logits = self.pe.bias(logits, vectors, pairs)

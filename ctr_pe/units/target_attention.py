@@ -11,9 +11,9 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import PositionEncoding, embed_for
+from ctr_pe.pe.base import Losses, PositionEncoding, check_width
 from ctr_pe.pe.vectors import Attended, TargetVectors
-from ctr_pe.sequence.positions import Items, Positions
+from ctr_pe.sequence.positions import Items, Pairs, Positions
 from ctr_pe.units.scores import SCORES, candidate_scores
 from ctr_pe.utils.errors import nearest
 
@@ -45,23 +45,32 @@ class TargetAttention(nn.Module):
                 f"target attention of dim={dim} needs an encoding with out_dim={dim}, num_heads=1; "
                 f"got out_dim={self.pe.out_dim}, num_heads={self.pe.num_heads}"
             )
-        self.softmax = softmax
+        self.dim, self.softmax = dim, softmax
 
-    def forward(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Tensor]:
-        """target (B, D), history (B, L, D) or packed (N, D) -> interest (B, D), weights (B, L).
+    def forward(
+        self, target: Tensor, history: Tensor, positions: Positions, pairs: Pairs | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """target (B, D), history (B, L, D) or packed (N, D), after ``pe.embed`` -> interest (B, D), weights (B, L).
 
         Weights are 0 at padding and, with softmax, sum to 1 over the real items; an empty history gives zeros. They
         are those of the softmax: an encoding may pool with others (``mix``).
         What padded slots of ``history`` hold does not matter.
+        ``pairs``: ``positions.target_pairs(history and target as looked up)``; without, these two are their own.
 
         In evaluation a history may have K targets (B, K, D), which gives interests (B, K, D) and weights (B, K, L).
         """
+        interest, weights, _ = self.attend(target, history, positions, pairs)
+        return interest, weights
+
+    def attend(
+        self, target: Tensor, history: Tensor, positions: Positions, pairs: Pairs | None = None
+    ) -> tuple[Tensor, Tensor, Losses]:
+        """:meth:`forward`, and in training the encoding's losses."""
+        check_width(target, self.dim, self.pe)
+        check_width(history, self.dim, self.pe)
         items = positions.pack(history) if history.dim() == 3 else history
-        if positions.items is None:
-            positions = positions.carrying(Items(items), Items(target))
-        embedded, items = embed_for(self, self.pe, target, items, positions)
-        assert embedded is not None
-        target, (rows, _), pairs = embedded, positions.real, positions.target_pairs()
+        pairs = positions.target_pairs(Items(items), Items(target)) if pairs is None else pairs
+        rows, _ = positions.real
         several = target.dim() == 3
         queries = target.flatten(0, -2)  # (B K, D)
         block = pairs.block
@@ -86,17 +95,17 @@ class TargetAttention(nn.Module):
             target.view(target.shape[0], 1, -1, target.shape[-1]), scale, items, block, rescored, project
         )
         logits = self.pe.bias(scored(keys), vectors, pairs)  # (B, 1, K, L)
-        weights = pairs.softmax(logits) if self.softmax else logits * pairs.admitted
+        weights = pairs.softmax(logits) if self.softmax else logits * pairs.float_mask
         mixed, _ = self.pe.mix(weights, vectors, pairs)
         if several:
             of_items = positions.unpack(block.pack(weights[:, 0].mT)).mT
-            return mixed[:, 0].to(items.dtype) @ block.pad(items), of_items
+            return mixed[:, 0].to(items.dtype) @ block.pad(items), of_items, {}
         pooling = block.pack(mixed.flatten(1)).to(items.dtype).unsqueeze(-1)
         interest = positions.total(pooling * items)
+        losses: Losses = {}
         if self.training and self.pe.loss_names:
-            attended = Attended(logits, interest[:, None, None, :], vectors, pairs)
-            positions.add_losses(self.pe.losses([attended]))
-        return interest, positions.unpack(block.pack(weights.flatten(1)))
+            losses = self.pe.losses([Attended(logits, interest[:, None, None, :], vectors, pairs)])
+        return interest, positions.unpack(block.pack(weights.flatten(1))), losses
 
 
 @contextmanager

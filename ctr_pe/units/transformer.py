@@ -6,13 +6,12 @@ items only, so there is no padded row for its biases and norms to fill.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.base import Losses, PositionEncoding, check_width, sum_losses
 from ctr_pe.sequence.jagged import gather_rows
 from ctr_pe.sequence.positions import Items, Pairs, Positions
 from ctr_pe.units.activations import make_activation
@@ -60,14 +59,25 @@ class TransformerBlock(nn.Module):
         self.dropout = Dropout(dropout)
         self.pre, self.residual = norm == "pre", residual
 
-    def forward(self, items: Tensor, positions: Positions, projected: Sequence[Tensor] | None = None) -> Tensor:
-        """packed items (M, D) -> states (M, D). ``projected``: :meth:`project` of the items, if known."""
-        attended = self.attention(self.layer_norm1(items) if self.pre else items, positions, projected)
-        return self._feed(self._join(items, attended, self.layer_norm1))
+    def forward(self, items: Tensor, positions: Positions, pairs: list[Pairs] | None = None) -> Tensor:
+        """packed items (M, D) -> states (M, D)."""
+        return self.attend(items, positions, pairs)[0]
 
-    def newest(self, items: Tensor, positions: Positions) -> Tensor:
+    def attend(
+        self,
+        items: Tensor,
+        positions: Positions,
+        pairs: list[Pairs] | None = None,
+        projected: Sequence[Tensor] | None = None,
+    ) -> tuple[Tensor, Losses]:
+        """:meth:`forward`, and in training the encoding's losses. ``projected``: :meth:`project` of the items."""
+        normed = self.layer_norm1(items) if self.pre else items
+        attended, losses = self.attention.attend(normed, positions, pairs, projected)
+        return self._feed(self._join(items, attended, self.layer_norm1)), losses
+
+    def newest(self, items: Tensor, positions: Positions, pairs: list[Pairs] | None = None) -> Tensor:
         """packed items (M, D) -> the state (B, D) of each row's newest item alone."""
-        attended = self.attention.newest(self.layer_norm1(items) if self.pre else items, positions)
+        attended = self.attention.newest(self.layer_norm1(items) if self.pre else items, positions, pairs)
         return self._feed(self._join(gather_rows(items, positions.newest), attended, self.layer_norm1))
 
     def project(self, items: Tensor) -> list[Tensor]:
@@ -97,8 +107,8 @@ class Transformer(nn.Module):
     """Transformer blocks over [history; target].
 
     Args:
-        encodings: one per block, all of one dim and number of heads, built for a slot more than the history has;
-            ``embed`` is called on the first.
+        encodings: one per block, all of one dim and number of heads, built for a slot more than the history has.
+            The model calls ``embed`` of the first.
         input_dropout: rate on the items, after ``embed``.
         block: the other arguments of :class:`TransformerBlock`. With ``norm="pre"`` a last norm follows the last block.
 
@@ -117,9 +127,14 @@ class Transformer(nn.Module):
         self.causal = bool(block.get("causal"))
 
     @property
-    def apart(self) -> bool:
-        """Whether what the state at a target needs of the history does not depend on the target."""
+    def prefix_stable(self) -> bool:
+        """Whether the states of history items that the target's state is made of do not depend on the target."""
         return self.causal or len(self.blocks) == 1
+
+    @property
+    def pe(self) -> PositionEncoding:
+        """That of the lowest block, whose ``embed`` the model calls."""
+        return self.encodings[0]
 
     @property
     def encodings(self) -> list[PositionEncoding]:
@@ -127,74 +142,90 @@ class Transformer(nn.Module):
         return [block.attention.pe for block in self.blocks]
 
     def forward(
-        self, target: Tensor, history: Tensor, positions: Positions, projected: Sequence[Tensor] | None = None
-    ) -> tuple[Tensor, Positions]:
-        """target (B, D), packed history (N, D) -> packed states (M, D) of [history; target], their positions.
+        self,
+        target: Tensor,
+        history: Tensor,
+        positions: Positions,
+        items: tuple[Items, Items] | None = None,
+        projected: Sequence[Tensor] | None = None,
+    ) -> tuple[Tensor, Positions, Losses]:
+        """target (B, D), packed history (N, D), after ``pe.embed`` -> packed states (M, D) of [history; target], their
+        positions, and in training the encodings' losses.
 
-        ``projected``: :meth:`project` of the history, if known.
+        ``items``: history and target as looked up; without, they are their own. ``projected``: :meth:`project` of the
+        history, if the caller has it.
         """
-        states, whole = self._embedded(target, history, positions)
+        states, whole, looked_up = self._joined(target, history, positions, items)
         lowest, *upper = self.blocks
         if projected:
-            own = lowest.project(gather_rows(states, whole.newest))
-            projected = [positions.append(*pair) for pair in zip(projected, own, strict=True)]
-        states = lowest(states, whole, projected)
-        for block in upper:
-            states = block(states, whole)
-        return self.layer_norm(states), whole
+            of_target = lowest.project(gather_rows(states, whole.newest))
+            projected = [positions.append(*pair) for pair in zip(projected, of_target, strict=True)]
+        pairs = whole.item_pairs(self.causal, looked_up)
+        states, losses = lowest.attend(states, whole, pairs, projected)
+        states, more = self._through(upper, states, whole, pairs)
+        return self.layer_norm(states), whole, sum_losses(losses, more)
 
-    def of_target(self, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        """target (B, D), packed history (N, D) -> the states (B, D) at the targets.
+    def of_target(
+        self, target: Tensor, history: Tensor, positions: Positions, items: tuple[Items, Items] | None = None
+    ) -> tuple[Tensor, Losses]:
+        """target (B, D), packed history (N, D), after ``pe.embed`` -> the states (B, D) at the targets, and losses.
 
         The last block computes no other, unless its encoding has losses, which want all of them.
         """
-        states, whole = self._embedded(target, history, positions)
         *lower, last = self.blocks
-        for block in lower:
-            states = block(states, whole)
         if self.training and last.attention.pe.loss_names:
-            states = gather_rows(last(states, whole), whole.newest)
-        else:
-            states = last.newest(states, whole)
-        normed: Tensor = self.layer_norm(states)
-        return normed
+            states, whole, losses = self(target, history, positions, items)
+            return gather_rows(states, whole.newest), losses
+        states, whole, looked_up = self._joined(target, history, positions, items)
+        pairs = whole.item_pairs(self.causal, looked_up) if len(self.blocks) > 1 else []
+        states, losses = self._through(lower, states, whole, pairs)
+        normed: Tensor = self.layer_norm(last.newest(states, whole, whole.newest_pairs(self.causal, looked_up)))
+        return normed, losses
 
-    def project(self, history: Tensor, positions: Positions) -> list[Tensor]:
-        """packed history (N, D) -> its queries, keys and values (N, D) in the first block, whatever the target."""
-        _, embedded = self.encodings[0].embed(None, history, positions)
-        return self.blocks[0].project(embedded)
+    def project(self, history: Tensor) -> list[Tensor]:
+        """packed history (N, D) after ``pe.embed`` -> its queries, keys and values (N, D) in the first block."""
+        return self.blocks[0].project(history)
 
-    def encode(self, history: Tensor, positions: Positions) -> list[tuple[Tensor, Tensor]]:
-        """packed history (N, D) -> its keys and values (N, D) in every block, if :attr:`apart`: what
-        :meth:`candidates` needs of it, whatever the targets."""
-        nobody = history.new_zeros(positions.mask.shape[0], history.shape[-1])  # a target that no item sees
-        if positions.items is not None:
-            ids = tuple(field.new_zeros(nobody.shape[0]) for field in positions.items.ids)
-            positions = replace(positions, target=Items(nobody, ids))
-        states, whole = self._embedded(nobody, history, positions)
-        found = []
+    def encode(self, history: Tensor, positions: Positions, items: Items | None = None) -> list[tuple[Tensor, Tensor]]:
+        """packed history (N, D) after ``pe.embed`` -> its keys and values (N, D) in every block, if
+        :attr:`prefix_stable`: what :meth:`candidates` needs of it, whatever the targets."""
+        given = Items(history) if items is None else items
+        rows = positions.mask.shape[0]  # each gets a target of zeros, which no item sees
+        zeros = Items(
+            given.embedding.new_zeros(rows, given.embedding.shape[-1]), tuple(x.new_zeros(rows) for x in given.ids)
+        )
+        states, whole, looked_up = self._joined(history.new_zeros(rows, self.dim), history, positions, (given, zeros))
+        pairs, encoded = whole.item_pairs(self.causal, looked_up), []
         for block in self.blocks:
-            found.append(block.keys_values(whole.drop_last(states)))
+            encoded.append(block.keys_values(whole.drop_last(states)))
             if block is not self.blocks[-1]:
-                states = block(states, whole)
-        return found
+                states = block(states, whole, pairs)
+        return encoded
 
-    def candidates(
-        self, target: Tensor, history: Tensor, encoded: list[tuple[Tensor, Tensor]], positions: Positions
-    ) -> Tensor:
-        """The states (B, K, D) at K targets (B, K, D) of the same history: :meth:`of_target` for each of them."""
-        states, _ = self.encodings[0].embed(target, history, positions)
-        assert states is not None
-        pairs = positions.candidate_pairs(target.shape[1], self.causal)
+    def candidates(self, target: Tensor, encoded: list[tuple[Tensor, Tensor]], pairs: Pairs) -> Tensor:
+        """The states (B, K, D) at K targets (B, K, D), after ``pe.embed``, of the same history: :meth:`of_target` for
+        each of them. ``pairs``: ``positions.candidate_pairs`` of the histories' positions."""
         for block, (keys, values) in zip(self.blocks, encoded, strict=True):
-            states = block.candidates(states, keys, values, pairs)
-        normed: Tensor = self.layer_norm(states)
+            target = block.candidates(target, keys, values, pairs)
+        normed: Tensor = self.layer_norm(target)
         return normed
 
-    def _embedded(self, target: Tensor, history: Tensor, positions: Positions) -> tuple[Tensor, Positions]:
-        """packed (M, D) of [history; target] and its positions."""
-        lowest, *upper = self.encodings
-        embedded, history = lowest.embed(target, history, positions)
-        positions.embedded.update(dict.fromkeys(upper))  # positions are in what they get
-        assert embedded is not None
-        return self.dropout(positions.append(history, embedded)), positions.with_target()
+    def _through(
+        self, blocks: Iterable[TransformerBlock], states: Tensor, whole: Positions, pairs: list[Pairs]
+    ) -> tuple[Tensor, Losses]:
+        losses: Losses = {}
+        for block in blocks:
+            states, more = block.attend(states, whole, pairs)
+            losses = sum_losses(losses, more)
+        return states, losses
+
+    def _joined(
+        self, target: Tensor, history: Tensor, positions: Positions, items: tuple[Items, Items] | None
+    ) -> tuple[Tensor, Positions, Items]:
+        """packed (M, D) of [history; target], its positions, and its items as looked up."""
+        check_width(history, self.dim, self.pe)
+        old, new = items or (Items(history), Items(target))
+        chosen = None if old.chosen is None or new.chosen is None else positions.append(old.chosen, new.chosen)
+        ids = tuple(positions.append(*pair) for pair in zip(old.ids, new.ids, strict=True))
+        looked_up = Items(positions.append(old.embedding, new.embedding), ids, chosen)
+        return self.dropout(positions.append(history, target)), positions.with_target(), looked_up

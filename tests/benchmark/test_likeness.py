@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from benchmark.likeness import OwnGate
 from ctr_pe.pe.cape_cosine import CosineCAPE
-from ctr_pe.sequence.positions import Items, Positions
+from ctr_pe.sequence.positions import Positions
 from ctr_pe.units import TargetAttention
 
 D, L = 8, 6
@@ -26,8 +26,7 @@ def drawn(cls: type[CosineCAPE]) -> TargetAttention:
 
 
 def interest(unit: TargetAttention, items: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    at = Positions.from_mask(torch.ones(1, len(items), dtype=torch.bool)).carrying(Items(items), Items(target))
-    found: tuple[Tensor, Tensor] = unit(target, items, at)
+    found: tuple[Tensor, Tensor] = unit(target, items, Positions.from_mask(torch.ones(1, len(items), dtype=torch.bool)))
     return found
 
 

@@ -13,7 +13,8 @@ from torch.nn.functional import logsigmoid
 
 from ctr_pe.config.schema import WeightText
 from ctr_pe.models.next_item import NextItemModel
-from ctr_pe.sequence.positions import Positions
+from ctr_pe.pe.base import Losses
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.utils.errors import UserError
 from tests.support.models import NEGATIVES, PARAMS, batch, feature_map, with_negatives
 
@@ -26,9 +27,9 @@ class Last(NextItemModel):
         self.build_next_item_losses(weight, [group.dim for group in self.groups], [5], "ReLU", dropout_rates=0)
         self.build_tower([group.dim for group in self.groups])
 
-    def interest(self, index: int, target: Tensor, history: Tensor, positions: Positions) -> Tensor:
-        self.learn_next_item(index, history, history, positions)
-        return positions.unpack(history).sum(1)
+    def interest(self, index: int, target: Items, history: Items, positions: Positions) -> tuple[Tensor, Losses]:
+        losses = self.next_item_loss(index, history.embedding, history, positions)
+        return positions.unpack(history.embedding).sum(1), losses
 
 
 def build(folder: Path, negatives: bool = False, **params: Any) -> Last:

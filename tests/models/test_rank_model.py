@@ -108,9 +108,10 @@ class TestFieldGroups:
                 nn.init.normal_(table, generator=torch.Generator().manual_seed(index))
             plain = model.interest
 
-            def interest(index: int, *inputs: Any, plain: Any = plain, found: list[Any] = found) -> Tensor:
-                *vectors, positions = inputs
-                found.append([*vectors, positions.mask, positions.distance, *positions.items.ids])
+            def interest(index: int, *inputs: Any, plain: Any = plain, found: list[Any] = found) -> Any:
+                target, history, positions = inputs
+                looked_up = target.embedding, history.embedding, *history.ids
+                found.append([*looked_up, positions.mask, positions.distance])
                 return plain(index, *inputs)
 
             model.interest = interest

@@ -76,7 +76,7 @@ def test_gates_of_a_likeness_of_their_own_equal_the_reference(sign: float) -> No
     allowed, given = torch.rand(3, 1, 4, 30) < 0.7, (torch.randn(3, 2, 4, 30), torch.randn(3, 2, 4, 8))
 
     def call(logits: Tensor, query: Tensor, likeness: Tensor, table: Tensor, *gate: Tensor) -> Tensor:
-        return contextual_bias(logits, query, table, allowed, gate, likeness=likeness, sign=sign) * allowed  # type: ignore[arg-type]
+        return contextual_bias(logits, query, table, allowed, gate, gate_logits=likeness, sign=sign) * allowed  # type: ignore[arg-type]
 
     compare("contextual_bias", call, *given, 3 * torch.randn(3, 1, 4, 30), *learned(True, False, 5, 8, 3, 2, 30, 31))
 
@@ -142,7 +142,7 @@ def test_gates_need_not_be_made_of_the_logits() -> None:
     logits, likeness = torch.randn(2, 2, 1, 1, 5).double()
     query, table = torch.ones(2, 1, 1, 1).double(), torch.arange(6.0).double().unsqueeze(1)
     given = query, table, torch.ones(2, 1, 1, 5, dtype=torch.bool)
-    found = contextual_bias(logits, *given, likeness=likeness, sign=-1.0) - logits
+    found = contextual_bias(logits, *given, gate_logits=likeness, sign=-1.0) - logits
     assert torch.allclose(found, torch.sigmoid(-likeness).flip(-1).cumsum(-1).flip(-1))
     constant = contextual_bias(logits, *given, sign=0.0) - logits
     assert torch.allclose(constant, torch.tensor([2.5, 2.0, 1.5, 1.0, 0.5]).double())
@@ -309,7 +309,7 @@ SHAPES = {
     "value": (2, 8, 3, 6),
     "weight": (4, 6),
     "bias": (4,),
-    "steps": (2, 3, 8),
+    "gate_weights": (2, 3, 8),
     "allowed": (2, 1, 5, 8),
 }
 
@@ -321,7 +321,7 @@ def test_shapes_that_do_not_match_are_refused(attention: bool, which: str) -> No
     shapes = SHAPES | {which: (*SHAPES[which][:-1], SHAPES[which][-1] + 1)}
     given = {name: torch.ones(shape) for name, shape in shapes.items()}
     allowed, gate = given["allowed"].bool(), (given["weight"], given["bias"])
-    others = torch.ones(9, 4), allowed, gate, given["steps"]
+    others = torch.ones(9, 4), allowed, gate, given["gate_weights"]
     query, vectors = given["query"], (given["query"], given["key"], given["value"])
     if attention or which in ("key", "value"):
         with pytest.raises(ValueError, match="does not match"):

@@ -13,6 +13,7 @@ from ctr_pe.pe.fox import FoX
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.utils.errors import UserError
+from tests.support import hooks
 
 D, L = 8, 6
 
@@ -90,7 +91,7 @@ class TestFIRE:
 
         def newest(items: int) -> torch.Tensor:
             positions = full(1, items)
-            return pe.curves(torch.tensor([items]), positions.target_pairs())[0, 0, 0, -5:]
+            return pe.curves(torch.tensor([items]), hooks.target_pairs(positions))[0, 0, 0, -5:]
 
         assert torch.allclose(newest(6), newest(19), rtol=1e-5, atol=1e-7)
         assert not torch.allclose(newest(19), newest(30))

@@ -85,7 +85,8 @@ def test_target_attention(name: str, options: dict[str, Any], score: str) -> Non
     unit = randomised(TargetAttention(DIM, score, pe))
     batch = random_batch()
     positions = batch.positions()
-    interest, weights = unit(*pe.embed(batch.target, batch.history, positions), positions)
+    pairs = positions.target_pairs(*batch.items(positions))
+    interest, weights = unit(*pe.embed(batch.target, batch.history, positions), positions, pairs)
     score_of = {
         "dot": lambda: reference.dot,
         "bilinear": lambda: reference.Bilinear(unit.score.weight),
@@ -109,7 +110,7 @@ def test_self_attention(name: str, options: dict[str, Any], heads: int, causal: 
     batch = random_batch()
     positions = batch.positions()
     _, embedded = pe.embed(None, batch.history, positions)
-    states = layer(embedded, positions)
+    states = layer(embedded, positions, positions.item_pairs(causal, batch.items(positions)[0]))
     for b in range(len(COUNTS)):
         items = list(batch.history[b][batch.mask[b]])
         want = reference.self_attention(method(name, options, pe, batch, b), layer, items)

@@ -65,9 +65,9 @@ def test_every_link_of_a_chain_sees_the_item_embeddings() -> None:
     for link in (first, last):
         assert isinstance(link, DIF)
         nn.init.normal_(link.sources["1"].query.weight)  # type: ignore[union-attr]
-    items, mask = torch.randn(3, 8), torch.ones(1, 3, dtype=torch.bool)
+    items, positions = torch.randn(3, 8), Positions.from_mask(torch.ones(1, 3, dtype=torch.bool))
     layer = SelfAttention(8, 2, pe)
-    states = layer(items, Positions.from_mask(mask).carrying(Items(items)))
+    states = layer(items, positions)
     assert states.isfinite().all()
     other = Items(torch.cat([items[:, :4], torch.randn(3, 4)], 1))
     for link in (first, last):
@@ -76,12 +76,12 @@ def test_every_link_of_a_chain_sees_the_item_embeddings() -> None:
             {key: value for key, value in layer.state_dict().items() if ".encodings" not in key}, strict=False
         )
         assert not torch.allclose(
-            *(alone(items, Positions.from_mask(mask).carrying(of)) for of in (Items(items), other))
+            *(alone(items, positions, positions.item_pairs(False, looked_up)) for looked_up in (Items(items), other))
         )
         nn.init.zeros_(link.sources["1"].query.weight)  # type: ignore[union-attr, arg-type]
-        assert not torch.allclose(layer(items, Positions.from_mask(mask).carrying(Items(items))), states)
+        assert not torch.allclose(layer(items, positions), states)
         nn.init.normal_(link.sources["1"].query.weight)  # type: ignore[union-attr, arg-type]
-        states = layer(items, Positions.from_mask(mask).carrying(Items(items)))
+        states = layer(items, positions)
 
 
 def test_chain_of_different_sizes() -> None:

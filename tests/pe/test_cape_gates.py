@@ -37,7 +37,7 @@ def of_target(items: Tensor, target: Tensor, ids: list[int] | None = None) -> Pa
     if ids is not None:
         own, category = torch.arange(len(ids)) + 1, torch.tensor(ids)
         carried = Items(items, (own[:-1], category[:-1])), Items(target[None], (own[-1:], category[-1:]))
-    return Positions.from_mask(torch.ones(1, len(items), dtype=torch.bool)).carrying(*carried).target_pairs()
+    return Positions.from_mask(torch.ones(1, len(items), dtype=torch.bool)).target_pairs(*carried)
 
 
 def places(pe: ContextualEncoding, pairs: Pairs) -> Tensor:
@@ -48,11 +48,11 @@ def places(pe: ContextualEncoding, pairs: Pairs) -> Tensor:
     return found[0, 0, 0]
 
 
-def batch() -> tuple[Tensor, Tensor, Positions]:
+def batch() -> tuple[Tensor, Tensor, Positions, Pairs]:
     target, items = vectors(2, D), vectors(2 * L, D, seed=1)
     at = Positions.from_mask(torch.ones(2, L, dtype=torch.bool))
     known = Items(items, (torch.arange(2 * L) % 3,)), Items(target, (torch.zeros(2, dtype=torch.int64),))
-    return target, items, at.carrying(*known)
+    return target, items, at, at.target_pairs(*known)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -104,16 +104,16 @@ class TestOracle:
 
     def test_among_items_the_query_s_category_decides(self) -> None:
         ids = torch.tensor([1, 2, 2, 1])
-        at = Positions.from_mask(torch.ones(1, 4, dtype=torch.bool)).carrying(Items(vectors(4, D), (ids,)))
-        found = encoding("cape_oracle").fractional_positions(vectors(1, 1, 4, 4), hooks.item_pairs(at, causal=True))
+        at, items = Positions.from_mask(torch.ones(1, 4, dtype=torch.bool)), Items(vectors(4, D), (ids,))
+        found = encoding("cape_oracle").fractional_positions(vectors(1, 1, 4, 4), hooks.item_pairs(at, True, items))
         assert found[0, 0, 3].tolist() == pytest.approx([2, 2, 1, 0], abs=1e-12)
         assert found[0, 0, 2, :3].tolist() == pytest.approx([1, 0, 0], abs=1e-12)
 
     def test_without_ids_it_says_what_is_missing(self) -> None:
         pe, at = build_pe("cape_oracle", D, L), Positions.from_mask(torch.ones(1, 3, dtype=torch.bool))
-        with pytest.raises(ValueError, match="cape_oracle needs the ids of the items: positions"):
+        with pytest.raises(ValueError, match="cape_oracle needs ids: give the unit positions"):
             TargetAttention(D, pe=pe)(torch.randn(1, D), torch.randn(3, D), at)
-        with pytest.raises(ValueError, match="cape_oracle needs the ids of the items: positions"):
+        with pytest.raises(ValueError, match="cape_oracle needs ids: give the unit positions"):
             SelfAttention(D, 1, pe)(torch.randn(3, D), at)
 
     def test_a_field_of_vectors_is_no_category(self) -> None:
@@ -173,7 +173,7 @@ class TestCosine:
         assert places(fields, of_target(item, target)).item() == pytest.approx(gate(2 * share - 1, 0.25), rel=1e-4)
 
     @pytest.mark.parametrize("options", [{}, {"field_dims": [5, 3]}])
-    def test_layers_share_one_likeness_and_nothing_else(self, options: dict[str, object]) -> None:
+    def test_layers_share_their_gate_logits_and_nothing_else(self, options: dict[str, object]) -> None:
         first = encoding("cape_cosine", 2, **options)
         above = first.next_layer(lambda: encoding("cape_cosine", 2, **options))
         shared = {name for name, own in above.named_parameters() if own is dict(first.named_parameters())[name]}
@@ -187,15 +187,15 @@ class TestCosine:
         monkeypatch.setattr(cape_cosine, "direction", lambda x: calls.append(x) or direction(x))
         lowest = encoding("cape_cosine", 2)
         unit = Transformer([lowest, lowest.next_layer(lambda: encoding("cape_cosine", 2))], causal=True).double()
-        target, items, at = batch()
+        target, items, at, _ = batch()
         unit(target, items, at)
         assert len(calls) == 1
 
     def test_what_items_are_decides_and_not_what_a_layer_makes_of_them(self) -> None:
-        pe, (_, items, at) = encoding("cape_cosine", 2), batch()
+        pe, (_, items, at, _) = encoding("cape_cosine", 2), batch()
         nn.init.normal_(pe.table)
         logits, given = vectors(2, 2, L, L), hooks.item_vectors(vectors(2, 2, L, D // 2))
-        known, other = (hooks.item_pairs(at.carrying(Items(x)), causal=True) for x in (items, items.flip(0)))
+        known, other = (hooks.item_pairs(at, True, Items(x)) for x in (items, items.flip(0)))
         assert not torch.allclose(pe.bias(logits, given, known), pe.bias(logits, given, other))
         found = pe.fractional_positions(logits, known)
         assert torch.equal(found, pe.fractional_positions(-logits, known))

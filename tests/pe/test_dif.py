@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.base import Losses, PositionEncoding
 from ctr_pe.pe.dif import DIF
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.sequence.positions import Items, Pairs, Positions
@@ -147,12 +147,15 @@ def test_the_order_of_attributes_does_not_matter(unit: str) -> None:
     order = [0, 1, 2, 3, 6, 7, 4, 5]
     target, history, positions = vectors(6, D), vectors(sum(COUNTS), D, seed=1), rows_of(COUNTS)
     for encoding, at in ((pe, list(range(D))), (swapped, order)):
-        carrying = positions.carrying(Items(history[:, at]), Items(target[:, at]))
+        items = Items(history[:, at])
         torch.manual_seed(0)
         if unit == "din":
-            TargetAttention(D, unit, encoding).double().eval()(target, history, carrying)
+            TargetAttention(D, unit, encoding).double().eval()(
+                target, history, positions, positions.target_pairs(items, Items(target[:, at]))
+            )
         else:
-            SelfAttention(D, 2, encoding, causal=True).double()(history, carrying)
+            layer = SelfAttention(D, 2, encoding, causal=True).double()
+            layer(history, positions, positions.item_pairs(True, items))
     for (_, ours), (_, theirs) in zip(pe.seen, swapped.seen, strict=True):
         assert torch.allclose(ours, theirs, atol=1e-12)
     assert (pe.sources["1"].query.weight != pe.sources["2"].query.weight).any()
@@ -161,14 +164,16 @@ def test_the_order_of_attributes_does_not_matter(unit: str) -> None:
 @pytest.mark.parametrize("unit", ["dot", "causal"])
 def test_sources_are_the_items_as_looked_up_not_the_states_below(unit: str) -> None:
     pe = randomised(Recorder(D, L, heads_of(unit), field_dims=FIELDS))
-    positions = rows_of(COUNTS).carrying(Items(vectors(sum(COUNTS), D)), Items(vectors(6, D)))
+    positions, looked_up = rows_of(COUNTS), (Items(vectors(sum(COUNTS), D)), Items(vectors(6, D)))
     for seed in (1, 2):
         states = vectors(sum(COUNTS), D, seed=seed)
         torch.manual_seed(0)
         if unit == "dot":
-            TargetAttention(D, unit, pe).double()(vectors(6, D, seed=seed), states, positions)
+            attention = TargetAttention(D, unit, pe).double()
+            attention(vectors(6, D, seed=seed), states, positions, positions.target_pairs(*looked_up))
         else:
-            SelfAttention(D, 2, pe, causal=True).double()(states, positions)
+            layer = SelfAttention(D, 2, pe, causal=True).double()
+            layer(states, positions, positions.item_pairs(True, looked_up[0]))
     half = len(pe.seen) // 2
     for (plain, fused), (other_plain, other) in zip(pe.seen[:half], pe.seen[half:], strict=True):
         assert torch.allclose(fused - plain, other - other_plain, atol=1e-12)
@@ -217,8 +222,7 @@ def test_refuses(options: dict[str, Any], message: str) -> None:
         DIF(D, L, 2, **options)
 
 
-def loss_of(positions: Positions) -> Tensor:
-    return positions.losses["attribute predictors"]
+LOSS = "attribute predictors"
 
 
 class TestPredictors:
@@ -235,7 +239,7 @@ class TestPredictors:
 
     def batch(self) -> tuple[Items, Items, Positions]:
         items, target = self.items(sum(COUNTS), 1), self.items(len(COUNTS), 2)
-        return items, target, rows_of(COUNTS).carrying(items, target)
+        return items, target, rows_of(COUNTS)
 
     @staticmethod
     def expected(pe: DIF, states: list[Tensor], answers: list[int]) -> Tensor:
@@ -248,18 +252,20 @@ class TestPredictors:
     def test_in_target_attention_the_interest_predicts_the_clicked_target(self) -> None:
         pe, (items, target, positions) = self.build(), self.batch()
         assert target.chosen is not None
-        interest, _ = TargetAttention(D, "dot", pe)(target.embedding, items.embedding, positions)
+        pairs = positions.target_pairs(items, target)
+        interest, _, losses = TargetAttention(D, "dot", pe).attend(target.embedding, items.embedding, positions, pairs)
         ids = target.ids[1].tolist()
         rows = [b for b in range(len(ids)) if target.chosen[b] and ids[b] > 0]
         assert 0 < len(rows) < int(target.chosen.sum())  # some are not clicked, some have no id
         want = self.expected(pe, [interest[b] for b in rows], [ids[b] for b in rows])
-        assert torch.allclose(loss_of(positions), want, atol=1e-12)
+        assert torch.allclose(losses[LOSS], want, atol=1e-12)
 
     def test_in_causal_self_attention_each_item_predicts_the_next_of_its_row(self) -> None:
         pe, (items, _, positions) = self.build(2), self.batch()
         assert items.chosen is not None
         layer = randomised(SelfAttention(D, 2, pe, causal=True))
-        states = layer.heads(items.embedding, positions).flatten(1)
+        heads, losses = layer.heads(items.embedding, positions, positions.item_pairs(True, items))
+        states = heads.flatten(1)
         assert len(positions.blocks) > 1
         ids, found, answers, first = items.ids[1].tolist(), [], [], 0
         for count in COUNTS:
@@ -268,50 +274,44 @@ class TestPredictors:
                     found.append(states[i])
                     answers.append(ids[i + 1])
             first += count
-        assert torch.allclose(loss_of(positions), self.expected(pe, found, answers), atol=1e-12)
+        assert torch.allclose(losses[LOSS], self.expected(pe, found, answers), atol=1e-12)
 
     @pytest.mark.parametrize("unit", ["target", "causal"])
     def test_zero_predictors_lose_log_2(self, unit: str) -> None:
-        pe, (*_, positions) = self.build(), self.batch()
+        pe, batch = self.build(), self.batch()
         assert list(pe.predictors) == ["1"]  # position is not predicted, nor are vectors
         for predictor in pe.predictors.parameters():
             nn.init.zeros_(predictor)
-        self.attend(pe, positions, unit)
-        assert torch.allclose(loss_of(positions), torch.tensor(3 * math.log(2), dtype=torch.float64))
+        assert torch.allclose(self.losses(pe, batch, unit)[LOSS], torch.tensor(3 * math.log(2), dtype=torch.float64))
 
-    def attend(self, pe: DIF, positions: Positions, unit: str, training: bool = True) -> None:
-        assert positions.items is not None
-        assert positions.target is not None
+    def losses(self, pe: DIF, batch: tuple[Items, Items, Positions], unit: str, training: bool = True) -> Losses:
+        items, target, positions = batch
         if unit == "target":
-            attention = TargetAttention(D, "dot", pe).train(training)
-            attention(positions.target.embedding, positions.items.embedding, positions)
-        else:
-            SelfAttention(D, 1, pe, unit == "causal").double().train(training)(positions.items.embedding, positions)
+            attention, pairs = TargetAttention(D, "dot", pe).train(training), positions.target_pairs(items, target)
+            return attention.attend(target.embedding, items.embedding, positions, pairs)[-1]
+        layer = SelfAttention(D, 1, pe, unit == "causal").double().train(training)
+        return layer.attend(items.embedding, positions, positions.item_pairs(layer.causal, items))[-1]
 
     @pytest.mark.parametrize("unit", ["target", "causal", "both"])
     def test_when_nothing_is_learned(self, unit: str) -> None:
         """In evaluation, without labels, with a weight of 0; where attention is bidirectional."""
         items, target, positions = self.batch()
-        unlabelled = positions.carrying(replace(items, chosen=None), replace(target, chosen=None))
-        unknown = positions.carrying(Items(items.embedding), Items(target.embedding))
+        unlabelled = replace(items, chosen=None), replace(target, chosen=None), positions
+        without_ids = Items(items.embedding), Items(target.embedding), positions
         pe, off = self.build(), self.build(predict=0.0)
-        for encoding, places in ((off, positions), (pe, unlabelled), (pe, unknown)):
-            self.attend(encoding, places, unit)
-            assert not places.losses
-        self.attend(pe, positions, unit, training=False)
-        assert not positions.losses
+        for encoding, batch in ((off, self.batch()), (pe, unlabelled), (pe, without_ids)):
+            assert not self.losses(encoding, batch, unit)
+        assert not self.losses(pe, self.batch(), unit, training=False)
         assert not off.predictors
         assert (off.loss_names, pe.loss_names) == ((), ("attribute predictors",))
-        self.attend(pe, positions, unit)
-        assert bool(positions.losses) == (unit != "both")
+        assert bool(self.losses(pe, self.batch(), unit)) == (unit != "both")
 
     @pytest.mark.parametrize("unit", ["target", "causal"])
     def test_no_known_answer_is_no_loss(self, unit: str) -> None:
         items, target, positions = self.batch()
-        blank = [replace(x, ids=tuple(torch.zeros_like(ids) for ids in x.ids)) for x in (items, target)]
+        items, target = (replace(x, ids=tuple(torch.zeros_like(ids) for ids in x.ids)) for x in (items, target))
         pe = self.build()
-        self.attend(pe, positions.carrying(*blank), unit)
-        loss = loss_of(positions)
+        loss = self.losses(pe, (items, target, positions), unit)[LOSS]
         assert loss == 0
         loss.backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in pe.parameters())

@@ -59,8 +59,8 @@ def as_complex(x: Tensor) -> Tensor:
     return torch.complex(*x.chunk(2, dim=-1))
 
 
-def loss_of(positions: Positions) -> Tensor:
-    return positions.losses["phase contrast"]
+def loss_of(unit: TargetAttention | SelfAttention, *given: Any) -> Tensor:
+    return unit.attend(*given)[-1]["phase contrast"]
 
 
 def frequencies(dim: int) -> Tensor:
@@ -390,7 +390,7 @@ class TestPhaseContrast:
         positions = Positions.from_mask(batch.mask)
         assert len(positions.blocks) > 1
         _, moved = pe.embed(None, batch.history, positions)
-        layer(moved, positions)
+        found = loss_of(layer, positions.pack(moved), positions)
         assert pe.scale is not None
         assert pe.shift is not None
         want = torch.zeros(()).double()
@@ -400,7 +400,7 @@ class TestPhaseContrast:
                 parts = parts.unflatten(1, (heads, -1)) if planes == "per_head" else parts.unsqueeze(1)
                 phase = (as_complex(parts).angle() * pe.scale + shift).flatten(1)
                 want = want + loop_contrast(phase, phase, pe.phase_weight / 0.7)
-        assert torch.allclose(loss_of(positions), 0.25 * want / len(counts))
+        assert torch.allclose(found, 0.25 * want / len(counts))
 
     def test_of_target_attention(self) -> None:
         counts = [3, 0, 30, 1, 30]
@@ -409,12 +409,12 @@ class TestPhaseContrast:
         batch = Batch.random(counts).laid_out("left")
         positions = Positions.from_mask(batch.mask)
         target, moved = pe.embed(batch.target, batch.history, positions)
-        unit(target, moved, positions)
+        found = loss_of(unit, target, moved, positions)
         want = torch.zeros(()).double()
         for history, mask in zip(moved, batch.mask, strict=True):
             phase = as_complex(history[mask]).angle() * pe.scale
             want = want + loop_contrast(phase, phase, pe.phase_weight)
-        assert torch.allclose(loss_of(positions), want / len(counts))
+        assert torch.allclose(found, want / len(counts))
 
     @pytest.mark.parametrize("unit", ["dot", "self"])
     def test_padding_changes_nothing_and_masks_do_not_disturb(self, unit: str) -> None:
@@ -425,11 +425,10 @@ class TestPhaseContrast:
             module = (TargetAttention(D, unit, pe) if unit == "dot" else SelfAttention(D, 1, pe)).double().train()
             batch = Batch.random([3, 0, 6, 1, 9]).laid_out(layout)
             before = torch.get_rng_state()
-            inputs = (batch.target, batch.history) if unit == "dot" else (batch.history,)
             positions = Positions.from_mask(batch.mask)
-            module(*inputs, positions)
+            inputs = *([batch.target] if unit == "dot" else []), positions.pack(batch.history)
+            found.append(loss_of(module, *inputs, positions))
             assert torch.equal(torch.get_rng_state(), before)
-            found.append(loss_of(positions))
         assert found[0] > 0
         assert torch.allclose(torch.stack(found), found[0], rtol=0, atol=1e-9)
 
@@ -439,12 +438,8 @@ class TestPhaseContrast:
             pe = Euler(D, L, **CONTRAST)
             unit = TargetAttention(D, pe=pe).train()
             batch = Batch.random([6, 6], torch.float32)
-            found = []
-            for _ in range(2):
-                positions = Positions.from_mask(batch.mask)
-                unit(batch.target, batch.history, positions)
-                found.append(loss_of(positions).item())
-            return found
+            given = unit, batch.target, batch.history, Positions.from_mask(batch.mask)
+            return [loss_of(*given).item() for _ in range(2)]
 
         first = losses(0)
         assert first == losses(0)
@@ -461,9 +456,7 @@ class TestPhaseContrast:
         for options, training in ((CONTRAST, False), ({}, True)):
             pe = Euler(D, L, **options)
             unit = TargetAttention(D, pe=pe).train(training)
-            positions = Positions.from_mask(batch.mask)
-            unit(batch.target, batch.history, positions)
-            assert not positions.losses
+            assert not unit.attend(batch.target, batch.history, Positions.from_mask(batch.mask))[-1]
             assert pe.loss_names == (("phase contrast",) if options else ())
 
     def test_all_that_it_depends_on_learns(self) -> None:
@@ -471,8 +464,7 @@ class TestPhaseContrast:
         layer = SelfAttention(D, 2, pe).double().train()
         batch = Batch.random([3, 0, 6])
         positions = Positions.from_mask(batch.mask)
-        layer(pe.embed(None, batch.history, positions)[1], positions)
-        loss_of(positions).backward()
+        loss_of(layer, pe.embed(None, positions.pack(batch.history), positions)[1], positions).backward()
         learning = {name for name, p in layer.named_parameters() if p.grad is not None and p.grad.abs().max() > 0}
         names = {"table", "psi", "scale", "shift", "phase_weight"}
         assert learning == {f"pe.{name}" for name in names} | {
@@ -486,10 +478,11 @@ class TestPhaseContrast:
             module = (TargetAttention(D, unit, pe) if unit == "dot" else SelfAttention(D, 1, pe)).double().train()
             batch = Batch.random(counts)
             batch.history.requires_grad_()
-            inputs = (batch.target, batch.history) if unit == "dot" else (batch.history,)
             positions = Positions.from_mask(batch.mask)
-            output, loss = module(*inputs, positions), sum(positions.losses.values())
-            ((output[0] if unit == "dot" else output).sum() + loss).backward()
+            inputs = *([batch.target] if unit == "dot" else []), positions.pack(batch.history)
+            output, *_, losses = module.attend(*inputs, positions)
+            loss = sum(losses.values())
+            (output.sum() + loss).backward()
             assert (loss > 0) == (2 in counts)
             assert batch.history.grad is not None
             assert batch.history.grad.isfinite().all()
@@ -501,9 +494,7 @@ class TestPhaseContrast:
             pe = Euler(D, L, **CONTRAST, euler_temperature=0.1)
             unit = TargetAttention(D, pe=pe).train()
             with torch.autocast("cpu", torch.bfloat16, enabled=amp):
-                positions = Positions.from_mask(batch.mask)
-                unit(batch.target, batch.history, positions)
-            found.append(loss_of(positions))
+                found.append(loss_of(unit, batch.target, batch.history, Positions.from_mask(batch.mask)))
         assert found[1].dtype == torch.float32
         assert torch.allclose(found[1], found[0], rtol=1e-6)
 

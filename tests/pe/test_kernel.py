@@ -43,14 +43,14 @@ def randomised(pe: Any, seed: int = 5) -> Any:
 
 def mixed(pe: Any, weights: Tensor, positions: Positions) -> Tensor:
     """Pooling weights of target attention (B, L) from those of the softmax."""
-    pairs = positions.target_pairs()
+    pairs = hooks.target_pairs(positions)
     out: Tensor = pe.mix(weights[:, None, None], hooks.vectors_for(pairs, D), pairs)[0]
     return out[:, 0, 0]
 
 
 def summed(pe: Any, logits: Tensor, positions: Positions) -> Tensor:
     """Logits of target attention (B, L)."""
-    pairs = positions.target_pairs()
+    pairs = hooks.target_pairs(positions)
     out: Tensor = pe.bias(logits[:, None, None], hooks.vectors_for(pairs, D), pairs)
     return out[:, 0, 0]
 
@@ -126,7 +126,7 @@ def test_logits_form_equals_key_form(causal: bool) -> None:
 
 @pytest.mark.parametrize("what", [-1e300, 0.0, 1e300])
 def test_what_is_not_allowed_stays_out_of_the_sums(what: float) -> None:
-    for pairs in (lengths(L, 2).target_pairs(), hooks.item_pairs(lengths(L, 2), True)):
+    for pairs in (hooks.target_pairs(lengths(L, 2)), hooks.item_pairs(lengths(L, 2), True)):
         pe = randomised(Kernel(D, L))
         logits, given = vectors(*pairs.allowed.shape), hooks.vectors_for(pairs, D)
         want = pe.bias(logits, given, pairs)

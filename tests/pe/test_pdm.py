@@ -42,7 +42,7 @@ class TestPositions:
         pe = randomised(PDM(D, L, HEADS))
         pairs = hooks.item_pairs(lengths(*COUNTS), causal)
         given = hooks.item_vectors(vectors(len(COUNTS), HEADS, L, D // HEADS))
-        attention = pairs.softmax(vectors(len(COUNTS), HEADS, L, L)) * pairs.admitted
+        attention = pairs.softmax(vectors(len(COUNTS), HEADS, L, L)) * pairs.float_mask
         real = pairs.allowed.any(-1).expand(-1, HEADS, -1).double()
         for weights, want in ((pe.position_weights(pairs), 1.0), (pe.mix(attention, given, pairs)[0], 2.0)):
             assert torch.allclose(weights.sum(-1), want * real)
@@ -50,7 +50,7 @@ class TestPositions:
 
     def test_weights_depend_on_places_alone(self) -> None:
         pe = randomised(PDM(D, L))
-        pairs = lengths(*COUNTS, 5).target_pairs()
+        pairs = hooks.target_pairs(lengths(*COUNTS, 5))
         given = [hooks.target_vectors(vectors(6, D, seed=k), pairs, vectors(20, D, seed=k)) for k in range(2)]
         weights = [pe.mix(pairs.softmax(s), v, pairs)[0] - pairs.softmax(s)
                    for s, v in zip((vectors(6, 1, 1, L), vectors(6, 1, 1, L, seed=1)), given, strict=True)]  # fmt: skip
@@ -74,7 +74,7 @@ class TestPositions:
         batch = vectors(2, D), vectors(2, L, D, seed=1), lengths(L, 4)
         (interest, weights), (without, want) = unit(*batch), plain(*batch)
         assert torch.equal(weights, want)
-        pairs = lengths(L, 4).target_pairs()
+        pairs = hooks.target_pairs(lengths(L, 4))
         extra = pairs.positions.unpack(pairs.block.pack(pe.position_weights(pairs)[:, 0, 0]))
         assert torch.allclose(interest, without + (extra.unsqueeze(-1) * batch[1]).sum(1))
 
@@ -97,8 +97,8 @@ class TestPositions:
         assert pe.table.std().item() == pytest.approx(0.02, rel=0.05)  # type: ignore[union-attr]
 
 
-def loss_of(positions: Positions, augment: str = "reorder") -> Tensor:
-    return positions.losses[f"PDM {augment} contrast"]
+def loss_of(losses: dict[str, Tensor], augment: str = "reorder") -> Tensor:
+    return losses[f"PDM {augment} contrast"]
 
 
 class TestContrast:
@@ -203,8 +203,7 @@ class TestAugmentation:
         pe = PDM(D, L, pdm_contrast=0.1, pdm_augment=augment, pdm_ratio=1, pdm_contrast_on="norm")
         unit, history = TargetAttention(D, pe=pe), torch.randn(5, L, D, requires_grad=True)
         positions = lengths(*COUNTS)
-        unit(torch.randn(5, D), history, positions)
-        loss = loss_of(positions, augment)
+        loss = loss_of(unit.attend(torch.randn(5, D), history, positions)[-1], augment)
         loss.backward()
         assert loss.isfinite()
         assert history.grad is not None
@@ -295,26 +294,26 @@ class TestLoss:
         plain = SelfAttention(D, HEADS, causal=causal).double()
         plain.load_state_dict({key: value for key, value in layer.state_dict().items() if not key.startswith("pe.")})
         items, positions = vectors(len(COUNTS), L, D), lengths(*COUNTS)
-        layer(items, positions)
+        _, losses = layer.attend(positions.pack(items), positions)
 
         def hidden(b: int, order: list[int]) -> Tensor:
-            return plain.heads(items[b, order], lengths(len(order))).flatten(1)
+            return plain.heads(items[b, order], lengths(len(order)))[0].flatten(1)
 
         want = expected(hidden, lambda b, item: plain.value(items[b, item]), kind, on)
-        assert torch.allclose(loss_of(positions, kind), want)
+        assert torch.allclose(loss_of(losses, kind), want)
 
     def test_target_attention(self, kind: str, on: str) -> None:
         pe = self.encoding(kind, on, 1)
         unit, plain = TargetAttention(D, pe=randomised(pe)).double(), TargetAttention(D).double()
         target, items, positions = vectors(len(COUNTS), D, seed=1), vectors(len(COUNTS), L, D), lengths(*COUNTS)
-        unit(target, items, positions)
+        losses = unit.attend(target, items, positions)[-1]
 
         def hidden(b: int, order: list[int]) -> Tensor:
             _, weights = plain(target[[b]], items[b, order], lengths(len(order)))
             return weights[0].unsqueeze(1) * items[b, order]
 
         want = expected(hidden, lambda b, item: items[b, item], kind, on)
-        assert torch.allclose(loss_of(positions, kind), want)
+        assert torch.allclose(loss_of(losses, kind), want)
 
 
 @pytest.mark.parametrize("unit", ["target", "self"])
@@ -326,22 +325,24 @@ class TestTraining:
         return TargetAttention(D, pe=pe) if unit == "target" else SelfAttention(D, HEADS, pe, True)
 
     @staticmethod
-    def run(module: Any, items: Tensor) -> Positions:
-        batch = (items, lengths(*COUNTS))
-        module(*((items[:, 0], *batch) if isinstance(module, TargetAttention) else batch))
-        return batch[1]
+    def run(module: Any, items: Tensor, positions: Positions | None = None) -> dict[str, Tensor]:
+        positions = positions or lengths(*COUNTS)
+        batch = positions.pack(items), positions
+        losses: dict[str, Tensor]
+        *_, losses = module.attend(*((items[:, 0], *batch) if isinstance(module, TargetAttention) else batch))
+        return losses
 
     def test_off_costs_nothing(self, unit: str) -> None:
         module = self.module(unit)
         module.pe._augmented = None
-        assert not self.run(module, torch.randn(5, L, D)).losses
+        assert not self.run(module, torch.randn(5, L, D))
         assert module.pe.loss_names == ()
 
     def test_evaluation_has_none(self, unit: str) -> None:
         module = self.module(unit, pdm_contrast=0.1)
         assert module.pe.loss_names == ("PDM reorder contrast",)
         assert loss_of(self.run(module, torch.randn(5, L, D))) > 0
-        assert not self.run(module.eval(), torch.randn(5, L, D)).losses
+        assert not self.run(module.eval(), torch.randn(5, L, D))
 
     def test_the_random_stream_stays_where_it_is(self, unit: str) -> None:
         after = []
@@ -371,8 +372,7 @@ class TestTraining:
     def test_no_items_at_all(self, unit: str) -> None:
         module = self.module(unit, pdm_contrast=0.1, pdm_contrast_on="last")
         empty = Positions.from_mask(torch.zeros(2, 3, dtype=torch.bool))
-        module(*([torch.randn(2, D)] if unit == "target" else []), torch.randn(2, 3, D), empty)
-        assert sum(empty.losses.values()) == 0
+        assert sum(self.run(module, torch.randn(2, 3, D), empty).values()) == 0
 
     def test_mixed_precision(self, unit: str) -> None:
         module, items = self.module(unit, pdm_contrast=0.1, pdm_contrast_on="norm"), torch.randn(5, L, D)

@@ -18,8 +18,8 @@ ADDS |= {"cape_constant", "cape_cosine", "cape_oracle"}  # whose positions know 
 def pairs_of(causal: bool) -> Pairs:
     mask = torch.arange(5) < torch.tensor([[5], [4], [4]])
     age = torch.randint(0, 10**5, mask.shape).sort(1, descending=True).values
-    positions = Positions.from_mask(mask, age).carrying(Items(torch.randn(13, 6), (torch.randint(1, 3, (13,)),)))
-    return positions.item_pairs(causal)[0]
+    items = Items(torch.randn(13, 6), (torch.randint(1, 3, (13,)),))
+    return Positions.from_mask(mask, age).item_pairs(causal, items)[0]
 
 
 def random_vectors() -> Vectors:

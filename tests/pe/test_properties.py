@@ -163,13 +163,13 @@ class TestContextual:
         if pe.gate is not None:
             gated = nn.functional.silu(pe.gate(query))
         table = pe.table
-        opened = scored_bias(pe, torch.full((2, L), all_open).double(), query, positions.target_pairs())
+        opened = scored_bias(pe, torch.full((2, L), all_open).double(), query, hooks.target_pairs(positions))
         assert torch.allclose(opened, gated @ table[[6, 5, 4, 3, 2, 1]].T, atol=1e-9)  # type: ignore[index]
-        closed = scored_bias(pe, torch.full((2, L), -all_open).double(), query, positions.target_pairs())
+        closed = scored_bias(pe, torch.full((2, L), -all_open).double(), query, hooks.target_pairs(positions))
         assert torch.allclose(closed, (gated @ table[0]).unsqueeze(1).expand(2, L), atol=1e-9)  # type: ignore[index]
 
     def test_gates_of_the_two_add_up_to_one(self) -> None:
-        pairs, table = full().target_pairs(), torch.arange(L + 1.0, dtype=torch.float64)
+        pairs, table = hooks.target_pairs(full()), torch.arange(L + 1.0, dtype=torch.float64)
         logits = vectors(2, L)
         cope, cape = CoPE(1, L).double(), CAPE(1, L, position_dim=1).double()
         one = torch.ones(2, 1, dtype=torch.float64)
@@ -224,7 +224,7 @@ class TestContextual:
         pe, query = CAPE(D, L).double(), vectors(2, D)
         nn.init.normal_(pe.table)
         logits = torch.tensor([[-800.0, 800.0, -50.0, 50.0, 0.0, 1e4]] * 2, dtype=torch.float64, requires_grad=True)
-        scored_bias(pe, logits, query, full().target_pairs()).sum().backward()
+        scored_bias(pe, logits, query, hooks.target_pairs(full())).sum().backward()
         assert logits.grad is not None
         assert logits.grad.isfinite().all()
 
@@ -233,7 +233,7 @@ class TestContextual:
         with torch.no_grad():
             pe.table.copy_(torch.arange(21.0).unsqueeze(1))
             pe.gate.weight.fill_(1.0)
-        pairs = full(1, 12).target_pairs()
+        pairs = hooks.target_pairs(full(1, 12))
         pairs = replace(pairs, allowed=torch.arange(12) < 2)
         bias = scored_bias(pe, torch.zeros(1, 12).double(), torch.ones(1, 1).double(), pairs)
         position = bias / nn.functional.silu(torch.ones(()).double())
@@ -247,7 +247,7 @@ class TestContextual:
         last = layer(items, full())[:, -1]
         query, keys, values = layer.query(items[:, -1]), layer.key(items), layer.value(items)
         logits = (query.unsqueeze(1) * keys).sum(-1) / D**0.5
-        weights = (logits + scored_bias(pe, logits, query, full().target_pairs())).softmax(-1)
+        weights = (logits + scored_bias(pe, logits, query, hooks.target_pairs(full()))).softmax(-1)
         assert torch.allclose(last, layer.output((weights.unsqueeze(-1) * values).sum(1)))
 
     def test_between_sums_towards_the_query_on_both_sides(self) -> None:
@@ -268,7 +268,7 @@ class TestContextual:
             pe.table.copy_(torch.arange(slots + 1.0).unsqueeze(1) / 0.7310586)  # the bias is the position
         logits = torch.linspace(-2, 2, slots)[None, None, None].bfloat16()
         exact = torch.sigmoid(-logits.double()).flip(-1).cumsum(-1).flip(-1)
-        pairs = full(1, slots).target_pairs()
+        pairs = hooks.target_pairs(full(1, slots))
         got = pe.bias(logits, hooks.target_vectors(torch.ones(1, 1), pairs), pairs) - logits.float()
         assert got.dtype == torch.float32
         assert (got - exact).abs().max() < 1e-3

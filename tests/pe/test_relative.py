@@ -45,7 +45,7 @@ def drawn(name: str, heads: int = 1, max_len: int = L) -> RelativeBias:
 class TestAll:
     def test_sees_order_but_not_content(self, name: str) -> None:
         pe, logits = drawn(name), vectors(2, 1, 1, L)
-        pairs = full().target_pairs()
+        pairs = hooks.target_pairs(full())
         one, another = (hooks.target_vectors(vectors(2, D, seed=k), pairs, vectors(2 * L, D, seed=k)) for k in (1, 2))
         added = pe.bias(logits, one, pairs) - logits
         other = pe.bias(-3 * logits, another, pairs) + 3 * logits
@@ -96,7 +96,7 @@ class TestAll:
     def test_position_stays_in_float32_under_autocast(self, name: str) -> None:
         pe = drawn(name).float()
         offsets = torch.arange(400, 0, -1)
-        pairs = full(1, 400).target_pairs()
+        pairs = hooks.target_pairs(full(1, 400))
         ones = hooks.target_vectors(torch.ones(1, D), pairs)
         got = pe.bias(torch.zeros(1, 1, 1, 400).bfloat16(), ones, pairs)
         assert got.dtype == torch.float32

@@ -175,7 +175,7 @@ class TestTimeBias:
     @staticmethod
     def of_ages(pe: TimeBias, ages: Tensor) -> Tensor:
         """What it adds to the logits of target attention, (B, L)."""
-        pairs = at(ages).target_pairs()
+        pairs = hooks.target_pairs(at(ages))
         logits = torch.zeros(len(ages), 1, 1, ages.shape[1], dtype=pe.table.dtype)
         return pe.bias(logits, hooks.vectors_for(pairs, D), pairs)[:, 0, 0]
 
@@ -299,7 +299,7 @@ class TestTimeCAPE:
             pe.gate.weight.fill_(1.0)
             pe.table.copy_(torch.arange(21.0).unsqueeze(1) / nn.functional.silu(torch.ones(1).double()))
             pe.stretch.fill_(stretch)
-        logits, pairs = torch.zeros(1, 1, 1, slots).double(), at(torch.tensor([ages])).target_pairs()
+        logits, pairs = torch.zeros(1, 1, 1, slots).double(), hooks.target_pairs(at(torch.tensor([ages])))
         bias: Tensor = pe.bias(logits, hooks.target_vectors(torch.ones(1, 1).double(), pairs), pairs)
         return (2 * bias.flatten()).tolist()
 

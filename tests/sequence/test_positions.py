@@ -8,6 +8,7 @@ from torch import Tensor
 
 from ctr_pe import Positions
 from ctr_pe.sequence.positions import Items, Pairs
+from tests.support.hooks import item_pairs, no_items, target_pairs
 
 
 def mask(*rows: str) -> Tensor:
@@ -79,8 +80,9 @@ def test_blocks_hold_rows_of_like_length_with_the_newest_item_last() -> None:
     assert seen.tolist() == [1.0] * len(packed)
     assert packed.grad is not None
     assert packed.grad.tolist() == [2.0] * len(packed)
-    every = [positions.target_pairs(), *positions.item_pairs(True), *positions.item_pairs(False)]
-    every += [*positions.newest_pairs(True), *positions.item_pairs(True, positions.whole)]
+    items = no_items(positions)
+    every = [target_pairs(positions), *positions.item_pairs(True, items), *positions.item_pairs(False, items)]
+    every += [*positions.newest_pairs(True, items), item_pairs(positions, True)]
     for pairs in every:
         assert torch.equal(pairs.key.distance[0, 0], pairs.block.distance)
         assert pairs.key.age is not None
@@ -102,7 +104,7 @@ def test_no_block_without_items() -> None:
 
 
 def test_pairs_of_a_target() -> None:
-    pairs = Positions.from_mask(mask("x.x.", "....", "..x.")).target_pairs()
+    pairs = target_pairs(Positions.from_mask(mask("x.x.", "....", "..x.")))
     assert pairs.allowed.tolist() == [[[[True, True]]], [[[False] * 2]], [[[False, True]]]]
     assert pairs.offset.tolist() == [[[[2, 1]]]]
     assert pairs.causal
@@ -112,7 +114,7 @@ def test_pairs_of_a_target() -> None:
 
 def test_pairs_of_items() -> None:
     positions = Positions.from_mask(mask(".x.xx", "x...."))
-    (both,), (causal,) = (positions.item_pairs(causal, positions.whole) for causal in (False, True))
+    both, causal = (item_pairs(positions, causal) for causal in (False, True))
     assert both.self_attention
     assert (both.causal, causal.causal) == (False, True)
     assert both.allowed[1, 0].tolist() == [[False] * 3, [False] * 3, [False, False, True]]
@@ -125,8 +127,8 @@ def test_pairs_of_the_newest_item_are_the_last_of_all_items() -> None:
     rows = torch.arange(50) < torch.tensor(counts).unsqueeze(1)
     positions = Positions.from_mask(rows, torch.arange(rows.numel(), 0, -1).view_as(rows))
     for causal in (False, True):
-        (whole,) = positions.item_pairs(causal, positions.whole)
-        for alone in positions.newest_pairs(causal):
+        whole = item_pairs(positions, causal)
+        for alone in positions.newest_pairs(causal, no_items(positions)):
             width, of = alone.block.mask.shape[1], alone.block.rows
             assert (alone.causal, alone.self_attention) == (causal, True)
             assert torch.equal(alone.allowed, whole.allowed[of, :, -1:, -width:])
@@ -136,12 +138,14 @@ def test_pairs_of_the_newest_item_are_the_last_of_all_items() -> None:
             assert torch.equal(alone.query.age, whole.query.age[of, :, -1:])
 
 
-def test_stacked_layers_share_pairs() -> None:
+def test_the_pairs_of_other_items_are_their_own() -> None:
+    """What has been read of one batch of items is not taken for another's, though positions and blocks are the same."""
     positions = Positions.from_mask(mask("xxx", "x.."))
-    for causal in (False, True):
-        first, again = positions.item_pairs(causal), positions.item_pairs(causal)
-        assert [one is other for one, other in zip(first, again, strict=True)] == [True]
-        assert first[0].causal == causal
+    positions.plan()
+    one, other = Items(torch.randn(4, 2)), Items(torch.randn(4, 2))
+    for items in (one, other):
+        for pairs in (item_pairs(positions, True, items), target_pairs(positions, items)):
+            assert torch.equal(pairs.embedding(slice(0, 2)), pairs.block.pad(items.embedding))
 
 
 def test_an_embedding_of_pairs_is_that_of_their_keys_padded() -> None:
@@ -150,10 +154,10 @@ def test_an_embedding_of_pairs_is_that_of_their_keys_padded() -> None:
     for row, (filled, count) in enumerate(zip(rows, counts, strict=True)):
         filled[torch.randperm(50, generator=torch.Generator().manual_seed(row))[:count]] = True
     embedding = torch.randn(sum(counts), 5)
-    positions = Positions.from_mask(rows).carrying(Items(embedding))
+    positions, items = Positions.from_mask(rows), Items(embedding)
     assert len(positions.blocks) > 2
-    every = [positions.target_pairs(), *positions.item_pairs(False), *positions.item_pairs(True)]
-    for pairs in [*every, *positions.newest_pairs(True), *positions.newest_pairs(False)]:
+    every = [target_pairs(positions, items), *positions.item_pairs(False, items), *positions.item_pairs(True, items)]
+    for pairs in [*every, *positions.newest_pairs(True, items), *positions.newest_pairs(False, items)]:
         for columns in (slice(1, 4), slice(0, 5), slice(1, 3)):
             got = pairs.embedding(columns)
             assert torch.equal(got, pairs.block.pad(embedding)[..., columns])
@@ -184,46 +188,17 @@ def test_products_are_of_what_each_query_and_key_is() -> None:
                 assert torch.equal(known[row, -len(queries) :], asked(row))
 
     old = [history[row, :count] for row, count in enumerate(counts)]
-    known = at.carrying(items, several)
-    check(known.target_pairs(), lambda row: target[row], lambda row: ids[1][row], old)
-    first = at.carrying(items, Items(target[:, 0], (ids[1][:, 0],)))
-    check(first.target_pairs(), lambda row: target[row, :1], lambda row: ids[1][row, :1], old)
-    (pairs,) = first.item_pairs(True, first.whole)
-    check(pairs, lambda row: old[row], lambda row: ids[0][row, : counts[row]], old)
+    check(at.target_pairs(items, several), lambda row: target[row], lambda row: ids[1][row], old)
+    first = Items(target[:, 0], (ids[1][:, 0],))
+    check(at.target_pairs(items, first), lambda row: target[row, :1], lambda row: ids[1][row, :1], old)
+    check(item_pairs(at, True, items), lambda row: old[row], lambda row: ids[0][row, : counts[row]], old)
     each = [torch.cat([old[row], target[row, k : k + 1]]) for row in range(4) for k in range(3)]
-    check(known.candidate_pairs(3, True), lambda row: each[row][-1:], lambda row: ids[1].flatten()[row : row + 1], each)
-
-
-def test_losses_of_a_name_add_up_and_are_the_batch_s_own() -> None:
-    positions = Positions.from_mask(mask("xx.", "...", "..x"))
-    positions.add_losses({"contrast": torch.tensor(1.0), "next": torch.tensor(5.0)})
-    embedding = Items(torch.zeros(3, 1)), Items(torch.zeros(3, 1))
-    for others in (
-        positions.carrying(*embedding),
-        positions.with_target(),
-        positions.carrying(*embedding).with_target(),
-    ):
-        others.add_losses({"contrast": torch.tensor(2.0)})
-    assert {name: loss.item() for name, loss in positions.losses.items()} == {"contrast": 7.0, "next": 5.0}
-    assert not Positions.from_mask(mask("xx.", "...", "..x")).losses
-
-
-def test_what_items_are_is_carried_along() -> None:
-    def items(values: list[float], ids: list[int], chosen: list[bool]) -> Items:
-        return Items(torch.tensor(values).unsqueeze(1), (torch.tensor(ids),), torch.tensor(chosen))
-
-    positions = Positions.from_mask(mask("xx.", "...", "..x"))
-    history, target = items([1, 2, 5], [11, 12, 15], [True] * 3), items([3, 4, 6], [13, 14, 16], [True, False, False])
-    whole = positions.carrying(history, target).with_target()
-    assert whole.items is not None
-    assert whole.items.chosen is not None
-    assert whole.items.embedding.flatten().tolist() == [1, 2, 3, 4, 5, 6]
-    assert whole.items.ids[0].tolist() == [11, 12, 13, 14, 15, 16]
-    assert whole.items.chosen.tolist() == [True, True, True, False, True, False]
-    assert positions.with_target().items is None
-    evaluated = positions.carrying(Items(history.embedding), Items(target.embedding)).with_target()
-    assert evaluated.items is not None
-    assert evaluated.items.chosen is None
+    check(
+        at.candidate_pairs(True, items, several),
+        lambda row: each[row][-1:],
+        lambda row: ids[1].flatten()[row : row + 1],
+        each,
+    )
 
 
 def test_positions_from_lengths_equal_those_of_a_left_padded_mask() -> None:

@@ -8,13 +8,23 @@ import torch
 from torch import Tensor
 
 from ctr_pe.pe.vectors import ItemVectors, TargetVectors
-from ctr_pe.sequence.positions import Pairs, Positions
+from ctr_pe.sequence.positions import Items, Pairs, Positions
 
 
-def item_pairs(positions: Positions, causal: bool) -> Pairs:
+def item_pairs(positions: Positions, causal: bool, items: Items | None = None) -> Pairs:
     """Every item looks at every other: all rows of the batch in one block, in their order."""
-    (pairs,) = positions.item_pairs(causal, positions.whole)
+    (pairs,) = positions.item_pairs(causal, items or no_items(positions), positions.whole)
     return pairs
+
+
+def target_pairs(positions: Positions, items: Items | None = None, target: Items | None = None) -> Pairs:
+    """The target of each row looks at its items."""
+    return positions.target_pairs(items or no_items(positions), target or Items(torch.zeros(len(positions.mask), 1)))
+
+
+def no_items(positions: Positions) -> Items:
+    """For encodings that do not read them."""
+    return Items(torch.zeros(int(positions.mask.sum()), 1))
 
 
 def target_vectors(

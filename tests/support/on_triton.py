@@ -22,7 +22,6 @@ from ctr_pe.ops.contextual import gpu as contextual
 from ctr_pe.ops.dropout import gpu as of_dropout
 from ctr_pe.ops.dropout import keep_mask, least
 from ctr_pe.ops.dropout import reference as in_torch
-from ctr_pe.sequence.positions import Items
 from ctr_pe.units import SelfAttention, TargetAttention
 from tests.support.comparing import outcome
 
@@ -207,7 +206,7 @@ def test_open_gates_reach_a_row_each() -> None:
     allowed, likeness = torch.ones(1, 1, 3, 40, dtype=torch.bool), torch.full((1, 1, 3, 40), 30.0)
 
     def call(logits: Tensor, query: Tensor, table: Tensor) -> Tensor:
-        found: Tensor = contextual_bias(logits, query, table, allowed, likeness=likeness.to(logits.dtype), sign=1.0)
+        found: Tensor = contextual_bias(logits, query, table, allowed, gate_logits=likeness.to(logits.dtype), sign=1.0)
         return found
 
     compare(call, torch.randn(1, 1, 3, 40), torch.randn(1, 1, 3, 8), torch.randn(60, 8), factor=4)
@@ -218,7 +217,9 @@ def test_open_gates_reach_whole_positions_exactly() -> None:
     logits = torch.full((1, 1, 1, 40), -200.0)
     logits[..., ::3] = 200.0
     table, allowed = torch.arange(60.0).unsqueeze(1), torch.ones(1, 1, 1, 40, dtype=torch.bool)
-    found = contextual_bias(torch.zeros_like(logits), torch.ones(1, 1, 1, 1), table, allowed, likeness=logits, sign=1.0)
+    found = contextual_bias(
+        torch.zeros_like(logits), torch.ones(1, 1, 1, 1), table, allowed, gate_logits=logits, sign=1.0
+    )
     assert torch.equal(found, (logits > 0).float().flip(-1).cumsum(-1).flip(-1))
 
 
@@ -246,10 +247,10 @@ def test_every_form_in_both_kinds_of_attention(pe: str, launched: Counter[str]) 
 
     def alone(items: Tensor) -> Tensor:
         torch.manual_seed(1)  # of dropout
-        return units.to(items.dtype)(items, positions.carrying(Items(items)))
+        return units.to(items.dtype)(items, positions)
 
     def at_target(target: Tensor, items: Tensor) -> Tensor:
-        found: Tensor = attention.to(items.dtype)(target, items, positions.carrying(Items(items), Items(target)))[0]
+        found: Tensor = attention.to(items.dtype)(target, items, positions)[0]
         return found
 
     compare(alone, items, factor=10)
@@ -275,7 +276,7 @@ def test_shapes_that_do_not_match_are_refused() -> None:
         vectors[name] = vectors[name][..., 1:]
         with pytest.raises(ValueError, match=rf"{name} .* does not match"):
             case.attention()(*vectors.values(), *case.learned)
-    with pytest.raises(ValueError, match="likeness"):
+    with pytest.raises(ValueError, match="gate_logits"):
         contextual.contextual_bias(
             torch.randn(case.shape), case.query.transpose(1, 2), None, None, torch.randn(5, 4), None, case.allowed,
             torch.randn(2, 2, 3, 7), False, 1.0, 1.0,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.sequence.positions import Positions
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.units import TargetAttention
 from ctr_pe.units.gru import GATES, AttentionGRU, last_state
 from ctr_pe.units.scores import DINScore, DotScore
@@ -28,10 +28,9 @@ def mask() -> Tensor:
     return (slot >= first.unsqueeze(1)) & (slot < (first + COUNTS).unsqueeze(1))
 
 
-def positions(mask: Tensor, history: Tensor, target: Tensor) -> Positions:
+def positions(mask: Tensor) -> Positions:
     age = torch.arange(L, 0, -1).mul(86_399).add(7).expand(B, L)
-    found = Positions.from_mask(mask, age)
-    return found.carrying(known(found.pack(history)), known(target))
+    return Positions.from_mask(mask, age)
 
 
 def randomised(unit: nn.Module) -> nn.Module:
@@ -53,9 +52,16 @@ def test_target_attention(case: str, score: str, softmax: bool, mask: Tensor) ->
     unit = randomised(TargetAttention(pe.out_dim, score, pe, softmax))
     target, history = inputs()
     with torch.inference_mode():
-        together = unit(target, history, positions(mask, history, target))
+        at = positions(mask)
+        items = known(at.pack(history))
+
+        def run(target: Tensor) -> tuple[Tensor, Tensor]:
+            moved, packed = pe.embed(target, at.pack(history), at)
+            return unit(moved, packed, at, at.target_pairs(items, known(target)))  # type: ignore[no-any-return]
+
+        together = run(target)
         for k in range(K):
-            alone = unit(target[:, k], history, positions(mask, history, target[:, k]))
+            alone = run(target[:, k])
             for of_all, of_one in zip(together, alone, strict=True):
                 torch.testing.assert_close(of_all[:, k], of_one, rtol=1e-5, atol=1e-5)
 
@@ -99,11 +105,14 @@ def test_causal_transformer(case: str, heads: int, norm: str, mask: Tensor) -> N
     randomised(unit)
     target, history = inputs()
     with torch.inference_mode():
-        at = positions(mask, history, target)
-        packed = at.pack(history)
-        together = unit.candidates(target, packed, unit.encode(packed, at), at)
+        at = positions(mask)
+        items = known(at.pack(history))
+        queries, packed = lowest.embed(target, at.pack(history), at)
+        pairs = at.candidate_pairs(True, items, known(target))
+        together = unit.candidates(queries, unit.encode(packed, at, items), pairs)
         for k in range(K):
-            alone = unit.of_target(target[:, k], packed, positions(mask, history, target[:, k]))
+            query, _ = lowest.embed(target[:, k], at.pack(history), at)
+            alone, _ = unit.of_target(query, packed, at, (items, known(target[:, k])))
             torch.testing.assert_close(together[:, k], alone, rtol=1e-4, atol=1e-5)
 
 
@@ -126,5 +135,6 @@ def test_no_item_at_all() -> None:
         assert torch.equal(interest, torch.zeros(2, K, D))
         assert weights.shape == (2, K, 0)
     unit, at = Transformer([PositionEncoding(D, 1)], causal=True), Positions.from_mask(none)
-    states = unit.candidates(target, torch.zeros(0, D), unit.encode(torch.zeros(0, D), at), at)
-    torch.testing.assert_close(states[:, 1], unit.of_target(target[:, 1], torch.zeros(0, D), at))
+    pairs = at.candidate_pairs(True, Items(torch.zeros(0, D)), Items(target))
+    states = unit.candidates(target, unit.encode(torch.zeros(0, D), at), pairs)
+    torch.testing.assert_close(states[:, 1], unit.of_target(target[:, 1], torch.zeros(0, D), at)[0])

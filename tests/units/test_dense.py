@@ -33,8 +33,12 @@ def made(case: str, unit: str) -> Call:
     def call(target: Tensor, history: Tensor, mask: Tensor, age: Tensor) -> Tensor:
         at = PaddedPositions.from_mask(mask, age)
         ids = IDS.expand(len(mask), L)
-        at = at.carrying(Items(at.pack(history), (at.pack(ids),)), Items(target, (ids[:, 0],)))
-        found = built(at.pack(history), at) if unit == "self" else built(target, at.pack(history), at)[0]
+        items = Items(at.pack(history), (at.pack(ids),))
+        if isinstance(built, SelfAttention):
+            found = built(pe.embed(None, items.embedding, at)[1], at, at.item_pairs(True, items))
+        else:
+            pairs = at.target_pairs(items, Items(target, (ids[:, 0],)))
+            found = built(*pe.embed(target, items.embedding, at), at, pairs)[0]
         return found.view(len(mask), -1)
 
     return call

@@ -16,7 +16,7 @@ from ctr_pe.model_zoo.bst import ConcatenatedPositions
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.vectors import Attended, TargetVectors
 from ctr_pe.sequence.jagged import Block
-from ctr_pe.sequence.positions import Items
+from ctr_pe.sequence.positions import Items, Pairs
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.transformer import Transformer
@@ -39,28 +39,10 @@ class Own(PositionEncoding):
         return None if target is None else target - self.vector, history + share.unsqueeze(-1) * self.vector
 
 
-class OwnByInheritance(Own):
-    """Whose ``embed`` is its parent's."""
-
-
-class Placed:
-    """An ``embed`` from a class that is no encoding."""
-
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
-        shift = positions.like(history, positions.distance).to(history.dtype).unsqueeze(-1)
-        return None if target is None else target + 1, history + shift
-
-
-class OwnFromAMixin(Placed, PositionEncoding):
-    pass
-
-
 def built(name: str, heads: int) -> PositionEncoding:
     sizes = (D, L, heads)
     own: dict[str, Callable[[], PositionEncoding]] = {
         "own": lambda: Own(*sizes),
-        "own by inheritance": lambda: OwnByInheritance(*sizes),
-        "own from a mixin": lambda: OwnFromAMixin(*sizes),
         "own+naive": lambda: Chain([Own(*sizes), build_pe("naive", *sizes)]),
         "rope+own+cape": lambda: Chain([build_pe("rope", *sizes), Own(*sizes), build_pe("cape", *sizes)]),
         "wider": lambda: ConcatenatedPositions(*sizes, position_dim=4),
@@ -72,110 +54,46 @@ def built(name: str, heads: int) -> PositionEncoding:
     return pe.double()
 
 
-EMBEDDING = [
-    *("naive", "sinusoidal", "euler", "naive+cape", "rope+euler"),
-    *("own", "own by inheritance", "own from a mixin", "own+naive", "rope+own+cape", "wider"),
-]
-
-
-def results(unit: TargetAttention | SelfAttention, target: Tensor, items: Tensor, at: Positions) -> tuple[Tensor, ...]:
-    if isinstance(unit, TargetAttention):
-        interest, weights = unit(target, items, at)
-        return interest, weights
-    return (unit(items, at),)
-
-
 class TestEmbed:
-    @pytest.mark.parametrize("packed", [False, True])
-    @pytest.mark.parametrize("kind", ["dot", "din", "causal", "both"])
-    @pytest.mark.parametrize("name", EMBEDDING)
-    def test_forgetting_it_changes_nothing(self, name: str, kind: str, packed: bool) -> None:
-        heads = 1 if kind in ("dot", "din") else HEADS
-        pe = built(name, heads)
-        width = pe.out_dim
-        unit: Any = SelfAttention(width, heads, pe, kind == "causal") if heads > 1 else TargetAttention(width, kind, pe)
-        unit.double().eval()
-        batch = Batch.random(COUNTS).laid_out("mixed")
+    """The model calls it, once per batch; no unit does."""
 
-        def given() -> tuple[Positions, Tensor]:
-            at = Positions.from_mask(batch.mask, batch.age)
-            return at, at.pack(batch.history) if packed else batch.history
+    @pytest.mark.parametrize("name", ["own", "own+naive", "rope+own+cape"])
+    def test_units_do_not_call_it(self, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+        single, several = built(name, 1), built(name, HEADS)
+        upper = several.next_layer(lambda: built(name, HEADS))
+        units: list[Any] = [
+            TargetAttention(D, pe=single),
+            SelfAttention(D, HEADS, several),
+            Transformer([several, upper]),
+        ]
+        monkeypatch.setattr(Own, "embed", lambda *_: pytest.fail("embed was called"))
+        for unit in units:
+            (target, items, at), given = rows([3, 1, 9]), unit.double()
+            given(items, at) if isinstance(unit, SelfAttention) else given(target, items, at)
+            if isinstance(unit, SelfAttention):
+                given.newest(items, at)
+            if isinstance(unit, Transformer):
+                given.of_target(target, items, at)
+                given.encode(items, at)
 
-        at, items = given()
-        target, moved = pe.embed(batch.target, items, at)
-        assert target is not None
-        called = results(unit, target, moved, at)
-        at, items = given()
-        forgotten = results(unit, batch.target, items, at)
-        assert len(called) == len(forgotten)
-        for one, other in zip(called, forgotten, strict=True):
-            assert torch.allclose(one, other, rtol=0, atol=1e-12)
-        if width == D:  # what is not embedded is something else
-            at, items = given()
-            at.embedded[pe] = None
-            assert not torch.allclose(results(unit, batch.target, items, at)[0], called[0], atol=1e-3)
-
-    @pytest.mark.parametrize("name", EMBEDDING)
-    def test_nor_where_the_newest_item_alone_is_wanted(self, name: str) -> None:
-        pe = built(name, HEADS)
-        unit, batch = SelfAttention(pe.out_dim, HEADS, pe).double().eval(), Batch.random([3, 9, 1, 12])
-        found: list[Tensor] = []
-        for call in (True, False):
-            at = Positions.from_mask(batch.mask)
-            items = at.pack(batch.history)
-            found.append(unit.newest(pe.embed(None, items, at)[1] if call else items, at))
-        assert torch.allclose(found[0], found[1], rtol=0, atol=1e-12)
-
-    @pytest.mark.parametrize("causal", [True, False])
-    @pytest.mark.parametrize("name", ["own", "own by inheritance", "rope+own+cape", "own from a mixin"])
-    def test_a_stack_applies_it_once(self, name: str, causal: bool) -> None:
-        """Although ``next_layer`` gives upper blocks an encoding of their own, which would move items too."""
-        first = built(name, HEADS)
-        encodings = [first]
-        while len(encodings) < 3:
-            encodings.append(encodings[-1].next_layer(lambda: built(name, HEADS)))
-        stack = Transformer(encodings, causal=causal, norm="pre", hidden_dim=5).double().eval()
-        batch = Batch.random(COUNTS)
-        at = Positions.from_mask(batch.mask)
-        packed = at.pack(batch.history)
-        own = [[module for module in pe.modules() if isinstance(module, Own)] for pe in encodings]
-        states, _ = stack(batch.target, packed, at)
-        assert [module.calls for one in own for module in one] == ([1, 0, 0] if "mixin" not in name else [])
-        alone = stack.of_target(batch.target, packed, Positions.from_mask(batch.mask))
-        assert torch.allclose(alone, states[at.with_target().newest], rtol=0, atol=1e-9)
-
-        # Embedded beforehand, and nothing done inside.
-        target, moved = first.embed(batch.target, packed, Positions.from_mask(batch.mask))
-        for block, pe in zip(stack.blocks, encodings, strict=True):
-            links = pe.encodings if isinstance(pe, Chain) else []
-            rest = [link for link in links if not isinstance(link, Own)]
-            block.attention.pe = Chain(rest) if rest else PositionEncoding(D, L, HEADS)  # type: ignore[union-attr]
-        want, _ = stack(target, moved, Positions.from_mask(batch.mask))
-        assert torch.allclose(states, want, rtol=0, atol=1e-9)
-
-    def test_a_unit_called_again_embeds_again(self) -> None:
-        """As for several targets of one history, none of which goes without positions."""
-        pe, (target, items, at) = built("own", 1), rows()
-        unit = TargetAttention(D, pe=pe).double()
-        first, second = (unit(target, items, at)[0] for _ in range(2))
-        assert torch.equal(first, second)
-
-    def test_stacked_units_of_one_encoding_embed_once(self) -> None:
-        pe, (_, items, at) = built("own", 1), rows()
-        lower, upper = (SelfAttention(D, 1, pe).double() for _ in range(2))
-        upper(lower(items, at), at)
-        assert pe.calls == 1
-
-    def test_every_encoding_of_a_batch_is_applied_once(self) -> None:
-        """Two units of a batch, each with an encoding of its own: neither takes the other's for its own."""
-        pes = [built("own", 1), built("own", 1)]
+    def test_where_it_is_missing_the_error_says_so(self) -> None:
+        """If the encoding widens the items, a unit cannot compute without."""
         at = Positions.from_mask(torch.ones(2, L, dtype=torch.bool))
-        target, history = torch.randn(2, D).double(), torch.randn(2, L, D).double()
-        for pe in pes:
-            TargetAttention(D, pe=pe).double()(target, history, at)
-        assert [pe.calls for pe in pes] == [1, 1]
-        assert at.embedded.keys() == set(pes)
-        assert not Positions.from_mask(torch.ones(2, L, dtype=torch.bool)).embedded  # each batch anew
+        target, history = torch.randn(2, D), torch.randn(2, L, D)
+        missing = rf"^items of width {D}, the attention unit takes {D + 4}: call pe.embed\(.*\) first$"
+        single, several = built("wider", 1).float(), built("wider", HEADS).float()
+        layer, stack = SelfAttention(D + 4, HEADS, several), Transformer([several])
+        calls: list[Callable[[], Any]] = [
+            lambda: TargetAttention(D + 4, pe=single)(target, history, at),
+            lambda: layer(history, at),
+            lambda: layer.newest(at.pack(history), at),
+            lambda: stack(target, at.pack(history), at),
+        ]
+        for call in calls:
+            with pytest.raises(ValueError, match=missing):
+                call()
+        with pytest.raises(ValueError, match=rf"^items of width 3, the attention unit takes {D}$"):
+            TargetAttention(D)(target[:, :3], history[..., :3], at)
 
 
 class Lossy(PositionEncoding):
@@ -233,14 +151,13 @@ class TestLosses:
             for pe in encodings:
                 pe.value = 10.0 ** encodings.index(pe) if pe is chosen else 0.0
             target, items, at = rows()
-            getattr(stack, way)(target, items, at)
-            single.append(at.losses["size"])
+            single.append(getattr(stack, way)(target, items, at)[-1]["size"])
         for power, pe in enumerate(encodings):
             pe.value = 10.0**power
         target, items, at = rows()
-        getattr(stack, way)(target, items, at)
-        assert at.losses.keys() == {"size"}
-        assert torch.allclose(at.losses["size"], torch.stack(single).sum())
+        losses = getattr(stack, way)(target, items, at)[-1]
+        assert losses.keys() == {"size"}
+        assert torch.allclose(losses["size"], torch.stack(single).sum())
         assert min(single) > 0
 
     @pytest.mark.parametrize("kind", ["target", "self"])
@@ -254,10 +171,10 @@ class TestLosses:
             assert set(pe.loss_names) == {name for link in links for name in link.loss_names}
             target, items, at = rows()
             if kind == "target":
-                TargetAttention(D, pe=pe).double()(target, items, at)
+                losses = TargetAttention(D, pe=pe).double().attend(target, items, at)[-1]
             else:
-                SelfAttention(D, heads, pe).double()(items, at)
-            return {name: loss.item() for name, loss in at.losses.items()}
+                losses = SelfAttention(D, heads, pe).double().attend(items, at)[-1]
+            return {name: loss.item() for name, loss in losses.items()}
 
         one, two = Lossy(*sizes, value=1.0), Lossy(*sizes, name="other", value=3.0)
         again, plain = Lossy(*sizes, value=5.0), build_pe("rope", *sizes)
@@ -278,13 +195,12 @@ class TestLosses:
         heads = 1 if name == "target" else HEADS
         pe, (target, items, at) = Unasked(D, L, heads), rows([3, 1, 9])
         if name == "target":
-            TargetAttention(D, pe=pe).double().eval()(target, items, at)
+            assert TargetAttention(D, pe=pe).double().eval().attend(target, items, at)[-1] == {}
         elif name == "stack":
-            Transformer([pe, pe]).double().eval().of_target(target, items, at)
+            assert Transformer([pe, pe]).double().eval().of_target(target, items, at)[-1] == {}
         else:
             unit = SelfAttention(D, heads, pe).double().eval()
-            unit(items, at) if name == "self" else unit.newest(items, at)
-        assert not at.losses
+            assert unit.attend(items, at)[-1] == {} if name == "self" else unit.newest(items, at).shape == (3, D)
 
     def test_an_encoding_without_names_is_not_asked(self) -> None:
         class Silent(Lossy):
@@ -294,9 +210,8 @@ class TestLosses:
         target, items, at = rows()
         one, several = Silent(D, L), Silent(D, L, HEADS)
         one.loss_names = several.loss_names = ()
-        TargetAttention(D, pe=one).double()(target, items, at)
-        SelfAttention(D, HEADS, several).double()(items, at)
-        assert not at.losses
+        assert TargetAttention(D, pe=one).double().attend(target, items, at)[-1] == {}
+        assert SelfAttention(D, HEADS, several).double().attend(items, at)[-1] == {}
 
     @pytest.mark.parametrize("name", ["own", "pdm", "euler", "dif"])
     def test_nothing_is_kept_between_batches(self, name: str) -> None:
@@ -306,10 +221,7 @@ class TestLosses:
         pe = Lossy(D, L) if name == "own" else build_pe(name, D, L, **options, **sizes)
         unit = TargetAttention(D, pe=pe).double().train()
         target, items, at = rows()
-        if name == "dif":
-            at = carrying_ids(target, items, at)
-        unit(target, items, at)
-        ((loss_name, loss),) = at.losses.items()
+        ((loss_name, loss),) = unit.attend(target, items, at, with_ids(target, items, at))[-1].items()
         assert pe.loss_names == (loss_name,)
         assert loss.requires_grad
         gone, kept = weakref.ref(loss), loss.item()
@@ -317,12 +229,9 @@ class TestLosses:
         gc.collect()
         assert gone() is None
         target, items, at = rows()
-        if name == "dif":
-            at = carrying_ids(target, items, at)
-        assert not at.losses
-        unit(target, items, at)
+        losses = unit.attend(target, items, at, with_ids(target, items, at))[-1]
         if name in ("own", "dif"):  # the others draw
-            assert at.losses[loss_name].item() == pytest.approx(kept)
+            assert losses[loss_name].item() == pytest.approx(kept)
 
     def test_it_sees_what_the_unit_computed(self) -> None:
         """Logits after bias, whose softmax are the weights; what is pooled; each row with items once."""
@@ -335,7 +244,7 @@ class TestLosses:
 
         heads, (target, items, at) = Recorder(D, L, HEADS), rows()
         layer = SelfAttention(D, HEADS, heads, causal=True).double()
-        states = layer.heads(items, at)
+        states, _ = layer.heads(items, at)
         blocks = [one.pairs.block for one in heads.attended]
         assert [block.rows.tolist() for block in blocks] == [block.rows.tolist() for block in at.blocks]
         assert len(blocks) > 1
@@ -354,23 +263,24 @@ class TestLosses:
         pe, (target, items, at) = LossyCAPE(D, L, heads), rows()
         nn.init.normal_(pe.table)
         if kind == "target":
-            interest, _ = TargetAttention(D, pe=pe).double()(target, items, at)
+            interest, _, losses = TargetAttention(D, pe=pe).double().attend(target, items, at)
             want = interest.square().sum()
         elif kind == "causal":
-            want = SelfAttention(D, heads, pe, causal=True).double().heads(items, at).square().sum()
+            states, losses = SelfAttention(D, heads, pe, causal=True).double().heads(items, at)
+            want = states.square().sum()
         else:
-            Transformer([pe], causal=True).double().of_target(target, items, at)
-            want = None
-        assert at.losses["size"] > 0
-        assert want is None or torch.allclose(at.losses["size"], want)
+            _, losses = Transformer([pe], causal=True).double().of_target(target, items, at)
+            want = losses["size"]
+        assert losses["size"] > 0
+        assert torch.allclose(losses["size"], want)
 
 
-def carrying_ids(target: Tensor, items: Tensor, at: Positions) -> Positions:
-    def with_ids(embedding: Tensor) -> Items:
+def with_ids(target: Tensor, items: Tensor, at: Positions) -> Pairs:
+    def looked_up(embedding: Tensor) -> Items:
         index = torch.arange(len(embedding))
         return Items(embedding, (index % 8 + 1, index % 3 + 1), torch.ones(len(embedding), dtype=torch.bool))
 
-    return at.carrying(with_ids(items), with_ids(target))
+    return at.target_pairs(looked_up(items), looked_up(target))
 
 
 class TestPadding:
@@ -384,7 +294,7 @@ class TestPadding:
     ) -> None:
         unit = TargetAttention(D, score, built(name, 1)).double().train(training)
         target, items, at = rows()
-        at = carrying_ids(target, items, at)
+        pairs = with_ids(target, items, at)
         unpack = Block.unpack
 
         def numbers_only(block: Block, own: Tensor) -> Tensor:
@@ -394,7 +304,7 @@ class TestPadding:
         monkeypatch.setattr(Block, "unpack", numbers_only)
         monkeypatch.setattr(TargetVectors, "keys", property(asked_for))
         monkeypatch.setattr(TargetVectors, "values", property(asked_for))
-        interest, _ = unit(target, items, at)
+        interest, _ = unit(target, items, at, pairs)
         interest.sum().backward()
 
     def test_those_that_ask_get_them(self) -> None:

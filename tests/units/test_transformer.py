@@ -45,12 +45,12 @@ def both(unit: Transformer, counts: Sequence[int]) -> list[list[Tensor]]:
     results = []
     for alone in (True, False):
         target, items, positions = rows(counts)
-        positions = positions.carrying(known(items.detach()), known(target.detach()))
+        looked_up = known(items.detach()), known(target.detach())
         unit.zero_grad()
         if alone:
-            states = unit.of_target(target, items, positions)
+            states, _ = unit.of_target(target, items, positions, looked_up)
         else:
-            every, whole = unit(target, items, positions)
+            every, whole, _ = unit(target, items, positions, looked_up)
             states = every[whole.newest]
         states.square().sum().backward()
         results.append([states, *(x.grad for x in (target, items, *unit.parameters()) if x.grad is not None)])
@@ -76,7 +76,7 @@ def test_shapes(depth: int, norm: str | None, counts: list[int]) -> None:
 def test_no_rows() -> None:
     unit, positions = stack("cape"), Positions.from_mask(torch.zeros(0, 4, dtype=torch.bool))
     target, items = torch.zeros(2, 0, D, dtype=torch.float64)
-    assert unit.of_target(target, items, positions).shape == (0, D)
+    assert unit.of_target(target, items, positions)[0].shape == (0, D)
 
 
 def test_the_last_block_computes_the_target_alone() -> None:
@@ -97,15 +97,14 @@ def test_an_auxiliary_loss_sees_all_queries(
     for alone in (True, False):
         for layer, block in enumerate(unit.blocks):
             block.attention.pe.draws = Draws(layer)  # type: ignore[assignment, union-attr]
-        positions.losses.clear()
         found: list[Tensor] = []
         for block in unit.blocks:
             pe = block.attention.pe  # type: ignore[union-attr]
             monkeypatch.setattr(pe, "losses", partial(noted, found, partial(type(pe).losses, pe)))
-        unit.of_target(target, items, positions) if alone else unit(target, items, positions)
+        *_, summed = unit.of_target(target, items, positions) if alone else unit(target, items, positions)
         assert len(found) == len(unit.blocks)
         losses.append([loss.item() for loss in found])
-        (total,) = positions.losses.values()
+        (total,) = summed.values()
         assert total.item() == pytest.approx(sum(losses[-1]))
     assert losses[0] == pytest.approx(losses[1])
     assert min(losses[0]) > 0

@@ -15,7 +15,7 @@ from tests.support import hooks
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
 def test_softmax_is_zero_where_not_allowed_and_finite_where_nothing_is(dtype: torch.dtype) -> None:
-    pairs = Positions.from_mask(torch.tensor([[False, True], [False, False]])).target_pairs()
+    pairs = hooks.target_pairs(Positions.from_mask(torch.tensor([[False, True], [False, False]])))
     logits = torch.tensor([[[[1.0]]], [[[-4e4]]]], dtype=dtype).requires_grad_()
     weights = pairs.softmax(logits)
     assert weights.dtype == torch.promote_types(dtype, torch.float32)

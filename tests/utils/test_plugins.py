@@ -56,7 +56,8 @@ class MyDIN(DIN):
         self.my_factor = my_factor
 
     def interest(self, index, target, history, positions):
-        return self.my_factor * super().interest(index, target, history, positions)
+        interest, losses = super().interest(index, target, history, positions)
+        return self.my_factor * interest, losses
 
 
 class Plain(BaseModel):

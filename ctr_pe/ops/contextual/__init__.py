@@ -21,9 +21,9 @@ def contextual_bias(
     table: Tensor,
     allowed: Tensor,
     gate: tuple[Tensor, Tensor] | None = None,
-    steps: Tensor | None = None,
-    likeness: Tensor | None = None,
-    barrier: Tensor | None = None,
+    gate_weights: Tensor | None = None,
+    gate_logits: Tensor | None = None,
+    additive_mask: Tensor | None = None,
     *,
     sign: float,
     scale: float = 1.0,
@@ -32,16 +32,16 @@ def contextual_bias(
 ) -> Tensor:
     """logits + t' · e[p] with p_ij = Σ g_ik over the keys k from j to the newest allowed one.
 
-    Gates are g = σ(sign · likeness) · steps, 0 where not allowed. e between two rows of the table is interpolated.
-    t' = SiLU(W t + b), or scale · t without a gate.
+    Gates are g = σ(sign · gate_logits) · gate_weights, 0 where not allowed. e between two rows of the table is
+    interpolated. t' = SiLU(W t + b), or scale · t without a gate.
 
     Args:
         logits: (B, H, Q, L), keys in time order. query: t (B, H, Q, D). table: e (T, P); past its end the last row.
         allowed: (B, 1, Q, L) bool.
         gate: W (P, D) and b (P,), or None, then P is D.
-        steps: (B, H, L) in [0, 1], or None for ones.
-        likeness: (B, H or 1, Q, L), or None for the logits.
-        barrier: of allowed, if it is known (:func:`~ctr_pe.ops.contextual.reference.barrier`).
+        gate_weights: (B, H, L) in [0, 1], or None for ones.
+        gate_logits: (B, H or 1, Q, L), or None for the logits.
+        additive_mask: of allowed, if the caller has it (:func:`~ctr_pe.ops.contextual.reference.additive_mask`).
         among_items: self-attention, whose queries are the last Q of the L items; then the newest allowed key's gate
             counts in full, whatever its step. Otherwise queries come after all keys.
         between: sum the gates from the key to the query itself, in both directions. It differs in self-attention that
@@ -54,18 +54,24 @@ def contextual_bias(
         ValueError: shapes or types that do not match.
     """
     logits, (weight, bias) = widen(logits), gate or (None, None)
-    if not between and accelerator.takes(logits, query, table, weight, bias, steps, likeness):
-        apart = None if likeness is None else likeness.expand_as(logits)
-        learned = logits, query, weight, bias, table, steps, allowed, apart
+    if not between and accelerator.takes(logits, query, table, weight, bias, gate_weights, gate_logits):
+        expanded = None if gate_logits is None else gate_logits.expand_as(logits)
+        learned = logits, query, weight, bias, table, gate_weights, allowed, expanded
         added: Tensor = gpu.contextual_bias(*learned, among_items, float(sign), float(scale))
         return added
-    gating = logits if likeness is None else likeness.to(logits.dtype).expand_as(logits)
-    if not between and query.itemsize <= 4 and native.takes(logits, gating, table, weight, bias, steps):
-        given = gating, query.float(), weight, bias, table, steps, allowed
+    gating = logits if gate_logits is None else gate_logits.to(logits.dtype).expand_as(logits)
+    if not between and query.itemsize <= 4 and native.takes(logits, gating, table, weight, bias, gate_weights):
+        given = gating, query.float(), weight, bias, table, gate_weights, allowed
         out: Tensor = cpu.contextual_bias(*given, among_items, float(sign), float(scale))
-        return out if likeness is None else logits + (out - gating)
-    options = sign, scale, among_items, between, reference.barrier(allowed) if barrier is None else barrier
-    return reference.contextual_bias(logits, query, table, allowed, gate, steps, gating, *options)
+        return out if gate_logits is None else logits + (out - gating)
+    options = (
+        sign,
+        scale,
+        among_items,
+        between,
+        reference.additive_mask(allowed) if additive_mask is None else additive_mask,
+    )
+    return reference.contextual_bias(logits, query, table, allowed, gate, gate_weights, gating, *options)
 
 
 def takes(*tensors: Tensor | None) -> bool:
@@ -80,7 +86,7 @@ def contextual_attention(
     table: Tensor,
     allowed: Tensor,
     gate: tuple[Tensor, Tensor] | None = None,
-    steps: Tensor | None = None,
+    gate_weights: Tensor | None = None,
     *,
     sign: float,
     scale: float = 1.0,
@@ -95,7 +101,7 @@ def contextual_attention(
         query: (B, Q, H, D). key, value: (B, L, H, D).
         product: factor of the logits, 1 / sqrt(D) as a rule.
         dropout: of the attention weights: a seed (1,) int64 on the CPU, and the rate.
-        table, allowed, gate, steps, sign, scale: as in :func:`contextual_bias`.
+        table, allowed, gate, gate_weights, sign, scale: as in :func:`contextual_bias`.
 
     Returns:
         (B, Q, H, D); zeros where nothing is allowed.
@@ -104,21 +110,23 @@ def contextual_attention(
         ValueError: shapes or types that do not match.
     """
     (weight, bias), (B, Q, H, _), L = gate or (None, None), query.shape, key.shape[1]
-    if accelerator.takes(query, key, value, table, weight, bias, steps):
+    if accelerator.takes(query, key, value, table, weight, bias, gate_weights):
         seed, rate = (None, 0.0) if dropout is None else (to_device(dropout[0], query.device), dropout[1])
-        learned = query, key, value, weight, bias, table, steps, allowed, seed
+        learned = query, key, value, weight, bias, table, gate_weights, allowed, seed
         return gpu.contextual_attention(*learned, float(sign), float(scale), float(product), rate)[0]  # type: ignore[no-any-return]
     kept, factor = None, 1.0
     if dropout is not None:
         seed, rate = dropout
         kept, factor = mask_on(query.device, seed, torch.Size((B, H, Q, L)), rate), factor_of(rate)
-    if native.takes(query, key, value, table, weight, bias, steps):
-        given = query, key, value, weight, bias, table, steps, allowed, kept
+    if native.takes(query, key, value, table, weight, bias, gate_weights):
+        given = query, key, value, weight, bias, table, gate_weights, allowed, kept
         pooled: Tensor = cpu.contextual_attention(*given, float(sign), float(scale), float(product), float(factor))[0]
         return pooled
     query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (B, H, L, D)
     logits = (query * product) @ key.transpose(-1, -2)  # not the products: there are more of them
-    logits = contextual_bias(logits, query, table, allowed, gate, steps, sign=sign, scale=scale, among_items=True)
+    logits = contextual_bias(
+        logits, query, table, allowed, gate, gate_weights, sign=sign, scale=scale, among_items=True
+    )
     return reference.pool(logits, value, allowed, kept, factor).transpose(1, 2)
 
 

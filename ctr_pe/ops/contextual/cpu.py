@@ -13,7 +13,7 @@ from ctr_pe.ops.contextual.shapes import checked
 from ctr_pe.ops.operator import operator
 
 FLOATS = (torch.float32,)
-_LEARNED = "Tensor? weight, Tensor? bias, Tensor table, Tensor? steps, Tensor allowed"
+_LEARNED = "Tensor? weight, Tensor? bias, Tensor table, Tensor? gate_weights, Tensor allowed"
 _BIAS = f"Tensor logits, Tensor query, {_LEARNED}, bool among_items, float sign, float scale"
 _ATTENTION = (
     f"Tensor query, Tensor key, Tensor value, {_LEARNED}, Tensor? kept,"
@@ -75,12 +75,12 @@ contextual_bias = operator(
     _bias,
     lambda logits, *others: logits.new_empty(logits.shape),
     _bias_backward,
-    learned="logits query weight bias table steps",
+    learned="logits query weight bias table gate_weights",
 )
 contextual_attention = operator(
     f"contextual_attention({_ATTENTION}) -> (Tensor, Tensor)",
     _attention,
     _attention_fake,
     _attention_backward,
-    learned="query key value weight bias table steps",
+    learned="query key value weight bias table gate_weights",
 )

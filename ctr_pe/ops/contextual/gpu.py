@@ -17,8 +17,8 @@ from ctr_pe.ops.dropout import factor_of, least
 from ctr_pe.ops.operator import operator
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-_LEARNED = "Tensor? weight, Tensor? bias, Tensor table, Tensor? steps, Tensor allowed"
-_BIAS = f"Tensor logits, Tensor query, {_LEARNED}, Tensor? likeness, bool among_items, float sign, float scale"
+_LEARNED = "Tensor? weight, Tensor? bias, Tensor table, Tensor? gate_weights, Tensor allowed"
+_BIAS = f"Tensor logits, Tensor query, {_LEARNED}, Tensor? gate_logits, bool among_items, float sign, float scale"
 _ATTENTION = (
     f"Tensor query, Tensor key, Tensor value, {_LEARNED}, Tensor? seed,"
     " float sign, float scale, float product, float rate"
@@ -49,11 +49,11 @@ def _attention_backward(into: list[Tensor | None], grad: Tensor, out: Tensor, ma
 
     *tensors, sign, scale, product, rate = arguments
     B, H, Q, L, D, P, T = _attention_sizes(grad, made, *arguments)
-    *of_vectors, of_weight, of_bias, of_table, of_steps = into
+    *of_vectors, of_weight, of_bias, of_table, of_gate_weights = into
     R, programs = min(T, L + 1), min(B * H, accelerator.BACKWARDS)
     sums = _sums(grad, programs, of_table, of_weight, of_bias)
     work = accelerator.scratch(out, programs, 2 * accelerator.QUERIES * (R + 1) + L * (2 * D + 1))
-    given = grad, out, made, *tensors, *of_vectors, of_steps, work, sums
+    given = grad, out, made, *tensors, *of_vectors, of_gate_weights, work, sums
     numbers = sign, scale, product, factor_of(rate), least(rate), B, H, Q, L, D, P, R, T
     accelerator.launch(attend_backward, programs, *given, *numbers, **_attention_constants(D, P, tensors))
     _total(sums, of_table, of_weight, of_bias)
@@ -73,21 +73,21 @@ def _attention_sizes(grad: Tensor | None, made: Tensor | None, *arguments: Any) 
 
 
 def _attention_constants(D: int, P: int, tensors: list[Any]) -> dict[str, Any]:
-    query, _, _, weight, _, _, steps, _, seed = tensors
-    return {**_constants(D, P, query, weight, steps), "DROPS": seed is not None}
+    query, _, _, weight, _, _, gate_weights, _, seed = tensors
+    return {**_constants(D, P, query, weight, gate_weights), "DROPS": seed is not None}
 
 
 def _bias(*arguments: Any) -> Tensor:
     from ctr_pe.ops.triton.bias import add_bias
 
-    logits, query, weight, bias, table, steps, allowed, likeness, among_items, sign, scale = arguments
+    logits, query, weight, bias, table, gate_weights, allowed, gate_logits, among_items, sign, scale = arguments
     B, H, Q, L, D, P, T = _bias_sizes(None, *arguments)
     out, lines = torch.empty_like(logits), B * H * Q
     R, programs = min(T, L + 1), min(accelerator.tiles(lines), accelerator.FORWARDS)
-    gating = logits if likeness is None else likeness
+    gating = logits if gate_logits is None else gate_logits
     scores = accelerator.scratch(out, programs, accelerator.QUERIES, R + 1)
-    given = logits, query, weight, bias, table, steps, allowed, gating, out, scores
-    constants = {**_constants(D, P, query, weight, steps), "AMONG": among_items}
+    given = logits, query, weight, bias, table, gate_weights, allowed, gating, out, scores
+    constants = {**_constants(D, P, query, weight, gate_weights), "AMONG": among_items}
     accelerator.launch(add_bias, programs, *given, sign, scale, lines, H, Q, L, D, P, R, **constants)
     return out
 
@@ -95,43 +95,47 @@ def _bias(*arguments: Any) -> Tensor:
 def _bias_backward(into: list[Tensor | None], grad: Tensor, *arguments: Any) -> None:
     from ctr_pe.ops.triton.bias import add_bias_backward
 
-    logits, query, weight, bias, table, steps, allowed, likeness, among_items, sign, scale = arguments
+    logits, query, weight, bias, table, gate_weights, allowed, gate_logits, among_items, sign, scale = arguments
     B, H, Q, L, D, P, T = _bias_sizes(grad, *arguments)
-    of_logits, of_query, of_weight, of_bias, of_table, of_steps, of_likeness = into
-    lines, apart = B * H * Q, likeness is not None
-    gating, of_gating = (likeness, of_likeness) if apart else (logits, of_logits)
+    of_logits, of_query, of_weight, of_bias, of_table, of_gate_weights, of_gate_logits = into
+    lines, apart = B * H * Q, gate_logits is not None
+    gating, of_gating = (gate_logits, of_gate_logits) if apart else (logits, of_logits)
     R, programs = min(T, L + 1), min(accelerator.tiles(lines), accelerator.BACKWARDS)
     sums = _sums(grad, programs, of_table, of_weight, of_bias)
-    work, of_lines = accelerator.scratch(grad, programs, 2, accelerator.QUERIES, R + 1), of_steps
-    if steps is not None and Q > 1:  # one per line, summed over the queries below
+    work, of_lines = accelerator.scratch(grad, programs, 2, accelerator.QUERIES, R + 1), of_gate_weights
+    if gate_weights is not None and Q > 1:  # one per line, summed over the queries below
         of_lines = accelerator.scratch(grad, B, H, Q, L)
-    given = grad, query, weight, bias, table, steps, allowed, gating, of_query, of_lines, of_gating, work, sums
-    constants = {**_constants(D, P, query, weight, steps), "AMONG": among_items, "APART": apart}
+    given = grad, query, weight, bias, table, gate_weights, allowed, gating, of_query, of_lines, of_gating, work, sums
+    constants = {**_constants(D, P, query, weight, gate_weights), "AMONG": among_items, "APART": apart}
     accelerator.launch(add_bias_backward, programs, *given, sign, scale, lines, H, Q, L, D, P, R, T, **constants)
     _total(sums, of_table, of_weight, of_bias)
-    if of_likeness is not None and of_logits is not None:
+    if of_gate_logits is not None and of_logits is not None:
         of_logits.copy_(grad)
-    if of_lines is not of_steps and of_lines is not None and of_steps is not None:
-        of_steps.copy_(of_lines.sum(2))
+    if of_lines is not of_gate_weights and of_lines is not None and of_gate_weights is not None:
+        of_gate_weights.copy_(of_lines.sum(2))
 
 
 def _bias_sizes(grad: Tensor | None, *arguments: Any) -> tuple[int, ...]:
-    logits, query, *learned, likeness = arguments[:8]
+    logits, query, *learned, gate_logits = arguments[:8]
     (B, H, Q, L), D = logits.shape, query.shape[-1]
     others = {
         "logits": (logits, (B, H, Q, L)),
         "query": (query, (B, H, Q, D)),
-        "likeness": (likeness, (B, H, Q, L)),
+        "gate_logits": (gate_logits, (B, H, Q, L)),
         "grad": (grad, (B, H, Q, L)),
     }
     return checked(FLOATS, (B, H, Q, L, D), others, *learned)
 
 
-def _constants(D: int, P: int, query: Tensor, weight: Tensor | None, steps: Tensor | None) -> dict[str, Any]:
+def _constants(D: int, P: int, query: Tensor, weight: Tensor | None, gate_weights: Tensor | None) -> dict[str, Any]:
     """What a kernel is compiled for."""
     sizes = {"QUERIES": accelerator.QUERIES, "KEYS": accelerator.KEYS, "ROWS": accelerator.ROWS}
     widths = {"WIDTH": accelerator.padded(D), "PLACES": accelerator.padded(P)}
-    given = {"GATED": weight is not None, "STEPPED": steps is not None, "PRECISION": accelerator.precision(query)}
+    given = {
+        "GATED": weight is not None,
+        "STEPPED": gate_weights is not None,
+        "PRECISION": accelerator.precision(query),
+    }
     return {**sizes, **widths, **given}
 
 
@@ -154,7 +158,7 @@ contextual_bias = operator(
     _bias,
     lambda logits, *others: logits.new_empty(logits.shape),
     _bias_backward,
-    learned="logits query weight bias table steps likeness",
+    learned="logits query weight bias table gate_weights gate_logits",
     devices=accelerator.DEVICES,
 )
 contextual_attention = operator(
@@ -162,7 +166,7 @@ contextual_attention = operator(
     _attention,
     _attention_fake,
     _attention_backward,
-    learned="query key value weight bias table steps",
+    learned="query key value weight bias table gate_weights",
     devices=accelerator.DEVICES,
     first_made=0,
 )

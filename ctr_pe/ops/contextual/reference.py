@@ -20,17 +20,17 @@ def contextual_bias(
     table: Tensor,
     allowed: Tensor,
     gate: tuple[Tensor, Tensor] | None,
-    steps: Tensor | None,
-    likeness: Tensor,
+    gate_weights: Tensor | None,
+    gate_logits: Tensor,
     sign: float,
     scale: float,
     among_items: bool,
     between: bool,
-    apart: Tensor,
+    additive_mask: Tensor,
 ) -> Tensor:
-    gates = open_gates(likeness, apart, sign)
-    if steps is not None:
-        gates = gates * towards_query(steps.unsqueeze(2), allowed, among_items, between)
+    gates = open_gates(gate_logits, additive_mask, sign)
+    if gate_weights is not None:
+        gates = gates * towards_query(gate_weights.unsqueeze(2), allowed, among_items, between)
     position = contextual_positions(gates, among_items and between)
     query = query * scale if gate is None else nn.functional.silu(nn.functional.linear(query, *gate))
     return logits + place_scores(query, table, position)
@@ -39,18 +39,18 @@ def contextual_bias(
 def pool(logits: Tensor, value: Tensor, allowed: Tensor, kept: Tensor | None, factor: float) -> Tensor:
     """Softmax of logits (B, H, Q, L) over the allowed keys, dropout, and the values (B, H, L, D) pooled by it:
     (B, H, Q, D), zeros where nothing is allowed. ``kept`` (B, H, Q, L) int16, and the factor of what is kept."""
-    weights = (logits + barrier(allowed)).softmax(-1)
+    weights = (logits + additive_mask(allowed)).softmax(-1)
     if kept is not None:
         weights = weights * kept.to(weights.dtype).mul_(factor)
     return (weights.to(value.dtype) @ value).masked_fill(~allowed.any(-1, keepdim=True), 0)
 
 
-def open_gates(likeness: Tensor, apart: Tensor, sign: float) -> Tensor:
-    """σ(sign · likeness), zero where not allowed: (B, H, Q, L). ``apart``: :func:`barrier` of what is allowed."""
-    return torch.sigmoid(torch.add(apart, likeness, alpha=sign))
+def open_gates(gate_logits: Tensor, additive_mask: Tensor, sign: float) -> Tensor:
+    """σ(sign · gate_logits), zero where not allowed: (B, H, Q, L)."""
+    return torch.sigmoid(torch.add(additive_mask, gate_logits, alpha=sign))
 
 
-def barrier(allowed: Tensor) -> Tensor:
+def additive_mask(allowed: Tensor) -> Tensor:
     """float32, 0 where allowed, elsewhere the lowest finite number. Not -inf: a row of nothing else would give NaN, in
     the gradient too. Computed with numbers, because torch takes many times as long where a bool meets a float."""
     return (as_numbers(allowed) - 1) * torch.finfo(torch.float32).max
@@ -76,18 +76,18 @@ def contextual_positions(gates: Tensor, between: bool = False) -> Tensor:
     return torch.where(offset >= 0, to_newest - from_own + own_gate, from_own - to_newest + gates)
 
 
-def towards_query(steps: Tensor, allowed: Tensor, among_items: bool, between: bool) -> Tensor:
+def towards_query(gate_weights: Tensor, allowed: Tensor, among_items: bool, between: bool) -> Tensor:
     """Steps from each key to the next newer one (B, H, 1, L) -> to the next one towards the query, (B, H, Q, L).
 
     Among items it is one where none follows: at the newest allowed key, and with ``between`` at the query itself.
     """
     if not among_items:
-        return steps
+        return gate_weights
     if between:
-        offset, before = _offset(allowed), nn.functional.pad(steps[..., :-1], (1, 0))
-        return torch.where(offset > 0, steps, before).masked_fill(offset == 0, 1)
+        offset, before = _offset(allowed), nn.functional.pad(gate_weights[..., :-1], (1, 0))
+        return torch.where(offset > 0, gate_weights, before).masked_fill(offset == 0, 1)
     from_here = allowed.flip(-1).cumsum(-1).flip(-1)  # how many keys are allowed from each one on
-    return steps.masked_fill(allowed & (from_here == 1), 1)
+    return gate_weights.masked_fill(allowed & (from_here == 1), 1)
 
 
 def _offset(pairs: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ def checked(
     weight: Tensor | None,
     bias: Tensor | None,
     table: Tensor,
-    steps: Tensor | None,
+    gate_weights: Tensor | None,
     allowed: Tensor,
 ) -> tuple[int, ...]:
     """Sizes (B, H, Q, L, D, P, T), if all shapes and types match.
@@ -36,7 +36,7 @@ def checked(
         "table": (table if weight is None else None, (rows, D)),
         "weight": (weight, (P, D)),
         "bias": (bias, (P,)),
-        "steps": (steps, (B, H, L)),
+        "gate_weights": (gate_weights, (B, H, L)),
         "allowed": (allowed, (B, 1, Q, L)),
         **others,
     }

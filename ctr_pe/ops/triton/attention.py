@@ -32,10 +32,10 @@ SIZES = ["rows", "H", "Q", "L", "D", "P", "R", "T", "least"]
 
 
 @triton.jit
-def counted_gates(gate, steps, key, newest, L, STEPPED: tl.constexpr):
-    """Gates times steps (L,); the newest counts in full."""
+def counted_gates(gate, gate_weights, key, newest, L, STEPPED: tl.constexpr):
+    """Gates times gate_weights (L,); the newest counts in full."""
     if STEPPED:
-        step = tl.load(steps + key, mask=key < L, other=0.0).to(tl.float32)[None, :]
+        step = tl.load(gate_weights + key, mask=key < L, other=0.0).to(tl.float32)[None, :]
         step = tl.where(key[None, :] == newest[:, None], 1.0, tl.maximum(step, 0.0))
         return gate * step, step
     else:
@@ -52,7 +52,7 @@ def shares(seed, at, key, least, factor, DROPS: tl.constexpr):
 
 
 @triton.jit(do_not_specialize=SIZES)
-def attend(query, key, value, weight, bias, table, steps, allowed, seed, out, made, scratch,
+def attend(query, key, value, weight, bias, table, gate_weights, allowed, seed, out, made, scratch,
            sign, scale, product, factor, least, rows, H, Q, L, D, P, R,
            GATED: tl.constexpr, STEPPED: tl.constexpr, DROPS: tl.constexpr, QUERIES: tl.constexpr, KEYS: tl.constexpr,
            ROWS: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
@@ -84,7 +84,7 @@ def attend(query, key, value, weight, bias, table, steps, allowed, seed, out, ma
                 k = vectors(key, at_key, at < L, D, WIDTH)
                 logits = product * tl.dot(t, tl.trans(k), input_precision=PRECISION)
                 gate = open_gates(logits, ok, sign)
-                counted, _ = counted_gates(gate, steps + head * L if STEPPED else None, at, newest, L, STEPPED)
+                counted, _ = counted_gates(gate, gate_weights + head * L if STEPPED else None, at, newest, L, STEPPED)
                 position = newer[:, None] + tl.cumsum(counted, 1, reverse=True)
                 newer += tl.sum(counted, 1)
                 added, _ = look_up(scores, line, tl.where(position > R - 1, R - 1.0, position), R)
@@ -106,13 +106,13 @@ def attend(query, key, value, weight, bias, table, steps, allowed, seed, out, ma
 
 
 @triton.jit(do_not_specialize=SIZES)
-def attend_backward(grad, out, made, query, key, value, weight, bias, table, steps, allowed, seed,
-                    of_query, of_key, of_value, of_steps, scratch, sums,
+def attend_backward(grad, out, made, query, key, value, weight, bias, table, gate_weights, allowed, seed,
+                    of_query, of_key, of_value, of_gate_weights, scratch, sums,
                     sign, scale, product, factor, least, rows, H, Q, L, D, P, R, T,
                     GATED: tl.constexpr, STEPPED: tl.constexpr, DROPS: tl.constexpr, QUERIES: tl.constexpr,
                     KEYS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr,
                     PRECISION: tl.constexpr):  # fmt: skip
-    """-> the gradients of queries, keys, values and steps, and per program the sums of those of table, W and b."""
+    """-> the gradients of queries, keys, values and gate weights, and per program the sums of those of table, W, b."""
     program, line = tl.program_id(0).to(tl.int64), tl.arange(0, QUERIES)
     scores = scratch + program * (2 * QUERIES * (R + 1) + L * (2 * D + 1))
     of_scores = scores + QUERIES * (R + 1)
@@ -150,7 +150,9 @@ def attend_backward(grad, out, made, query, key, value, weight, bias, table, ste
                     k, v = vectors(key, at_key, at < L, D, WIDTH), vectors(value, at_key, at < L, D, WIDTH)
                     logits = product * tl.dot(t, tl.trans(k), input_precision=PRECISION)
                     gate = open_gates(logits, ok, sign)
-                    counted, step = counted_gates(gate, steps + head * L if STEPPED else None, at, newest, L, STEPPED)
+                    counted, step = counted_gates(
+                        gate, gate_weights + head * L if STEPPED else None, at, newest, L, STEPPED
+                    )
                     newer = tl.maximum(newer - tl.sum(counted, 1), 0.0)
                     position = newer[:, None] + tl.cumsum(counted, 1, reverse=True)
                     position = tl.where(position > R - 1, R - 1.0, position)
@@ -188,5 +190,5 @@ def attend_backward(grad, out, made, query, key, value, weight, bias, table, ste
             store_vectors(of_value, at_key, at < L, D, vectors(of_values, at * D, at < L, D, WIDTH), WIDTH)
             if STEPPED:
                 pause = tl.load(of_pauses + at, mask=at < L, other=0.0)
-                tl.store(of_steps + head * L + at, pause.to(of_steps.dtype.element_ty), mask=at < L)
+                tl.store(of_gate_weights + head * L + at, pause.to(of_gate_weights.dtype.element_ty), mask=at < L)
         tl.debug_barrier()

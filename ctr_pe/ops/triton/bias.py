@@ -29,15 +29,15 @@ SIZES = ["N", "H", "Q", "L", "D", "P", "R", "T"]
 
 
 @triton.jit
-def gates_of(likeness, steps, allowed, at_line, at_allowed, at_steps, present, key, newest, sign, L,
+def gates_of(gate_logits, gate_weights, allowed, at_line, at_allowed, at_steps, present, key, newest, sign, L,
              STEPPED: tl.constexpr):  # fmt: skip
     """Of a tile: which keys are allowed, open gates, and what these count."""
     pairs = present[:, None] & (key < L)[None, :]
     ok = tl.load(allowed + at_allowed[:, None] + key[None, :], mask=pairs, other=0) != 0
-    x = tl.load(likeness + at_line[:, None] + key[None, :], mask=pairs, other=0.0).to(tl.float32)
+    x = tl.load(gate_logits + at_line[:, None] + key[None, :], mask=pairs, other=0.0).to(tl.float32)
     gate = open_gates(x, ok, sign)
     if STEPPED:
-        step = tl.load(steps + at_steps[:, None] + key[None, :], mask=pairs, other=0.0).to(tl.float32)
+        step = tl.load(gate_weights + at_steps[:, None] + key[None, :], mask=pairs, other=0.0).to(tl.float32)
         step = tl.where(key[None, :] == newest[:, None], 1.0, tl.maximum(step, 0.0))
         return pairs, ok, gate, step, gate * step
     else:
@@ -54,7 +54,7 @@ def newest_of(allowed, at_allowed, present, L, AMONG: tl.constexpr, KEYS: tl.con
 
 
 @triton.jit(do_not_specialize=SIZES)
-def add_bias(logits, query, weight, bias, table, steps, allowed, likeness, out, scratch, sign, scale,
+def add_bias(logits, query, weight, bias, table, gate_weights, allowed, gate_logits, out, scratch, sign, scale,
              N, H, Q, L, D, P, R,
              GATED: tl.constexpr, STEPPED: tl.constexpr, AMONG: tl.constexpr, QUERIES: tl.constexpr,
              KEYS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr,
@@ -74,7 +74,18 @@ def add_bias(logits, query, weight, bias, table, steps, allowed, likeness, out, 
         for tile in range(tl.cdiv(L, KEYS)):  # from the newest on
             key = (tl.cdiv(L, KEYS) - 1 - tile) * KEYS + tl.arange(0, KEYS)
             pairs, ok, _, _, counted = gates_of(
-                likeness, steps, allowed, at_line, at_allowed, at_steps, present, key, newest, sign, L, STEPPED
+                gate_logits,
+                gate_weights,
+                allowed,
+                at_line,
+                at_allowed,
+                at_steps,
+                present,
+                key,
+                newest,
+                sign,
+                L,
+                STEPPED,
             )
             position = newer[:, None] + tl.cumsum(counted, 1, reverse=True)
             newer += tl.sum(counted, 1)
@@ -86,13 +97,13 @@ def add_bias(logits, query, weight, bias, table, steps, allowed, likeness, out, 
 
 
 @triton.jit(do_not_specialize=SIZES)
-def add_bias_backward(grad, query, weight, bias, table, steps, allowed, likeness,
-                      of_query, of_steps, of_likeness, scratch, sums, sign, scale, N, H, Q, L, D, P, R, T,
+def add_bias_backward(grad, query, weight, bias, table, gate_weights, allowed, gate_logits,
+                      of_query, of_gate_weights, of_gate_logits, scratch, sums, sign, scale, N, H, Q, L, D, P, R, T,
                       GATED: tl.constexpr, STEPPED: tl.constexpr, AMONG: tl.constexpr, APART: tl.constexpr,
                       QUERIES: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
                       PLACES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
-    """-> the gradients of queries, of steps per line (N, L), and of what gates are made of; that of the logits, which
-    is ``grad``, is added to it unless their likeness is ``APART``. And per program the sums of those of table, W, b."""
+    """-> the gradients of queries, of gate weights per line (N, L), and of the gate logits; that of the logits,
+    ``grad``, is added to it unless gate logits are ``APART``. And per program the sums of those of table, W, b."""
     program, line = tl.program_id(0).to(tl.int64), tl.arange(0, QUERIES)
     scores = scratch + program * 2 * QUERIES * (R + 1)
     of_scores = scores + QUERIES * (R + 1)
@@ -112,13 +123,35 @@ def add_bias_backward(grad, query, weight, bias, table, steps, allowed, likeness
         for first in range(0, L, KEYS):
             key = first + tl.arange(0, KEYS)
             _, _, _, _, counted = gates_of(
-                likeness, steps, allowed, at_line, at_allowed, at_steps, present, key, newest, sign, L, STEPPED
+                gate_logits,
+                gate_weights,
+                allowed,
+                at_line,
+                at_allowed,
+                at_steps,
+                present,
+                key,
+                newest,
+                sign,
+                L,
+                STEPPED,
             )
             newer += tl.sum(counted, 1)
         for first in range(0, L, KEYS):  # from the oldest on
             key = first + tl.arange(0, KEYS)
             pairs, ok, gate, step, counted = gates_of(
-                likeness, steps, allowed, at_line, at_allowed, at_steps, present, key, newest, sign, L, STEPPED
+                gate_logits,
+                gate_weights,
+                allowed,
+                at_line,
+                at_allowed,
+                at_steps,
+                present,
+                key,
+                newest,
+                sign,
+                L,
+                STEPPED,
             )
             newer = tl.maximum(newer - tl.sum(counted, 1), 0.0)
             position = newer[:, None] + tl.cumsum(counted, 1, reverse=True)
@@ -132,10 +165,10 @@ def add_bias_backward(grad, query, weight, bias, table, steps, allowed, likeness
             of_counted = of_older[:, None] + tl.cumsum(of_position, 1)
             of_older += tl.sum(of_position, 1)
             of_gates = tl.where(ok, of_counted * step * sign * gate * (1.0 - gate), 0.0)
-            tl.store(of_likeness + at, of_gates if APART else of_out + of_gates, mask=pairs)
+            tl.store(of_gate_logits + at, of_gates if APART else of_out + of_gates, mask=pairs)
             if STEPPED:
                 own_step = ok & (key[None, :] != newest[:, None])
-                tl.store(of_steps + at, tl.where(own_step, of_counted * gate, 0.0), mask=pairs)
+                tl.store(of_gate_weights + at, tl.where(own_step, of_counted * gate, 0.0), mask=pairs)
         of_asked = to_query(of_scores, table, asked, of_table, line, R, P, ROWS, PLACES, PRECISION)
         of_t = through_gate(of_asked, z, t, weight, of_weight, of_bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
         store_vectors(of_query, index * D, present, D, of_t, WIDTH)

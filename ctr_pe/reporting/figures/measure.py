@@ -115,13 +115,19 @@ def pools(model: Any, unit: Unit, batch: Mapping[str, Tensor]) -> bool:
     if isinstance(unit, SelfAttention):
         return True
     kept: list[Tensor] = []
-    handle = unit.register_forward_hook(lambda _, __, out: kept.append(out[0]))
+    attend = unit.attend
+
+    def keeping(*given: Any) -> Any:
+        kept.append((attended := attend(*given))[0])
+        return attended
+
+    vars(unit)["attend"] = keeping
     try:
         with torch.enable_grad():
             score = model({name: values[:8] for name, values in batch.items()})["y_pred"].sum()
             return torch.autograd.grad(score, kept[0], allow_unused=True)[0] is not None
     finally:
-        handle.remove()
+        del vars(unit)["attend"]
 
 
 class Watched(Chain):

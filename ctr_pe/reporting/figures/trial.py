@@ -99,12 +99,12 @@ class Trial:
         rows, items = positions.mask.shape
         dim, heads, width = self.pe.dim, self.pe.num_heads, self.pe.head_dim
         old, new = torch.arange(rows * items) + 1, torch.zeros(rows, dtype=torch.int64)  # no two are one
-        positions = positions.carrying(Items(some(rows * items, dim), (old,)), Items(some(rows, dim), (new,)))
+        looked_up, target = Items(some(rows * items, dim), (old,)), Items(some(rows, dim), (new,))
         if isinstance(self.unit, SelfAttention):
-            (pairs,) = positions.item_pairs(self.unit.causal, positions.whole)
+            (pairs,) = positions.item_pairs(self.unit.causal, looked_up, positions.whole)
             query, keys = (some(rows, heads, items, width) for _ in range(2))
             return pairs, ItemVectors(query, width**-0.5, keys, keys)
-        pairs, score = positions.target_pairs(), self.unit.score
+        pairs, score = positions.target_pairs(looked_up, target), self.unit.score
         query, keys = some(rows, 1, 1, dim), some(rows * items, dim)
 
         def rescored(shift: Tensor) -> Tensor:
