@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.ops.contextual.reference import interpolate
-from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.base import PositionEncoding, Target
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.sequence.positions import Pairs, Positions
@@ -29,7 +29,7 @@ def test_contract(case: str, unit: str, check: str) -> None:
 class IsNoNumber(PositionEncoding):
     """NaN, wherever one looks."""
 
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+    def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
         return None if target is None else target * torch.nan, history * torch.nan
 
 
@@ -61,7 +61,7 @@ class CountsSlots(PositionEncoding):
         super().__init__(dim, max_len, num_heads)
         self.table = nn.Parameter(torch.zeros(10 * max_len, dim))
 
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+    def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
         return target, history + self.table[: history.shape[1]]
 
 
@@ -77,7 +77,7 @@ class NoClamp(CAPE):
 class MixesRows(PositionEncoding):
     """Statistics over the batch."""
 
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+    def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
         return target, history * (1 + positions.count.double().mean())
 
 
@@ -122,7 +122,7 @@ class WrongInOneEntry(PositionEncoding):
         super().__init__(dim, max_len, num_heads)
         self.table = nn.Parameter(torch.zeros(8, dim))
 
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+    def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
         cut = torch.zeros_like(self.table, dtype=torch.bool).index_put(
             (torch.tensor(5), torch.tensor(3)), torch.tensor(True)
         )
@@ -132,7 +132,7 @@ class WrongInOneEntry(PositionEncoding):
 class CeilNaN(PositionEncoding):
     """0 / 0 where a history is empty."""
 
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+    def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
         share = positions.count / positions.count
         return None if target is None else target * share.unsqueeze(1), history
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.model_zoo import DIEN
-from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.base import PositionEncoding, Target
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.utils.errors import UserError
 from tests.support.models import SLOTS, batch
@@ -152,9 +152,7 @@ class TestAuxiliaryLoss:
                 super().__init__(dim, max_len, num_heads)
                 self.out_dim = dim + 3
 
-            def embed(
-                self, target: Tensor | None, history: Tensor, positions: Positions
-            ) -> tuple[Tensor | None, Tensor]:
+            def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
                 assert target is not None
                 place = positions.like(history, positions.distance).unsqueeze(-1).expand(-1, 3)
                 return nn.functional.pad(target, (0, 3)), torch.cat([history, place.to(history.dtype)], -1)

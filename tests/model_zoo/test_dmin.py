@@ -152,7 +152,7 @@ def test_auxiliary_loss_trains_the_refiner(tmp_path: Path) -> None:
 def test_heads_are_what_self_attention_sums() -> None:
     layer, rows = SelfAttention(8, 2, causal=True).double(), Batch.random([3, 0, 6]).laid_out("mixed")
     positions = Positions.from_mask(rows.mask)
-    heads = layer.heads(positions.pack(rows.history), positions)
+    heads, _ = layer.heads(positions.pack(rows.history), positions)
     assert heads.shape == (9, 2, 4)
     columns = layer.output.weight.chunk(2, dim=1)
     total: Tensor = sum((heads[:, h] @ columns[h].T for h in range(2)), start=layer.output.bias)

@@ -66,10 +66,10 @@ class TestFoX:
     def test_gates_are_those_of_each_head(self) -> None:
         pe = FoX(D, L, 2)
         layer, items = SelfAttention(D, 2, pe, causal=True), torch.randn(1, L, D)
-        before = layer.heads(items[0], full(1, L))
+        before, _ = layer.heads(items[0], full(1, L))
         with torch.no_grad():
             pe.forget["bias"][1] = -2.0
-        after = layer.heads(items[0], full(1, L))
+        after, _ = layer.heads(items[0], full(1, L))
         assert torch.equal(before[:, 0], after[:, 0])
         assert not torch.allclose(before[1:, 1], after[1:, 1])
 
@@ -122,10 +122,10 @@ class TestDAPE:
         pe, items = build_pe("dape", D, L, 2), torch.randn(1, L, D)
         torch.nn.init.normal_(pe.mlp[2].weight)  # type: ignore[index]
         layer = SelfAttention(D, 2, pe, causal=True)
-        before = layer.heads(items[0], full(1, L))
+        before, _ = layer.heads(items[0], full(1, L))
         with torch.no_grad():
             layer.query.weight[D // 2 :] += 1.0  # of the second head
-        assert not torch.allclose(before[1:, 0], layer.heads(items[0], full(1, L))[1:, 0])
+        assert not torch.allclose(before[1:, 0], layer.heads(items[0], full(1, L))[0][1:, 0])
 
     def test_layers_share_what_the_base_shares(self) -> None:
         for base, shared in (("kerple_log", True), ("fire", False)):

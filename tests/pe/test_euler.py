@@ -475,7 +475,8 @@ class TestPhaseContrast:
     def test_empty_histories(self, unit: str) -> None:
         for counts in ([0, 0], [0, 2], [1]):
             pe = Euler(D, L, **CONTRAST).double()
-            module = (TargetAttention(D, unit, pe) if unit == "dot" else SelfAttention(D, 1, pe)).double().train()
+            module: Any = TargetAttention(D, unit, pe) if unit == "dot" else SelfAttention(D, 1, pe)
+            module.double().train()
             batch = Batch.random(counts)
             batch.history.requires_grad_()
             positions = Positions.from_mask(batch.mask)

@@ -56,17 +56,12 @@ def test_padded_form_of_every_variant(variant: str, encoding: str, tmp_path: Pat
     same_scores(build(name, tmp_path, position_encoding=encoding, **options))
 
 
-def both(history: Tensor, target: Tensor) -> tuple[Positions, Tensor, PaddedPositions, Tensor]:
-    """Ragged positions and packed items, padded positions and their items: left-padded, and zero there."""
+def both(history: Tensor) -> list[tuple[Positions, Tensor]]:
+    """Padded positions and ragged ones, each with its packed items: left-padded, and zero there."""
     mask = torch.arange(L) >= L - COUNTS.unsqueeze(1)
     age = torch.arange(L, 0, -1).mul(86_399).add(7).expand(B, L)
     history = history * mask.unsqueeze(-1)
-    found: list[Any] = []
-    for form in (Positions, PaddedPositions):
-        at = form.from_mask(mask, age)
-        packed = at.pack(history)
-        found += [at.carrying(known(packed), known(target)), packed]
-    return found[0], found[1], found[2], found[3]
+    return [(at, at.pack(history)) for at in (PaddedPositions.from_mask(mask, age), Positions.from_mask(mask, age))]
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -76,26 +71,31 @@ def test_padded_form_of_units(case: str) -> None:
     history, target = torch.randn(B, L, D), torch.randn(B, K, D)
     pe = factory(case)(D, MAX_LEN, 1)
     attention = randomised(TargetAttention(pe.out_dim, "din", pe))
-    for asked in (target[:, 0], target):
-        ragged, items, padded, slots = both(history, asked)
-        for ours, theirs in zip(attention(asked, slots, padded), attention(asked, items, ragged), strict=True):
+    for targets in (target[:, 0], target):
+        results = []
+        for at, items in both(history):
+            pairs = at.target_pairs(known(items), known(targets))
+            results.append(attention(*pe.embed(targets, items, at), at, pairs))
+        for ours, theirs in zip(*results, strict=True):
             torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
     for causal in (True, False):
         pe = factory(case)(D, MAX_LEN, 2)
         unit = randomised(SelfAttention(pe.out_dim, 2, pe, causal))
-        wide = torch.randn(B, L, pe.out_dim) if pe.out_dim != D else history
-        ragged, items, padded, slots = both(wide, target[:, 0])
-        if pe.out_dim == D:
-            found, wanted = padded.unpack(unit(slots, padded)), ragged.unpack(unit(items, ragged))
-            torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
+        found, wanted = (
+            at.unpack(unit(pe.embed(None, items, at)[1], at, at.item_pairs(causal, known(items))))
+            for at, items in both(history)
+        )
+        torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
     def fresh() -> PositionEncoding:
         return factory(case)(D, MAX_LEN + 1, 2)
 
     lowest = fresh()
     stack = randomised(Transformer([lowest, lowest.next_layer(fresh)], causal=True))
-    ragged, items, padded, slots = both(history, target[:, 0])
-    found, wanted = (stack.of_target(target[:, 0], x, at) for x, at in ((slots, padded), (items, ragged)))
+    found, wanted = (
+        stack.of_target(*lowest.embed(target[:, 0], items, at), at, (known(items), known(target[:, 0])))[0]
+        for at, items in both(history)
+    )
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)
 
 

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from ctr_pe import Chain, PositionEncoding, Positions, available_pes, build_pe
 from ctr_pe.model_zoo.bst import ConcatenatedPositions
+from ctr_pe.pe.base import Target
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.vectors import Attended, TargetVectors
 from ctr_pe.sequence.jagged import Block
@@ -33,7 +34,7 @@ class Own(PositionEncoding):
         self.vector = nn.Parameter(torch.randn(dim))
         self.calls = 0
 
-    def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+    def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
         self.calls += 1
         share = 1 / (1 + positions.like(history, positions.distance).to(history.dtype))
         return None if target is None else target - self.vector, history + share.unsqueeze(-1) * self.vector

@@ -7,7 +7,7 @@ from fuxictr.pytorch.layers.activations import Dice as FuxiCTRDice
 from torch import Tensor, nn
 
 from ctr_pe import Positions, build_pe
-from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.pe.base import PositionEncoding, Target
 from ctr_pe.testing import Batch
 from ctr_pe.units import BilinearScore, Dice, DINScore, DotScore, SelfAttention, TargetAttention, mlp_chunks
 from tests.support import hooks
@@ -150,7 +150,7 @@ def test_encoding_that_widens_items() -> None:
             super().__init__(dim, max_len, num_heads)
             self.out_dim = dim + 3
 
-        def embed(self, target: Tensor | None, history: Tensor, positions: Positions) -> tuple[Tensor | None, Tensor]:
+        def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
             extra = positions.distance.unsqueeze(-1).expand(-1, -1, 3).to(history.dtype)
             wider = None if target is None else torch.cat([target, target.new_zeros(len(target), 3)], -1)
             return wider, torch.cat([history, extra], -1)
