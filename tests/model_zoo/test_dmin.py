@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ctr_pe.model_zoo.dmin import QueryPositions, QueryScore
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.sequence.positions import Positions
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.utils.errors import UserError
@@ -95,10 +95,10 @@ class TestInterests:
         rows = Batch.random([3, 6])
         positions = Positions.from_mask(rows.mask)
         packed, unit = positions.pack(rows.history), model.interests[0]
-        before, _ = unit(rows.target, packed, positions)
+        before, *_ = unit(Items(rows.target), Items(packed), positions)
         with torch.no_grad():
             unit.extractor.value.weight[:4] += 1.0  # of the first head
-        after, _ = unit(rows.target, packed, positions)
+        after, *_ = unit(Items(rows.target), Items(packed), positions)
         first, second = (after - before).abs().split(8, dim=1)
         assert first.max() > 1e-3
         assert second.max() == 0
@@ -109,9 +109,9 @@ class TestInterests:
             model = randomised(build("DMIN", tmp_path, position_encoding=encoding))
             rows, positions = Batch.random([6, 6]), Positions.from_mask(torch.ones(2, 6, dtype=torch.bool))
             unit = model.interests[0]
-            _, before = unit(rows.target, positions.pack(rows.history), positions)
+            _, before, _ = unit(Items(rows.target), Items(positions.pack(rows.history)), positions)
             rows.history[:, 4:] = 3.0
-            _, after = unit(-rows.target, positions.pack(rows.history), positions)
+            _, after, _ = unit(Items(-rows.target), Items(positions.pack(rows.history)), positions)
             changed = (after - before).view(2, 6, 8).abs().amax((0, 2))
             assert changed[:4].max() == 0
             assert changed[4:].min() > 1e-3

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.sequence.positions import Positions
+from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.units import TargetAttention
 from tests.support.models import SLOTS, batch, build
 
@@ -67,7 +67,7 @@ def test_without_positions_it_is_target_attention_times_the_target(tmp_path: Pat
     target, history = torch.randn(3, 8).double(), torch.randn(9, 8).double()
     positions = Positions.from_mask(rows["item_history"] > 0)
     pooled, _ = TargetAttention(8)(target, history, positions)
-    assert torch.allclose(none.interest(0, target, history, positions), pooled * target)
+    assert torch.allclose(none.interest(0, Items(target), Items(history), positions)[0], pooled * target)
 
 
 @pytest.mark.parametrize("encoding", ["rope", "cope", "cape"])
@@ -76,7 +76,7 @@ def test_other_encodings_replace_its_table_and_keep_the_product(encoding: str, t
     unit, positions = model.attentions[0], Positions.from_mask(batch([3, 0, 6])["item_history"] > 0)
     target, history = torch.randn(3, 8).double(), torch.randn(9, 8).double()
     pooled, _ = unit(target, history, positions)
-    assert torch.allclose(model.interest(0, target, history, positions), pooled * target)
+    assert torch.allclose(model.interest(0, Items(target), Items(history), positions)[0], pooled * target)
     assert not [
         name for name, _ in model.named_parameters() if name.endswith("table") and "attentions.0.pe" not in name
     ]
