@@ -98,8 +98,8 @@ class NextItemModel(RankModel):
         return at[present], torch.cat([embedded[field] for field in fields], -1)
 
     def _drawn(self, fields: Sequence[Tensor], at: Tensor) -> Tensor:
-        """``fields``: ids (N,). For each place ``at`` (P,) one of the batch's items, another than the one there: indices (P,) among the N
-        packed ones. None, (0,), if all items are the same."""
+        """``fields``: ids (N,). For each place ``at`` (P,) an item of the batch other than the one there: indices
+        (P,) among the N packed ones. None, (0,), if all items are the same."""
         kind = at.new_zeros(len(fields[0]))  # (N,), equal for equal items: 0 .. kinds - 1
         for ids in fields:
             kind = torch.unique(kind * (ids.max() + 1) + ids, return_inverse=True)[1] if len(ids) else kind

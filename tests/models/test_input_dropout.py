@@ -14,7 +14,7 @@ def test_sasrec_drops_entries_of_its_input_in_training_only(tmp_path: Path) -> N
     rate = 0.25
     model = build("SASRec", tmp_path, hidden_dropout=rate)
     seen: list[Tensor] = []
-    model.transformers[0].blocks[0].register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    model.transformers[0].blocks[0].layer_norm1.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
     rows = batch([6] * 40)
     with torch.no_grad():
         model.eval()(rows)
