@@ -253,16 +253,16 @@ class _Build:
         frame = frame.select(
             self.label, *[parsed.alias(column.name) for column, parsed in zip(self.columns, read, strict=True)]
         )
-        lists = [column.name for column in self.columns if column.type == "sequence"]
-        for fields in ([name for name in group.history if name in lists] for group in self.groups):
-            # an empty text is also what a history of one item without this attribute looks like
-            one = pl.any_horizontal(pl.col(name).list.len() == 1 for name in fields)
-            missing = pl.lit([""], dtype=pl.List(pl.String))
-            frame = frame.with_columns(
-                pl.when(one & (pl.col(name).list.len() == 0)).then(missing).otherwise(name).alias(name)
-                for name in fields
-            )
+        for fields in filter(None, self._histories()):
+            # A text without a splitter is one item, whose value may be missing, only if the history has one.
+            one = pl.any_horizontal(pl.col(fields).list.len() == 1) & (pl.col(fields).list.len() == 0)
+            frame = frame.with_columns(pl.when(one).then(pl.lit([""])).otherwise(pl.col(fields)).name.keep())
         return frame
+
+    def _histories(self) -> list[list[str]]:
+        """Columns of one history, as far as they are read."""
+        read = [column.name for column in self.columns if column.type == "sequence"]
+        return [[name for name in group.history if name in read] for group in self.groups]
 
     def _vocabularies(self, train: pl.LazyFrame, vectors: Mapping[str, Path]) -> dict[str, IdMap]:
         """Of each table, by the counts in all of its columns."""
@@ -360,6 +360,12 @@ class _Build:
                 wrong = frame.filter(~pl.col(label).is_in([0.0, 1.0]).fill_null(False))
                 if len(wrong):
                     raise UserError(f"{file}: label '{label}' has value {wrong[label][0]}: labels are 0 or 1")
+                for first, *others in filter(None, self._histories()):
+                    for name in others:
+                        one, other = frame[f"{first} length"], frame[f"{name} length"]
+                        if (row := (one != other).arg_max()) is not None and one[row] != other[row]:
+                            found = f"'{first}' has {one[row]} items, '{name}' {other[row]}"
+                            raise UserError(f"{file}: row {counts['rows'] + row + 1}: of one history {found}")
                 counts["rows"] += len(frame)
                 counts["positives"] += int(frame[label].sum())
                 for column in self.columns:
@@ -376,6 +382,7 @@ class _Build:
                     if column.type == "sequence":
                         length = frame[f"{column.name} length"]
                         counts[f"{column.name}_empty"] += int((length == 0).sum())
+                        counts[f"{column.name}_missing"] += int((ids == 0).sum())
                         counts[f"{column.name}_truncated"] += int((length > values.list.len()).sum())
                 kept = [pl.col(label).cast(pl.UInt8), *[column.name for column in self.columns]]
                 writer.add(split, frame.select(kept).to_arrow())
@@ -387,6 +394,8 @@ class _Build:
         for column in self.columns:
             if cut := counts[f"{column.name}_truncated"]:
                 log.info("%s: %d histories of %s cut to their most recent items", split, cut, column.name)
+            if missing := counts[f"{column.name}_missing"]:
+                log.info("%s: %d items of %s have no value", split, missing, column.name)
             if unseen := counts[f"{column.name}_unseen"]:
                 log.info("%s: %d ids of %s are not, or too rarely, in the train rows", split, unseen, column.name)
         return dict(counts)

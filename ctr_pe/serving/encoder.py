@@ -136,10 +136,11 @@ class Encoder:
             raise UserError(f"{what}: no time column '{names.time}', and this model's encoding reads the age of events")
         order = self._times(read(names.order), names.order, what)
         of_items = read(names.item, *self.item_fields, *map(self._raw, self.item_fields))
-        ids = {
-            name: _small(values, self.features[name]["vocab_size"])
-            for name, values in self._items(of_items, what).items()
-        }
+        ids = self._items(of_items, what)
+        for name, values in ids.items():
+            if self.items is None:
+                values = self._of_items(of_items[self._raw(name)], values)
+            ids[name] = _small(values, self.features[name]["vocab_size"])
         columns: dict[str, Any] = {"user": user, "time": time, "order": order}
         columns |= {name + ID: values for name, values in ids.items()}
         if names.item in there and (time is not None or order is not None):
@@ -253,9 +254,7 @@ class Encoder:
                 raise UserError(f"{what}: lists of '{name}' and '{fields[0]}' have different lengths")
         flat = {name: values.explode(empty_as_null=False) for name, values in lists.items()}
         end = np.cumsum(first)
-        # an item without this attribute has id 0, as in training
-        missing = {name: (flat[name].cast(pl.String).fill_null("") == "").to_numpy() for name in fields}
-        ids = {name: np.where(missing[name], 0, self._encode(flat[name], name, what)) for name in fields}
+        ids = {name: self._of_items(flat[name], self._encode(flat[name], name, what)) for name in fields}
         return RequestHistories(ids, end - first, end, age, age=flat[age].to_numpy() if age else None)
 
     def _items(self, table: pl.DataFrame, what: str) -> dict[str, Ints]:
@@ -299,6 +298,10 @@ class Encoder:
         if values.dtype.is_float():
             raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not integers or strings")
         return ids.ids(values).astype(np.int64)
+
+    def _of_items(self, raw: pl.Series, ids: Ints) -> Ints:
+        """Ids of a history's items: 0 where the raw value is null or empty, as in training."""
+        return np.where((raw.cast(pl.String).fill_null("") == "").to_numpy(), 0, ids)
 
     def _raw(self, name: str) -> str:
         return self.columns.raw.get(name, name)

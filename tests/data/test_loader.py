@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import multiprocessing
 import os
@@ -15,6 +16,7 @@ import pytest
 import torch
 
 from ctr_pe.data.loader import BatchLoader
+from ctr_pe.fuxictr.padded import history
 from ctr_pe.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -361,6 +363,65 @@ def test_padding_of_fuxictr_is_stripped(tmp_path: Path, side: str, fixed: bool) 
         padded[name] = pa.array(rows, pa.list_(pa.int64(), MAX_LEN)) if fixed else rows
     loader = BatchLoader(feature_map(), write(tmp_path / "b.parquet", padded))
     assert [{n: c.tolist() for n, c in batch.items()} for batch in loader] == expected
+
+
+FULL = {"item_history": [[0, 2, 3], [4, 0, 6], [7, 8, 0]], "cate_history": [[1, 2, 0], [0, 0, 6], [0, 0, 0]]}
+
+
+def full_lists() -> dict[str, list[Any]]:
+    """Every list of a column has one length, and items lack an id at either end."""
+    return {**table(3), **FULL, "age_history": [[9, 8, 7]] * 3}
+
+
+def test_lists_of_our_own_files_are_read_as_they_are(tmp_path: Path) -> None:
+    """Those that the report of a data set names, even if the file was read before there was a report."""
+    path, columns = tmp_path / "train.parquet", full_lists()
+    write(path, columns)
+    assert BatchLoader(feature_map(), path).padded
+    (tmp_path / "report.json").write_text(json.dumps({"files": {"train.parquet": {}}}))
+    loader = BatchLoader(feature_map(), path, "test")
+    (batch,) = loader
+    assert not batch.padded
+    assert batch.lengths["item_history"].tolist() == [3, 3, 3]
+    for name in ("item_history", "cate_history", "age_history"):
+        assert batch[name].tolist() == columns[name]
+        assert batch.histories[name].tolist() == [one for row in columns[name] for one in row]
+
+
+def test_padded_columns_of_fuxictr_keep_a_slot_in_which_any_has_a_value(tmp_path: Path) -> None:
+    columns = {**full_lists(), "age_history": [[]] * 3}
+    (batch,) = BatchLoader(feature_map(), write(tmp_path / "train.parquet", columns), "test")
+    assert batch.padded == {"item_history", "cate_history"}
+    assert batch.lengths["item_history"].tolist() == batch.lengths["cate_history"].tolist() == [3, 3, 2]
+    assert batch["item_history"].tolist() == [[0, 2, 3], [4, 0, 6], [7, 8, 0]]
+    assert batch["cate_history"].tolist() == [[1, 2, 0], [0, 0, 6], [0, 0, 0]]
+
+
+@pytest.mark.parametrize("side", ["pre", "post"])
+def test_padded_columns_of_fuxictr_keep_the_newest_items_of_each(side: str, tmp_path: Path) -> None:
+    """Of two histories of one width, too: the shorter one loses nothing to the longer."""
+    specs = {name: SPECS[name] | {"max_len": 2} for name in ("item_history", "cate_history")}
+    rows = {"item_history": [[1, 2, 3], [4], []], "cate_history": [[5], [6], [7, 8, 9]]}
+    columns: dict[str, Any] = {**table(3), "age_history": [[]] * 3}
+    for name, lists in rows.items():
+        zeros = [[0] * (4 - len(row)) for row in lists]
+        columns[name] = [z + row if side == "pre" else row + z for z, row in zip(zeros, lists, strict=True)]
+    (batch,) = BatchLoader(feature_map(**specs), write(tmp_path / "train.parquet", columns), "test")
+    for name, lists in rows.items():
+        lengths, values = history(batch, [name])
+        found = [part.tolist() for part in values[name].split(lengths.tolist())]
+        assert [part[-2:] for part in found] == [row[-2:] for row in lists]
+        assert side == "post" or found[0] == lists[0][-2:]
+
+
+def test_rows_by_their_numbers(small: tuple[Path, dict[str, list[Any]]]) -> None:
+    path, columns = small
+    found = BatchLoader(feature_map(), path).batch(np.array([7, 3, 7]))
+    assert [row["price"] for row in rows_of(found, lengths_of(columns))] == [
+        naive(columns)[i]["price"] for i in (7, 3, 7)
+    ]
+    moved = found.to(torch.device("cpu"))
+    assert torch.equal(moved["item_history"], found["item_history"])
 
 
 def test_long_histories_keep_the_most_recent_items_and_are_reported_once(

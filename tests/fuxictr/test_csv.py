@@ -397,3 +397,55 @@ def test_a_vector_in_every_row(params: dict[str, Any], tmp_path: Path) -> None:
     ):
         with pytest.raises(UserError, match=message):
             build_csv({**params, "feature_cols": [*params["feature_cols"][:-1], {**image, **change_of}]}, GROUPS)
+
+
+@pytest.mark.parametrize("as_lists", [False, True], ids=["text", "parquet"])
+@pytest.mark.parametrize(
+    ("items", "kinds", "wanted"),
+    [
+        ("1^2^3", "^y^z", [("1", ""), ("2", "y"), ("3", "z")]),
+        ("1^2^3", "x^y^", [("1", "x"), ("2", "y"), ("3", "")]),
+        ("1^^3", "x^y^z", [("1", "x"), ("", "y"), ("3", "z")]),
+        ("^2^3", "x^y^z", [("", "x"), ("2", "y"), ("3", "z")]),
+        ("1^2^", "x^y^", [("1", "x"), ("2", "y"), ("", "")]),
+        ("1", "", [("1", "")]),
+        ("", "", []),
+    ],
+)
+def test_an_item_without_a_value_stays_where_it_is_and_is_counted(
+    items: str, kinds: str, wanted: list[tuple[str, str]], as_lists: bool, params: dict[str, Any], tmp_path: Path
+) -> None:
+    """Where every list of a column has one length, too: FuxiCTR would have padded it."""
+    for split in ("train", "valid", "test"):
+        frame = pl.DataFrame({"label": [0, 1], "user_id": ["u", "v"], "item_id": ["1", "2"], "cate_id": ["x", "y"]})
+        frame = frame.with_columns(item_history=pl.lit(items), cate_history=pl.lit(kinds), price=pl.lit(1.0))
+        if as_lists:
+            texts = pl.col("item_history", "cate_history")
+            lists = texts.str.split("^").list.eval(pl.element().replace("", None))
+            frame = frame.with_columns(pl.when(texts == "").then(pl.lit([])).otherwise(lists).name.keep())
+        file = tmp_path / f"{split}.{'parquet' if as_lists else 'csv'}"
+        frame.write_parquet(file) if as_lists else frame.write_csv(file)
+        params[f"{split}_data"] = str(file)
+    for column in params["feature_cols"]:
+        column |= {"max_len": 3} if column.get("type") == "sequence" else {}
+    params["data_format"] = "parquet" if as_lists else "csv"
+    dataset = build_csv(params, GROUPS)
+    vocabulary = json.loads((dataset.path / "feature_vocab.json").read_text())
+    (batch,) = BatchLoader(dataset.feature_map(4), dataset.split("train"))
+    assert batch.lengths["item_history"].tolist() == batch.lengths["cate_history"].tolist() == [len(wanted)] * 2
+    known = [vocabulary[name] | {"": 0} for name in ("item_id", "cate_id")]
+    ids = [[of[one] for one in column] for of, column in zip(known, zip(*wanted, strict=True), strict=bool(wanted))]
+    for name, column in zip(("item_history", "cate_history"), ids or [[], []], strict=True):
+        assert batch.histories[name].tolist() == column * 2
+    counts = json.loads((dataset.path / "report.json").read_text())["splits"]["train"]
+    assert counts["item_history_missing"] == 2 * sum(not item for item, _ in wanted)
+    assert counts["cate_history_missing"] == 2 * sum(not kind for _, kind in wanted)
+
+
+def test_columns_of_one_history_have_one_length(params: dict[str, Any]) -> None:
+    file = Path(params["train_data"])
+    file.write_text(TRAIN + "0,u3,8,,9^5,c^a^b,0.5\n")
+    with pytest.raises(
+        UserError, match=r"train\.csv: row 5: of one history 'item_history' has 2 items, 'cate_history' 3"
+    ):
+        build_csv(params, GROUPS)

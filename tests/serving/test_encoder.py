@@ -9,9 +9,12 @@ import polars as pl
 import pytest
 
 from ctr_pe import CTRRanker
+from ctr_pe.config.field_groups import Group
 from ctr_pe.data.id_map import Index
+from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.logs.log import build
 from ctr_pe.data.logs.recipe import Recipe
+from ctr_pe.fuxictr.csv import build_csv
 from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.model_folder import scorer_of
 from ctr_pe.training import Outcome, Run, Source, build_model
@@ -75,6 +78,44 @@ def test_an_order_decides_between_events_of_the_same_time(
     by_time = encoder.requests(requests.drop("position"), events).lists[0]  # events of its own time are not seen
     first = np.flatnonzero(requests["timestamp"].diff().fill_null(0).to_numpy() == 0)
     assert (by_time.end - by_time.begin)[first].tolist() != [len(got[i]) for i in first]
+
+
+def test_an_item_without_a_value_is_served_as_it_was_trained(tmp_path: Path) -> None:
+    """Of FuxiCTR's CSV files: histories as columns of the requests, and as events."""
+    histories = [("1^2^3", "^y^z"), ("1^^3", "x^y^"), ("^^", "^^z"), ("2", ""), ("", "")]
+    frame = pl.DataFrame(histories, schema=["item_history", "cate_history"], orient="row").with_columns(
+        label=pl.int_range(5) % 2, user_id=pl.int_range(5), item_id=pl.lit("1"), cate_id=pl.lit("x")
+    )
+    for split in ("train", "valid", "test"):
+        frame.write_csv(tmp_path / f"{split}.csv")
+    ids = {"active": True, "dtype": "str", "type": "categorical"}
+    lists = {"active": True, "dtype": "str", "type": "sequence", "max_len": 3, "feature_encoder": None}
+    params = {
+        "dataset_id": "mine", "data_root": str(tmp_path), "data_format": "csv", "label_col": {"name": "label"},
+        **{f"{split}_data": str(tmp_path / f"{split}.csv") for split in ("train", "valid", "test")},
+        "feature_cols": [
+            {**ids, "name": ["item_id", "cate_id"]}, {**lists, "name": "item_history", "share_embedding": "item_id"},
+            {**lists, "name": "cate_history", "share_embedding": "cate_id"},
+        ],
+    }  # fmt: skip
+    data = build_csv(params, [Group(("item_id", "cate_id"), ("item_history", "cate_history"))])
+    run = Run("DIN", data.path, "cape", 0, params={"embedding_dim": 4})
+    model = build_model(run, data, str(tmp_path))
+    encoder = scorer_of(model, run, Source.of(data), Outcome({}, 1, 0.0, np.zeros(0, np.float32), 1)).encoder
+    (wanted,) = BatchLoader(model.feature_map, data.split("test"), "test")
+    lengths = wanted.lengths["item_history"].tolist()
+    assert lengths == [3, 3, 3, 1, 0]
+    texts = pl.col("item_history", "cate_history")
+    split = texts.str.split("^").list.eval(pl.element().replace("", None)).list.head(pl.col("length"))
+    requests = frame.with_columns(length=pl.Series(lengths)).with_columns(split)
+    events = requests.select("user_id", item_id="item_history", cate_id="cate_history")
+    events = events.explode("item_id", "cate_id", empty_as_null=False).fill_null("")
+    events = events.with_columns(timestamp=pl.int_range(pl.len()))
+    served = [encoder.requests(requests), encoder.requests(frame.drop(texts), encoder.events(events))]
+    for batch in (encoded.batch(np.arange(5)) for encoded in served):
+        for name in ("item_history", "cate_history"):
+            assert batch.lengths[name].tolist() == lengths
+            assert batch.histories[name].tolist() == wanted.histories[name].tolist()
 
 
 def test_a_request_sees_only_what_is_before_it(ranker: CTRRanker) -> None:
