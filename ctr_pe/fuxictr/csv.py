@@ -254,7 +254,7 @@ class _Build:
             self.label, *[parsed.alias(column.name) for column, parsed in zip(self.columns, read, strict=True)]
         )
         for fields in filter(None, self._histories()):
-            # A text without a splitter is one item, whose value may be missing, only if the history has one.
+            # An empty text is also what a history of one item without this attribute looks like.
             one = pl.any_horizontal(pl.col(fields).list.len() == 1) & (pl.col(fields).list.len() == 0)
             frame = frame.with_columns(pl.when(one).then(pl.lit([""])).otherwise(pl.col(fields)).name.keep())
         return frame
