@@ -38,8 +38,8 @@ class Index:
             return np.full(len(wanted), -1, np.int64)
         if len(wanted) * 20 > len(self.sorted):
             known = pl.DataFrame([self.sorted, pl.Series("at", self.at)])
-            asked = wanted.alias("key").to_frame()
-            return asked.join(known, on="key", how="left", maintain_order="left")["at"].fill_null(-1).to_numpy()
+            table = wanted.alias("key").to_frame()
+            return table.join(known, on="key", how="left", maintain_order="left")["at"].fill_null(-1).to_numpy()
         place = np.minimum(np.asarray(self.sorted.search_sorted(wanted)), len(self.sorted) - 1)
         return np.where((self.sorted.gather(place) == wanted).to_numpy(), self.at[place], -1)
 

@@ -51,17 +51,17 @@ class Timeline:
         first = np.searchsorted(events["user"].to_numpy(), np.arange(users + 1))
         return cls(first, {name: events[column].to_numpy() for name, column in fields.items()}, **clocks)
 
-    def newest(self, user: Ints, asked: Ints | None, count: int, by_order: bool = False) -> tuple[Ints, Ints]:
+    def newest(self, user: Ints, before: Ints | None, count: int, by_order: bool = False) -> tuple[Ints, Ints]:
         """Where the last ``count`` events of each request's user begin and end, (n,) both; of an empty history 0.
 
-        ``user``: numbers, -1 for unknown ones. ``asked``: only events strictly before this time, or with ``by_order``
+        ``user``: numbers, -1 for unknown ones. ``before``: only events strictly before this time, or with ``by_order``
         before this place in the order.
         """
         known = user >= 0
         first, end = (np.where(known, self.first[user + after], 0) for after in (0, 1))
         clock = self.order if by_order else self._newest_time
-        if clock is not None and asked is not None and len(clock):
-            end = self._before(clock, user, first, end, asked)
+        if clock is not None and before is not None and len(clock):
+            end = self._before(clock, user, first, end, before)
         begin = np.maximum(first, end - count)
         empty = begin == end
         return np.where(empty, 0, begin), np.where(empty, 0, end)
@@ -79,17 +79,17 @@ class Timeline:
         """(E,) the user of each event."""
         return np.repeat(np.arange(len(self.first) - 1), np.diff(self.first))
 
-    def _before(self, clock: Ints, user: Ints, first: Ints, last: Ints, asked: Ints) -> Ints:
-        """(n,) the first place in ``first:last`` at which the rising ``clock`` has reached ``asked``, else ``last``:
+    def _before(self, clock: Ints, user: Ints, first: Ints, last: Ints, before: Ints) -> Ints:
+        """(n,) the first place in ``first:last`` at which the rising ``clock`` has reached ``before``, else ``last``:
         for few requests by a search of their own each, for many by one over user and clock."""
         low, high = int(clock.min()), int(clock.max())
         span = high - low + 2
-        if 4 * len(asked) >= len(clock) and len(self.first) * span < 2**62:
-            wanted = user * span + (np.clip(asked, low, high + 1) - low)
+        if 4 * len(before) >= len(clock) and len(self.first) * span < 2**62:
+            wanted = user * span + (np.clip(before, low, high + 1) - low)
             return np.clip(np.searchsorted(self._owner * span + (clock - low), wanted), first, last)
         while (open_ := first < last).any():
             middle = (first + last) // 2
-            earlier = open_ & (clock[np.where(open_, middle, 0)] < asked)
+            earlier = open_ & (clock[np.where(open_, middle, 0)] < before)
             first, last = np.where(earlier, middle + 1, first), np.where(open_ & ~earlier, middle, last)
         return first
 

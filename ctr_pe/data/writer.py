@@ -115,7 +115,7 @@ class DatasetWriter:
             for file in sorted(self.path.iterdir())
         }
         lengths = [int(spec["max_len"]) for spec in content.features.values() if "max_len" in spec]
-        own: dict[str, Any] = {
+        facts: dict[str, Any] = {
             "format": FORMAT,
             "dataset_id": self.dataset_id,
             "data_hash": combined_hash(files),
@@ -129,7 +129,7 @@ class DatasetWriter:
         self._write_config(rows, content)
         if content.items is not None:
             content.items.write_parquet(self.path / ITEMS)
-        _write_json(self.path / REPORT, {**own, **content.report, **own})
+        _write_json(self.path / REPORT, {**facts, **content.report, **facts})
         check_out(self.out, self.overwrite)  # it may have appeared meanwhile
         self.out.parent.mkdir(parents=True, exist_ok=True)
         if self.out.exists():

@@ -281,7 +281,10 @@ class _Build:
         ]
         found = zip(counts, pl.collect_all(totals, engine="streaming"), strict=True)
         more = {name: vectors_of(file)[0] for name, file in vectors.items()}
-        return {name: IdMap.by_frequency(total["value"], total["count"], more.get(name, [])) for name, total in found}
+        return {
+            name: IdMap.by_frequency(total["value"], total["count"].to_numpy(), more.get(name, []))
+            for name, total in found
+        }
 
     def _max_lens(self, train: pl.LazyFrame) -> dict[str, int]:
         lengths = {column.name: column.max_len for column in self.columns if column.type == "sequence"}
@@ -307,9 +310,9 @@ class _Build:
         """Keep the vectors of a column beside its rows, in a form that FuxiCTR reads: the file's name, their dim."""
         column = next(column for column in self.columns if column.name == name)
         keys, values = vectors_of(file)
-        dim, asked = values.shape[1], column.pretrain_dim
-        if asked is not None and asked != dim:
-            raise UserError(f"{file}: vectors of dim {dim}, but '{name}' has pretrain_dim: {asked}")
+        dim, given = values.shape[1], column.pretrain_dim
+        if given is not None and given != dim:
+            raise UserError(f"{file}: vectors of dim {dim}, but '{name}' has pretrain_dim: {given}")
         if file.suffix == ".parquet":  # FuxiCTR reads only its arrays, no lists
             kept = f"pretrained_{name}.npz"
             np.savez(folder / kept, key=np.array(keys), value=values[:])
@@ -407,12 +410,12 @@ def _parsed(column: FeatureColumn, kind: pl.DataType) -> pl.Expr:
         numbers = raw.str.split(column.splitter) if kind == pl.String else raw
         return numbers.cast(pl.List(pl.Float64))
     if column.type == "sequence" and kind != pl.String:
-        nothing = pl.lit([], dtype=pl.List(pl.String))
-        return pl.coalesce(raw.cast(pl.List(pl.String)).list.eval(pl.element().fill_null("")), nothing)
+        empty = pl.lit([], dtype=pl.List(pl.String))
+        return pl.coalesce(raw.cast(pl.List(pl.String)).list.eval(pl.element().fill_null("")), empty)
     raw = raw.cast(pl.String)
     if column.type == "sequence":
-        nothing = pl.lit([], dtype=pl.List(pl.String))
-        return pl.when(raw.fill_null("") != "").then(raw.str.split(column.splitter)).otherwise(nothing)
+        empty = pl.lit([], dtype=pl.List(pl.String))
+        return pl.when(raw.fill_null("") != "").then(raw.str.split(column.splitter)).otherwise(empty)
     if column.fill_na is not None:
         raw = raw.fill_null(str(column.fill_na))
     if column.type == "numeric":

@@ -201,18 +201,18 @@ class Encoder:
             raise UserError(f"{what}: this model has no catalogue of items: score requests with all their columns")
         if ages is None and self.needs_age and len(history):
             raise UserError("times: this model's encoding reads the age of events: give the time of each")
-        past, asked = (self.catalogue.find(self.catalogue.of(ids)) for ids in (history, candidates))
-        scalars = {name: ids[asked] for name, ids in self.item_ids.items()}
-        begin, end = np.zeros(len(asked), np.int64), np.full(len(asked), len(past))
+        past, wanted = (self.catalogue.find(self.catalogue.of(ids)) for ids in (history, candidates))
+        scalars = {name: ids[wanted] for name, ids in self.item_ids.items()}
+        begin, end = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(past))
         lists = []
         for group, chosen in zip(self.groups, self.chosen, strict=True):
             ids = {name: self.item_ids[target][past] for target, name in zip(group.target, group.history, strict=True)}
             first = np.maximum(begin, end - group.max_len) if chosen else end
             lists.append(RequestHistories(ids, first, end, group.age, age=ages))
-        counts = Counter({"requests": len(asked), "unknown items": self._unknown(scalars)})
+        counts = Counter({"requests": len(wanted), "unknown items": self._unknown(scalars)})
         of_history = {name: self.item_ids[name][past] for name in self.item_fields[:1]}
         counts["unknown history items"] = self._unknown(of_history)
-        return EncodedRequests(len(asked), scalars, lists, None, seconds(self.columns.time_unit), counts)
+        return EncodedRequests(len(wanted), scalars, lists, None, seconds(self.columns.time_unit), counts)
 
     def _seen(
         self, requests: pl.DataFrame, events: EncodedLog, now: Ints | None, counts: Counter[str], what: str
@@ -230,8 +230,8 @@ class Encoder:
         timed = self.columns.time in requests.columns
         lists = []
         for group, line in zip(self.groups, events.groups, strict=True):
-            asked = order if order is not None else now if timed else None
-            begin, end = line.newest(user, asked, group.max_len, by_order=order is not None)
+            wanted = order if order is not None else now if timed else None
+            begin, end = line.newest(user, wanted, group.max_len, by_order=order is not None)
             ids = {name: line.ids[target] for target, name in zip(group.target, group.history, strict=True)}
             lists.append(RequestHistories(ids, begin, end, group.age, time=line.time))
         return lists
@@ -277,8 +277,8 @@ class Encoder:
         return ids
 
     def _unknown(self, ids: Mapping[str, Ints]) -> int:
-        own = self.item_fields[0]
-        return int((ids[own] == self.unseen(own)).sum()) if own in ids else 0
+        item = self.item_fields[0]
+        return int((ids[item] == self.unseen(item)).sum()) if item in ids else 0
 
     def _column(self, table: pl.DataFrame, name: str, what: str) -> Array:
         values = column(table, self._raw(name), what)

@@ -78,10 +78,10 @@ def update(
         if stored[name].dtype != new[name].dtype:
             kinds = f"holds {new[name].dtype}, in the stored histories {stored[name].dtype}"
             raise UserError(f"new_events: column '{name}' {kinds}")
-    apart = stored.join(new, on=[names.user, names.item, *clock], how="anti", maintain_order="left")
-    if again := stored.height - apart.height:
+    older = stored.join(new, on=[names.user, names.item, *clock], how="anti", maintain_order="left")
+    if again := stored.height - older.height:
         log.warning("%s of the stored histories are among the new ones: they count once", counted(again, "event"))
-    past = apart.join(new, on=names.user, how="semi", maintain_order="left")
+    past = older.join(new, on=names.user, how="semi", maintain_order="left")
     both = pl.concat([past, new]).with_columns(pl.Series(NEW, np.arange(past.height + new.height) >= past.height))
     seed, updates = int(scorer.config["seed"]), list(scorer.config.get("updates", []))
     trained, params = bool(scorer.config["epoch"] or updates), {**scorer.config["params"], **training}
@@ -95,7 +95,7 @@ def update(
     torch.manual_seed(seed + 1 + len(updates))  # dropout
     label, size = rows[LABEL].cast(pl.Float32).to_numpy(), int(params.get("batch_size", 1024))
     loss = _train(found.model, encoded, label, epochs, size, draw)
-    chosen = pl.concat([apart, new]).filter(pl.col(LABEL) == 1)
+    chosen = pl.concat([older, new]).filter(pl.col(LABEL) == 1)
     found.histories = newest(chosen.lazy(), names.user, names.item, clock, int(scorer.config["max_len"]))
     before = {name: len(known) for name, known in scorer.encoder.vocabularies.items()}
     done = {

@@ -113,9 +113,9 @@ def with_new_items(
     encoder = scorer.encoder
     if encoder.items is None:
         raise UserError("this model has no catalogue of items: its vocabulary does not grow with events")
-    asked = keys(column(events, encoder.columns.item, "new_events"), "new_events").alias(ITEM)
-    catalogue = _catalogue(encoder, asked, items)
-    seen = asked.to_frame().join(catalogue, on=ITEM, how="left", maintain_order="left")
+    wanted = keys(column(events, encoder.columns.item, "new_events"), "new_events").alias(ITEM)
+    catalogue = _catalogue(encoder, wanted, items)
+    seen = wanted.to_frame().join(catalogue, on=ITEM, how="left", maintain_order="left")
     maps = {}
     for name in encoder.item_ids:
         often = IdMap.by_frequency(seen[name], np.ones(seen.height, np.int64))
@@ -154,35 +154,35 @@ def _vocabularies(scorer: Scorer, source: Source, folder: object) -> dict[str, d
 def _unseen(name: str, old: Tensor, new: Tensor, before: Mapping[str, Any], now: Mapping[str, Any]) -> int | None:
     """The row of unseen values in a parameter with a row per id; None for others."""
     sizes = (len(old), len(new)) if old.shape[1:] == new.shape[1:] and old.dim() else None
-    own = name.split(".")[2] if name.startswith("embedding_layer.embedding_layers.") else None
+    raw = name.split(".")[2] if name.startswith("embedding_layer.embedding_layers.") else None
     for feature, spec in before.items():
         later = now.get(feature, {})
-        if own in (None, feature) and (spec.get("vocab_size"), later.get("vocab_size")) == sizes:
+        if raw in (None, feature) and (spec.get("vocab_size"), later.get("vocab_size")) == sizes:
             return unseen_id(spec)
     return None
 
 
-def _catalogue(encoder: Encoder, asked: pl.Series, items: pl.DataFrame | None) -> pl.DataFrame:
-    """The raw catalogue with the rows of ``items``, and of the items ``asked`` for that neither has."""
+def _catalogue(encoder: Encoder, wanted: pl.Series, items: pl.DataFrame | None) -> pl.DataFrame:
+    """The raw catalogue with the rows of ``items``, and of the items ``wanted`` that neither has."""
     assert encoder.items is not None
     known = encoder.items.select(name for name in encoder.items.columns if not name.endswith(ID))
     parts = [known]
     if items is not None:
-        own = {name: encoder.columns.item if name == ITEM else name for name in known.columns}
-        given = pl.DataFrame({name: _typed(items, raw, known[name].dtype) for name, raw in own.items()})
+        raw = {name: encoder.columns.item if name == ITEM else name for name in known.columns}
+        given = pl.DataFrame({name: _typed(items, column_name, known[name].dtype) for name, column_name in raw.items()})
         if nulls := given[ITEM].null_count():
-            raise UserError(f"items: column '{own[ITEM]}' has null values: {nulls:,} of {given.height:,} rows")
+            raise UserError(f"items: column '{raw[ITEM]}' has null values: {nulls:,} of {given.height:,} rows")
         if repeated := given.height - given[ITEM].n_unique():
-            raise UserError(f"items: {repeated:,} of {given.height:,} rows repeat another row's {own[ITEM]}")
+            raise UserError(f"items: {repeated:,} of {given.height:,} rows repeat another row's {raw[ITEM]}")
         changed = known.select(ITEM).join(given, on=ITEM, how="left", maintain_order="left")
         there = known[ITEM].is_in(given[ITEM].implode())
-        parts = [pl.select(pl.when(there).then(changed[name]).otherwise(known[name]).alias(name) for name in own)]
+        parts = [pl.select(pl.when(there).then(changed[name]).otherwise(known[name]).alias(name) for name in raw)]
         parts.append(given.join(known, on=ITEM, how="anti", maintain_order="left"))
     catalogue = pl.concat(parts)
-    if asked.dtype != catalogue[ITEM].dtype and len(asked):
-        kinds = f"holds {asked.dtype}, the model's items {catalogue[ITEM].dtype}"
+    if wanted.dtype != catalogue[ITEM].dtype and len(wanted):
+        kinds = f"holds {wanted.dtype}, the model's items {catalogue[ITEM].dtype}"
         raise UserError(f"new_events: column '{encoder.columns.item}' {kinds}")
-    new = asked.unique().sort().to_frame().join(catalogue, on=ITEM, how="anti", maintain_order="left")
+    new = wanted.unique().sort().to_frame().join(catalogue, on=ITEM, how="anti", maintain_order="left")
     if new.height and len(known.columns) > 1:
         log.warning("%s without attributes: they take reserved ids", counted(new.height, "new item"))
     return pl.concat([catalogue, new], how="diagonal")

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from ctr_pe.data.logs.recipe import Recipe
 
 BLOCK = 500_000  # events read at once
-NOTHING = frozenset(
+NO_VALUE = frozenset(
     ["", "NULL", "Null", "null", "NaN", "NAN", "nan", "NA", "N/A", "n/a", "#N/A", "None", "<NA>", "\\N", "undefined"]
 )
 """Texts that programs write where there is no id."""
@@ -311,7 +311,7 @@ def _typed(file: Path, role: str, name: str, table: pl.LazyFrame, unit: Literal[
         return column.cast(pl.Int64)
     if role in ("user", "item", "attribute") and dtype in TEXTS:
         text = column.cast(pl.String)
-        return pl.when(~text.is_in(list(NOTHING))).then(text)
+        return pl.when(~text.is_in(list(NO_VALUE))).then(text)
     wanted = {"time": "integers or dates", "order": "integers", "label": "0 and 1"}
     wanted["attribute"] = "one integer or string per item"
     found, wrong = "", pl.lit(False)

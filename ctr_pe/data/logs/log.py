@@ -250,7 +250,8 @@ class _Rows:
 
     def _features(self, encoded: EncodedRequests, chosen: Ints, unseen: Counter[str]) -> dict[str, Any]:
         """Columns of these rows: ids, histories, and after them ages."""
-        columns, ages = {name: values[chosen] for name, values in encoded.scalars.items()}, {}
+        columns: dict[str, Any] = {name: values[chosen] for name, values in encoded.scalars.items()}
+        ages: dict[str, Any] = {}
         flat = dict(columns)
         for lists in encoded.lists:
             lengths, values = lists.gather(chosen, encoded.now, encoded.per_second)

@@ -29,7 +29,7 @@ class SplitColumn(BaseModel):
     valid: Value
 
     @model_validator(mode="after")
-    def _apart(self) -> Self:
+    def _different(self) -> Self:
         if self.test == self.valid:
             raise ValueError(f"test and valid are the same rows, those of {shown(self.test)}")
         return self

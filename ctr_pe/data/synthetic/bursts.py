@@ -102,7 +102,7 @@ def generate(
     liked = _distinct(rng, sum(splits.values()), favourites, categories)
     lengths = np.minimum(2 + rng.geometric(1 / (history_mean - 2), len(liked)), max_len)
     clicks = _clicks(rng, liked, lengths, switch, categories, items, timed)
-    asked = _requests(rng, liked, clicks, requests, from_favourites, categories, items, timed)
+    drawn = _requests(rng, liked, clicks, requests, from_favourites, categories, items, timed)
 
     if shuffled:
         order = shuffled_within(np.random.default_rng(seed), clicks.starts)  # the times are not permuted
@@ -120,7 +120,7 @@ def generate(
             "from_favourites": from_favourites,
             **{name: True for name, on in (("timed", timed), ("shuffled", shuffled)) if on},
         },
-        "positive_share": round(float(asked.label.mean()), 4),
+        "positive_share": round(float(drawn.label.mean()), 4),
         "mean_history": round(float(lengths.mean()), 2),
     }
 
@@ -129,9 +129,9 @@ def generate(
     return write(
         out,
         "synthetic" + "_time" * timed + "_shuffled" * shuffled,
-        ((split, _rows(slice(end - size, end), clicks, asked)) for (split, size), end in ends),
-        _counts(items, asked.item[:users], clicks.item[seen]),
-        _counts(categories, asked.category[:users], clicks.category[seen]),
+        ((split, _rows(slice(end - size, end), clicks, drawn)) for (split, size), end in ends),
+        _counts(items, drawn.item[:users], clicks.item[seen]),
+        _counts(categories, drawn.category[:users], clicks.category[seen]),
         max_len,
         report,
         overwrite,
@@ -217,20 +217,20 @@ def _counts(size: int, targets: Integers, clicked: Integers) -> Integers:
     return in_histories + np.bincount(targets.reshape(-1), minlength=size)
 
 
-def _rows(users: slice, clicks: Clicks, asked: Requests) -> Rows:
+def _rows(users: slice, clicks: Clicks, drawn: Requests) -> Rows:
     """One per request of some users, each with the user's whole history."""
-    requests = asked.item.shape[1]
+    requests = drawn.item.shape[1]
     starts = clicks.starts[users.start : users.stop + 1]
     lengths = np.repeat(np.diff(starts), requests)
     offsets = np.concatenate([[0], np.cumsum(lengths)])
     click = np.arange(offsets[-1]) + np.repeat(np.repeat(starts[:-1], requests) - offsets[:-1], lengths)
     return Rows(
-        label=asked.label[users].reshape(-1),
+        label=drawn.label[users].reshape(-1),
         user=np.repeat(np.arange(users.start, users.stop), requests),
-        item=asked.item[users].reshape(-1),
-        category=asked.category[users].reshape(-1),
+        item=drawn.item[users].reshape(-1),
+        category=drawn.category[users].reshape(-1),
         starts=offsets,
         clicked_item=small(clicks.item)[click],
         clicked_category=small(clicks.category)[click],
-        age=np.repeat(asked.at[users].reshape(-1), lengths) - clicks.at[click],
+        age=np.repeat(drawn.at[users].reshape(-1), lengths) - clicks.at[click],
     )

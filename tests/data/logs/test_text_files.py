@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from ctr_pe.cli import main
-from ctr_pe.data.logs.events import NOTHING
+from ctr_pe.data.logs.events import NO_VALUE
 from ctr_pe.data.logs.log import build, summary
 from ctr_pe.data.logs.recipe import load_recipe
 from ctr_pe.data.logs.tables import scan
@@ -56,7 +56,7 @@ def test_whole_numbers_are_numbers_however_late_a_text_comes(tmp_path: Path) -> 
     assert late["n"][-1] == "x"
 
 
-@pytest.mark.parametrize("word", sorted(NOTHING))
+@pytest.mark.parametrize("word", sorted(NO_VALUE))
 def test_texts_for_nothing_are_no_items(tmp_path: Path, word: str) -> None:
     with pytest.raises(UserError, match=r"log.csv: null values: item_id: 3 of 15 rows, the first in row 2;"):
         built(tmp_path, log_of(["a", f'"{word}"', "b", "c", "d"]))
