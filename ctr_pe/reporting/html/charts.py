@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -23,24 +22,23 @@ def curves(setting: Setting) -> dict[str, list[dict[str, Any]]]:
     """Encoding → its runs: seed, the evaluation that was chosen (from 0), and per evaluation epoch, training loss,
     validation metrics by name, and seconds since the start of training."""
     return {
-        pe: [_curve(seed, result) for seed, result in runs.items() if result.history]
+        pe: [{"seed": seed, **_curve(result)} for seed, result in runs.items() if result.history]
         for pe, runs in setting.runs.items()
     }
 
 
-def _curve(seed: int, result: Result) -> dict[str, Any]:
+def _curve(result: Result) -> dict[str, Any]:
     history = result.history
     epochs = [epoch["number"] for epoch in history]
     steps = history[-1]["steps"] / max(1, epochs[-1])
     often = len(set(epochs)) < len(epochs)  # several evaluations in an epoch: where in it they were
     names = dict.fromkeys(name for epoch in history for name in epoch["metrics"])
     return {
-        "seed": seed,
         "best": max((at for at, number in enumerate(epochs) if number == result.epoch), default=None),
-        "epochs": [epoch["steps"] / steps if often else epoch["number"] for epoch in history],
+        "epochs": [epoch["steps"] / steps for epoch in history] if often else epochs,
         "loss": [epoch["loss"] for epoch in history],
         "metrics": {name: [epoch["metrics"].get(name) for epoch in history] for name in names},
-        "seconds": [float(value) for value in np.cumsum([epoch["seconds"] for epoch in history])],
+        "seconds": np.cumsum([epoch["seconds"] for epoch in history]).tolist(),
     }
 
 
@@ -51,24 +49,21 @@ def calibration(store: Store, setting: Setting) -> dict[str, Any]:
     Equal predictions are in the same bin, so there may be fewer bins.
     """
     labels, _ = _rows(store, setting)
-    found: dict[str, Any] = {"share": float(labels.mean())}
     encodings = {}
     for pe, runs in setting.runs.items():
         scores = np.concatenate([_scores(store, result) for result in runs.values()])
-        clicked = np.tile(labels, len(runs))
         edges = np.unique(np.quantile(scores, np.linspace(0, 1, BINS + 1)[1:-1]))
-        of = np.searchsorted(edges, scores, "left")
-        count = np.bincount(of, minlength=len(edges) + 1)
-        kept = count > 0
-        predicted = np.bincount(of, scores, len(edges) + 1)[kept] / count[kept]
-        observed = np.bincount(of, clicked, len(edges) + 1)[kept] / count[kept]
+        bins = np.searchsorted(edges, scores, "left")
+        rows, *sums = (np.bincount(bins, values) for values in (None, scores, np.tile(labels, len(runs))))
+        filled = rows > 0
+        rows, predicted, observed = rows[filled], *(each[filled] / rows[filled] for each in sums)
         encodings[pe] = {
             "predicted": predicted.tolist(),
             "observed": observed.tolist(),
-            "rows": count[kept].tolist(),
-            "error": float(np.abs(predicted - observed) @ count[kept] / count.sum()),
+            "rows": rows.tolist(),
+            "error": float(np.abs(predicted - observed) @ rows / len(scores)),
         }
-    return {**found, "encodings": encodings}
+    return {"share": float(labels.mean()), "encodings": encodings}
 
 
 def by_length(store: Store, setting: Setting) -> dict[str, Any]:
@@ -81,9 +76,9 @@ def by_length(store: Store, setting: Setting) -> dict[str, Any]:
     encodings: dict[str, dict[str, list[float]]] = {}
     for pe, runs in setting.runs.items():
         scores = [_scores(store, result) for result in runs.values()]
-        values = [[evaluate(labels[of], one[of], users[of], ["gAUC"])["gAUC"] for one in scores] for of in inside]
-        means = [mean_sd(of) for of in values]
-        encodings[pe] = {"mean": [mean for mean, _ in means], "sd": [sd for _, sd in means]}
+        values = ([evaluate(labels[of], one[of], users[of], ["gAUC"])["gAUC"] for one in scores] for of in inside)
+        mean, sd = zip(*map(mean_sd, values), strict=True)
+        encodings[pe] = {"mean": list(mean), "sd": list(sd)}
     return {
         "bins": [f"{low}" if low == high else f"{low}–{high}" for low, high in bins],
         "rows": [int(of.sum()) for of in inside],
@@ -103,46 +98,33 @@ def length_bins(lengths: Array, most: int = LENGTHS) -> list[tuple[int, int]]:
 
 
 def speed(setting: Setting, splits: Array | None) -> list[dict[str, Any]]:
-    """Per encoding means over seeds: seconds of a run, seconds of an epoch, rows per second, parameters.
+    """Per encoding means over seeds: seconds of a run, epochs and their seconds, rows per second; and parameters.
 
     ``splits``: rows of train, valid and test. Rows per second: rows trained on and evaluated in the epochs, over the
     epochs' seconds. NaN where a run has no history, or without ``splits``.
     """
-    return [
-        {
-            "pe": pe,
-            "parameters": next(iter(runs.values())).parameters,
-            "seconds": mean_sd([result.seconds for result in runs.values()])[0],
-            "epoch_seconds": _mean([_epoch_seconds(result) for result in runs.values()]),
-            "rows_per_second": _mean([_rows_per_second(result, splits) for result in runs.values()]),
-            "epochs": _mean([result.history[-1]["number"] if result.history else math.nan for result in runs.values()]),
-        }
-        for pe, runs in setting.runs.items()
-    ]
+    lines = []
+    for pe, runs in setting.runs.items():
+        results = list(runs.values())
+        line = {"pe": pe, "parameters": results[0].parameters, "seconds": mean_sd(one.seconds for one in results)[0]}
+        ran = [_epochs(result, splits) for result in results if result.history]
+        for name in ("epochs", "epoch_seconds", "rows_per_second"):
+            line[name] = mean_sd(one[name] for one in ran if name in one)[0]
+        lines.append(line)
+    return lines
 
 
-def _epoch_seconds(result: Result) -> float:
-    if not result.history:
-        return math.nan
-    seconds = sum(epoch["seconds"] for epoch in result.history)
-    return float(seconds / result.history[-1]["number"])
-
-
-def _rows_per_second(result: Result, splits: Array | None) -> float:
-    if not result.history or splits is None:
-        return math.nan
-    rows = dict(zip(("train", "valid", "test"), splits.tolist(), strict=True))
-    train_on, select_on = PROTOCOLS[result.protocol]
-    trained = sum(rows[split] for split in train_on)
-    batches = math.ceil(trained / int(result.params.get("batch_size", 1024)))
-    passes = result.history[-1]["steps"] / batches
-    seconds = sum(epoch["seconds"] for epoch in result.history)
-    return float((passes * trained + len(result.history) * rows[select_on]) / seconds) if seconds else math.nan
-
-
-def _mean(values: Sequence[float]) -> float:
-    known = [value for value in values if not math.isnan(value)]
-    return float(np.mean(known)) if known else math.nan
+def _epochs(result: Result, splits: Array | None) -> dict[str, float]:
+    """How many, and their speed."""
+    last, seconds = result.history[-1], sum(epoch["seconds"] for epoch in result.history)
+    found = {"epochs": last["number"], "epoch_seconds": seconds / last["number"]}
+    if splits is not None and seconds:
+        rows = dict(zip(("train", "valid", "test"), splits.tolist(), strict=True))
+        train_on, select_on = PROTOCOLS[result.protocol]
+        trained = sum(rows[split] for split in train_on)
+        passes = last["steps"] / math.ceil(trained / int(result.params.get("batch_size", 1024)))
+        found["rows_per_second"] = (passes * trained + len(result.history) * rows[select_on]) / seconds
+    return found
 
 
 def _rows(store: Store, setting: Setting) -> tuple[Array, Array]:

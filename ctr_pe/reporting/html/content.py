@@ -13,7 +13,7 @@ from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import mean_sd
 from ctr_pe.reporting.html.charts import by_length, calibration, curves, speed
 from ctr_pe.reporting.html.explorer import explorer
-from ctr_pe.reporting.html.options import USERS, Options
+from ctr_pe.reporting.html.options import Options
 from ctr_pe.study.benchmark import find_dataset, keep_rows
 from ctr_pe.study.command import benchmark_command
 from ctr_pe.study.differences import BASELINES, Setting, settings
@@ -39,10 +39,7 @@ def content(options: Options) -> dict[str, Any]:
     if not store.read():
         command = shlex.join(["ctr-pe", "benchmark", "--keep-weights", "--out", str(options.results)])
         raise UserError(f"{options.results}: no results of a benchmark: `{command}` makes them")
-    tables = []
-    for setting in filter(lambda setting: setting.runs, settings(store)):
-        say(setting.title)
-        tables.append(_table(options, store, setting))
+    tables = [_table(options, store, setting) for setting in settings(store) if setting.runs]
     encodings = dict.fromkeys(pe for table in tables for pe in table["encodings"])
     folder = options.results.resolve().name
     return {
@@ -55,10 +52,10 @@ def content(options: Options) -> dict[str, Any]:
 
 
 def _command(options: Options) -> str:
-    words = ["ctr-pe", "report", str(options.results)]
-    for option, value in (("--out", options.out), ("--weights", options.weights), ("--data-root", options.data_root)):
-        words += [] if value is None else [option, str(value)]
-    return shlex.join([*words, *(["--users", str(options.users)] if options.users != USERS else [])])
+    given = {"--out": options.out, "--weights": options.weights, "--data-root": options.data_root}
+    given["--users"] = options.users if options.users != Options.users else None
+    words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
+    return shlex.join(["ctr-pe", "report", str(options.results), *words])
 
 
 def colours(encodings: Sequence[str]) -> dict[str, str]:
@@ -68,17 +65,20 @@ def colours(encodings: Sequence[str]) -> dict[str, str]:
 
 
 def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
+    say(setting.title)
     key = setting.key
     no_data = _keep_rows(options, store, key)
     main, *_ = make_tables(setting)
     differences = {base: setting.differences(base) for base in BASELINES}
     rows = store.about(key.data_hash)
-    missing = {
-        "differences": _missing_differences(setting, differences),
-        "curves": _missing_curves(setting),
-        "calibration": _missing_scores(store, setting),
-        "lengths": _missing_scores(store, setting) or _missing_lengths(rows, no_data),
-    }
+    missing = _missing(store, setting)
+    if not any(differences.values()):
+        command = benchmark_command(setting.results).replace("--pe ", "--pe none,", 1)
+        sentence = f"There are no differences: `none` has not been run, or there is nothing else. `{command}` runs it."
+        missing["differences"] = sentence
+    if "lengths" not in rows and "lengths" not in missing:
+        stored = "The lengths of the histories are not stored, and the data set that has them cannot be read"
+        missing["lengths"] = f"{stored}: {no_data}."
     return {
         "title": setting.title,
         "notes": main.notes,
@@ -96,11 +96,11 @@ def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
             if found
         },
         "curves": curves(setting),
-        "calibration": None if missing["calibration"] else calibration(store, setting),
-        "lengths": None if missing["lengths"] else by_length(store, setting),
+        "calibration": None if "calibration" in missing else calibration(store, setting),
+        "lengths": None if "lengths" in missing else by_length(store, setting),
         "speed": speed(setting, rows.get("splits")),
         "explorer": explorer(options, store, setting),
-        "missing": {name: sentence for name, sentence in missing.items() if sentence},
+        "missing": missing,
         "environment": _environment(setting),
         "params": {name: str(value) for name, value in setting.results[0].params.items()},
         "command": benchmark_command(setting.results, "--out", str(options.results), data_root=options.data_root),
@@ -137,15 +137,14 @@ def summary(setting: Setting) -> list[str]:
     worse = [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if one.high < 0]
     open_ = {pe: one for pe, one in found.items() if one.low <= 0 <= one.high}
     interval = "The 95 % interval of the difference to none, for other users and newly trained runs,"
-    for names, what in ((better, "above"), (worse, "below")):
-        if names:
-            lines.append(f"{interval} lies {what} zero for {_listed(names)}.")
+    lines += [
+        f"{interval} lies {what} zero for {_listed(of)}." for of, what in ((better, "above"), (worse, "below")) if of
+    ]
     if open_:
         them = "it" if len(open_) == 1 else "them"
         lines.append(f"{interval} includes zero for {_listed(list(open_))}: these runs do not tell {them} from none.")
-        most, least = (
-            max(getattr(one, field) for one in open_.values()) for field in ("detectable", "least_detectable")
-        )
+        most = max(one.detectable for one in open_.values())
+        least = max(one.least_detectable for one in open_.values())
         lines.append(
             f"They would have shown a true difference of {most:.4f} in four of five cases (p < {LEVEL}); with any "
             f"number of seeds these users would show one of about {least:.4f}."
@@ -161,39 +160,22 @@ def _listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def _missing_differences(setting: Setting, found: dict[str, Any]) -> str:
-    if any(found.values()):
-        return ""
-    command = benchmark_command(setting.results).replace("--pe ", "--pe none,", 1)
-    return f"There are no differences: `none` has not been run, or there is nothing else. `{command}` runs it."
-
-
-def _missing_curves(setting: Setting) -> str:
-    lacking = sum(not result.history for result in setting.results)
-    if not lacking:
-        return ""
-    command = benchmark_command(setting.results, "--out", "NEW_FOLDER")
-    return (
-        f"{counted(lacking, 'run')} of {len(setting.results)} were stored by a version that did not keep the history "
-        f"of the epochs. `{command}` trains them again, with it."
-    )
-
-
-def _missing_scores(store: Store, setting: Setting) -> str:
+def _missing(store: Store, setting: Setting) -> dict[str, str]:
+    """Part of the page -> the sentence that stands there where runs were stored without what it shows."""
+    results = setting.results
+    command = benchmark_command(results, "--out", "NEW_FOLDER")
+    found = {}
+    if lacking := sum(not result.history for result in results):
+        found["curves"] = (
+            f"{counted(lacking, 'run')} of {len(results)} were stored by a version that did not keep the history "
+            f"of the epochs. `{command}` trains them again, with it."
+        )
     test = store.rows(setting.key.data_hash)
-    rows = -1 if test is None else len(test[0])
-    scores = [store.scores(result.key) for result in setting.results]
-    lacking = sum(one is None or len(one) != rows for one in scores)
-    if not lacking:
-        return ""
-    command = benchmark_command(setting.results, "--out", "NEW_FOLDER")
-    return f"The test scores of {counted(lacking, 'run')} are not in scores/. `{command}` makes them again."
-
-
-def _missing_lengths(rows: dict[str, Any], no_data: str) -> str:
-    if "lengths" in rows:
-        return ""
-    return f"The lengths of the histories are not stored, and the data set that has them cannot be read: {no_data}."
+    scores = [store.scores(result.key) for result in results]
+    if lacking := sum(test is None or one is None or len(one) != len(test[0]) for one in scores):
+        sentence = f"The test scores of {counted(lacking, 'run')} are not in scores/. `{command}` makes them again."
+        found |= {"calibration": sentence, "lengths": sentence}
+    return found
 
 
 def _environment(setting: Setting) -> dict[str, str]:
@@ -204,6 +186,7 @@ def _environment(setting: Setting) -> dict[str, str]:
         return ", ".join(dict.fromkeys(map(str, values)))
 
     names = dict.fromkeys(name for result in results for name in result.versions)
+    finished = sorted(result.finished for result in results)
     return {
         **{name: each([result.versions[name] for result in results if name in result.versions]) for name in names},
         "revision of ctr_pe": each([result.revision or "not known" for result in results]),
@@ -214,7 +197,5 @@ def _environment(setting: Setting) -> dict[str, str]:
         "protocol": setting.key.protocol,
         "hash of the hyper-parameters": setting.key.config_hash,
         "hash of the data": setting.key.data_hash,
-        "runs finished": " to ".join(
-            dict.fromkeys([min(r.finished for r in results), max(r.finished for r in results)])
-        ),
+        "runs finished": " to ".join(dict.fromkeys([finished[0], finished[-1]])),
     }

@@ -9,8 +9,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from pathlib import Path
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -47,22 +46,25 @@ def explorer(options: Options, store: Store, setting: Setting) -> dict[str, Any]
     runs = _with_weights(store if folder == options.results else Store(folder), setting)
     if not runs:
         return {"missing": _add_weights(options, setting)}
+    first = runs[0]
+    names = [result.pe for result in runs]
+    wanted = Wanted(names, folder, first.model, first.dataset, first.seed, first.params, options.data_root)
     try:
-        dataset, found = drawn(_wanted(folder, runs, options.data_root))
+        dataset, found = drawn(wanted)
         models = {one.pe: one.after for one in found}
         users, rows = choose(dataset, options.users)
     except UserError as error:
-        return {"missing": f"The explorer needs the data set and the weights of the runs. {_sentence(str(error))}"}
+        reason = f"{str(error)[:1].upper()}{str(error)[1:]}."
+        return {"missing": f"The explorer needs the data set and the weights of the runs. {reason}"}
     if not users:
         return {"missing": f"No user of {dataset.dataset_id}'s test rows has a history, a clicked item and another."}
-    first = models[found[0].pe]
-    batch = load(dataset, first, rows)
-    targets, histories = named(dataset, first, batch)
+    model = models[found[0].pe]
+    batch = load(dataset, model, rows)
+    targets, histories = named(dataset, model, batch)
     seen = {pe: look(dataset, model, batch) for pe, model in models.items()}
-    labels = [label for label in seen[runs[0].pe].units if all(label in one.units for one in seen.values())]
-
+    labels = [label for label in seen[first.pe].units if all(label in one.units for one in seen.values())]
     if not labels:
-        return {"missing": f"No attention of {runs[0].model} reads {dataset.groups[0].history[0]} item by item."}
+        return {"missing": f"No attention of {first.model} reads {dataset.groups[0].history[0]} item by item."}
 
     def side(row: int) -> dict[str, Any]:
         return {
@@ -75,7 +77,7 @@ def explorer(options: Options, store: Store, setting: Setting) -> dict[str, Any]
     units = {pe: [one.units[label][0] for label in labels] for pe, one in seen.items()}
     without = [pe for pe in setting.runs if pe not in seen]
     return {
-        "seed": runs[0].seed,
+        "seed": first.seed,
         "encodings": list(seen),
         "contextual": [pe for pe, of in units.items() if any(unit["positions"] is not None for unit in of)],
         "softmax": all(unit["softmax"] for of in units.values() for unit in of),
@@ -130,12 +132,6 @@ def load(dataset: Dataset, model: Any, rows: Sequence[int]) -> JaggedBatch:
     return BatchLoader(model.feature_map, dataset.split("test"), split="valid").batch(np.asarray(rows))
 
 
-def _wanted(folder: Path, runs: Sequence[Result], data_root: Path | None) -> Wanted:
-    first = runs[0]
-    names = [result.pe for result in runs]
-    return Wanted(names, folder, first.model, first.dataset, first.seed, first.params, data_root)
-
-
 def _with_weights(store: Store, setting: Setting) -> list[Result]:
     """The runs of the seed at which most encodings have weights."""
     kept = [result for result in setting.results if store.weights(result.key).exists()]
@@ -158,10 +154,6 @@ def _add_weights(options: Options, setting: Setting, only: Sequence[str] = ()) -
     return f"The trained weights {what}were not kept. `{command}` makes them, and `{again}` shows them here."
 
 
-def _sentence(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}."
-
-
 def named(dataset: Dataset, model: Any, batch: JaggedBatch) -> tuple[list[Any], list[Any]]:
     """Per row: the target's fields by name, [item, category, …]; and the history, newest first: for each item
     [seconds before the request or None, item, category, …]."""
@@ -172,27 +164,18 @@ def named(dataset: Dataset, model: Any, batch: JaggedBatch) -> tuple[list[Any], 
     def name(field: str, number: int) -> str:
         return str(names[field].get(number, number)).replace("__OOV__", "unknown")
 
-    lengths, columns = batch.lengths[group.history[0]].tolist(), [batch[field].tolist() for field in group.history]
-    age = batch[group.age].numpy() if group.age else None
-    targets = [
-        [name(field, int(value)) for field, value in zip(group.target, row, strict=True)]
-        for row in _columns(batch, group.target)
-    ]
+    def items(values: Sequence[Tensor]) -> list[list[str]]:
+        """One per row, from the target's fields."""
+        columns = ([name(field, int(value)) for value in of] for field, of in zip(group.target, values, strict=True))
+        return list(map(list, zip(*columns, strict=True)))
+
     histories = []
-    for row, length in enumerate(lengths):
-        slots = np.arange(length)[::-1][: min(LONGEST, model.groups[0].max_len)]
-        items = [
-            [name(target, column[row][slot]) for target, column in zip(group.target, columns, strict=True)]
-            for slot in slots
-        ]
-        ages = [None if age is None else int(age[row, slot]) for slot in slots]
-        histories.append([[when, *item] for when, item in zip(ages, items, strict=True)])
-    return targets, histories
-
-
-def _columns(batch: Mapping[str, Tensor], fields: Sequence[str]) -> list[list[int]]:
-    rows: list[list[int]] = torch.stack([batch[field].long() for field in fields], dim=1).tolist()
-    return rows
+    for row, length in enumerate(batch.lengths[group.history[0]].tolist()):
+        newest_first = np.arange(length)[::-1][: min(LONGEST, model.groups[0].max_len)].copy()
+        ages = batch[group.age][row, newest_first].tolist() if group.age else [None] * len(newest_first)
+        events = items([batch[field][row, newest_first] for field in group.history])
+        histories.append([[age, *item] for age, item in zip(ages, events, strict=True)])
+    return items([batch[field] for field in group.target]), histories
 
 
 def look(dataset: Dataset, model: Any, batch: JaggedBatch) -> Seen:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-USERS = 24
-
 
 @dataclass(frozen=True)
 class Options:
@@ -17,4 +15,4 @@ class Options:
     out: Path | None = None
     weights: Path | None = None
     data_root: Path | None = None
-    users: int = USERS
+    users: int = 24
