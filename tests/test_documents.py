@@ -254,13 +254,13 @@ def python(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
     assert script.is_file()
     if script.name != "run_expid.py":
         source = script.read_text(encoding="utf-8")
-        assert all(f'"{option}"' in source for option in arguments if option.startswith("--"))
+        assert all(re.search(rf'"{option}[" ]', source) for option in arguments if option.startswith("--"))
         return
     from ctr_pe.commands import options, run_expid
 
     if "--plugins" in arguments:
         source = Path(str(run_expid.__file__)).read_text() + Path(str(options.__file__)).read_text()
-        assert all(f'"{option}"' in source for option in arguments if option.startswith("--"))
+        assert all(re.search(rf'"{option}[" ]', source) for option in arguments if option.startswith("--"))
         return
     if "results/tune/best.yaml" in arguments:
         small_set(folder / "data" / "synthetic")

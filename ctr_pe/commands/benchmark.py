@@ -21,56 +21,36 @@ import argparse
 from dataclasses import fields
 from pathlib import Path
 
-from ctr_pe.commands.options import Parser, class_names, count, number, overrides, training_options
-from ctr_pe.data.synthetic.built_in import DEFAULT
+from ctr_pe.commands.options import Parser, class_names, count, dataset_option, number, overrides, training_options
 
 
 def add_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add(
-        "--suite",
-        metavar="NAME|FILE",
-        help="a suite of `ctr-pe list`, or a YAML file with one; --model and --pe narrow it, --dataset, --repeats, "
-        "--protocol, --set and --tune change it",
-    )
-    add("--model", dest="models", type=class_names, metavar="NAME,…", help="models (default: DIN)")
-    add(
-        "--pe",
-        dest="encodings",
-        type=class_names,
-        metavar="NAME,…",
-        help="encodings; a+b chains two; my_pkg.recency:Recency is one of your own (default: none,cape)",
-    )
-    add(
-        "--dataset",
-        metavar="NAME",
-        help=f"a data set below the data root, or the path of one (default: {DEFAULT}, generated at first use)",
-    )
-    add("--repeats", type=count, metavar="N", help="seeds per encoding (default: 5)")
-    add("--seed", type=number, default=0, metavar="N", help="the first seed (default: 0)")
+    add = parser.option
+    text = "--model and --pe narrow it, --dataset, --repeats, --protocol, --set and --tune change it"
+    add("--suite NAME|FILE", f"a suite of `ctr-pe list`, or a YAML file with one; {text}")
+    add("--model NAME,…", "models (default: DIN)", dest="models", type=class_names)
+    text = "encodings; a+b chains two; my_pkg.recency:Recency is one of your own (default: none,cape)"
+    add("--pe NAME,…", text, dest="encodings", type=class_names)
+    dataset_option(parser)
+    add("--repeats N", "seeds per encoding (default: 5)", type=count)
+    add("--seed N", "the first seed (default: 0)", type=number, default=0)
     add(
         "--protocol",
-        choices=["heldout", "paper"],
-        help="heldout selects the epoch on the validation split; paper trains on train and validation and selects on "
+        "heldout selects the epoch on the validation split; paper trains on train and validation and selects on "
         "test, as the published results do: its tables are marked † (default: heldout)",
+        choices=["heldout", "paper"],
     )
-    add("--out", type=Path, metavar="DIR", help="results and tables (default: results/DATASET-PROTOCOL)")
-    add("--jobs", type=count, metavar="N", help="runs side by side; results do not change (default: one per core)")
-    add("--keep-weights", action="store_true", help="keep each run's best weights in OUT/weights, for `ctr-pe draw`")
-    add("--keep-models", action="store_true", help="keep each run's model in OUT/models, a folder for `ctr_pe.load`")
-    add("--dry-run", action="store_true", help="print the runs and their estimated time, train nothing")
+    add("--out DIR", "results and tables (default: results/DATASET-PROTOCOL)", type=Path)
+    add("--jobs N", "runs side by side; results do not change (default: one per core)", type=count)
+    add("--keep-weights", "keep each run's best weights in OUT/weights, for `ctr-pe draw`")
+    add("--keep-models", "keep each run's model in OUT/models, a folder for `ctr_pe.load`")
+    add("--dry-run", "print the runs and their estimated time, train nothing")
+    add("--repair", "first move lines of OUT/results.jsonl that are no results to OUT/results.rejected.jsonl")
     add(
-        "--repair",
-        action="store_true",
-        help="first move lines of OUT/results.jsonl that are no results to OUT/results.rejected.jsonl",
-    )
-    add(
-        "--tune",
-        action="append",
-        default=[],
-        metavar="KEY=[…]",
-        help="several values of a hyper-parameter, of which every encoding takes its best on validation rows: each "
-        "combination is trained once in OUT/trials; may be given several times",
+        "--tune KEY=[…]",
+        "several values of a hyper-parameter, of which every encoding takes its best on validation rows: each "
+        "combination is trained once in OUT/trials",
+        several=True,
     )
     training_options(parser)
 

@@ -22,6 +22,7 @@ examples:
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 from ctr_pe.commands.options import Parser, comma_list, count, number
@@ -29,46 +30,33 @@ from ctr_pe.commands.options import Parser, comma_list, count, number
 
 def add_options(parser: Parser) -> None:
     parser.argument_default = argparse.SUPPRESS  # an option that is not given keeps the recipe's value
-    files = parser.add_argument_group("files").add_argument
-    files("--interactions", type=Path, metavar="FILE", help="one row per event: user, item, time or order, label")
-    files("--items", type=Path, metavar="FILE", help="one row per item: item and its attributes")
-    files("--out", type=Path, default=None, metavar="DIR", help="the data set; its name is the directory's")
+    files = partial(parser.option, group=parser.add_argument_group("files"))
+    files("--interactions FILE", "one row per event: user, item, time or order, label", type=Path)
+    files("--items FILE", "one row per item: item and its attributes", type=Path)
+    files("--out DIR", "the data set; its name is the directory's", type=Path, default=None)
     files(
-        "--append-to",
-        type=Path,
-        metavar="DIR",
-        help="a data set of an earlier log: all ids stay, new ones come after them, and rules and items that are not "
+        "--append-to DIR",
+        "a data set of an earlier log: all ids stay, new ones come after them, and rules and items that are not "
         "given are its own; without --out it gets a new version itself",
+        type=Path,
     )
-    files("--overwrite", action="store_true", default=False, help="replace a data set that is already there")
-    rules = parser.add_argument_group("rules").add_argument
-    rules(
-        "--recipe",
-        default=None,
-        metavar="NAME|FILE",
-        help="a recipe of `ctr-pe list`, or a YAML file with these options",
-    )
-    rules("--protocol", choices=["din", "impressions"], help="how rows, labels and splits are made")
-    rules("--max-len", type=count, metavar="N", help="most recent items kept of a history (default: 100)")
-    rules("--seed", type=number, metavar="N", help="of the sampled items of protocol din (default: 0)")
-    rules("--negatives", action="store_true", help="impressions: also a history of the user's earlier negatives")
-    rules("--valid-fraction", type=float, metavar="F", help="impressions: rows before the test rows (default: 0.1)")
-    rules("--test-fraction", type=float, metavar="F", help="impressions: the newest rows (default: 0.1)")
-    columns = parser.add_argument_group("columns").add_argument
-    columns("--user", metavar="COLUMN", help="default: user_id")
-    columns("--item", metavar="COLUMN", help="default: item_id")
-    columns("--time", type=_column, metavar="COLUMN", help="when it happened; default: timestamp, if there")
-    columns("--time-unit", choices=["s", "ms"], help="of a whole-number time column (default: s)")
-    columns(
-        "--order", type=_column, metavar="COLUMN", help="what comes first when times tie; default: position, if there"
-    )
-    columns("--label", type=_column, metavar="COLUMN", help="0 or 1; default: label, if there")
-    columns(
-        "--attributes",
-        type=_columns,
-        metavar="COLUMN,…",
-        help="of the items, beside their id; default: cate_id, if there",
-    )
+    files("--overwrite", "replace a data set that is already there", default=False)
+    rules = partial(parser.option, group=parser.add_argument_group("rules"))
+    rules("--recipe NAME|FILE", "a recipe of `ctr-pe list`, or a YAML file with these options", default=None)
+    rules("--protocol", "how rows, labels and splits are made", choices=["din", "impressions"])
+    rules("--max-len N", "most recent items kept of a history (default: 100)", type=count)
+    rules("--seed N", "of the sampled items of protocol din (default: 0)", type=number)
+    rules("--negatives", "impressions: also a history of the user's earlier negatives")
+    rules("--valid-fraction F", "impressions: rows before the test rows (default: 0.1)", type=float)
+    rules("--test-fraction F", "impressions: the newest rows (default: 0.1)", type=float)
+    columns = partial(parser.option, group=parser.add_argument_group("columns"))
+    columns("--user COLUMN", "default: user_id")
+    columns("--item COLUMN", "default: item_id")
+    columns("--time COLUMN", "when it happened; default: timestamp, if there", type=_column)
+    columns("--time-unit", "of a whole-number time column (default: s)", choices=["s", "ms"])
+    columns("--order COLUMN", "what comes first when times tie; default: position, if there", type=_column)
+    columns("--label COLUMN", "0 or 1; default: label, if there", type=_column)
+    columns("--attributes COLUMN,…", "of the items, beside their id; default: cate_id, if there", type=_columns)
 
 
 def _column(text: str) -> str:

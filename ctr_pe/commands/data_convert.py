@@ -17,11 +17,9 @@ from ctr_pe.commands.options import Parser, data_root_option
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a data set below the data root, or the path of one")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="the new directory")
-    parser.add_argument(
-        "--format", choices=["parquet", "npz"], default="parquet", help="of the rows (default: parquet)"
-    )
+    parser.option("name NAME", "a data set below the data root, or the path of one")
+    parser.option("--out DIR", "the new directory", type=Path, required=True)
+    parser.option("--format", "of the rows (default: parquet)", choices=["parquet", "npz"], default="parquet")
     data_root_option(parser)
 
 

@@ -17,9 +17,9 @@ from ctr_pe.commands.options import Parser, data_root_option
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument("name", metavar="NAME", help="a published data set of `ctr-pe list`")
-    parser.add_argument("--from", dest="source", type=Path, metavar="DIR", help="directory of the downloaded files")
-    parser.add_argument("--overwrite", action="store_true", help="replace a data set that is already there")
+    parser.option("name NAME", "a published data set of `ctr-pe list`")
+    parser.option("--from DIR", "directory of the downloaded files", dest="source", type=Path)
+    parser.option("--overwrite", "replace a data set that is already there")
     data_root_option(parser)
 
 

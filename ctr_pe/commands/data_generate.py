@@ -22,16 +22,11 @@ from ctr_pe.data.published.sets import SETS
 
 
 def add_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--like", required=True, choices=list(SETS), metavar="NAME", help=f"a published set: {', '.join(SETS)}")
-    add(
-        "--rows-share",
-        type=float,
-        default=1.0,
-        metavar="X",
-        help="of the published rows, users and items, from 0.001 (default: 1, all of them)",
-    )
-    add("--out", type=Path, required=True, metavar="DIR", help="the new directory")
+    add = parser.option
+    add("--like NAME", f"a published set: {', '.join(SETS)}", required=True, choices=list(SETS))
+    text = "of the published rows, users and items, from 0.001 (default: 1, all of them)"
+    add("--rows-share X", text, type=float, default=1.0)
+    add("--out DIR", "the new directory", type=Path, required=True)
 
 
 def run(args: argparse.Namespace) -> int:

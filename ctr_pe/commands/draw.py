@@ -21,31 +21,17 @@ from ctr_pe.data.synthetic.built_in import DEFAULT
 
 
 def add_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add("pe", type=class_names, metavar="PE[,PE…]", help="encodings; a+b chains two")
-    add("--out", type=Path, required=True, metavar="FILE", help="the picture: .png, .svg or .pdf")
-    add("--run", dest="store", type=Path, metavar="DIR", help="OUT of a benchmark with --keep-weights")
-    add("--model", type=class_name, metavar="NAME", help="a model (default: that of the runs, else DIN)")
-    add("--dataset", metavar="NAME", help=f"as for benchmark (default: that of the runs, else {DEFAULT})")
-    add("--seed", type=number, metavar="N", help="only this seed (default: all of the runs, else the first 5)")
-    add(
-        "--only",
-        type=comma_list,
-        default=[],
-        metavar="PANEL,…",
-        help="rows: attention, bias, bias_by_age, rotation, rotation_by_age, added_weights, vectors, positions, u, l, "
-        "phases (default: all that there are)",
-    )
-    add(
-        "--size", choices=["page", "column"], default="page", help="width for a paper: 7 or 3.35 inches (default: page)"
-    )
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a hyper-parameter, with --run one that tells runs apart; may be given several times",
-    )
+    add = parser.option
+    add("pe PE[,PE…]", "encodings; a+b chains two", type=class_names)
+    add("--out FILE", "the picture: .png, .svg or .pdf", type=Path, required=True)
+    add("--run DIR", "OUT of a benchmark with --keep-weights", dest="store", type=Path)
+    add("--model NAME", "a model (default: that of the runs, else DIN)", type=class_name)
+    add("--dataset NAME", f"as for benchmark (default: that of the runs, else {DEFAULT})")
+    add("--seed N", "only this seed (default: all of the runs, else the first 5)", type=number)
+    names = "attention, bias, bias_by_age, rotation, rotation_by_age, added_weights, vectors, positions, u, l, phases"
+    add("--only PANEL,…", f"rows: {names} (default: all that there are)", type=comma_list, default=[])
+    add("--size", "width for a paper: 7 or 3.35 inches (default: page)", choices=["page", "column"], default="page")
+    add("--set KEY=VALUE", "a hyper-parameter, with --run one that tells runs apart", several=True)
     data_root_option(parser)
 
 
@@ -55,10 +41,6 @@ def run(args: argparse.Namespace) -> int:
     from ctr_pe.reporting.figures.runs import Wanted
 
     params = parse_overrides(args.set)
-    picture(
-        args.out,
-        Wanted(args.pe, args.store, args.model, args.dataset, args.seed, params, args.data_root),
-        args.only,
-        args.size,
-    )
+    runs = Wanted(args.pe, args.store, args.model, args.dataset, args.seed, params, args.data_root)
+    picture(args.out, runs, args.only, args.size)
     return 0

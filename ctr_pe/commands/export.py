@@ -14,18 +14,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ctr_pe.commands.options import Parser
+from ctr_pe.commands.options import Parser, model_option
 
 FORMATS = ("onnx", "torch", "aoti")
 
 
 def add_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="a model folder")
-    add(
-        "--format", choices=FORMATS, required=True, help="onnx; torch, a torch.export program; aoti, a compiled package"
-    )
-    add("--output", type=Path, required=True, metavar="FILE", help="the file; an earlier one of this name is replaced")
+    add = parser.option
+    model_option(parser)
+    add("--format", "onnx; torch, a torch.export program; aoti, a compiled package", choices=FORMATS, required=True)
+    add("--output FILE", "the file; an earlier one of this name is replaced", type=Path, required=True)
 
 
 def run(args: argparse.Namespace) -> int:

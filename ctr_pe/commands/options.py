@@ -9,6 +9,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
 
+from ctr_pe.data.synthetic.built_in import DEFAULT
 from ctr_pe.utils import plugins
 from ctr_pe.utils.errors import UserError, nearest
 
@@ -23,8 +24,28 @@ class Parser(argparse.ArgumentParser):
     """argparse that names the nearest valid choice."""
 
     def __init__(self, **settings: Any) -> None:
-        super().__init__(formatter_class=_Formatter, allow_abbrev=False, **settings)
+        super().__init__(formatter_class=_Formatter, **{"allow_abbrev": False, **settings})
         self.set_defaults(parser=self)
+
+    def option(
+        self, spec: str, text: str, *, group: Any = None, several: bool = False, sets: str = "", **settings: Any
+    ) -> None:
+        """Add ``--flag VALUE`` or ``name VALUE``, or ``--flag`` alone, which stores True; ``text`` is its help.
+
+        ``group``: of arguments, in which it stands. ``several``: it may be given again. ``sets``: what the flag adds to
+        ``--set``.
+        """
+        name, _, metavar = spec.partition(" ")
+        if several:
+            settings |= {"action": "append", "default": []}
+            text += "; may be given several times"
+        if sets:
+            settings |= {"action": "append_const", "dest": "set", "const": sets, "default": []}
+        elif metavar:
+            settings["metavar"] = metavar
+        elif "choices" not in settings:
+            settings["action"] = "store_true"
+        (group or self).add_argument(name, help=text, **settings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
         if action.choices is not None and value not in action.choices:
@@ -32,11 +53,11 @@ class Parser(argparse.ArgumentParser):
 
     def refuse(self, unknown: Sequence[str]) -> NoReturn:
         """End with an error about unknown arguments."""
-        option = next((given for given in unknown if given.startswith("-")), None)
-        if option is None:
+        given = next((word for word in unknown if word.startswith("-")), None)
+        if given is None:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         options = [name for action in self._actions for name in action.option_strings if name.startswith("--")]
-        self.error(f"unknown option '{option}': {nearest(option.partition('=')[0], options)}")
+        self.error(f"unknown option '{given}': {nearest(given.partition('=')[0], options)}")
 
 
 def add_command(commands: argparse._SubParsersAction[Parser], module: ModuleType) -> None:
@@ -44,23 +65,17 @@ def add_command(commands: argparse._SubParsersAction[Parser], module: ModuleType
     title, _, text = (module.__doc__ or "").partition("\n\n")
     name, _, summary = title.removesuffix(".").partition("``: ")
     description, sign, examples = text.partition("\n\nexamples:\n")
-    parser = commands.add_parser(
-        name.split()[-1], help=summary, description=description.rstrip(), epilog=sign.lstrip() + examples
-    )
+    texts = {"help": summary, "description": description.rstrip(), "epilog": sign.lstrip() + examples}
+    parser = commands.add_parser(name.split()[-1], **texts)
     module.add_options(parser)
     plugins_option(parser)
     parser.set_defaults(run=module.run)
 
 
-def plugins_option(parser: argparse.ArgumentParser) -> None:
+def plugins_option(parser: Parser) -> None:
     """``--plugins``, which every command has. What it names is allowed as soon as it is read."""
-    parser.add_argument(
-        "--plugins",
-        type=_packages,
-        default=[],
-        metavar="PACKAGE,…",
-        help="packages whose classes files may name, as my_pkg.recency:Recency",
-    )
+    text = "packages whose classes files may name, as my_pkg.recency:Recency"
+    parser.option("--plugins PACKAGE,…", text, type=_packages, default=[])
 
 
 def _packages(text: str) -> list[str]:
@@ -72,45 +87,35 @@ def _packages(text: str) -> list[str]:
     return names
 
 
+def dataset_option(parser: Parser, **settings: Any) -> None:
+    text = f"a data set below the data root, or the path of one (default: {DEFAULT}, generated at first use)"
+    parser.option("--dataset NAME", text, **settings)
+
+
 def data_root_option(parser: Parser) -> None:
-    text = "where data sets live (default: $CTR_PE_DATA, else ./data)"
-    parser.add_argument("--data-root", type=Path, metavar="DIR", help=text)
+    parser.option("--data-root DIR", "where data sets live (default: $CTR_PE_DATA, else ./data)", type=Path)
+
+
+def model_option(parser: Parser) -> None:
+    parser.option("--model DIR", "a model folder", type=Path, required=True)
+
+
+def scoring_gpu_option(parser: Parser) -> None:
+    parser.option("--gpu N", "GPU to score on, -1 for the CPU (default: -1)", type=int, default=-1)
 
 
 def training_options(parser: Parser) -> None:
     """Options of the commands that train."""
-    add = parser.add_argument
-    add(
-        "--threads",
-        type=count,
-        default=1,
-        metavar="N",
-        help="threads of one run; another number may change the last digits (default: 1)",
-    )
+    add = parser.option
+    text = "threads of one run; another number may change the last digits (default: 1)"
+    add("--threads N", text, type=count, default=1)
     track_option(parser)
-    add("--gpu", type=int, default=-1, metavar="N", help="GPU to train on, -1 for the CPU (default: -1)")
-    add(
-        "--amp",
-        action="append_const",
-        dest="set",
-        const="amp=true",
-        default=[],
-        help="mixed precision: attention in bfloat16",
-    )
+    add("--gpu N", "GPU to train on, -1 for the CPU (default: -1)", type=int, default=-1)
+    add("--amp", "mixed precision: attention in bfloat16", sets="amp=true")
     deterministic_option(parser)
-    add(
-        "--recipe",
-        metavar="NAME",
-        help="how to train, in place of the packaged configuration: fuxictr has a constant learning rate and stops "
-        "early; --set changes it",
-    )
-    add(
-        "--set",
-        action="append",
-        default=[],
-        metavar="KEY=VALUE",
-        help="a hyper-parameter under FuxiCTR's name, such as learning_rate=1e-3; may be given several times",
-    )
+    text = "in place of the packaged configuration: fuxictr has a constant learning rate and stops early"
+    add("--recipe NAME", f"how to train, {text}; --set changes it")
+    add("--set KEY=VALUE", "a hyper-parameter under FuxiCTR's name, such as learning_rate=1e-3", several=True)
     data_root_option(parser)
 
 
@@ -121,25 +126,16 @@ def overrides(args: argparse.Namespace) -> dict[str, Any]:
     return {**(training_recipe(args.recipe) if args.recipe else {}), **parse_overrides(args.set)}
 
 
-def deterministic_option(parser: argparse.ArgumentParser) -> None:
+def deterministic_option(parser: Parser) -> None:
     """``--deterministic``, of what trains; it comes before ``--set`` in ``set``."""
-    parser.add_argument(
-        "--deterministic",
-        action="append_const",
-        dest="set",
-        const="deterministic=true",
-        default=[],
-        help="the same bits again from a GPU, or an error that names the operation which cannot give them",
-    )
+    text = "the same bits again from a GPU, or an error that names the operation which cannot give them"
+    parser.option("--deterministic", text, sets="deterministic=true")
 
 
-def track_option(parser: argparse.ArgumentParser) -> None:
+def track_option(parser: Parser) -> None:
     """``--track``, of what trains."""
-    parser.add_argument(
-        "--track",
-        metavar="NAME[:WHERE]",
-        help="tell tensorboard[:DIR], mlflow[:URI] or wandb[:PROJECT] about losses, metrics and speed",
-    )
+    text = "tell tensorboard[:DIR], mlflow[:URI] or wandb[:PROJECT] about losses, metrics and speed"
+    parser.option("--track NAME[:WHERE]", text)
 
 
 def comma_list(text: str) -> list[str]:

@@ -13,20 +13,18 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ctr_pe.commands.options import Parser, number
+from ctr_pe.commands.options import Parser, model_option, number, scoring_gpu_option
 
 
 def add_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="a model folder")
-    add(
-        "--events", type=Path, metavar="FILE", help="the log: user, item, time (default: histories of the model folder)"
-    )
-    add("--input", type=Path, required=True, metavar="FILE", help="parquet: user, item and, if wanted, time")
-    add("--output", type=Path, required=True, metavar="FILE", help="parquet: the input with a column `score`")
-    add("--overwrite", action="store_true", help="replace an output that is already there")
-    add("--threads", type=number, default=0, metavar="N", help="of scoring (default: 0, all cores)")
-    add("--gpu", type=int, default=-1, metavar="N", help="GPU to score on, -1 for the CPU (default: -1)")
+    add = parser.option
+    model_option(parser)
+    add("--events FILE", "the log: user, item, time (default: histories of the model folder)", type=Path)
+    add("--input FILE", "parquet: user, item and, if wanted, time", type=Path, required=True)
+    add("--output FILE", "parquet: the input with a column `score`", type=Path, required=True)
+    add("--overwrite", "replace an output that is already there")
+    add("--threads N", "of scoring (default: 0, all cores)", type=number, default=0)
+    scoring_gpu_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

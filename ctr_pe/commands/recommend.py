@@ -13,17 +13,12 @@ from __future__ import annotations
 
 import argparse
 
-from ctr_pe.commands.options import Parser, data_root_option
+from ctr_pe.commands.options import Parser, data_root_option, dataset_option
 from ctr_pe.data.synthetic.built_in import DEFAULT
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument(
-        "--dataset",
-        default=DEFAULT,
-        metavar="NAME",
-        help=f"a data set below the data root, or the path of one (default: {DEFAULT}, generated at first use)",
-    )
+    dataset_option(parser, default=DEFAULT)
     data_root_option(parser)
 
 

@@ -18,16 +18,12 @@ from ctr_pe.commands.options import Parser, count, data_root_option
 
 
 def add_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add("results", type=Path, metavar="RESULTS", help="OUT of a benchmark; with --keep-weights there is an explorer")
-    add("--out", type=Path, metavar="FILE", help="the page (default: RESULTS/report.html)")
-    add(
-        "--weights",
-        type=Path,
-        metavar="DIR",
-        help="OUT of a benchmark of the same runs with --keep-weights, for the explorer (default: RESULTS)",
-    )
-    add("--users", type=count, default=24, metavar="N", help="users in the explorer (default: 24)")
+    add = parser.option
+    add("results RESULTS", "OUT of a benchmark; with --keep-weights there is an explorer", type=Path)
+    add("--out FILE", "the page (default: RESULTS/report.html)", type=Path)
+    text = "OUT of a benchmark of the same runs with --keep-weights, for the explorer (default: RESULTS)"
+    add("--weights DIR", text, type=Path)
+    add("--users N", "users in the explorer (default: 24)", type=count, default=24)
     data_root_option(parser)
 
 

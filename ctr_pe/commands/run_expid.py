@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from ctr_pe.commands.options import class_name, deterministic_option, plugins_option, track_option
+from ctr_pe.commands.options import Parser, class_name, deterministic_option, plugins_option, track_option
 from ctr_pe.config.yaml import parse_overrides
 from ctr_pe.fuxictr.experiment import append_result, load_params, run
 from ctr_pe.utils.allocator import keep_memory
@@ -17,13 +16,12 @@ from ctr_pe.utils.errors import exit_code, say
 def main(argv: Sequence[str] | None = None) -> int:
     """Train, evaluate, write the model's folder beside its checkpoint, and append a line to ``<config>.csv``; exit code
     2 for a user's mistake, in one line."""
-    parser = argparse.ArgumentParser(description="Train and evaluate one experiment of a FuxiCTR config.")
-    parser.add_argument("--config", default=None, help="directory with model_config and dataset_config (default: "
-                        "./config if there is one, else what is installed)")  # fmt: skip
-    parser.add_argument("--expid", required=True, help="the experiment, a section of the model config")
-    parser.add_argument("--gpu", type=int, help="GPU to train on, -1 for the CPU (default: the config's, or -1)")
-    parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE",
-                        help="a parameter that replaces the config's; may be given several times")  # fmt: skip
+    parser = Parser(description="Train and evaluate one experiment of a FuxiCTR config.", allow_abbrev=True)
+    text = "directory with model_config and dataset_config (default: ./config if there is one, else what is installed)"
+    parser.option("--config DIR", text)
+    parser.option("--expid ID", "the experiment, a section of the model config", required=True)
+    parser.option("--gpu N", "GPU to train on, -1 for the CPU (default: the config's, or -1)", type=int)
+    parser.option("--set KEY=VALUE", "a parameter that replaces the config's", several=True)
     deterministic_option(parser)
     track_option(parser)
     plugins_option(parser)

@@ -14,25 +14,22 @@ examples:
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 
-from ctr_pe.commands.options import Parser, count, number
+from ctr_pe.commands.options import Parser, count, model_option, number, scoring_gpu_option
 
 
 def add_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--model", type=Path, required=True, metavar="DIR", help="a model folder")
-    add("--port", type=number, required=True, metavar="N", help="0 for any that is free, which the log names")
-    add(
-        "--host", default="127.0.0.1", metavar="ADDRESS", help="where to listen (default: 127.0.0.1, this machine only)"
-    )
-    add("--max-history", type=count, default=1000, metavar="N", help="items of a history (default: 1000)")
-    add("--max-candidates", type=count, default=5000, metavar="N", help="candidates of a request (default: 5000)")
-    add("--max-body", type=count, default=2**20, metavar="BYTES", help="of a request (default: 1048576)")
-    add("--max-waiting", type=count, default=256, metavar="N", help="open requests; more get 503 (default: 256)")
-    add("--workers", type=count, default=1, metavar="N", help="requests scored at once (default: 1)")
-    add("--threads", type=count, default=1, metavar="N", help="of each scoring (default: 1)")
-    add("--gpu", type=int, default=-1, metavar="N", help="GPU to score on, -1 for the CPU (default: -1)")
+    add = parser.option
+    model_option(parser)
+    add("--port N", "0 for any that is free, which the log names", type=number, required=True)
+    add("--host ADDRESS", "where to listen (default: 127.0.0.1, this machine only)", default="127.0.0.1")
+    add("--max-history N", "items of a history (default: 1000)", type=count, default=1000)
+    add("--max-candidates N", "candidates of a request (default: 5000)", type=count, default=5000)
+    add("--max-body BYTES", "of a request (default: 1048576)", type=count, default=2**20)
+    add("--max-waiting N", "open requests; more get 503 (default: 256)", type=count, default=256)
+    add("--workers N", "requests scored at once (default: 1)", type=count, default=1)
+    add("--threads N", "of each scoring (default: 1)", type=count, default=1)
+    scoring_gpu_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -22,20 +22,15 @@ from ctr_pe.data.synthetic.built_in import DEFAULT
 
 
 def add_options(parser: Parser) -> None:
-    add = parser.add_argument
-    add("--model", type=class_name, default="DIN", metavar="NAME", help="a model (default: DIN)")
-    add("--pe", type=class_name, default="cape", metavar="NAME", help="an encoding (default: cape)")
-    add("--dataset", default=DEFAULT, metavar="NAME", help=f"as for benchmark (default: {DEFAULT})")
-    add("--trials", type=count, default=30, metavar="N", help="in all, with those of earlier calls (default: 30)")
-    add("--out", type=Path, metavar="DIR", help="study and report (default: results/tune-MODEL-PE-DATASET)")
-    add(
-        "--space",
-        action="append",
-        default=[],
-        metavar="KEY=VALUES",
-        help="a list of values, or {low: …, high: …, log: true}; null leaves the key out; may be given several times",
-    )
-    add("--seed", type=number, default=0, metavar="N", help="of training and search (default: 0)")
+    add = parser.option
+    add("--model NAME", "a model (default: DIN)", type=class_name, default="DIN")
+    add("--pe NAME", "an encoding (default: cape)", type=class_name, default="cape")
+    add("--dataset NAME", f"as for benchmark (default: {DEFAULT})", default=DEFAULT)
+    add("--trials N", "in all, with those of earlier calls (default: 30)", type=count, default=30)
+    add("--out DIR", "study and report (default: results/tune-MODEL-PE-DATASET)", type=Path)
+    text = "a list of values, or {low: …, high: …, log: true}; null leaves the key out"
+    add("--space KEY=VALUES", text, several=True)
+    add("--seed N", "of training and search (default: 0)", type=number, default=0)
     training_options(parser)
 
 
@@ -44,17 +39,8 @@ def run(args: argparse.Namespace) -> int:
     from ctr_pe.serving.model_folder import keep_model
     from ctr_pe.study.tune import plan, tune
 
-    search = plan(
-        args.model,
-        args.pe,
-        args.dataset,
-        args.data_root,
-        overrides(args),
-        parse_overrides(args.space, "--space"),
-        args.seed,
-        args.threads,
-        args.gpu,
-        args.track,
-    )
+    params, space = overrides(args), parse_overrides(args.space, "--space")
+    how = (args.seed, args.threads, args.gpu, args.track)
+    search = plan(args.model, args.pe, args.dataset, args.data_root, params, space, *how)
     out = args.out or Path("results") / f"tune-{args.model}-{args.pe}-{search.dataset.dataset_id}"
     return tune(search, args.trials, out, keep=keep_model)

@@ -15,7 +15,7 @@ from ctr_pe.utils.errors import say
 
 
 def add_options(parser: Parser) -> None:
-    parser.add_argument("file", type=Path, metavar="FILE", help="the YAML file")
+    parser.option("file FILE", "the YAML file", type=Path)
     data_root_option(parser)
 
 
