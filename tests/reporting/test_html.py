@@ -268,11 +268,11 @@ def test_the_explorers_weights_are_those_of_the_unit(made: tuple[Store, dict[str
     vars(unit)["attend"] = lambda *given: (seen.append((out := attend(*given))[1]), out)[1]
     with torch.inference_mode():
         one.after.eval()(batch)
-    real = batch["item_history"] != 0
+    lengths = batch.lengths["item_history"].tolist()
     for number, user in enumerate(only_table(found)["explorer"]["users"]):
         assert user["user"] == users[number]
         for side, row in (("clicked", 2 * number), ("sampled", 2 * number + 1)):
-            expected = seen[0][row][real[row]].flip(0).tolist()
+            expected = seen[0][row][-lengths[row] :].flip(0).tolist()  # the newest item in the last slot
             assert user[side]["units"][0]["cape"]["weights"] == pytest.approx(expected, rel=1e-3, abs=1e-6)
 
 
