@@ -16,24 +16,50 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ctr_pe.config.field_groups import Group
-from ctr_pe.config.yaml import load_json
+from ctr_pe.config.schema import Name
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
-from ctr_pe.utils.errors import UserError, nearest, option
-from ctr_pe.utils.names import check_name
+from ctr_pe.utils.errors import UserError, explain, nearest, option
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
-FORMAT = 1
+FORMAT: Literal[1] = 1
 SPLITS = ("train", "valid", "test")
 REPORT = "report.json"
 CONFIG = "dataset_config.yaml"
 ITEMS = "items.parquet"
 LABEL, USER, ITEM = "label", "user_id", "item_id"  # columns of every data set of a log, whatever the log calls them
 ID = ":id"  # in items.parquet the column ``cate_id:id`` has the ids of the column ``cate_id``
+
+
+class FileFacts(BaseModel):
+    """Size and hash of a file."""
+
+    model_config = ConfigDict(strict=True)
+
+    bytes: int
+    blake2b: str
+
+
+class DatasetReport(BaseModel):
+    """What is read of report.json; the rest, the builder's counts, is for readers."""
+
+    model_config = ConfigDict(strict=True)
+
+    format: Literal[1] = FORMAT
+    dataset_id: Name
+    data_hash: str
+    files: dict[Name, FileFacts]
+    rows: dict[str, int]
+    label: str
+    group_id: str | None
+    groups: list[Group]
+    max_len: int
 
 
 @dataclass(frozen=True)
@@ -75,11 +101,6 @@ def check_out(out: Path, overwrite: bool) -> None:
         )
 
 
-def stored_groups(groups: Sequence[Mapping[str, Any]]) -> tuple[Group, ...]:
-    """The field groups of a report."""
-    return tuple(Group(tuple(group["target"]), tuple(group["history"]), group["age"]) for group in groups)
-
-
 def data_root(given: Path | None = None) -> Path:
     """Directory of data sets: ``given`` (--data-root), else $CTR_PE_DATA, else ./data."""
     return Path(given or os.environ.get("CTR_PE_DATA") or "data")
@@ -90,8 +111,6 @@ def open_dataset(name: str, root: Path | None = None) -> Dataset:
 
     Raises UserError, with the command that builds it, when the set is missing, half-built or changed since.
     """
-    from ctr_pe.data.dataset_report import report_problem
-
     path = next((path for path in (data_root(root) / name, Path(name)) if path.is_dir()), None)
     if path is None:
         known = [] if os.sep in name else [found for found, _ in list_datasets(root)]
@@ -101,26 +120,30 @@ def open_dataset(name: str, root: Path | None = None) -> Dataset:
     if not (path / REPORT).is_file():
         raise UserError(f"{path}: half-built, it has no {REPORT}: {again}")
     try:
-        report = load_json(path / REPORT)
-        if report["format"] != FORMAT:
-            raise UserError(f"{path}: data format {report['format']}, this version reads {FORMAT}: {again}")
-        if problem := report_problem(report):
-            raise UserError(f"{path / REPORT}: not a readable report ({problem}): {again}")
-        files = report["files"]
-        for file, facts in files.items():
-            check_name(f"{path / REPORT}: file", file)
-            _check_file(path / file, facts, again)
+        report = read_report(path)
+        for name, facts in report.files.items():
+            _check_file(path / name, facts)
         feature_map = read_feature_map(path / FEATURES)
-        if feature_map.dataset_id != report["dataset_id"]:
-            wrong = f"of data set '{feature_map.dataset_id}', not '{report['dataset_id']}'"
-            raise UserError(f"{path / FEATURES}: {wrong}: {again}")
-        if report["data_hash"] != combined_hash(files):
-            raise UserError(f"{path / REPORT}: changed since it was built: {again}")
-        check_name(f"{path / REPORT}: dataset_id", report["dataset_id"])
-        facts = {key: report[key] for key in ("dataset_id", "data_hash", "rows", "group_id", "label", "max_len")}
-        return Dataset(path, groups=stored_groups(report["groups"]), **facts)
-    except (OSError, json.JSONDecodeError, KeyError, TypeError) as error:
-        raise UserError(f"{path / REPORT}: not a readable report ({type(error).__name__}: {error}): {again}") from None
+        if feature_map.dataset_id != report.dataset_id:
+            wrong = f"of data set '{feature_map.dataset_id}', not '{report.dataset_id}'"
+            raise UserError(f"{path / FEATURES}: {wrong}")
+        if report.data_hash != combined_hash(report.files):
+            raise UserError(f"{path / REPORT}: changed since it was built")
+    except UserError as error:
+        raise UserError(f"{error}: {again}") from None
+    facts = {key: getattr(report, key) for key in ("dataset_id", "data_hash", "rows", "group_id", "label", "max_len")}
+    return Dataset(path, groups=tuple(report.groups), **facts)
+
+
+def read_report(folder: Path) -> DatasetReport:
+    """The report of a data set. Raises UserError if it cannot be read or is none."""
+    try:
+        return DatasetReport.model_validate_json((folder / REPORT).read_bytes())
+    except OSError as error:
+        problem = str(error.strerror or error)
+    except ValidationError as error:
+        problem = explain(error.errors(include_url=False)[0], DatasetReport)
+    raise UserError(f"{folder / REPORT}: not a readable report ({problem})")
 
 
 def list_datasets(root: Path | None = None) -> list[tuple[str, dict[str, int]]]:
@@ -134,16 +157,16 @@ def list_datasets(root: Path | None = None) -> list[tuple[str, dict[str, int]]]:
     return found
 
 
-def _check_file(file: Path, facts: Mapping[str, Any], again: str) -> None:
+def _check_file(file: Path, facts: FileFacts) -> None:
     if not file.is_file():
-        raise UserError(f"{file}: missing: {again}")
-    size, expected, change = file.stat().st_size, facts["bytes"], ""
-    if size != expected:
-        change = f"{size:,} bytes, not {expected:,}"
-    elif file.suffix == ".json" and hash_of_file(file) != facts["blake2b"]:
+        raise UserError(f"{file}: missing")
+    size, change = file.stat().st_size, ""
+    if size != facts.bytes:
+        change = f"{size:,} bytes, not {facts.bytes:,}"
+    elif file.suffix == ".json" and hash_of_file(file) != facts.blake2b:
         change = f"another hash than in {REPORT}"
     if change:
-        raise UserError(f"{file}: changed since it was built ({change}): {again}")
+        raise UserError(f"{file}: changed since it was built ({change})")
 
 
 def _how_to_build(name: str, root: Path | None) -> str:
@@ -168,7 +191,11 @@ def hash_of_file(file: Path) -> str:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).hexdigest()
 
 
-def combined_hash(files: Mapping[str, Mapping[str, Any]]) -> str:
+def facts_of(file: Path) -> FileFacts:
+    return FileFacts(bytes=file.stat().st_size, blake2b=hash_of_file(file))
+
+
+def combined_hash(files: Mapping[str, FileFacts]) -> str:
     """Of a data set: of the names and hashes of its files."""
-    text = "".join(f"{name} {files[name]['blake2b']}\n" for name in sorted(files))
+    text = "".join(f"{name} {files[name].blake2b}\n" for name in sorted(files))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()

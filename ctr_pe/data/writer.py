@@ -7,7 +7,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,15 +17,15 @@ import pyarrow.parquet as pq
 from ctr_pe.config.field_groups import Group
 from ctr_pe.data.dataset import (
     CONFIG,
-    FORMAT,
     ITEMS,
     REPORT,
     SPLITS,
     USER,
     Dataset,
+    DatasetReport,
     check_out,
     combined_hash,
-    hash_of_file,
+    facts_of,
     open_dataset,
 )
 from ctr_pe.data.id_map import IdMap
@@ -110,25 +110,21 @@ class DatasetWriter:
         specs = FeatureSpecs.of(self.dataset_id, content.features, [content.label])
         _write_json(self.path / FEATURES, specs.content)
         _write_json(self.path / "feature_vocab.json", content.vocabs)
-        files = {
-            file.name: {"bytes": file.stat().st_size, "blake2b": hash_of_file(file)}
-            for file in sorted(self.path.iterdir())
-        }
-        lengths = [int(spec["max_len"]) for spec in content.features.values() if "max_len" in spec]
-        facts: dict[str, Any] = {
-            "format": FORMAT,
-            "dataset_id": self.dataset_id,
-            "data_hash": combined_hash(files),
-            "files": files,
-            "rows": rows,
-            "label": content.label,
-            "group_id": content.group_id,
-            "groups": [asdict(group) for group in content.groups],
-            "max_len": max(lengths, default=0),
-        }
+        files = {file.name: facts_of(file) for file in sorted(self.path.iterdir())}
+        report = DatasetReport(
+            dataset_id=self.dataset_id,
+            data_hash=combined_hash(files),
+            files=files,
+            rows=rows,
+            label=content.label,
+            group_id=content.group_id,
+            groups=list(content.groups),
+            max_len=max((int(spec.get("max_len", 0)) for spec in content.features.values()), default=0),
+        )
         self._write_config(rows, content)
         if content.items is not None:
             content.items.write_parquet(self.path / ITEMS)
+        facts = report.model_dump(mode="json")
         _write_json(self.path / REPORT, {**facts, **content.report, **facts})
         check_out(self.out, self.overwrite)  # it may have appeared meanwhile
         self.out.parent.mkdir(parents=True, exist_ok=True)

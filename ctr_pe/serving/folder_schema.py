@@ -21,8 +21,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from ctr_pe.config.schema import Length, Name, Seed
-from ctr_pe.data.dataset import hash_of_file
-from ctr_pe.data.dataset_report import FileFacts
+from ctr_pe.data.dataset import FileFacts, facts_of
 from ctr_pe.fuxictr.feature_specs import FEATURES
 from ctr_pe.utils.errors import UserError, explain
 
@@ -99,10 +98,6 @@ def write_manifest(folder: Path, config: Mapping[str, Any]) -> None:
     """model.json, with the size and hash of every file that is in the folder."""
     files = {file.name: facts_of(file).model_dump() for file in sorted(folder.iterdir())}
     write_json(folder / MANIFEST, {**config, "files": files})
-
-
-def facts_of(file: Path) -> FileFacts:
-    return FileFacts(bytes=file.stat().st_size, blake2b=hash_of_file(file))
 
 
 def read_json(file: Path, schema: Any) -> Any:

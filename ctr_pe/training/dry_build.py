@@ -15,8 +15,8 @@ import torch
 
 from ctr_pe.config.field_groups import Group, field_groups, group_params
 from ctr_pe.config.schema import Encodings, problems, valid
-from ctr_pe.config.yaml import load_json, packaged_yaml, parse_yaml
-from ctr_pe.data.dataset import REPORT, stored_groups
+from ctr_pe.config.yaml import packaged_yaml, parse_yaml
+from ctr_pe.data.dataset import REPORT, read_report
 from ctr_pe.data.published.sets import SETS, original
 from ctr_pe.data.synthetic.built_in import BUILT_IN
 from ctr_pe.fuxictr.csv import feature_specs
@@ -99,8 +99,8 @@ def data_specs(params: Mapping[str, Any], root: Path) -> tuple[dict[str, dict[st
     for folder in (*given, root / name, Path(str(params.get("data_root") or root)) / name):
         if (folder / FEATURES).is_file():
             specs = read_feature_map(folder / FEATURES).features
-            report = load_json(folder / REPORT) if (folder / REPORT).is_file() else {}
-            return specs, stored_groups(report.get("groups", [])), report.get("group_id")
+            report = read_report(folder) if (folder / REPORT).is_file() else None
+            return specs, report.groups if report else (), report.group_id if report else None
     if published := SETS.get(original(name)):
         specs = {published.group_id: {"type": "meta"}}
         for field in published.fields:
