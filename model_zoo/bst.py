@@ -152,7 +152,7 @@ def _concat(states: Tensor, positions: Positions, slots: int) -> Tensor:
 
 # Packed states (M, D) of [history; target], their positions, slots S -> (B, D) or (B, S · D).
 POOLINGS: dict[str, Callable[[Tensor, Positions, int], Tensor] | None] = {
-    "mean": lambda states, positions, slots: positions.total(states) / positions.count.unsqueeze(-1),
+    "mean": lambda states, positions, slots: positions.total(states) / positions.lengths.unsqueeze(-1),
     "sum": lambda states, positions, slots: positions.total(states),
     "target": None,  # no other state is computed
     "concat": _concat,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -22,12 +23,13 @@ from ctr_pe.sequence.transfer import PinnedTransfer
 
 @dataclass(frozen=True)
 class Histories:
-    """Those of a field group: ``positions``, and by history field the ids (N,). ``ids_here``: the same on the CPU, and
+    """Those of a field group: ``positions``, and by history field the ids (N,). ``ids_cpu``: the same on the CPU, and
     those of the group's negative fields."""
 
     positions: Positions
     ids: Mapping[str, Tensor]
-    ids_here: Mapping[str, Tensor]
+    ids_cpu: Mapping[str, Tensor]
+    stays_on_cpu: ClassVar[tuple[str, ...]] = ("ids_cpu",)
 
     @classmethod
     def of(

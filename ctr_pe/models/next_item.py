@@ -77,8 +77,9 @@ class NextItemModel(RankModel):
         if not (self.training and self._weight > 0):
             return {}
         # Which items are meant is found on the CPU: an accelerator would have to be waited for.
-        rows, _ = positions.mask_here.nonzero(as_tuple=True)
-        following = (rows[1:] == rows[:-1]).nonzero().squeeze(1) + 1
+        first = positions.lengths_cpu.cumsum(0) - positions.lengths_cpu  # of each row, among the N items
+        following = torch.ones(len(history.embedding), dtype=torch.bool)
+        following = following.index_fill(0, first[positions.lengths_cpu > 0], False).nonzero().squeeze(1)
         if self.groups[index].negative:
             following, others = self._given(self.groups[index].negative, history, following)
         else:

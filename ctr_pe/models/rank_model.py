@@ -177,7 +177,7 @@ class RankModel(FuxiCTRModel):
         for index, (group, given, vectors) in enumerate(of_groups):
             target = torch.cat([embedded[field] for field in group.target], dim=-1)
             chosen = None if clicked is None else clicked.new_full((len(vectors),), group.chosen)
-            history = Items(vectors, tuple(given.ids.values()), chosen, given.ids_here)
+            history = Items(vectors, tuple(given.ids.values()), chosen, given.ids_cpu)
             targets = Items(target, tuple(ids[field] for field in group.target), clicked)
             with self.precision():
                 interest, more = self.interest(index, targets, history, given.positions)

@@ -36,7 +36,7 @@ class AdditiveCAPE(ContextualEncoding):
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         if not isinstance(vectors, TargetVectors):
             return super().bias(logits, vectors, pairs)
-        places = pairs.block.places(logits.shape[2])
+        places = pairs.block.real_pairs(logits.shape[2])
         position = self.fractional_positions(logits, pairs)[:, 0][places].clamp(max=self.max_len)
         low, table = position.detach().floor().long(), widen(self.table)
         vector = torch.lerp(table[low], table[(low + 1).clamp(max=self.max_len)], (position - low).unsqueeze(1))

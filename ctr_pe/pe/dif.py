@@ -162,7 +162,7 @@ class DIF(PositionEncoding):
                 else [(torch.cat(sought, -1), keys)]
             )
             return [(query * self.scale @ key.mT).unsqueeze(1) for query, key in apiece]
-        rows, _ = pairs.positions.real
+        rows = pairs.positions.item_rows
         products = torch.cat(sought, -1).index_select(0, rows) * pairs.items.embedding[:, self.attributes]  # (N, A)
         parts = torch.split(products, self.widths, -1) if split else (products,)
         return [pairs.block.pad(part.sum(-1) * self.scale)[:, None, None] for part in parts]
@@ -216,7 +216,7 @@ class DIF(PositionEncoding):
             return {}
         chosen, ids = answers_of.chosen, answers_of.ids
         if pairs.self_attention:  # the packed item after this one, if it is of the same row
-            rows, _ = pairs.positions.real
+            rows = pairs.positions.item_rows
             same_row = torch.cat([rows[1:] == rows[:-1], chosen.new_zeros(1)])
             chosen, ids = chosen.roll(-1) & same_row, tuple(field.roll(-1) for field in ids)
         found = []

@@ -115,7 +115,7 @@ class Euler(PositionEncoding):
         if target is None:
             moved = self._at_input(history, index)
         else:  # in one go
-            own = positions.count if self.from_oldest else positions.count.new_zeros(1)
+            own = positions.lengths if self.from_oldest else positions.lengths.new_zeros(1)
             indices = per_target(own, target).expand(target.shape[:-1]), index
             both = torch.cat([target.flatten(0, -2), history.flatten(0, -2)])
             parts = [one.numel() for one in indices]

@@ -46,7 +46,7 @@ class FIRE(PositionEncoding):
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         wide = widen(logits)
-        counts, row = pairs.block.lengths()  # rows of one length share their bias
+        counts, row = pairs.block.distinct_lengths()  # rows of one length share their bias
         return wide + self.curves(counts, pairs).to(wide.dtype).index_select(0, row)
 
     def curves(self, counts: Tensor, pairs: Pairs) -> Tensor:

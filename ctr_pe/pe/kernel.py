@@ -127,7 +127,7 @@ class Kernel(PositionEncoding):
         if self.at_end or "toeplitz" in self.names[factor]:
             return _product(rows, matrix, pairs.causal)
         slot = torch.arange(width, device=rows.device)
-        padding = width - pairs.block.count[:, None, None, None]  # (B, 1, 1, 1), in front
+        padding = width - pairs.block.lengths[:, None, None, None]  # (B, 1, 1, 1), in front
         rows = rows.gather(-1, ((slot + padding) % width).expand_as(rows))
         product = _product(rows, matrix, pairs.causal)
         return product.gather(-1, ((slot - padding) % width).expand_as(product))

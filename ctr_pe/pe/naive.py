@@ -54,7 +54,7 @@ class AbsolutePositions(PositionEncoding):
         # Padding keeps what it holds: adding a position there would make empty slots look like items.
         history = history + look_up(table, index) * positions.like(history, positions.mask).unsqueeze(-1)
         if target is not None and self.on_target:
-            own = positions.count if self.from_oldest else torch.zeros_like(positions.count)
+            own = positions.lengths if self.from_oldest else torch.zeros_like(positions.lengths)
             target = target + look_up(table, per_target(own, target))
         return target, history
 

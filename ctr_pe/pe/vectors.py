@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from ctr_pe.sequence.jagged import Block
+from ctr_pe.sequence.jagged import Jagged
 from ctr_pe.sequence.positions import Pairs
 
 
@@ -73,7 +73,7 @@ class TargetVectors(Vectors):
     """
 
     packed: Tensor
-    block: Block
+    block: Jagged
     rescore: Callable[[Tensor], Tensor]
     project: Callable[[Tensor], Tensor] | None = None
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.sequence.jagged import Block, Blocks, Layout, Ragged, as_numbers, repeated
+from ctr_pe.sequence.jagged import Blocks, Jagged, Layout, as_numbers, repeated
 from ctr_pe.utils.lazy_property import lazy_property
 
 
@@ -87,7 +87,7 @@ class Pairs:
     """What :meth:`of_keys` has read, in each of the blocks, whose pairs share it."""
 
     @property
-    def block(self) -> Block:
+    def block(self) -> Jagged:
         """The rows, and which of the batch's items are their keys."""
         return self.blocks[self.index]
 
@@ -128,7 +128,7 @@ class Pairs:
             return (query @ keys.mT).unsqueeze(1)
         both = self.target.embedding, self.items.embedding
         of_target, of_items = torch.split(read(torch.cat(both)), [len(one) for one in both])
-        rows, _ = self.positions.real  # one target: numbers are padded and no vectors
+        rows = self.positions.item_rows  # one target: numbers are padded and no vectors
         return self.block.pad((of_target.index_select(0, rows) * of_items).sum(-1))[:, None, None]
 
     def once(self, name: Hashable, compute: Callable[[Pairs], Tensor]) -> Tensor:
@@ -162,7 +162,7 @@ class Pairs:
 
 
 @dataclass(frozen=True, eq=False)
-class Positions(Ragged):
+class Positions(Jagged):
     """Positions of a batch of histories, independent of the amount and the side of their padding.
 
     ``mask`` (B, L) bool: True = real item. Real items are in time order, oldest first; padding may lie anywhere.
@@ -191,8 +191,9 @@ class Positions(Ragged):
         if age is not None:
             _check_age(age, mask.shape)
             age = age.long().masked_fill(~mask, 0)
-        newer = mask.sum(1, keepdim=True) - mask.cumsum(1)
-        return cls(mask=mask, distance=(newer + 1).masked_fill(~mask, 0), age=age, layout=layout)
+        lengths = mask.sum(1)
+        distance = lengths.unsqueeze(1) - mask.cumsum(1) + 1
+        return cls(mask, lengths, distance.masked_fill(~mask, 0), age, layout=layout)
 
     @classmethod
     def from_lengths(cls, lengths: Tensor, age: Tensor | None = None, layout: Layout | None = None) -> Positions:
@@ -212,7 +213,7 @@ class Positions(Ragged):
             raise ValueError(f"lengths must be (B,) int64 of 0 or more, got {tuple(lengths.shape)} {lengths.dtype}")
         distance = torch.arange(int(lengths.max()) if len(lengths) else 0, 0, -1, device=lengths.device)
         mask = distance <= lengths.unsqueeze(1)
-        positions = cls(mask=mask, distance=distance * mask, layout=layout)
+        positions = cls(mask, lengths, distance * mask, layout=layout)
         if age is None:
             return positions
         _check_age(age, torch.Size([int(lengths.sum())]))
@@ -221,7 +222,7 @@ class Positions(Ragged):
     @property
     def rank(self) -> Tensor:
         """(B, L) int64: 1 = oldest real item, n = most recent, 0 = padding."""
-        return (self.count.unsqueeze(1) + 1 - self.distance).masked_fill(~self.mask, 0)
+        return (self.lengths.unsqueeze(1) + 1 - self.distance).masked_fill(~self.mask, 0)
 
     def plan(self, with_target: bool = False) -> None:
         """Compute all that attention asks for, of these positions or :meth:`with_target`."""
@@ -291,23 +292,23 @@ class Positions(Ragged):
             if queries is None:
                 allowed = block.mask[:, None, :, None] & allowed
                 if causal:
-                    allowed = allowed & (block.distance <= block.distance.unsqueeze(-1)).mT
+                    allowed = allowed & (block.slot_distance <= block.slot_distance.unsqueeze(-1)).mT
             query = key if queries is None else queries(key)
             pairs = Pairs(self, blocks, index, items, target, query, key, allowed, causal, target is None, None, padded)
             found.append(pairs)
         return found
 
-    def _keys(self, block: Block) -> Where:
+    def _keys(self, block: Jagged) -> Where:
         age = None if self.age is None else block.pad(self.pack(self.age)).unsqueeze(1)
-        return Where(block.distance[None, None], age)
+        return Where(block.slot_distance[None, None], age)
 
     @lazy_property
     def _and_target(self) -> Positions:
         age = None if self.age is None else nn.functional.pad(self.age, (0, 1))
         whole = self.from_mask(nn.functional.pad(self.mask, (0, 1), value=True), age, self.layout)
-        if self.mask.is_cpu or self.every_slot:
+        if self.mask.is_cpu or self.dense:
             return whole
-        return replace(whole, known=nn.functional.pad(self.mask_here, (0, 1), value=True))
+        return replace(whole, host=(nn.functional.pad(self.mask_cpu, (0, 1), value=True), self.lengths_cpu + 1))
 
 
 def _newest(key: Where) -> Where:

@@ -20,7 +20,7 @@ def to_device(x: Tensor, device: torch.device) -> Tensor:
 
 class PinnedTransfer(Generic[Content]):
     """Many tensors that travel in one copy per dtype: those in ``content``, dataclasses, dicts, lists and tuples of
-    them, as far as they are on a CPU. What is called ``known`` or ``…_here`` stays there."""
+    them, as far as they are on a CPU. Fields that a class lists in ``stays_on_cpu`` stay there."""
 
     def __init__(self, content: Content, device: torch.device) -> None:
         self.content, self.device = content, device
@@ -48,7 +48,7 @@ def pinned(x: Tensor, device: torch.device) -> Tensor:
 def _attributes(thing: Any) -> dict[str, Any]:
     """Those that travel."""
     own: dict[str, Any] = getattr(thing, "__dict__", {})
-    return {name: value for name, value in own.items() if name != "known" and not name.endswith("_here")}
+    return {name: value for name, value in own.items() if name not in getattr(thing, "stays_on_cpu", ())}
 
 
 def _tensors(thing: Any) -> Iterator[Tensor]:

@@ -18,7 +18,7 @@ from ctr_pe.models.groups import SizedGroup
 from ctr_pe.ops import native
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.sequence.batch import JaggedBatch
-from ctr_pe.sequence.dense import PaddedPositions, align
+from ctr_pe.sequence.dense import Dense, align
 
 OF_REQUEST = ("user", "context")
 """Sources of fields that have one value for all targets of a request."""
@@ -50,7 +50,7 @@ class RequestGraph(nn.Module):
             lengths = given[length_of(group)].unsqueeze(1)
             mask = torch.arange(columns[0].shape[1], device=lengths.device) < lengths
             mask, *moved = align(mask, *columns, longest=model.max_len)
-            positions = PaddedPositions.from_mask(mask, moved[-1] if group.age in self.inputs else None)
+            positions = Dense.from_mask(mask, moved[-1] if group.age in self.inputs else None)
             ids = {name: x.masked_fill(~mask, 0).flatten(0, 1) for name, x in zip(group.history, moved, strict=False)}
             histories.append(Histories(positions, ids, {}))
         encoded = encode_histories(model, histories)

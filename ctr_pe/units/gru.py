@@ -37,7 +37,7 @@ class GRU(nn.GRU):
 
     def forward(self, items: Tensor, positions: Positions) -> Tensor:  # type: ignore[override]
         """Packed items (N, D) -> the state after each item, packed (N, S)."""
-        if positions.every_slot:
+        if positions.dense:
             of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
             return over_slots(
                 gru, of_items, torch.ones_like(items[:, :1]), positions, self.weight_hh_l0, self.bias_hh_l0
@@ -87,7 +87,7 @@ class AttentionGRU(nn.Module):
 
         K targets of one history have their own attention (N, K) and states (N, K, S).
         """
-        if positions.every_slot:
+        if positions.dense:
             of_items, weights = self._gated(items, weights)
             return over_slots(GATES[self.gate], of_items, weights, positions, self.weight_hh, self.bias_hh)
         order, sizes = by_step(positions)
@@ -112,12 +112,12 @@ def last_state(states: Tensor, positions: Positions) -> Tensor:
 
 def by_step(positions: Positions) -> tuple[Tensor, list[int]]:
     """The order (N,) of packed items by step, within a step by length of history, longest first; and rows per step."""
-    mask, count = positions.mask_here, positions.count_here
-    rows, slots = mask.nonzero(as_tuple=True)
-    step = mask.cumsum(1)[rows, slots]
-    longest_first = count.argsort(descending=True, stable=True)
-    rank = scatter_rows(torch.arange(len(count)), longest_first, len(count))
-    return positions.to_device((step * len(count) + rank[rows]).argsort()), step.bincount()[1:].tolist()
+    lengths = positions.lengths_cpu
+    rows = torch.arange(len(lengths)).repeat_interleave(lengths)
+    step = torch.arange(len(rows)) - (lengths.cumsum(0) - lengths)[rows] + 1
+    longest_first = lengths.argsort(descending=True, stable=True)
+    rank = scatter_rows(torch.arange(len(lengths)), longest_first, len(lengths))
+    return positions.to_device((step * len(lengths) + rank[rows]).argsort()), step.bincount()[1:].tolist()
 
 
 def over_slots(

@@ -70,7 +70,7 @@ class TargetAttention(nn.Module):
         check_width(history, self.dim, self.pe)
         items = positions.pack(history) if history.dim() == 3 else history
         pairs = positions.target_pairs(Items(items), Items(target)) if pairs is None else pairs
-        rows, _ = positions.real
+        rows = positions.item_rows
         several = target.dim() == 3
         queries = target.flatten(0, -2)  # (B K, D)
         block = pairs.block
@@ -83,7 +83,7 @@ class TargetAttention(nn.Module):
 
         def rescored(shift: Tensor) -> Tensor:
             if several:  # as one pair after the other
-                places = row, one, slot = block.places(target.shape[1])
+                places = row, one, slot = block.real_pairs(target.shape[1])
                 own: Tensor = self.score(query, block.pad(keys)[row, slot] + shift, row * target.shape[1] + one)
                 padded = own.new_zeros(*target.shape[:2], block.mask.shape[1])
                 return padded.index_put(places, own).unsqueeze(1)

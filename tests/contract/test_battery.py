@@ -78,7 +78,7 @@ class MixesRows(PositionEncoding):
     """Statistics over the batch."""
 
     def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
-        return target, history * (1 + positions.count.double().mean())
+        return target, history * (1 + positions.lengths.double().mean())
 
 
 class SeesTheFuture(PositionEncoding):
@@ -133,7 +133,7 @@ class CeilNaN(PositionEncoding):
     """0 / 0 where a history is empty."""
 
     def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
-        share = positions.count / positions.count
+        share = positions.lengths / positions.lengths
         return None if target is None else target * share.unsqueeze(1), history
 
 

@@ -249,8 +249,8 @@ FAULTS = [
     ),
     Fault(
         "a causal query sees one item more",
-        "allowed & (block.distance <= block.distance.unsqueeze(-1)).mT",
-        "allowed & (block.distance <= block.distance.unsqueeze(-1) + 1).mT",
+        "allowed & (block.slot_distance <= block.slot_distance.unsqueeze(-1)).mT",
+        "allowed & (block.slot_distance <= block.slot_distance.unsqueeze(-1) + 1).mT",
         f"{POSITIONS}test_pairs_of_items",
     ),
     Fault(

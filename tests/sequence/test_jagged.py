@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctr_pe.sequence.jagged import NARROWEST, Block, Blocks, Layout, OneBlock, Ragged, gather_rows, scatter_rows
+from ctr_pe.sequence.jagged import NARROWEST, Blocks, Jagged, Layout, gather_rows, scatter_rows
 
 COUNTS = [[3, 0, 20, 9, 1, 40, 17, 0, 8], [5], [4, 4, 4], [0, 2], [0], [0, 0, 0], []]
 
@@ -39,24 +39,28 @@ layouts = pytest.mark.parametrize("side", [left, right, anywhere])
 batches = pytest.mark.parametrize("counts", COUNTS, ids=str)
 
 
-def ragged(counts: list[int], side: Side, more: int = 3) -> Ragged:
+def ragged(counts: list[int], side: Side, more: int = 3) -> Jagged:
     width = max(counts, default=0) + more
     rows = [side(count, width, row) for row, count in enumerate(counts)]
-    return Ragged(torch.stack(rows) if rows else torch.zeros(0, width, dtype=torch.bool))
+    return of_mask(torch.stack(rows) if rows else torch.zeros(0, width, dtype=torch.bool))
 
 
-def numbered(of: Ragged, *shape: int) -> Tensor:
+def of_mask(mask: Tensor) -> Jagged:
+    return Jagged(mask, mask.sum(1))
+
+
+def numbered(of: Jagged, *shape: int) -> Tensor:
     """Packed items, no two entries of which are equal, and none of which is zero."""
     n = int(of.mask.sum())
     size = n * int(torch.tensor(shape).prod()) if shape else n
     return torch.arange(1.0, size + 1).view(n, *shape)
 
 
-def blocks_of(of: Ragged) -> dict[str, Blocks]:
+def blocks_of(of: Jagged) -> dict[str, Blocks]:
     found = {"blocks": of.blocks, "newest": of.newest_blocks, "whole": of.whole}
     for layout in (WIDE, SMALL):
         with mock.patch.object(Layout, "on", return_value=layout):
-            found[str(layout)] = Ragged(of.mask).blocks
+            found[str(layout)] = of_mask(of.mask).blocks
     return found
 
 
@@ -70,9 +74,10 @@ class TestPacking:
         of = ragged(counts, side)
         padded = torch.randn(*of.mask.shape, *shape)
         assert torch.equal(of.pack(padded), padded[of.mask])
-        assert of.count.tolist() == counts
-        rows, slots = of.real
+        assert of.lengths.tolist() == counts
+        rows, _, slots = of.real_pairs()
         assert torch.equal(padded[rows, slots], of.pack(padded))
+        assert torch.equal(rows, of.item_rows)
         assert rows.tolist() == [row for row, count in enumerate(counts) for _ in range(count)]
 
     def test_unpacking_undoes_packing(self, counts: list[int], side: Side, shape: tuple[int, ...]) -> None:
@@ -136,7 +141,7 @@ class TestBlocks:
         for blocks in blocks_of(of).values():
             rows = torch.cat([block.rows for block in blocks]).tolist() if blocks else []
             items = torch.cat([block.items for block in blocks]).tolist() if blocks else []
-            assert sorted(rows) == ([*range(len(counts))] if isinstance(blocks, OneBlock) else filled)
+            assert sorted(rows) == ([*range(len(counts))] if blocks.whole else filled)
             assert sorted(items) == [*range(sum(counts))]
             for block in blocks:
                 assert block.mask.sum(1).tolist() == [counts[row] for row in block.rows.tolist()]
@@ -148,8 +153,8 @@ class TestBlocks:
         rank = torch.cat([torch.arange(count, 0, -1) for count in counts]) if counts else torch.zeros(0).long()
         for blocks in blocks_of(of).values():
             for block in blocks:
-                assert block.distance.tolist() == [*range(block.mask.shape[1], 0, -1)]
-                assert torch.equal(block.pad(rank), block.distance * block.mask)
+                assert block.slot_distance.tolist() == [*range(block.mask.shape[1], 0, -1)]
+                assert torch.equal(block.pad(rank), block.slot_distance * block.mask)
                 assert block.mask.shape[1] == max((counts[row] for row in block.rows.tolist()), default=0)
 
     def test_gradients_reach_every_item_once(self, counts: list[int], side: Side) -> None:
@@ -191,28 +196,6 @@ class TestBlocks:
         for block, wider in pairwise(blocks):
             assert (len(block.rows) + 1) * int(wider.mask.sum(1).min()) ** 2 > SMALL.largest
 
-    def test_padding_is_done_once_for_each_key(self, counts: list[int], side: Side) -> None:
-        of, calls = ragged(counts, side), []
-
-        def packed() -> Tensor:
-            calls.append(1)
-            return numbered(of, 2)
-
-        for blocks in blocks_of(of).values():
-            if not blocks:
-                continue
-            calls.clear()
-            first, again, other = (
-                blocks.pad_once("a", packed),
-                blocks.pad_once("a", packed),
-                blocks.pad_once("b", packed),
-            )
-            assert len(calls) == 2
-            for block, one, same, another in zip(blocks, first, again, other, strict=True):
-                assert one is same
-                assert torch.equal(one, another)
-                assert torch.equal(one, block.pad(numbered(of, 2)))
-
 
 @layouts
 @batches
@@ -230,11 +213,10 @@ def test_the_newest_of_each_row() -> None:
 
 
 def test_no_slots() -> None:
-    of = Ragged(torch.zeros(2, 0, dtype=torch.bool))
+    of = of_mask(torch.zeros(2, 0, dtype=torch.bool))
     assert of.pack(torch.zeros(2, 0, 3)).shape == (0, 3)
     assert of.unpack(torch.zeros(0, 3)).shape == (2, 0, 3)
     (block,) = of.whole
-    assert isinstance(block, Block)
     assert block.pad(torch.zeros(0, 3)).shape == (2, 0, 3)
     assert block.pack(torch.zeros(2, 0, 3)).shape == (0, 3)
     assert of.blocks == []

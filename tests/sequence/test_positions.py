@@ -20,7 +20,7 @@ def test_distance_counts_from_the_newest_real_item_whatever_the_padding() -> Non
     want = [[3, 2, 1, 0, 0, 0], [0, 0, 0, 3, 2, 1], [0, 3, 0, 2, 0, 1], [0] * 6, [0, 1, 0, 0, 0, 0], [6, 5, 4, 3, 2, 1]]
     assert positions.distance.tolist() == want
     assert positions.distance.dtype == torch.int64
-    assert positions.count.tolist() == [3, 3, 3, 0, 1, 6]
+    assert positions.lengths.tolist() == [3, 3, 3, 0, 1, 6]
 
 
 def test_rank_counts_from_the_oldest() -> None:
@@ -73,7 +73,7 @@ def test_blocks_hold_rows_of_like_length_with_the_newest_item_last() -> None:
             assert mask == [False] * (width - counts[row]) + [True] * counts[row]
             assert values == [0.0] * (width - counts[row]) + list(range(first, first + counts[row]))
         assert block.pack(padded).tolist() == packed[block.items].tolist()
-        assert torch.equal(block.pad(positions.pack(positions.distance)), block.distance * block.mask)
+        assert torch.equal(block.pad(positions.pack(positions.distance)), block.slot_distance * block.mask)
         padded.sum().backward()
         if block is not positions.whole[0]:
             seen[block.items] += 1
@@ -84,7 +84,7 @@ def test_blocks_hold_rows_of_like_length_with_the_newest_item_last() -> None:
     every = [target_pairs(positions), *positions.item_pairs(True, items), *positions.item_pairs(False, items)]
     every += [*positions.newest_pairs(True, items), item_pairs(positions, True)]
     for pairs in every:
-        assert torch.equal(pairs.key.distance[0, 0], pairs.block.distance)
+        assert torch.equal(pairs.key.distance[0, 0], pairs.block.slot_distance)
         assert pairs.key.age is not None
         assert torch.equal(pairs.key.age[:, 0], pairs.block.pad(positions.pack(age)))
 
@@ -210,7 +210,7 @@ def test_positions_from_lengths_equal_those_of_a_left_padded_mask() -> None:
     assert found.age is not None
     assert want.age is not None
     assert torch.equal(found.age, want.age)
-    assert torch.equal(found.count, lengths)
+    assert torch.equal(found.lengths, lengths)
     assert Positions.from_lengths(torch.zeros(0, dtype=torch.int64)).mask.shape == (0, 0)
 
 

@@ -34,9 +34,9 @@ def test_what_the_host_needs_stays_with_it() -> None:
     positions.plan(with_target=True)
     there = PinnedTransfer(positions, torch.device("meta")).unpack()
     assert there.mask.is_meta
-    assert there.mask_here is positions.mask
-    assert there.count_here is positions.count
+    assert there.mask_cpu is positions.mask
+    assert there.lengths_cpu is positions.lengths
     assert there.blocks[0].mask.is_meta
-    assert there.whole[0].mask_here.tolist() == positions.mask.tolist()
-    assert there.with_target().mask_here.tolist() == [[True] * 4] * 2
+    assert there.whole[0].mask_cpu.tolist() == positions.mask.tolist()
+    assert there.with_target().mask_cpu.tolist() == [[True] * 4] * 2
     assert positions.mask.is_cpu

@@ -19,7 +19,7 @@ from ctr_pe.cli import main
 from ctr_pe.commands import export as command
 from ctr_pe.ops import native
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.sequence.dense import PaddedPositions, align
+from ctr_pe.sequence.dense import Dense, align
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.serving.export import FORMATS, check, description, export_model
 from ctr_pe.serving.request_graph import RequestGraph, histories_in, inputs_of, random_request, requests
@@ -61,7 +61,7 @@ def both(history: Tensor) -> list[tuple[Positions, Tensor]]:
     mask = torch.arange(L) >= L - COUNTS.unsqueeze(1)
     age = torch.arange(L, 0, -1).mul(86_399).add(7).expand(B, L)
     history = history * mask.unsqueeze(-1)
-    return [(at, at.pack(history)) for at in (PaddedPositions.from_mask(mask, age), Positions.from_mask(mask, age))]
+    return [(at, at.pack(history)) for at in (Dense.from_mask(mask, age), Positions.from_mask(mask, age))]
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -165,15 +165,15 @@ def test_a_plan_arrives_in_a_copy_per_dtype_and_nothing_is_left_to_ask(counts: l
         at.plan(with_target=True)
         there, items = PinnedTransfer((at, packed), torch.device("elsewhere")).unpack()
         assert (there.blocks is there.whole) == (sum(counts) > 0)
-        found = [there.at_items.distance, there.newest, there.count, there.unpack(items), there.total(items)]
-        found += [there.whole.pad(items)[0], there.newest_of(items), there.in_last(items, 3), *there.real]
+        found = [there.at_items.distance, there.newest, there.lengths, there.unpack(items), there.total(items)]
+        found += [there.whole.pad(items)[0], there.newest_of(items), there.in_last(items, 3), there.item_rows]
         for blocks in (there.blocks, there.with_target().blocks, there.with_target().newest_blocks):
             assert len(blocks) <= 1
             found += [block.mask for block in blocks]
         assert counted.waits == 0
         assert counted.sent.total() == 3 + 2 + 3  # and what newest_of and in_last send
-        wanted = [given.pack(given.distance), given.newest, given.count, given.unpack(packed), given.total(packed)]
-        wanted += [given.whole.pad(packed)[0], given.newest_of(packed), given.in_last(packed, 3), *given.real]
+        wanted = [given.pack(given.distance), given.newest, given.lengths, given.unpack(packed), given.total(packed)]
+        wanted += [given.whole.pad(packed)[0], given.newest_of(packed), given.in_last(packed, 3), given.item_rows]
         for x, y in zip(found, wanted, strict=False):
             assert torch.equal(x.cpu(), y)
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import grad, vmap
 
-from ctr_pe.sequence.dense import PaddedPositions
+from ctr_pe.sequence.dense import Dense
 from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.gru import GATES, GRU, AttentionGRU, last_state
@@ -31,7 +31,7 @@ def made(case: str, unit: str) -> Call:
         nn.init.normal_(parameter, std=0.3)
 
     def call(target: Tensor, history: Tensor, mask: Tensor, age: Tensor) -> Tensor:
-        at = PaddedPositions.from_mask(mask, age)
+        at = Dense.from_mask(mask, age)
         ids = IDS.expand(len(mask), L)
         items = Items(at.pack(history), (at.pack(ids),))
         if isinstance(built, SelfAttention):
@@ -103,7 +103,7 @@ def test_recurrent_units(gate: str | None) -> None:
     for shape in ((B, L), (B, L, K)):
         weights = torch.rand(shape)
         states = []
-        for form in (Positions, PaddedPositions):
+        for form in (Positions, Dense):
             at = form.from_mask(MASK)
             given = (at.pack(history), at) if gate is None else (at.pack(history), at.pack(weights), at)
             found = unit(*given)

@@ -104,7 +104,7 @@ class TestAgainstLoops:
             assert torch.allclose(ours, theirs, rtol=0, atol=1e-12)
         with torch.no_grad():
             assert torch.allclose(gru(positions.pack(batch.history), positions), results[0][0], rtol=0, atol=1e-12)
-        rows = positions.real[0]
+        rows = positions.item_rows
         for row in rows.unique():
             alone, _ = nn.GRU.forward(gru, positions.pack(batch.history)[rows == row])
             assert torch.allclose(results[0][0][rows == row], alone, rtol=0, atol=1e-12)
@@ -170,7 +170,7 @@ class TestRows:
         before = states_of(unit, batch)
         batch.history[2, 3] += 1
         moved = (states_of(unit, batch) - before).abs().amax(1) > 0
-        rows, slots = Positions.from_mask(batch.mask).real
+        rows, _, slots = Positions.from_mask(batch.mask).real_pairs()
         assert torch.equal(moved, (rows == 2) & (slots >= 3))
 
     @every_unit
@@ -201,7 +201,7 @@ class TestRows:
         positions = Positions.from_mask(Batch.random(COUNTS).laid_out("mixed").mask)
         order, sizes = by_step(positions)
         assert sizes == [5, 4, 4, 3, 3, 2]
-        rows = positions.real[0][order].split(sizes)
+        rows = positions.item_rows[order].split(sizes)
         assert [step.tolist() for step in rows] == [[2, 5, 4, 0, 3], *[[2, 5, 4, 0]] * 2, *[[2, 5, 4]] * 2, [2, 5]]
 
 

@@ -16,7 +16,7 @@ from ctr_pe.model_zoo.bst import ConcatenatedPositions
 from ctr_pe.pe.base import Target
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.vectors import Attended, TargetVectors
-from ctr_pe.sequence.jagged import Block
+from ctr_pe.sequence.jagged import Jagged
 from ctr_pe.sequence.positions import Items, Pairs
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
@@ -296,13 +296,13 @@ class TestPadding:
         unit = TargetAttention(D, score, built(name, 1)).double().train(training)
         target, items, at = rows()
         pairs = with_ids(target, items, at)
-        unpack = Block.unpack
+        unpack = Jagged.unpack
 
-        def numbers_only(block: Block, own: Tensor) -> Tensor:
+        def numbers_only(block: Jagged, own: Tensor) -> Tensor:
             assert own.dim() == 1, f"vectors of {tuple(own.shape)} are padded"
             return unpack(block, own)
 
-        monkeypatch.setattr(Block, "unpack", numbers_only)
+        monkeypatch.setattr(Jagged, "unpack", numbers_only)
         monkeypatch.setattr(TargetVectors, "keys", property(asked_for))
         monkeypatch.setattr(TargetVectors, "values", property(asked_for))
         interest, _ = unit(target, items, at, pairs)

@@ -108,7 +108,7 @@ class Trial:
         query, keys = some(rows, 1, 1, dim), some(rows * items, dim)
 
         def rescored(shift: Tensor) -> Tensor:
-            moved: Tensor = score(query[:, 0, 0], keys + shift, positions.real[0])
+            moved: Tensor = score(query[:, 0, 0], keys + shift, positions.item_rows)
             return pairs.block.pad(moved)[:, None, None, :]
 
         scale, project = getattr(score, "scale", 1.0), getattr(score, "project", None)
