@@ -28,6 +28,7 @@ from ctr_pe.commands.options import plugins_option
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.reporting.figures.measure import measure
 from ctr_pe.reporting.figures.runs import Wanted, drawn, some_requests
+from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.study.rendering import Table, as_text
 from ctr_pe.study.store import Store
 from ctr_pe.utils.errors import UserError, exit_code
@@ -83,13 +84,13 @@ def gates(results: Path, model: str, dataset: str, pe: str, root: Path | None) -
                     }
 
 
-def likeness(dataset: Dataset, batch: dict[str, Tensor]) -> Tensor:
+def likeness(dataset: Dataset, batch: JaggedBatch) -> Tensor:
     """(B, L + 1) bool by distance from the target: whether that item shares the target's last field."""
     (group, *_) = dataset.groups
     history, target = batch[group.history[-1]], batch[group.target[-1]]
-    real = history != 0
-    rows, slots = real.nonzero(as_tuple=True)
-    distance = real.flip(1).cumsum(1).flip(1)[rows, slots]
+    before = batch.lengths[group.history[-1]].unsqueeze(1) - torch.arange(history.shape[1])
+    rows, slots = (before > 0).nonzero(as_tuple=True)
+    distance = before[rows, slots]
     like = torch.zeros(len(history), history.shape[1] + 1, dtype=torch.bool)
     like[rows, distance] = (history == target[:, None])[rows, slots]
     return like

@@ -5,7 +5,7 @@ R rows, N items of all histories together.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -23,6 +23,7 @@ from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic.common import category_of, popular
 from ctr_pe.data.writer import Content, DatasetWriter
 from ctr_pe.fuxictr.feature_specs import age_spec, history_spec, target_spec
+from ctr_pe.sequence.batch import JaggedBatch
 
 ITEMS, CATEGORIES, MAX_LEN = 63_000, 800, 100  # besides the ids for padding and unseen values
 TARGET, HISTORY, AGE = ("item_id", "cate_id"), ("item_history", "cate_history"), "age_history"
@@ -122,13 +123,13 @@ def padded_columns(rows: Rows) -> dict[str, Ints]:
     return columns
 
 
-def batches(dataset: Dataset, feature_map: Any, size: int, count: int) -> list[tuple[Batch, Batch]]:
+def batches(dataset: Dataset, feature_map: Any, size: int, count: int) -> list[tuple[JaggedBatch, Batch]]:
     """``count`` batches of ``size`` rows: as our loader gives them, and with histories padded to ``MAX_LEN``."""
-    loader: Iterator[Batch] = iter(BatchLoader(feature_map, dataset.split("train"), batch_size=size))
+    loader = BatchLoader(feature_map, dataset.split("train"), batch_size=size)
     return [(batch, pad(batch)) for batch in islice(loader, count)]
 
 
-def pad(batch: Batch) -> Batch:
+def pad(batch: Mapping[str, Tensor]) -> Batch:
     """Histories padded to ``MAX_LEN`` slots; without ages, which only our encodings read."""
     padded = {name: values for name, values in batch.items() if name != AGE}
     for name in HISTORY:

@@ -48,7 +48,9 @@ def onnx(settings: Settings, model: str, pe: str, candidates: int) -> Figure:
     options.intra_op_num_threads = torch.get_num_threads()
     session = onnxruntime.InferenceSession(str(file), options)
     kinds = inputs_of(mine.model)
-    one = {name: rows[name][:1] if kinds[name] in ("history", "age") else rows[name].unsqueeze(0) for name in kinds}
+    lengths = (rows[data.HISTORY[0]][:1] != 0).sum(1)
+    one = {name: rows[name][:1] if kind in ("history", "age") else lengths if kind == "length" else rows[name][None]
+           for name, kind in kinds.items()}  # fmt: skip
     given = {name: values.numpy() for name, values in one.items()}
     timed = alternate(lambda _: session.run(["scores"], given), shared, settings.size(100, 5), warm_up=5)
     theirs, torchs = (1000 * statistics.median(seconds) for seconds in (timed.ours, timed.baseline))
@@ -90,7 +92,7 @@ def _request(
     ((batch, _),) = data.batches(mine.dataset, mine.model.feature_map, 1, 1)
     items = torch.from_numpy(data.draw(candidates, seed=1).item)
     targets = {"item_id": items, "cate_id": torch.from_numpy(data.category(items.numpy()))}
-    user = {name: values.to(mine.model.device) for name, values in batch.items()}
+    user = batch.to(mine.model.device)
     rows = {name: values.expand(candidates, *values.shape[1:]).contiguous() for name, values in user.items()}
     rows |= {name: targets[name].to(mine.model.device) for name in FIELDS}
     asked = {name: rows[name].unsqueeze(0) for name in FIELDS}

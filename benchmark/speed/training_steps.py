@@ -15,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from benchmark.speed import data, models
 from benchmark.speed.cases import BY_ARITHMETIC, Settings
 from benchmark.speed.timing import Figure, alternate, alternate_all, say
+from ctr_pe.sequence.batch import JaggedBatch
 
 
 def step(settings: Settings, model: str, full: bool = False) -> Figure:
@@ -87,10 +88,10 @@ def _size(settings: Settings) -> int:
     return settings.size(1024, 64)
 
 
-def _batches(dataset: Any, model: Any, size: int) -> tuple[list[data.Batch], list[data.Batch]]:
+def _batches(dataset: Any, model: Any, size: int) -> tuple[list[JaggedBatch], list[data.Batch]]:
     trimmed, padded = zip(*data.batches(dataset, model.feature_map, size, 4), strict=True)
     return list(trimmed), list(padded)
 
 
-def _items_per_row(batches: list[data.Batch]) -> float:
-    return float(torch.cat([(batch[data.HISTORY[0]] != 0).sum(1) for batch in batches]).double().mean())
+def _items_per_row(batches: list[JaggedBatch]) -> float:
+    return float(torch.cat([batch.lengths[data.HISTORY[0]] for batch in batches]).double().mean())
