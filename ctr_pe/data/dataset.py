@@ -121,8 +121,8 @@ def open_dataset(name: str, root: Path | None = None) -> Dataset:
         raise UserError(f"{path}: half-built, it has no {REPORT}: {again}")
     try:
         report = read_report(path)
-        for name, facts in report.files.items():
-            _check_file(path / name, facts)
+        for name, stored in report.files.items():
+            _check_file(path / name, stored)
         feature_map = read_feature_map(path / FEATURES)
         if feature_map.dataset_id != report.dataset_id:
             wrong = f"of data set '{feature_map.dataset_id}', not '{report.dataset_id}'"

@@ -17,6 +17,7 @@ import torch
 
 from ctr_pe.data.dataset import ID, ITEM, ITEMS, Dataset
 from ctr_pe.data.id_map import IdMap, check_growth, with_ids
+from ctr_pe.data.logs.events import NO_VALUE
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map, unseen_id
 from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.folder_schema import VOCABULARY, read_json, write_json
@@ -174,10 +175,8 @@ def _catalogue(encoder: Encoder, wanted: pl.Series, items: pl.DataFrame | None) 
             raise UserError(f"items: column '{raw[ITEM]}' has null values: {nulls:,} of {given.height:,} rows")
         if repeated := given.height - given[ITEM].n_unique():
             raise UserError(f"items: {repeated:,} of {given.height:,} rows repeat another row's {raw[ITEM]}")
-        changed = known.select(ITEM).join(given, on=ITEM, how="left", maintain_order="left")
-        there = known[ITEM].is_in(given[ITEM].implode())
-        parts = [pl.select(pl.when(there).then(changed[name]).otherwise(known[name]).alias(name) for name in raw)]
-        parts.append(given.join(known, on=ITEM, how="anti", maintain_order="left"))
+        changed = known.update(given, on=ITEM, include_nulls=True, maintain_order="left")
+        parts = [changed, given.join(known, on=ITEM, how="anti", maintain_order="left")]
     catalogue = pl.concat(parts)
     if wanted.dtype != catalogue[ITEM].dtype and len(wanted):
         kinds = f"holds {wanted.dtype}, the model's items {catalogue[ITEM].dtype}"
@@ -195,4 +194,4 @@ def _typed(items: pl.DataFrame, name: str, kind: pl.DataType) -> pl.Series:
     values = keys(items[name], "items") if items[name].null_count() < items.height else items[name].cast(kind)
     if values.dtype != kind:
         raise UserError(f"items: column '{name}' holds {items[name].dtype}, in the model's catalogue {kind}")
-    return values
+    return values.set(values.is_in(list(NO_VALUE)), None) if kind == pl.String else values

@@ -55,10 +55,15 @@ KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
 
 
 def items_of(log: pl.DataFrame) -> pl.DataFrame:
-    """Attributes: a category, a brand that few items share."""
+    """Attributes: a category, a brand that few items share. Some items lack one of them, or both, or have no row."""
     number = pl.int_range(pl.len())
     items = log.select("item_id").unique().sort("item_id")
-    return items.with_columns(cate_id=number * 7 % 5, brand=pl.format("brand {}", number // 2))
+    items = items.with_columns(cate_id=number * 7 % 5, brand=pl.format("brand {}", number // 2), number=number)
+    return items.select(
+        "item_id",
+        pl.when(pl.col("number") % 7 != 2).then("cate_id").alias("cate_id"),
+        pl.when(pl.col("number") % 6 != 1).then("brand").otherwise(pl.lit("NULL")).alias("brand"),
+    ).filter(items["number"] % 11 != 3)
 
 
 def encoder_of(dataset: Dataset, folder: Path, timed: bool = True) -> Encoder:

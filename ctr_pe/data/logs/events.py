@@ -66,7 +66,8 @@ class Log:
     Attributes: ``catalogue`` one row per item of the log, sorted by ``item_id``, with its attributes; ``items`` the
     same for every item that is known, nulls where an attribute is missing; ``before`` the data set whose ids stay, or
     None; ``rows`` read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column;
-    ``read_as`` what was found in each column that is used, in words.
+    ``read_as`` what was found in each column that is used, in words; ``without`` per attribute how many items of the log
+    lack it, which have the id of values out of vocabulary.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -85,6 +86,7 @@ class Log:
                     f"{nearest('time', schema)}"
                 )
             self.read_as: dict[str, str] = {}
+            self.without: dict[str, int] = {}
             self._events = self._checked(raw, columns)
             self.catalogue, self.items = self._catalogue()
             if recipe.protocol == "impressions":
@@ -223,15 +225,18 @@ class Log:
             types = f"{items[ITEM].dtype} in {file}, {catalogue[ITEM].dtype} in {self.file}"
             raise UserError(f"item column '{recipe.item}': different types: {types}")
         whole = catalogue.join(items, on=ITEM, how="left", maintain_order="left")
-        lacking = {"row here": catalogue.join(items, on=ITEM, how="anti")}
-        lacking |= {f"'{name}'": whole.filter(pl.col(name).is_null()) for name in items.columns if name != ITEM}
-        for what, without in lacking.items():
-            if without.height:
-                some = ", ".join(map(str, without[ITEM].head(3))) + (", …" if without.height > 3 else "")
-                raise UserError(
-                    f"{file}: {without.height:,} ({some}) of {whole.height:,} items of the log have no {what}"
-                )
-        return whole, items.sort(ITEM)
+        without = whole.join(items, on=ITEM, how="anti")
+        if without.height == whole.height:
+            some = ", ".join(map(str, without[ITEM].head(3)))
+            raise UserError(
+                f"{file}: {without.height:,} ({some}) of {whole.height:,} items of the log have no row here"
+            )
+        for name in items.columns[1:]:
+            if nulls := whole[name].null_count():
+                self.without[name] = nulls
+            if nulls == whole.height:
+                raise UserError(f"{file}: {nulls:,} of {whole.height:,} items of the log have no '{name}'")
+        return whole, pl.concat([items, without]).sort(ITEM)
 
     def _items(self) -> pl.DataFrame | None:
         """The file of items: their ids and attributes."""

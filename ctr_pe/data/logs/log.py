@@ -316,6 +316,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "recipe": recipe.model_dump(mode="json"),
         "log": counter.report(),
         "read_as": log.read_as,
+        "items_without": log.without,
         "splits": written.report(),
         "seconds": round(seconds, 3),
         "rows_per_second": round(counter.rows / seconds),
@@ -334,6 +335,8 @@ def summary(dataset: Dataset) -> str:
     events = f"log: {log['rows']:,} rows; dropped: {dropped}; users without rows: {log['users_without_rows']:,}"
     if log["tied_in_time"] is not None:
         events += f"; at the same time as the event before: {log['tied_in_time']:,}"
+    if report["items_without"]:
+        events += f"; items without {', '.join(f'{name}: {n:,}' for name, n in report['items_without'].items())}"
     if "append_to" in report:
         new = ", ".join(f"{feature} {count:,}" for feature, count in report["append_to"]["new_ids"].items())
         events += f"; new ids: {new}"

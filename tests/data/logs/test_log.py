@@ -605,7 +605,10 @@ def test_a_bad_log_gives_one_line_and_leaves_nothing(tmp_path: Path, change: Any
 
 
 BAD_ITEMS = [
-    (lambda items: items[2:], r"2 \(100, 111\) of \d+ items of the log have no row here"),
+    (
+        lambda items: items.with_columns(pl.col("item_id") + 1),
+        r"(\d+) \(100, 111, 122\) of \1 items of the log have no",
+    ),
     (lambda items: pl.concat([items, items[:1]]), r"1 of \d+ rows repeat another row's item_id"),
     (lambda items: items.with_columns(cate_id=pl.lit(None, pl.String)), r"of \d+ items of the log have no 'cate_id'"),
     (lambda items: items.with_columns(cate_id=pl.concat_list("cate_id")), r"'cate_id' holds List\(String\), not one"),
@@ -624,6 +627,26 @@ def test_bad_items_give_one_line(tmp_path: Path, change: Any, message: str) -> N
     with pytest.raises(UserError, match=message) as error:
         build(load_recipe(None, given), tmp_path / "set")
     assert "\n" not in str(error.value)
+
+
+def test_items_without_an_attribute_have_the_reserved_id_and_are_counted(tmp_path: Path) -> None:
+    """Items without a row, and with a null or what programs write for it."""
+    given = options(tmp_path, random_log(12, users=200), protocol="din", label=None)
+    items = pl.read_parquet(given["items"])
+    row, cate = pl.int_range(pl.len()), pl.col("cate_id")
+    missing = pl.when(row == 3).then(None).when(row == 4).then(pl.lit("NULL")).otherwise(cate)
+    items.with_columns(cate_id=missing)[2:].write_parquet(given["items"])
+    dataset = build(load_recipe(None, given), tmp_path / "set")
+    assert report_of(dataset)["items_without"] == {"cate_id": 4}
+    assert "items without cate_id: 4" in summary(dataset)
+    catalogue = pl.read_parquet(dataset.path / "items.parquet")
+    assert catalogue["item_id"].to_list() == items["item_id"].to_list()
+    unseen = dataset.feature_map(4).features["cate_id"]["oov_idx"]
+    without = catalogue.filter(pl.col("cate_id:id") == unseen)
+    assert without["cate_id"].to_list() == [None] * 4
+    assert without["item_id"].to_list() == items["item_id"].gather([0, 1, 3, 4]).to_list()
+    vocabulary = json.loads((dataset.path / "feature_vocab.json").read_text())["cate_id"]
+    assert set(vocabulary) == {"__PAD__", "__OOV__", *(f"c{k}" for k in range(5))}
 
 
 @pytest.mark.parametrize("name", ["log.parquet", "log.csv", "log.json", "gone.parquet"])
