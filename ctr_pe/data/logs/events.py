@@ -66,8 +66,8 @@ class Log:
     Attributes: ``catalogue`` one row per item of the log, sorted by ``item_id``, with its attributes; ``items`` the
     same for every item that is known, nulls where an attribute is missing; ``before`` the data set whose ids stay, or
     None; ``rows`` read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column;
-    ``read_as`` what was found in each column that is used, in words; ``without`` per attribute how many items of the log
-    lack it, which have the id of values out of vocabulary.
+    ``read_as`` what was found in each column that is used, in words; ``without`` per attribute how many items
+    of the log lack it, which have the id of values out of vocabulary.
     """
 
     def __init__(self, recipe: Recipe) -> None:
