@@ -24,7 +24,7 @@ from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 FORMAT = 2
 CHUNK_ROWS = 65_536
 Array = npt.NDArray[Any]
+Chunk = tuple[pa.Array, pa.Array, Array | None]
 log = logging.getLogger(__name__)
 
 
@@ -177,10 +178,7 @@ def _make(parquet: Path, wants: Mapping[str, Want], folder: Path, ours: bool) ->
                     raise UserError(f"{parquet}: no column '{name}'; {nearest(name, file.schema_arrow.names)}")
             if file.metadata.num_rows == 0:
                 raise UserError(f"{parquet}: no rows")
-            columns = _survey(file, parquet, wants)
-            for name, column in columns.items():
-                is_full = wants[name].kind == "sequence" and 0 < column.shortest == column.longest
-                column.padded = is_full and not ours
+            columns = _survey(file, parquet, wants, ours)
             offsets_dtype = np.min_scalar_type(max(column.values for column in columns.values())).name
             _write(file, wants, columns, folder, offsets_dtype)
             rows = file.metadata.num_rows
@@ -192,35 +190,23 @@ def _make(parquet: Path, wants: Mapping[str, Want], folder: Path, ours: bool) ->
                 "%s: column '%s': %d of %d histories are longer than max_len %s; the most recent items are kept",
                 *(parquet, name, column.truncated, rows, wants[name].max_len),
             )
-    index = {
-        "format": FORMAT,
-        "rows": rows,
-        "offsets_dtype": offsets_dtype,
-        "columns": {name: asdict(column) for name, column in columns.items()},
-    }
+    described = {name: asdict(column) for name, column in columns.items()}
+    index = {"rows": rows, "offsets_dtype": offsets_dtype, "columns": described}
     (folder / "index.json").write_text(json.dumps(index, indent=1))
 
 
-class _Chunk(NamedTuple):
-    """Rows of one column, their values in one flat array, and for a list column the rows' lengths."""
-
-    rows: pa.Array
-    flat: pa.Array
-    lengths: Array | None
-
-
-def _chunks(file: pq.ParquetFile, names: Mapping[str, object]) -> Iterator[dict[str, _Chunk]]:
-    """The columns, block by block."""
+def _chunks(file: pq.ParquetFile, names: Mapping[str, object]) -> Iterator[dict[str, Chunk]]:
+    """Block by block, per column: its rows, their values in one flat array, and of lists the rows' lengths."""
     for batch in batches(file, CHUNK_ROWS, list(names)):
-        block = {}
+        block: dict[str, Chunk] = {}
         for name in names:
             chunk = array = batch.column(name)
             if pa.types.is_fixed_size_list(array.type):
                 array = array.cast(pa.list_(array.type.value_type))
             if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-                block[name] = _Chunk(chunk, array.flatten(), np.diff(array.offsets.to_numpy()))
+                block[name] = chunk, array.flatten(), np.diff(array.offsets.to_numpy())
             else:
-                block[name] = _Chunk(chunk, array, None)
+                block[name] = chunk, array, None
         yield block
 
 
@@ -230,7 +216,7 @@ def batches(file: pq.ParquetFile, rows: int, columns: list[str] | None = None) -
         yield from file.iter_batches(rows, row_groups=[group], columns=columns)
 
 
-def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want]) -> dict[str, Column]:
+def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want], ours: bool) -> dict[str, Column]:
     columns = {name: Column(file=f"{i}.values") for i, name in enumerate(wants)}
     for name, (chunk, flat, lengths) in chain.from_iterable(block.items() for block in _chunks(file, wants)):
         column, kind = columns[name], wants[name].kind
@@ -261,6 +247,7 @@ def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want]) -> d
         if kind == "embedding" and column.shortest != column.longest:
             dims = f"{column.shortest} … {column.longest}"
             raise UserError(f"{parquet}: column '{name}' has vectors of {dims} numbers, but all rows need the same")
+        column.padded = not ours and kind == "sequence" and 0 < column.shortest == column.longest
         smallest = np.result_type(np.min_scalar_type(int(column.least)), np.min_scalar_type(int(column.most)))
         column.dtype = {"label": "uint8", "numeric": "float32", "embedding": "float32"}.get(kind, smallest.name)
     return columns
@@ -277,10 +264,10 @@ def _write(
             if column.offsets:
                 files[column.offsets].write(np.zeros(1, offsets_dtype).tobytes())
         for block in _chunks(file, wants):
-            flat = {name: chunk.flat.to_numpy(zero_copy_only=False) for name, chunk in block.items()}
+            flat = {name: chunk[1].to_numpy(zero_copy_only=False) for name, chunk in block.items()}
             filled = _filled(flat, columns, wants)
             for name, column in columns.items():
-                values, lengths = flat[name], block[name].lengths
+                values, lengths = flat[name], block[name][2]
                 if lengths is not None and column.offsets:
                     begin, end = filled.get(column.longest if column.padded else 0, (np.zeros_like(lengths), lengths))
                     if (most := wants[name].max_len) is not None:

@@ -5,10 +5,10 @@ B rows, N items of a group's histories.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -32,22 +32,15 @@ class Histories:
     stays_on_cpu: ClassVar[tuple[str, ...]] = ("ids_cpu",)
 
     @classmethod
-    def of(
-        cls,
-        batch: Mapping[str, Tensor],
-        group: SizedGroup,
-        max_len: int | None,
-        device: torch.device,
-        negatives: bool = False,
-    ) -> Histories:
-        """The newest ``max_len`` items of each history, all for None. ``device``: where they will be sent."""
-        others = [*(group.negative if negatives else ()), *([group.age] if group.age else [])]
+    def of(cls, model: Any, batch: Mapping[str, Tensor], group: SizedGroup) -> Histories:
+        """The newest ``max_len`` items of each history; in training with the negative fields."""
+        others = [*(group.negative if model.training else ()), *([group.age] if group.age else [])]
         lengths, values = padded.history(batch, group.history, others)
-        if max_len is not None and len(lengths) and int(lengths.max()) > max_len:
-            kept = newest(lengths, max_len)
-            lengths, values = lengths.clamp(max=max_len), {name: column[kept] for name, column in values.items()}
+        if model.max_len is not None and len(lengths) and int(lengths.max()) > model.max_len:
+            kept, lengths = newest(lengths, model.max_len), lengths.clamp(max=model.max_len)
+            values = {name: column[kept] for name, column in values.items()}
         age = values.pop(group.age) if group.age else None
-        positions = Positions.from_lengths(lengths, age, Layout.on(device))
+        positions = Positions.from_lengths(lengths, age, Layout.on(model.device))
         here = {name: column.cpu() for name, column in values.items()}
         return cls(positions, {name: values[name] for name in group.history}, here)
 
@@ -80,21 +73,13 @@ class Plan:
         return items
 
 
-class Planned(Mapping[str, Tensor]):
-    """A batch and its plan, which is sent to the device when it is first read there."""
+class Planned(dict[str, Tensor]):
+    """A batch's columns of one value per row, and its plan, which is sent to the device when it is first read there."""
 
-    def __init__(self, batch: Mapping[str, Tensor], plan: Plan, device: torch.device) -> None:
-        self.batch, self._transfer = batch, PinnedTransfer(plan, device)
+    def __init__(self, rows: Mapping[str, Tensor], plan: Plan, device: torch.device) -> None:
+        super().__init__(rows)
+        self._transfer = PinnedTransfer(plan, device)
 
     @cached_property
     def plan(self) -> Plan:
         return self._transfer.unpack()
-
-    def __getitem__(self, name: str) -> Tensor:
-        return self.batch[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.batch)
-
-    def __len__(self) -> int:
-        return len(self.batch)

@@ -94,7 +94,9 @@ class RankModel(FuxiCTRModel):
         self.max_len, self.max_position = max_len, max_position
         features = self.feature_map.features
         self.groups = sized_groups(features, self.embedding_dim, max_len, *fields, age_field, position_encoding)
-        self._history_columns = {field for group in self.groups for field in (*group.history, *group.negative)}
+        self._history_columns = {
+            name for group in self.groups for name in (*group.history, *group.negative, group.age) if name
+        }
         self.other_fields = other_fields(features, self.encoders, self._history_columns)
         self._tower: dict[str, Any] = {
             "hidden_units": dnn_hidden_units,
@@ -197,15 +199,15 @@ class RankModel(FuxiCTRModel):
         """The batch with what ``forward`` takes of it, which another thread may ask for ahead."""
         if isinstance(inputs, Planned):
             return inputs
-        label, unread = self.feature_map.labels[0], {*self.feature_map.labels, *self._history_columns}
-        others = [field for field in inputs if field not in unread]
-        fields = {field: inputs[field] for field in others if self.feature_map.features[field]["type"] != "meta"}
-        labels = inputs[label].float().view(-1) if label in inputs else None
-        plan = Plan(fields, labels, self.read_histories(inputs))
+        features, labels = self.feature_map.features, self.feature_map.labels
+        rows = {name: inputs[name] for name in inputs if name not in self._history_columns}
+        fields = {name: x for name, x in rows.items() if name not in labels and features[name]["type"] != "meta"}
+        label = rows.get(labels[0])
+        plan = Plan(fields, None if label is None else label.float().view(-1), self.read_histories(inputs))
         if self.device.type != "cpu":
             for histories in plan.histories:
                 histories.positions.plan(self._target_joins)
-        return Planned(inputs, plan, self.device)
+        return Planned(rows, plan, self.device)
 
     def get_labels(self, inputs: Mapping[str, Tensor]) -> Tensor:
         if isinstance(inputs, Planned) and inputs.plan.label is not None:
@@ -213,8 +215,8 @@ class RankModel(FuxiCTRModel):
         return super().get_labels(inputs)
 
     def read_histories(self, inputs: Mapping[str, Tensor]) -> list[Histories]:
-        """Those of each group, in training with the negative fields."""
-        return [Histories.of(inputs, group, self.max_len, self.device, self.training) for group in self.groups]
+        """Those of each group."""
+        return [Histories.of(self, inputs, group) for group in self.groups]
 
     def precision(self) -> torch.autocast:
         """Of attention: bfloat16 with ``amp``."""

@@ -151,14 +151,14 @@ def by_hand(model: Any, columns: dict[str, list[Any]]) -> npt.NDArray[np.float64
     return np.array(found)
 
 
-def test_din_by_hand(tmp_path: Path) -> None:
+def test_din_by_hand(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     params = GROUPS | {"attention_hidden_activations": "ReLU"}
     model = randomised(build("DIN", tmp_path, EXTRA, **params))
     with_empty_vectors(model)
     columns, seen = rows_of(5, 40, 0.4), []
-    model.attentions[0].register_forward_hook(lambda unit, given, out: seen.append(out[0]))
-    batch = loaded(tmp_path, columns)
-    model(batch)
+    interest = model.interest
+    monkeypatch.setattr(model, "interest", lambda *given: (seen.append(interest(*given)[0]), interest(*given))[1])
+    model(loaded(tmp_path, columns))
     np.testing.assert_allclose(seen[0].detach().numpy(), by_hand(model, columns), rtol=1e-4, atol=1e-5)
     assert any(ids and not any(ids) for ids in columns["item_history"])
 
