@@ -36,7 +36,8 @@ def empty_dataset(recipe: Recipe, out: Path) -> Dataset:
     group = log_group(list(raw), recipe.time in events.columns)
     features = item_specs(maps, [group], recipe.max_len)
     vocabs = {name: ids.stored for name, ids in maps.items()}
-    report = {"recipe": recipe.model_dump(mode="json")}
+    unordered = {} if recipe.order in events.columns else {"order": None}
+    report = {"recipe": recipe.model_dump(mode="json") | unordered}
 
     def source(writer: DatasetWriter) -> Content:
         for split in ("train", "test"):

@@ -10,6 +10,7 @@ import numpy as np
 import polars as pl
 import pytest
 
+from ctr_pe import CTRRanker
 from ctr_pe.config.field_groups import Group
 from ctr_pe.data.dataset import LABEL, SPLITS, USER, Dataset
 from ctr_pe.data.logs.log import build
@@ -19,6 +20,7 @@ from ctr_pe.fuxictr.csv import build_csv
 from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.model_folder import scorer_of
 from ctr_pe.training import Outcome, Run, Source, build_model
+from tests.support.fuzz.small_log import SMALL
 
 
 def random_log(seed: int) -> pl.DataFrame:
@@ -119,6 +121,34 @@ def test_a_training_row_is_what_a_request_is_encoded_as(kind: str, seed: int, tm
         assert values == rows[name].to_list(), name
     assert encoder.unseen("item_id") in found["item_id"]
     assert [] in found["item_history"]
+
+
+def test_a_column_that_the_log_lacked_does_not_order_the_events_of_requests(tmp_path: Path) -> None:
+    """The default name of an order column, which a later table has for something else."""
+    log = random_log(0).drop("position", "period")
+    log.write_parquet(tmp_path / "log.parquet")
+    recipe = {"interactions": tmp_path / "log.parquet", "protocol": "impressions"}
+    encoder = encoder_of(build(load_recipe(None, recipe), tmp_path / "set"), tmp_path)
+    reverse = log.with_columns(position=-pl.col("timestamp"))
+    assert as_lists(encoder, reverse, reverse) == as_lists(encoder, log, log)
+
+
+@pytest.mark.parametrize("given", [{}, {"order": "place"}])
+def test_the_estimator_orders_events_as_the_builder_does(given: dict[str, Any], tmp_path: Path) -> None:
+    """Several events of a user at one time, in the default column or a named one; then an update, and a first one."""
+    log = random_log(1).drop("period", "label").with_columns(timestamp=pl.lit(1000))
+    log = log.rename({"position": given.get("order", "position")})
+    ranker = CTRRanker("DIN", "cape", max_len=4, **SMALL, **given).fit(log)
+    log.write_parquet(tmp_path / "log.parquet")
+    recipe = {"interactions": tmp_path / "log.parquet", "protocol": "din", "max_len": 4, **given}
+    rows = rows_of(build(load_recipe(None, recipe), tmp_path / "set")).filter(pl.col(LABEL) == 1)
+    requests = log.sort("user_id", given.get("order", "position"))
+    found = as_lists(ranker.scorer_.encoder, requests.filter(pl.int_range(pl.len()).over("user_id") > 0), log)
+    rows = rows.sort(USER, maintain_order=True)
+    assert found["item_history"] == rows["item_history"].to_list()
+    assert max(map(len, found["item_history"])) == 4
+    for again in (ranker, CTRRanker("DIN", "cape", max_len=4, **SMALL, **given)):
+        assert np.isfinite(again.partial_fit(log).predict_proba(requests)).all()
 
 
 @pytest.mark.parametrize("seed", range(3))

@@ -313,7 +313,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         written.write(rows)
     seconds = time.perf_counter() - began
     report = {
-        "recipe": recipe.model_dump(mode="json"),
+        "recipe": recipe.model_dump(mode="json") | ({} if log.ordered else {"order": None}),
         "log": counter.report(),
         "read_as": log.read_as,
         "items_without": log.without,
