@@ -231,8 +231,8 @@ FAULTS = [
     # core
     Fault(
         "distances come from the slot",
-        "distance=(newer + 1).masked_fill(~mask, 0)",
-        "distance=torch.arange(mask.shape[1], 0, -1).expand_as(mask)",
+        "cls(mask, lengths, distance.masked_fill(~mask, 0), age, layout=layout)",
+        "cls(mask, lengths, torch.arange(mask.shape[1], 0, -1).expand_as(mask), age, layout=layout)",
         f"{POSITIONS}test_distance_counts_from_the_newest_real_item_whatever_the_padding",
     ),
     Fault(
@@ -291,8 +291,8 @@ FAULTS = [
     ),
     Fault(
         "only the last link's loss of a name counts",
-        "found[name] = found[name] + loss if name in found else loss",
-        "found[name] = loss",
+        "total[name] = total[name] + loss if name in total else loss",
+        "total[name] = loss",
         "tests/pe/test_chain_losses.py",
     ),
     Fault(
