@@ -23,11 +23,12 @@ def benchmark_command(results: Collection[Result], *more: str, data_root: Path |
     words += ["--threads", str(first.threads)] * (first.threads != 1) + ["--gpu", str(first.gpu)] * (first.gpu >= 0)
     usual = model_params(first.model, first.dataset)
     for key, value in first.params.items():
-        if key not in usual or _text(usual[key]) != _text(value):
-            words += ["--set", f"{key}={_text(value)}"]
+        if key not in usual or as_text(usual[key]) != as_text(value):
+            words += ["--set", f"{key}={as_text(value)}"]
     words += [] if data_root is None else ["--data-root", str(data_root)]
     return shlex.join([*words, *more])
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """A value as ``--set KEY=VALUE`` takes it."""
     return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -18,7 +18,7 @@ OURS, ZERO = "#1f4e79", "#9aa0a6"
 
 
 @dataclass(frozen=True)
-class Panel:
+class ForestPanel:
     """``differences``: of one table to ``baseline``, by encoding."""
 
     title: str
@@ -61,7 +61,7 @@ def write_forest(store: Store, settings: Sequence[Setting]) -> list[str]:
     return list(FILES)
 
 
-def panels(settings: Sequence[Setting]) -> list[list[Panel]]:
+def panels(settings: Sequence[Setting]) -> list[list[ForestPanel]]:
     """One row of panels per setting that has differences."""
     rows = []
     for setting in settings:
@@ -70,13 +70,13 @@ def panels(settings: Sequence[Setting]) -> list[list[Panel]]:
             gauc = {pe: of["gAUC"] for pe, of in setting.differences(baseline).items()}
             known = {pe: one for pe, one in gauc.items() if not math.isnan(one.value)}
             if known:
-                row.append(Panel(setting.title, baseline, known))
+                row.append(ForestPanel(setting.title, baseline, known))
         if row:
             rows.append(row)
     return rows
 
 
-def _draw(axes: Any, panel: Panel) -> None:
+def _draw(axes: Any, panel: ForestPanel) -> None:
     axes.axvline(0, color=ZERO, linewidth=1, zorder=0)
     for place, found in enumerate(panel.differences.values()):
         axes.plot([found.low, found.high], [place, place], color=OURS, linewidth=2, solid_capstyle="butt")

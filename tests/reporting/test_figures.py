@@ -480,7 +480,7 @@ def test_a_run_without_weights_names_the_command_that_makes_them(root: Path, sto
         drawn(wanted(root, "none,cope", store=store.path, set=[]))
     message = str(error.value)
     assert "DIN cope seed 0" in message
-    assert "ctr-pe benchmark --model DIN --pe none,cope --dataset synthetic --protocol heldout --seed 0" in message
+    assert "ctr-pe benchmark --model DIN --pe none,cope --dataset synthetic --protocol heldout --repeats 1" in message
     assert "--set embedding_dim=4" in message
     assert "batch_size" not in message  # as it is anyway
     assert f"--keep-weights --out {store.path}-weights" in message

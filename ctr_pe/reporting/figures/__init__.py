@@ -50,11 +50,10 @@ def picture(out: Path, wanted: Wanted, only: Sequence[str] = (), size: str = "pa
     suffix = Path(out).suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(f"--out {out}: no such kind of picture: {nearest(suffix, SUFFIXES)}")
-    if size not in SIZES:
-        raise UserError(f"--size {size}: no such size: {nearest(size, SIZES)}")
-    for name in only:
-        if name not in KINDS:
-            raise UserError(f"--only {name}: no such panel: {nearest(name, KINDS)}")
+    for option, name, choices in [("size", size, SIZES), *(("only", name, KINDS) for name in only)]:
+        if name not in choices:
+            what = "panel" if option == "only" else option
+            raise UserError(f"--{option} {name}: no such {what}: {nearest(name, choices)}")
     from ctr_pe.reporting.figures.figure import draw
 
     dataset, found = drawn(wanted)

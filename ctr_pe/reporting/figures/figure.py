@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 import textwrap
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,8 @@ class Band:
 
     def height(self, row: Row) -> float:
         """Inches, without the strip."""
-        return min(max(0.8 * self.inner, LOW), HIGH) + 0.26 + 0.12 * any(map(_pictured, row.cells))
+        pictured = any(isinstance(panel, Image) for cell in row.cells for panel in cell)
+        return min(max(0.8 * self.inner, LOW), HIGH) + 0.26 + 0.12 * pictured
 
     @property
     def heights(self) -> list[float]:
@@ -121,36 +124,32 @@ def _rows(
         return (panel.name, panel.title, panel.unit, *([] if pairs else [panel.when]))
 
     first = {key(panel): panel for panels in reversed(columns) for panel in reversed(panels)}
+    kinds = list(KINDS)
     rows = []
-    for of_row in sorted(dict.fromkeys(key(panel) for panels in columns for panel in panels), key=_order):
+    for of_row in sorted(dict.fromkeys(map(key, chain(*columns))), key=lambda one: kinds.index(one[0])):
         cells = [[panel for panel in panels if key(panel) == of_row] for panels in columns]
         panel = first[of_row]
-        parts = [panel.title, panel.unit, _when(panel) * (not pairs), panel.y if isinstance(panel, Lines) else ""]
+        lines = isinstance(panel, Lines)
+        parts = [panel.title, panel.unit, "" if pairs else _moment(panel), panel.y if lines else ""]
         label = "\n".join(line for part in parts for line in textwrap.wrap(part, 24))
-        share, strip = isinstance(panel, Lines) and panel.share, isinstance(panel, Lines) and panel.requests is not None
         cells += [[]] * (size - len(cells))
-        rows.append(Row(label, cells, limits[panel.name] if share else None, strip))
+        shared = limits[panel.name] if lines and panel.share else None
+        rows.append(Row(label, cells, shared, strip=lines and panel.requests is not None))
     return rows
 
 
-def _when(panel: Panel) -> str:
+def _moment(panel: Panel) -> str:
     """Before or after training; the notes say it where all is as initialised."""
     return panel.when if panel.when != INITIAL else ""
 
 
-def _order(key: tuple[str, ...]) -> int:
-    return list(KINDS).index(key[0])
-
-
 def _limits(panels: Sequence[Panel]) -> dict[str, tuple[float, float]]:
     """By the kind of panel: limits of y in which all panels of the kind have room."""
-    found: dict[str, tuple[float, float]] = {}
+    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
     for panel in panels:
         if isinstance(panel, Lines):
-            low, high = _extent(panel)
-            before = found.get(panel.name, (low, high))
-            found[panel.name] = (min(low, before[0]), max(high, before[1]))
-    return found
+            found[panel.name].append(_extent(panel))
+    return {name: (min(of)[0], max(high for _, high in of)) for name, of in found.items()}
 
 
 def _extent(panel: Lines) -> tuple[float, float]:
@@ -163,10 +162,6 @@ def _extent(panel: Lines) -> tuple[float, float]:
     margin = 0.04 * (high - low)
     least = panel.least or (0.0, 0.0)
     return min(low - margin, least[0]), max(high + margin, least[1])
-
-
-def _pictured(cell: Cell) -> bool:
-    return any(isinstance(panel, Image) for panel in cell)
 
 
 def _draw_band(part: Any, band: Band, scales: Mapping[str, Normalize]) -> None:
@@ -194,7 +189,7 @@ def _draw_band(part: Any, band: Band, scales: Mapping[str, Normalize]) -> None:
                     axes.set_xlabel("")
                     _strip(part.add_subplot(grid[at + 1, column], sharex=axes), panel, first=column == 0)
                 if not row.label or len(cell) > 1:
-                    said = [panel.when] if row.label else [panel.title, panel.unit, _when(panel)]
+                    said = [panel.when] if row.label else [panel.title, panel.unit, _moment(panel)]
                     axes.set_title("\n".join(filter(None, said)), fontsize=SMALL, pad=3)
                 if not row.label and isinstance(panel, Lines):
                     axes.set_ylabel(panel.y, fontsize=SMALL)
@@ -257,9 +252,8 @@ def _lines(axes: Any, panel: Lines, limits: tuple[float, float], texts: set[str]
     new = {curve.label for curve in panel.curves if curve.label and curve.when != BEFORE}
     if new - texts:
         columns = 1 + (len(new) > 4)
-        axes.legend(fontsize=SMALL - 0.5, frameon=False, handlelength=1, labelspacing=0.2, ncols=columns).set_in_layout(
-            False
-        )
+        style = {"fontsize": SMALL - 0.5, "frameon": False, "handlelength": 1, "labelspacing": 0.2}
+        axes.legend(ncols=columns, **style).set_in_layout(False)
         texts |= new
 
 

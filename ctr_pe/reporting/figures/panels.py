@@ -23,11 +23,12 @@ USERS, RINGS, HEADS = 8, 10, 8
 FEWEST = 20
 """A mean over fewer requests is not shown."""
 INITIAL, BEFORE, AFTER = "as initialised", "before training", "after training"
-LOGIT, PRODUCT = "added to the logit", "product with itself"
 MEAN = "mean"
 """The label of a bias that depends on the items."""
-LOGITS = (-0.5, 0.5)
-"""The least height of an axis of logits: half a logit changes a weight by two thirds."""
+OF_LOGITS: dict[str, Any] = {"y": "added to the logit", "least": (-0.5, 0.5)}
+"""Half a logit, the least height of the axis, changes a weight by two thirds."""
+OF_PRODUCTS: dict[str, Any] = {"y": "product with itself", "least": (0.0, 1.0), "level": 1.0, "share": True}
+OF_WEIGHTS: dict[str, Any] = {"y": "added to the weight", "least": (-0.05, 0.05)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -191,33 +192,24 @@ def _bias(moments: Moments) -> Iterator[Panel]:
         x, mean, band = _means(added)
         curves.append(Curve(when, x, mean.mean(0), MEAN, 0, band))
     if not curves:
-        for panel in _by_distance("bias", "bias by distance", LOGIT, moments, least=LOGITS):
+        for panel in _by_distance("bias", "bias by distance", moments, **OF_LOGITS):
             named = [replace(curve, label=curve.label or "content-free") for curve in panel.curves]
             yield replace(panel, curves=named)
         return
     for when, effects, bias in _known("bias", moments):
         if when != BEFORE:
             curves.append(Curve(when, _offsets(effects, bias), bias.mean(0).numpy(), "content-free", 1))
-    yield Lines(title="bias by distance", y=LOGIT, curves=curves, least=LOGITS)
+    yield Lines(title="bias by distance", curves=curves, **OF_LOGITS)
 
 
-def _by_distance(
-    name: str,
-    title: str,
-    y: str,
-    moments: Moments,
-    *,
-    least: tuple[float, float],
-    level: float | None = None,
-    share: bool = False,
-) -> Iterator[Lines]:
+def _by_distance(name: str, title: str, moments: Moments, **axes: Any) -> Iterator[Lines]:
     """A curve per head, unless all are constant."""
     curves, ages = [], name.endswith("by_age")
     for when, effects, values in _known(name, moments):
         x = np.asarray(AGES, float) if ages else _offsets(effects, values)
         curves += [Curve(when, x, own, head, index) for index, (head, own) in enumerate(_heads(values))]
     if any(np.ptp(curve.y) > 1e-6 for curve in curves):
-        yield Lines(title=title, y=y, curves=curves, level=level, ages=ages, least=least, share=share)
+        yield Lines(title=title, curves=curves, ages=ages, **axes)
 
 
 def _vectors(moments: Moments) -> Iterator[Panel]:
@@ -259,17 +251,13 @@ def _phases(moments: Moments) -> Iterator[Panel]:
                 yield Image(title=title, when=when, kind="density", values=density)
 
 
-_rotation = partial(_by_distance, y=PRODUCT, level=1.0, least=(0.0, 1.0), share=True)
-_by_age = partial(_by_distance, "bias_by_age", "bias by age", LOGIT, least=LOGITS)
-_weights = partial(_by_distance, "pooled", "added weights by distance", "added to the weight", least=(-0.05, 0.05))
-
 KINDS: dict[str, Callable[[Moments], Iterator[Panel]] | None] = {
     "attention": None,  # of units, not of encodings
     "bias": _bias,
-    "bias_by_age": _by_age,
-    "rotation": lambda moments: _rotation("rotated", "rotation by distance", moments=moments),
-    "rotation_by_age": lambda moments: _rotation("rotated_by_age", "rotation by age", moments=moments),
-    "added_weights": _weights,
+    "bias_by_age": partial(_by_distance, "bias_by_age", "bias by age", **OF_LOGITS),
+    "rotation": partial(_by_distance, "rotated", "rotation by distance", **OF_PRODUCTS),
+    "rotation_by_age": partial(_by_distance, "rotated_by_age", "rotation by age", **OF_PRODUCTS),
+    "added_weights": partial(_by_distance, "pooled", "added weights by distance", **OF_WEIGHTS),
     "vectors": _vectors,
     "positions": _contextual_positions,
     "u": partial(_matrices, "upper", "U: logits"),

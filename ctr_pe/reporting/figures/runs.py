@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -10,13 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe.config.yaml import model_params
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic.built_in import DEFAULT
 from ctr_pe.models.sections import check_params, model_class
 from ctr_pe.pe import check_encodings
 from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
+from ctr_pe.study.command import as_text, benchmark_command
 from ctr_pe.study.store import Result, Store
 from ctr_pe.training import Run, build_model, load
 from ctr_pe.utils.errors import UserError, nearest
@@ -133,7 +132,7 @@ def _choose(wanted: Wanted, store: Store, pe: str) -> list[Result]:
         raise UserError(f"{wanted.store}: no results of a benchmark: `{_command(wanted)}` makes them")
     dataset = None if wanted.dataset is None else Path(wanted.dataset).name
     choice = {"model": wanted.model, "dataset": dataset, "pe": pe, "seed": wanted.seed}
-    choice |= {f"set {key}": _text(value) for key, value in wanted.params.items()}
+    choice |= {f"set {key}": as_text(value) for key, value in wanted.params.items()}
     for option, value in choice.items():
         there = {_value(result, option) for result in left}
         if value is not None and str(value) not in there:
@@ -157,7 +156,7 @@ def _refuse_differing(runs: str, results: Sequence[Result], params: Iterable[str
 def _value(result: Result, option: str) -> str:
     """What a run has for an option; ``set KEY`` is a hyper-parameter."""
     kind, _, key = option.partition(" ")
-    return _text(result.params.get(key)) if kind == "set" else str(getattr(result, option))
+    return as_text(result.params.get(key)) if kind == "set" else str(getattr(result, option))
 
 
 def _flag(option: str, value: object) -> str:
@@ -166,20 +165,12 @@ def _flag(option: str, value: object) -> str:
 
 def _command(wanted: Wanted, result: Result | None = None) -> str:
     """The benchmark that makes the runs, or repeats ``result`` beside them, and keeps the weights."""
-    model, dataset, protocol, seed, params = wanted.model, wanted.dataset, None, wanted.seed, wanted.params
     if result is not None:
-        model, dataset, protocol, seed = result.model, dataset or result.dataset, result.protocol, result.seed
-        usual = model_params(model, result.dataset)
-        params = {key: own for key, own in result.params.items() if key not in usual or _text(usual[key]) != _text(own)}
-    options: dict[str, Any] = {"model": model, "pe": ",".join(wanted.encodings), "dataset": dataset}
-    options |= {"protocol": protocol, "seed": seed, "repeats": 1, "data-root": wanted.data_root}
-    command = ["ctr-pe", "benchmark"]
-    for option, value in options.items():
-        command += [f"--{option}", str(value)] if value is not None else []
-    for key, value in params.items():
-        command += ["--set", f"{key}={_text(value)}"]
-    return shlex.join([*command, "--keep-weights", "--out", f"{wanted.store}{'-weights' if result else ''}"])
-
-
-def _text(value: Any) -> str:
-    return value if isinstance(value, str) else json.dumps(value, default=str)
+        runs = [replace(result, pe=pe, dataset=wanted.dataset or result.dataset) for pe in wanted.encodings]
+        out = f"{wanted.store}-weights"
+        return benchmark_command(runs, "--keep-weights", "--out", out, data_root=wanted.data_root)
+    options = {"model": wanted.model, "pe": ",".join(wanted.encodings), "dataset": wanted.dataset, "seed": wanted.seed}
+    options |= {"repeats": 1, "data-root": wanted.data_root}
+    words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
+    words += [word for key, value in wanted.params.items() for word in ("--set", f"{key}={as_text(value)}")]
+    return shlex.join(["ctr-pe", "benchmark", *words, "--keep-weights", "--out", str(wanted.store)])

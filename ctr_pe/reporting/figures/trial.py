@@ -51,8 +51,8 @@ class Trial:
     def matrix(self, hook: Hook) -> Tensor | None:
         """(H, n, n) if ``hook`` multiplies its input with a matrix, found from its response to unit vectors."""
         positions, single = _aged(torch.zeros(self.items, self.items, dtype=torch.int64)), torch.eye(self.items)
-        nothing, once, twice = (self._respond(hook, positions, factor * single) for factor in (0, 1, 2))
-        once, twice = once - nothing, twice - nothing
+        base, once, twice = (self._respond(hook, positions, factor * single) for factor in (0, 1, 2))
+        once, twice = once - base, twice - base
         if (twice - 2 * once).abs().max().item() > SAME * self.items:
             return None
         found = once.transpose(0, 1)
