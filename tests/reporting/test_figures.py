@@ -92,7 +92,7 @@ def test_every_encoding_is_drawn_and_watching_changes_nothing(root: Path, pe: st
     units = measure(built, batch, LONGEST)
     contextual = ("cope", "cape", "cape_additive", "cape_constant", "cape_time")
     fused = model in ("SASRec", "BST", "DMIN") and pe in contextual
-    # Watched, CAPE and its forms go through the hooks and not through their one operator: rounding differs.
+    # Observed, CAPE and its forms go through the hooks and not through their one operator: rounding differs.
     torch.testing.assert_close(seen[0], undisturbed, rtol=0, atol=1e-6 if fused else 0)
     assert [module for module in built.modules() if isinstance(module, PositionEncoding)] == encodings
     assert all(np.isfinite(curve.y).all() for curve in attention([("now", units)]).curves)

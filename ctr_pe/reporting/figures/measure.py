@@ -77,10 +77,10 @@ def measure(model: Any, batch: Mapping[str, Tensor], longest: int) -> list[Atten
     """Record the units of a model on a batch and measure their encodings, up to offset ``longest``."""
     model.eval()
     rows = len(next(iter(batch.values())))
-    watched: list[tuple[str, Unit, PositionEncoding, list[RecordedEncoding]]] = []
+    watched: list[tuple[str, Unit, PositionEncoding, list[ObservedEncoding]]] = []
     for label, unit in list(units_of(model).items())[:UNITS]:
         encodings = unit.pe.encodings if isinstance(unit.pe, Chain) else [unit.pe]
-        watched.append((label, unit, unit.pe, [RecordedEncoding(pe, rows, longest) for pe in encodings]))
+        watched.append((label, unit, unit.pe, [ObservedEncoding(pe, rows, longest) for pe in encodings]))
     try:
         for _, unit, _, links in watched:
             unit.pe = Chain(links)
@@ -130,7 +130,7 @@ def pools(model: Any, unit: Unit, batch: Mapping[str, Tensor]) -> bool:
         del vars(unit)["attend"]
 
 
-class RecordedEncoding(Chain):
+class ObservedEncoding(Chain):
     """A chain of one encoding: records what its hooks receive and return for the newest query of each row."""
 
     def __init__(self, pe: PositionEncoding, rows: int, longest: int) -> None:
@@ -190,7 +190,7 @@ def planes(pe: PositionEncoding, vectors: Tensor) -> tuple[Tensor, Tensor]:
     return vectors[..., :half], vectors[..., half : 2 * half]
 
 
-def _effects(unit: Unit, watched: RecordedEncoding, longest: int) -> Effects:
+def _effects(unit: Unit, watched: ObservedEncoding, longest: int) -> Effects:
     pe, trial, timed = watched.pe, Trial(unit, watched.pe, longest), watched.about.needs_age
     mix = partial(mixed_weights, pe)
     lower, pooled = trial.matrix(mix), trial.curve(mix, trial.by_order)
