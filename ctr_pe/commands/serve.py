@@ -35,10 +35,11 @@ def add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     import logging
 
-    from ctr_pe.serving.service import Limits, serve
+    from ctr_pe.serving.service import Limits, application, serve
 
     logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
     logging.getLogger("ctr_pe").setLevel(logging.INFO)
     limits = Limits(args.max_history, args.max_candidates, args.max_body, args.max_waiting)
-    serve(args.model, args.port, args.host, limits, workers=args.workers, threads=args.threads, gpu=args.gpu)
+    app = application(args.model, limits, workers=args.workers, threads=args.threads, gpu=args.gpu)
+    serve(app, args.port, args.host)
     return 0

@@ -65,8 +65,9 @@ def export_model(model: Any, about: Mapping[str, Any], kind: str, output: str | 
     """
     if kind not in FORMATS:
         raise UserError(f"format '{kind}' is unknown: {nearest(kind, FORMATS)}")
-    _installed(kind)
-    (write, load, _), inputs = FORMATS[kind], inputs_of(model)
+    (write, load, packages), inputs = FORMATS[kind], inputs_of(model)
+    if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
+        raise UserError(f"format {kind} needs {', '.join(missing)}: pip install 'ctr_pe[export]'")
     text = json.dumps({"format": FORMAT, "inputs": {name: {"of": of} for name, of in inputs.items()}, **about},
                       ensure_ascii=False)  # fmt: skip
     with _new_file(Path(output)) as file, _quiet(), torch.no_grad():
@@ -180,12 +181,6 @@ FORMATS: dict[str, tuple[Write, Load, tuple[str, ...]]] = {
 """Format -> how it is written and loaded, and the packages that it needs."""
 
 
-def _installed(kind: str) -> None:
-    missing = [name for name in FORMATS[kind][2] if importlib.util.find_spec(name) is None]
-    if missing:
-        raise UserError(f"format {kind} needs {', '.join(missing)}: pip install 'ctr_pe[export]'")
-
-
 @contextmanager
 def _new_file(output: Path) -> Iterator[Path]:
     """A file of this name in a temporary folder, which moves to its place in the end, with those beside it, or nothing
@@ -201,14 +196,10 @@ def _new_file(output: Path) -> Iterator[Path]:
 @contextmanager
 def _quiet() -> Iterator[None]:
     """Without the warnings and notes of torch's exporters, which no user can do anything about."""
-    loggers = [logging.getLogger(name) for name in ("torch.onnx", "onnxscript", "torch.export", "torch._export")]
-    levels = [logger.level for logger in loggers]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
+    before = logging.root.manager.disable
+    logging.disable(logging.WARNING)
+    try:
+        with warnings.catch_warnings(action="ignore"):
             yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
+    finally:
+        logging.disable(before)

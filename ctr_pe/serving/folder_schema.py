@@ -20,7 +20,7 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from ctr_pe.config.schema import Length, Name, Seed
+from ctr_pe.config.schema import Count, Name, Seed
 from ctr_pe.data.dataset import FileFacts, facts_of
 from ctr_pe.fuxictr.feature_specs import FEATURES
 from ctr_pe.utils.errors import UserError, explain
@@ -58,7 +58,7 @@ class Manifest(BaseModel):
     position_encoding: str | list[str]
     params: dict[str, Any]
     groups: Annotated[list[FieldGroup], Field(min_length=1)]
-    max_len: Length
+    max_len: Count
     seed: Seed
     dataset_id: Name
     group_id: str | None

@@ -122,11 +122,12 @@ class CTRRanker:
         from ctr_pe.training import Run, train
 
         params, seed = self._params(), self._seed()
+        label = self.label if y is None else self.label or "label"
         made: list[Scorer] = []
         with scratch_folder() as folder:
-            files = self._files(self._labelled(events, y), items, folder)
+            files = self._files(_with_labels(events, y, label, "events"), items, folder)
             try:
-                recipe = self._recipe(files, labelled=y is not None)
+                recipe = self._recipe(files, label)
                 dataset = build(recipe, folder / "log")
             except UserError as error:
                 message = str(error)
@@ -171,10 +172,10 @@ class CTRRanker:
 
         if not isinstance(epochs, int) or epochs < 1:
             raise UserError(f"epochs={epochs!r}: how often to train on the new events, at least 1")
-        new = tables.frame(self._labelled(new_events, y, "new_events"), "new_events")
-        known = None if items is None else tables.frame(items, "items")
-        before = self.scorer_ if hasattr(self, "scorer_") else self._untrained(new, items, y is not None)
-        label = self._label(y is not None)
+        label = self.label if y is None else self.label or "label"
+        new = tables.frame(_with_labels(new_events, y, label, "new_events"), "new_events")
+        changed = None if items is None else tables.frame(items, "items")
+        before = self.scorer_ if hasattr(self, "scorer_") else self._cold_start(new, items, label)
         labelled = label in new.columns
         protocol = self.protocol or ("impressions" if labelled else "din")
         if protocol == "din" and labelled:
@@ -182,7 +183,7 @@ class CTRRanker:
         if self.threads:
             torch.set_num_threads(self.threads)
         training = {name: value for name, value in self._params().items() if name in OF_TRAINING}
-        return self._fitted(update(before, new, known, protocol, epochs, training))
+        return self._fitted(update(before, new, changed, protocol, epochs, training))
 
     def predict_proba(self, requests: AnyTable, history: AnyTable | None = None) -> npt.NDArray[np.float64]:
         """(n, 2) probabilities that the user passes the item over, and clicks it.
@@ -238,8 +239,7 @@ class CTRRanker:
         Raises:
             UserError: as ``predict_proba``; no user has both labels.
         """
-        label = self._scorer.encoder.columns.label or "label"
-        table = tables.frame(_with_labels(events, y, label, "events"), "events")
+        table = tables.frame(_with_labels(events, y, self._scorer.encoder.columns.label, "events"), "events")
         new, scores = self._without_history(table), np.zeros(table.height, np.float32)
         parts = [(~new, None), (new, table.filter(new))] if history is None else [(new | ~new, history)]
         for rows, source in parts:
@@ -337,23 +337,13 @@ class CTRRanker:
 
     def _without_history(self, table: pl.DataFrame) -> npt.NDArray[np.bool_]:
         """(n,) the rows of users without stored events; none where no column says which row is earlier."""
-        scorer = self._scorer
-        names = scorer.encoder.columns
+        names, stored = self._scorer.encoder.columns, self._scorer.stored
         users = tables.keys(tables.column(table, names.user, "events"), "events")
         if not {names.time, names.order} & set(table.columns):
             return np.zeros(table.height, bool)
-        if scorer.stored is None or not len(scorer.stored.users.sorted):
-            return np.ones(table.height, bool)
-        if users.dtype != scorer.stored.users.dtype:
-            return np.zeros(table.height, bool)
-        return scorer.stored.users.find(users) < 0
-
-    def _label(self, labelled: bool) -> str | None:
-        """The column of labels; ``labelled``: they were given as y, so that there is one."""
-        return self.label or ("label" if labelled else None)
-
-    def _labelled(self, events: AnyTable, y: Any, what: str = "events") -> AnyTable:
-        return _with_labels(events, y, self._label(True) or "", what)
+        if stored is None or users.dtype != stored.users.dtype:
+            return np.full(table.height, stored is None)  # another type is an error, which the encoder names
+        return stored.users.find(users) < 0
 
     def _params(self) -> dict[str, Any]:
         """All hyper-parameters of a training."""
@@ -374,23 +364,22 @@ class CTRRanker:
             raise UserError(f"CTRRanker: '{name}' is not a parameter: the log and the other parameters decide it")
         check_params(self.model, params)
 
-    def _untrained(self, events: pl.DataFrame, items: AnyTable | None, labelled: bool) -> Scorer:
-        """With initial weights, knowing no item and no user."""
+    def _cold_start(self, events: pl.DataFrame, items: AnyTable | None, label: str | None) -> Scorer:
+        """A scorer with initial weights and without any item or user."""
         from ctr_pe.serving.cold_start import empty_dataset
         from ctr_pe.training import Outcome, Run, build_model
         from ctr_pe.training.source import Source
 
         with scratch_folder() as scratch:
-            recipe = self._recipe(self._files(events, items, scratch), labelled)
+            recipe = self._recipe(self._files(events, items, scratch), label)
             source = Source.of(empty_dataset(recipe, scratch / "log"))
             how = ("heldout", self._params(), self.gpu, self.threads)
             run = Run(self.model, source, self.position_encoding, self._seed(), *how)
             model = build_model(run, source, scratch)
-            nothing = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=0)
-            scorer = scorer_of(model, run, source, nothing)
-        nobody = events.head(0)
-        clock = [name for name in (recipe.order, recipe.time) if name in nobody.columns]
-        scorer.histories = nobody.select(recipe.user, recipe.item, *clock)
+            before = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=0)
+            scorer = scorer_of(model, run, source, before)
+        clock = [name for name in (recipe.order, recipe.time) if name in events.columns]
+        scorer.histories = events.head(0).select(recipe.user, recipe.item, *clock)
         return scorer
 
     def _files(self, events: AnyTable, items: AnyTable | None, folder: Path) -> dict[str, Path]:
@@ -398,14 +387,14 @@ class CTRRanker:
         named = {"events": events, "items": items}
         return {name: tables.as_file(table, folder, name) for name, table in named.items() if table is not None}
 
-    def _recipe(self, files: dict[str, Path], labelled: bool) -> Recipe:
+    def _recipe(self, files: dict[str, Path], label: str | None) -> Recipe:
         from ctr_pe.data.logs.recipe import Recipe, load_recipe
 
         events, items = files["events"], files.get("items")
-        given = {name: getattr(self, name) for name in COLUMNS} | {"label": self._label(labelled)}
+        given = {name: getattr(self, name) for name in COLUMNS} | {"label": label}
         # Under their default names columns may be absent.
         given = {name: value for name, value in given.items() if value != Recipe.model_fields[name].default}
-        attributes, label = self.attributes, self._label(labelled)
+        attributes = self.attributes
         if attributes is None and items is not None:
             kinds = tables.schema(items, "items")
             attributes = [name for name, kind in kinds.items() if name != self.item and tables.is_key(kind)]
@@ -431,8 +420,8 @@ def _comparable(dataset: Dataset) -> bool:
     return bool(labels.select(pl.col(LABEL).max() > 1).collect().item())
 
 
-def _with_labels(events: AnyTable, y: Any, name: str, what: str) -> AnyTable:
-    """The events with ``y`` as the column ``name``; without y as they are.
+def _with_labels(events: AnyTable, y: Any, name: str | None, what: str) -> AnyTable:
+    """The events with ``y`` as the column ``name``, by default ``label``; without y as they are.
 
     Raises:
         UserError: no labels, such as a table of items, or not as many as events.
@@ -451,7 +440,7 @@ def _with_labels(events: AnyTable, y: Any, name: str, what: str) -> AnyTable:
         raise UserError(f"y: {counted(len(column), 'label')} for {counted(table.height, 'event')}")
     if nulls := column.null_count():
         raise UserError(f"y: null values: {nulls:,} of {table.height:,} labels")
-    return table.with_columns(pl.Series(name, tables.labels(column, "y")).cast(pl.Int8))
+    return table.with_columns(pl.Series(name or "label", tables.labels(column, "y")).cast(pl.Int8))
 
 
 def newest_events(recipe: Recipe) -> pl.DataFrame:

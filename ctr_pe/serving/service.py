@@ -282,23 +282,12 @@ def _wrong(path: tuple[str | int, ...], message: str) -> NoReturn:
     raise RequestValidationError([{"type": "value_error", "loc": ("body", *path), "msg": message}])
 
 
-def serve(
-    folder: str | Path,
-    port: int,
-    host: str = "127.0.0.1",
-    limits: Limits = Limits(),
-    *,
-    poll: float = 2.0,
-    workers: int = 1,
-    threads: int = 1,
-    gpu: int = -1,
-) -> None:
-    """Serve a model folder until SIGTERM or Ctrl-C; open requests are finished. SIGHUP loads the folder again.
+def serve(app: FastAPI, port: int, host: str = "127.0.0.1") -> None:
+    """Serve an :func:`application` until SIGTERM or Ctrl-C; open requests are finished. SIGHUP loads the folder again.
 
     Raises:
-        UserError: as ``application``, or an address that cannot be used.
+        UserError: an address that cannot be used.
     """
-    app = application(folder, limits, poll=poll, workers=workers, threads=threads, gpu=gpu)
     watcher: ModelWatcher = app.state.watcher
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -313,6 +302,6 @@ def serve(
         config = uvicorn.Config(
             app, log_config=None, log_level="warning", access_log=False, timeout_graceful_shutdown=60, lifespan="on"
         )
-        log.info("%s: model %s on http://%s:%d", folder, watcher.model.name, shown, listening.getsockname()[1])
+        log.info("%s: model %s on http://%s:%d", watcher.folder, watcher.model.name, shown, listening.getsockname()[1])
         uvicorn.Server(config).run(sockets=[listening])
     log.info("stopped")
