@@ -16,7 +16,7 @@ from ctr_pe.data.dataset import Dataset
 from ctr_pe.fuxictr.experiment import model_section
 from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.training import Run, build_model
-from ctr_pe.training.source import with_plans
+from ctr_pe.training.source import prefetch_plans
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 MAX_GRADIENT_NORM = 10.0  # FuxiCTR's default, which fit() sets
@@ -67,7 +67,7 @@ def steps(model: Any, batches: list[Batch]) -> Callable[[int], object]:
         return lambda number: model.train_step(batches[number % len(batches)])
 
     def in_a_row(number: int) -> None:
-        for batch in with_plans(model, [batches[index % len(batches)] for index in range(IN_A_ROW)]):
+        for batch in prefetch_plans(model, [batches[index % len(batches)] for index in range(IN_A_ROW)]):
             model.train_step(batch)
 
     return in_a_row

@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         from ctr_pe.serving.model_folder import keep_model
         from ctr_pe.utils import distributed
 
-        with distributed.together():
+        with distributed.process_group():
             overrides = parse_overrides(args.set)
             for key in overrides.keys() & {"model", "position_encoding"}:
                 for name in overrides[key] if isinstance(overrides[key], list) else [overrides[key]]:

@@ -37,8 +37,8 @@ class BatchLoader:
     the items. The order of an epoch depends on ``seed`` and the epoch's number only. In split "train" a last batch of
     one row joins the batch before it: batch norm cannot train on one row.
 
-    Several processes have the same batches: each yields every ``share``-th row of each batch of split "train", and else
-    every ``share``-th batch. A last batch of fewer rows than processes joins the one before, too.
+    Several processes have the same batches: each yields its slice of the rows of each batch of split "train", and else
+    its slice of the batches. A last batch of fewer rows than processes joins the one before, too.
 
     Args:
         data_path: parquet file, or directory of parquet files, or several of either; their rows follow one another.
@@ -46,7 +46,7 @@ class BatchLoader:
         like_length: with ``shuffle``, rows of so many batches are sorted by the lengths of their histories, and the
             batches that this makes come in random order: rows of a batch have about as many items. Each row is still
             once in an epoch. 0: rows of any length together.
-        share: of one of several processes, ``slice(rank, None, processes)``.
+        rank_slice: of one of several processes, ``slice(rank, None, processes)``.
         ignored: FuxiCTR passes all parameters of an experiment.
 
     Raises:
@@ -62,7 +62,7 @@ class BatchLoader:
         batch_size: int = 1024,
         shuffle: bool = False,
         seed: int = 0,
-        share: slice = slice(None),
+        rank_slice: slice = slice(None),
         like_length: int = 0,
         **ignored: Any,
     ) -> None:
@@ -75,13 +75,13 @@ class BatchLoader:
         self.num_blocks = len(self.parts)
         self.ends = np.cumsum([part.rows for part in self.parts])
         self.num_samples = int(self.ends[-1])
-        cuts, processes = [*range(0, self.num_samples, batch_size), self.num_samples], share.step or 1
+        cuts, processes = [*range(0, self.num_samples, batch_size), self.num_samples], rank_slice.step or 1
         if split == "train" and (most := min(batch_size, self.num_samples)) < processes:
             raise UserError(f"{counted(most, 'row')} in a batch (batch_size) for {processes} processes")
         if split == "train" and len(cuts) > 2 and cuts[-1] - cuts[-2] < max(2, processes) <= batch_size:
             del cuts[-2]
         every = [slice(*span) for span in pairwise(cuts)]
-        self.spans, self.own = (every, share) if split == "train" else (every[share], slice(None))
+        self.spans, self.own = (every, rank_slice) if split == "train" else (every[rank_slice], slice(None))
         self.is_shared = processes > 1
         self.vectors = {name for name, want in wants.items() if want.kind == "embedding"}
         self.padded = frozenset(name for part in self.parts for name in part.padded)

@@ -40,6 +40,7 @@ from ctr_pe.units.batch_norm import BatchNorm1d
 from ctr_pe.units.dropout import Dropout
 from ctr_pe.utils import distributed
 from ctr_pe.utils.devices import check_gpu
+from ctr_pe.utils.errors import UserError
 from ctr_pe.utils.names import check_name
 
 if TYPE_CHECKING:
@@ -200,6 +201,8 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         from ctr_pe.training import fit
 
         self.check_arguments(params)
+        if validation_data is None:
+            raise UserError("fit needs validation_data: without it no epoch can be chosen")
         if max_gradient_norm is not None:
             self._max_gradient_norm = max_gradient_norm
         return fit(self, data_generator, validation_data, epochs)

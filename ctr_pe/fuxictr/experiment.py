@@ -27,7 +27,7 @@ from ctr_pe.utils import distributed, loggers
 from ctr_pe.utils.errors import UserError, nearest, quoted
 
 if TYPE_CHECKING:
-    from ctr_pe.training import Source
+    from ctr_pe.training import DataSource
 
 
 def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
@@ -104,13 +104,13 @@ def config_files(config: str | Path | None, kind: str) -> dict[Path, dict[str, d
     return configs
 
 
-def open_source(params: Mapping[str, Any]) -> Source:
+def open_source(params: Mapping[str, Any]) -> DataSource:
     """The data set of an experiment: of this package, built by FuxiCTR, or CSV or parquet files with ``feature_cols``,
     which are built first.
 
     Raises UserError if it is missing or half-built, or its feature map has another name.
     """
-    from ctr_pe.training import Source
+    from ctr_pe.training import DataSource
 
     root = Path(params.get("data_root") or data_root())
     folder = root / str(params["dataset_id"])
@@ -121,11 +121,11 @@ def open_source(params: Mapping[str, Any]) -> Source:
     if params.get("data_format") == "csv" or raw_parquet:
         from ctr_pe.fuxictr.csv import build_csv
 
-        return Source.of(build_csv(params, field_groups(params)))
+        return DataSource.of(build_csv(params, field_groups(params)))
     if (built / REPORT).is_file():
-        return Source.of(open_dataset(str(built.resolve())))
+        return DataSource.of(open_dataset(str(built.resolve())))
     if built.name in BUILT_IN and not built.exists():
-        return Source.of(generate_built_in(built))
+        return DataSource.of(generate_built_in(built))
     feature_map = folder / FEATURES
     if not feature_map.is_file():
         open_dataset(str(params["dataset_id"]), root)  # raises an error with the command that builds it
@@ -138,7 +138,7 @@ def open_source(params: Mapping[str, Any]) -> Source:
             raise UserError(f"{split}_data is missing in the dataset config of '{named}'")
         if split in given and not Path(given[split]).exists():
             raise UserError(f"{split}_data: {given[split]}: no such file: the data set is half-built, remove {folder}")
-    return Source(folder, str(named), given)
+    return DataSource(folder, str(named), given)
 
 
 def run(
@@ -164,7 +164,7 @@ def run(
         log_to_file(params)
     logging.info("Params: %s", json.dumps({key: str(value) for key, value in params.items()}, indent=4))
     params["track"] = loggers.below(Path(params["model_root"]), loggers.check(params.get("track")))
-    source, pe = distributed.from_first(lambda: open_source(params)), params.get("position_encoding", "none")
+    source, pe = distributed.broadcast(lambda: open_source(params)), params.get("position_encoding", "none")
     seed = int(params.get("seed", 0))
     folder = Path(params["model_root"]) / source.dataset_id / str(params.get("model_id", cls.__name__))
     state = folder.with_name(f"{folder.name}-{hash_of(made_by())}.unfinished")

@@ -17,7 +17,7 @@ from ctr_pe.pe.base import Losses
 from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.sequence.transfer import to_device
 from ctr_pe.utils import distributed
-from ctr_pe.utils.random_generators import Draws
+from ctr_pe.utils.random_generators import RandomGenerators
 
 
 def with_sum(interest: Tensor, target: Items, history: Items, positions: Positions) -> Tensor:
@@ -55,7 +55,7 @@ class NextItemModel(RankModel):
 
     ``__init__`` calls ``build_next_item_losses`` before ``build_tower``; ``interest`` calls ``next_item_loss``. The
     items that did not come next are those of ``neg_seq_field``; without it, drawn uniformly from the batch's other
-    items (``draws``).
+    items (``generators``).
     """
 
     _weight = 0.0
@@ -65,7 +65,7 @@ class NextItemModel(RankModel):
     ) -> None:
         """One loss per group for states of ``state_dims``; nothing with weight 0. ``mlp``: FuxiCTR's MLP_Block."""
         self._weight = float(weight)
-        self.draws = Draws(torch.initial_seed())
+        self.generators = RandomGenerators(torch.initial_seed())
         if self._weight > 0:
             self.aux_net = nn.ModuleList(
                 NextItemLoss(dim + group.dim, hidden_units, activation, fast_dropout=False, output_dim=1, **mlp)
@@ -109,6 +109,6 @@ class NextItemModel(RankModel):
             return at[:0]
         example = torch.zeros(kinds, dtype=torch.int64)
         example[kind] = torch.arange(len(kind))
-        draw = torch.randint(kinds - 1, at.shape, generator=self.draws.next())
+        draw = torch.randint(kinds - 1, at.shape, generator=self.generators.next())
         draw += draw >= kind[at]  # any kind but the one there
         return example[draw]

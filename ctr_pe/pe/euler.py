@@ -19,7 +19,7 @@ from ctr_pe.pe.rotation import phases, planes, rotate_planes, rotated
 from ctr_pe.pe.vectors import Attended, TargetVectors
 from ctr_pe.sequence.jagged import per_target
 from ctr_pe.sequence.positions import Positions, Where
-from ctr_pe.utils.random_generators import Draws
+from ctr_pe.utils.random_generators import RandomGenerators
 
 
 class Euler(PositionEncoding):
@@ -106,7 +106,7 @@ class Euler(PositionEncoding):
         if euler_contrast > 0:
             self.loss_names = ("phase contrast",)
             self.phase_weight = nn.Parameter(torch.ones(planes if self.full else num_heads * planes))
-            self.draws = Draws(int(torch.randint(2**62, ())))
+            self.generators = RandomGenerators(int(torch.randint(2**62, ())))
 
     def embed(self, target: Target, history: Tensor, positions: Positions) -> tuple[Target, Tensor]:
         if self.table is None:
@@ -218,7 +218,7 @@ class Euler(PositionEncoding):
 
     def _draw(self, shape: torch.Size) -> Tensor:
         """Which phases stay, bool."""
-        draw = self.draws.next()
+        draw = self.generators.next()
         # Four numbers of 16 bits from each of 64: a fifth of the time.
         drawn = torch.empty(-(-shape.numel() // 4), dtype=torch.int64).random_(-(2**63), None, generator=draw)
         numbers = drawn.view(torch.int16)[: shape.numel()].view(shape).int()

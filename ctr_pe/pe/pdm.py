@@ -19,7 +19,7 @@ from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.tables import look_up, split_heads, vector_table
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.sequence.positions import Pairs
-from ctr_pe.utils.random_generators import Draws
+from ctr_pe.utils.random_generators import RandomGenerators
 
 Augmentation = Literal["reorder", "mask", "crop"]
 Contrasted = Literal["hidden", "last", "norm"]
@@ -87,7 +87,7 @@ class PDM(PositionEncoding):
         self.table = vector_table(max_len + 1, dim)
         self.query = PositionLinear(dim, dim, bias=False)
         self.key = PositionLinear(dim, dim, bias=False)
-        self.draws = Draws(int(torch.randint(2**62, ())))
+        self.generators = RandomGenerators(int(torch.randint(2**62, ())))
 
     def mix(self, weights: Tensor, vectors: Vectors, pairs: Pairs) -> tuple[Tensor, Vectors]:
         return weights + self.position_weights(pairs), vectors
@@ -122,7 +122,7 @@ class PDM(PositionEncoding):
 
     def _augmented(self, mask: Tensor) -> tuple[Tensor, Tensor]:
         """A view of each row: the item (its slot) in each slot (R, W) int64, and which items are still there (R, W)."""
-        draw = self.draws.next()
+        draw = self.generators.next()
         count, width = mask.sum(1, keepdim=True), mask.shape[1]
         start, noise = (
             torch.rand(len(mask), n, generator=draw, dtype=torch.float64).to(mask.device) for n in (1, width)

@@ -39,7 +39,7 @@ from ctr_pe.serving.folder_schema import (
     write_manifest,
 )
 from ctr_pe.serving.scorer import Scorer
-from ctr_pe.training.source import Source
+from ctr_pe.training.source import DataSource
 from ctr_pe.training.weights import load, save
 from ctr_pe.utils.errors import UserError, say
 
@@ -50,7 +50,7 @@ Vocabularies = dict[str, dict[str, int]]  # feature -> original as text -> id
 NOT_OF_MODEL = {*DataSection.model_fields, "model_root", "model_id", "model", "dataset_id", "gpu", "seed", "debug_mode"}
 
 
-def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:
+def scorer_of(model: Any, run: Run, source: DataSource, outcome: Outcome) -> Scorer:
     """The scorer of a model that ``run`` has just trained on ``source``."""
     from ctr_pe.study.runner import versions
 
@@ -88,7 +88,7 @@ def scorer_of(model: Any, run: Run, source: Source, outcome: Outcome) -> Scorer:
     return Scorer(model, encoder, _jsonable(config))
 
 
-def keep_model(folder: Path, model: Any, run: Run, source: Source, outcome: Outcome) -> None:
+def keep_model(folder: Path, model: Any, run: Run, source: DataSource, outcome: Outcome) -> None:
     """Write the folder of a model that was just trained; ``partial(keep_model, folder)`` is a ``Run.keep``.
 
     Models of FuxiCTR's form that are none of this package have a checkpoint only, which is said.
@@ -168,7 +168,7 @@ def rebuild(folder: Path, config: Mapping[str, Any], gpu: int, given: type | Non
     if cls.__name__ != config["model"]:
         raise UserError(f"{folder}: a model of class {config['model']}, not {cls.__name__}")
     groups, params = config["groups"], config["params"]
-    source = Source(folder, config["dataset_id"], {})
+    source = DataSource(folder, config["dataset_id"], {})
     feature_map = source.feature_map({"embedding_dim": 64, **params, "group_id": config["group_id"]})
     fields: dict[str, Any] = {
         "target_field": [group["target"] for group in groups],

@@ -368,11 +368,11 @@ class CTRRanker:
         """A scorer with initial weights and without any item or user."""
         from ctr_pe.serving.cold_start import empty_dataset
         from ctr_pe.training import Outcome, Run, build_model
-        from ctr_pe.training.source import Source
+        from ctr_pe.training.source import DataSource
 
         with scratch_folder() as scratch:
             recipe = self._recipe(self._files(events, items, scratch), label)
-            source = Source.of(empty_dataset(recipe, scratch / "log"))
+            source = DataSource.of(empty_dataset(recipe, scratch / "log"))
             how = ("heldout", self._params(), self.gpu, self.threads)
             run = Run(self.model, source, self.position_encoding, self._seed(), *how)
             model = build_model(run, source, scratch)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import polars as pl
 import torch
-from torch import Tensor
 
 from ctr_pe.data.dataset import ID, ITEM
 from ctr_pe.data.id_map import Index
@@ -25,7 +24,7 @@ from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.tables import column, keys, labels, newest, times
 from ctr_pe.serving.vocabulary_growth import with_new_items
-from ctr_pe.training.divergence import Guard
+from ctr_pe.training import fit
 from ctr_pe.utils.errors import UserError, counted
 
 if TYPE_CHECKING:
@@ -94,7 +93,9 @@ def update(
     encoded = found.encoder.requests(rows.drop(LABEL), history, "new_events")
     torch.manual_seed(seed + 1 + len(updates))  # dropout
     label, size = rows[LABEL].cast(pl.Float32).to_numpy(), int(params.get("batch_size", 1024))
-    loss = _train(found.model, encoded, label, epochs, size, draw)
+    batches = _TrainingRows(found.model.feature_map.labels[0], encoded, label, size, draw)
+    fitted = fit(found.model, batches, epochs=epochs) if encoded.rows and epochs else None
+    found.model.eval()
     chosen = pl.concat([older, new]).filter(pl.col(LABEL) == 1)
     found.histories = newest(chosen.lazy(), names.user, names.item, clock, int(scorer.config["max_len"]))
     before = {name: len(known) for name, known in scorer.encoder.vocabularies.items()}
@@ -102,7 +103,7 @@ def update(
         "events": new.height,
         "rows": rows.height,
         "epochs": epochs,
-        "loss": loss,
+        "loss": fitted.best.loss if fitted else None,
         "new_ids": {name: len(known) - before[name] for name, known in found.encoder.vocabularies.items()},
         "seconds": round(time.perf_counter() - began, 3),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -138,37 +139,24 @@ def _sampled(both: pl.DataFrame, clock: list[str], encoder: Encoder, draw: np.ra
     return pl.concat([clicked, other.filter(pl.Series(negative >= 0))])
 
 
-def _train(
-    model: Any,
-    encoded: EncodedRequests,
-    label: npt.NDArray[np.float32],
-    epochs: int,
-    size: int,
-    draw: np.random.Generator,
-) -> float | None:
-    """Train on encoded rows; the mean loss of the last epoch, None without rows. Raises Diverged."""
-    loss, guard = None, Guard(model)
-    model.train()
-    for epoch in range(1, 1 + epochs if encoded.rows else 1):
-        losses: list[Tensor] = []
-        for batch in _batches(model, encoded, label, size, draw):
-            losses.append(model.train_step(batch).detach())
-            guard.step(epoch, len(losses), losses[-1], batch)
-        guard.look_at_all(epoch, len(losses))
-        loss = float(torch.stack(losses).mean())
-        log.info("update, epoch %d: train loss %.6f", epoch, loss)
-    model.eval()
-    return loss
+class _TrainingRows:
+    """Epochs of encoded rows, each in an order that ``generator`` draws; a last batch of one row joins the one before
+    it."""
 
+    def __init__(
+        self, label_field: str, encoded: EncodedRequests, label: npt.NDArray[np.float32], size: int, generator: Any
+    ) -> None:
+        self.label_field, self.encoded, self.label, self.generator = label_field, encoded, label, generator
+        self.cuts = [*range(0, encoded.rows, size), encoded.rows]
+        if len(self.cuts) > 2 and size > 1 and self.cuts[-1] - self.cuts[-2] == 1:
+            del self.cuts[-2]
 
-def _batches(
-    model: Any, encoded: EncodedRequests, label: npt.NDArray[np.float32], size: int, draw: np.random.Generator
-) -> Iterator[JaggedBatch]:
-    """An epoch in random order; a last batch of one row joins the one before it."""
-    order, cuts = draw.permutation(encoded.rows), [*range(0, encoded.rows, size), encoded.rows]
-    if len(cuts) > 2 and size > 1 and cuts[-1] - cuts[-2] == 1:
-        del cuts[-2]
-    for first, last in pairwise(cuts):
-        rows = order[first:last]
-        batch = encoded.batch(rows)
-        yield replace(batch, rows=batch.rows | {model.feature_map.labels[0]: torch.from_numpy(label[rows])})
+    def __len__(self) -> int:
+        return len(self.cuts) - 1
+
+    def __iter__(self) -> Iterator[JaggedBatch]:
+        order = self.generator.permutation(self.encoded.rows)
+        for first, last in pairwise(self.cuts):
+            rows = order[first:last]
+            batch = self.encoded.batch(rows)
+            yield replace(batch, rows=batch.rows | {self.label_field: torch.from_numpy(self.label[rows])})

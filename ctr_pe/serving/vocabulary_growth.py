@@ -24,7 +24,7 @@ from ctr_pe.serving.folder_schema import VOCABULARY, read_json, write_json
 from ctr_pe.serving.model_folder import Vocabularies, read_model, rebuild, vocabulary_hash
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.tables import column, keys
-from ctr_pe.training.source import Source
+from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError, counted
 from ctr_pe.utils.files import scratch_folder
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 
-def load_onto(folder: str | Path, dataset: Dataset | Path | Source, gpu: int = -1) -> Scorer:
+def load_onto(folder: str | Path, dataset: Dataset | Path | DataSource, gpu: int = -1) -> Scorer:
     """The scorer of a model folder on the vocabulary of a data set, which is that of the model or a growth of it.
 
     Raises:
         UserError: as ``read_model``; a data set with other fields, or whose vocabulary is no growth of the model's.
     """
-    scorer, source = read_model(folder, gpu), Source.of(dataset)
+    scorer, source = read_model(folder, gpu), DataSource.of(dataset)
     vocabularies = _vocabularies(scorer, source, folder)
     items = source.folder / ITEMS
     config = {**scorer.config, "dataset_id": source.dataset_id, "vocabulary": vocabulary_hash(vocabularies)}
@@ -53,7 +53,7 @@ def load_onto(folder: str | Path, dataset: Dataset | Path | Source, gpu: int = -
     return Scorer(model, encoder, config, scorer.histories)
 
 
-def start_from(folder: str | Path) -> Callable[[Any, Source], None]:
+def start_from(folder: str | Path) -> Callable[[Any, DataSource], None]:
     """A ``Run.start``: training begins with the weights of a model folder instead of random ones.
 
     The data set's vocabulary has to be that of the model or a growth of it; raises UserError, when it is called, as
@@ -63,7 +63,7 @@ def start_from(folder: str | Path) -> Callable[[Any, Source], None]:
     return partial(_start, folder)
 
 
-def _start(folder: str | Path, model: Any, source: Source) -> None:
+def _start(folder: str | Path, model: Any, source: DataSource) -> None:
     scorer = read_model(folder)
     _vocabularies(scorer, source, folder)
     carry_over(scorer.model, model, folder)
@@ -141,7 +141,7 @@ def with_new_items(
     )
 
 
-def _vocabularies(scorer: Scorer, source: Source, folder: object) -> dict[str, dict[str, int]]:
+def _vocabularies(scorer: Scorer, source: DataSource, folder: object) -> dict[str, dict[str, int]]:
     """Those of a data set that a model folder's model is to read."""
     file = source.folder / VOCABULARY
     if not scorer.encoder.vocabularies or not file.is_file():

@@ -17,7 +17,7 @@ from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Key
 from ctr_pe.study.suite import Cell
 from ctr_pe.training import PROTOCOLS, Run, build_model
-from ctr_pe.training.source import Source
+from ctr_pe.training.source import DataSource
 from ctr_pe.utils.allocator import give_back
 from ctr_pe.utils.errors import UserError, counted, say
 from ctr_pe.utils.files import scratch_folder
@@ -65,7 +65,7 @@ def measure(run: Run) -> Estimate:
 
     Raises UserError for what :func:`ctr_pe.training.train` refuses.
     """
-    source, params, threads = Source.of(run.dataset), {**run.params, "seed": run.seed}, torch.get_num_threads()
+    source, params, threads = DataSource.of(run.dataset), {**run.params, "seed": run.seed}, torch.get_num_threads()
     train_on, select_on = PROTOCOLS[run.protocol]
     try:
         torch.set_num_threads(run.threads or threads)

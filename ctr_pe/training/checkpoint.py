@@ -1,8 +1,12 @@
-"""The state of a training in one file, from which it goes on after it was killed: safetensors, its header JSON."""
+"""The state of a training in one file, from which an equal run goes on after its process was killed.
+
+The file is safetensors: its header has the values as JSON.
+"""
 
 from __future__ import annotations
 
 import json
+import logging
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -22,7 +26,7 @@ TENSOR, PAIRS = "tensor", "pairs"  # the keys of JSON objects that stand for a t
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """``file`` holds the state; ``run`` says of what, and a file of another run is as none."""
+    """``file`` holds the state of the run that ``run`` describes."""
 
     file: Path
     run: str
@@ -44,21 +48,26 @@ class Checkpoint:
             raise UserError(f"{self.file}: {getattr(error, 'strerror', None) or error}") from None
 
     def read(self) -> Any:
-        """The state, tuples as lists; None without a readable file of this run."""
+        """The state, tuples as lists; None without a file, or, after a line in the log, if it is damaged or another
+        run's."""
         from safetensors import SafetensorError, safe_open
 
         try:
             with safe_open(self.file, "pt") as content:
                 header = content.metadata() or {}
-                if header.get("run") != self.run:
-                    return None
-                return _unpacked(json.loads(header["state"]), content.get_tensor)
-        except (OSError, SafetensorError, ValueError, KeyError):
+                if header.get("run") == self.run:
+                    return _unpacked(json.loads(header["state"]), content.get_tensor)
+            problem = "the state of another run"
+        except FileNotFoundError:
             return None
+        except (OSError, SafetensorError, ValueError, KeyError) as error:
+            problem = f"damaged ({type(error).__name__})"
+        logging.warning("%s: %s: training starts at its beginning", self.file, problem)
+        return None
 
 
 def random_state(device: torch.device) -> dict[str, Any]:
-    """Of all random streams that a training may draw from."""
+    """The states of all random generators that a training may draw from."""
     return {
         "python": random.getstate(),
         "numpy": [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()],  # noqa: NPY002
@@ -68,7 +77,7 @@ def random_state(device: torch.device) -> dict[str, Any]:
 
 
 def set_random_state(state: Mapping[str, Any], device: torch.device) -> None:
-    """Go on with the streams of :func:`random_state`."""
+    """Go on with the random generators of :func:`random_state`."""
     version, numbers, gauss = state["python"]
     random.setstate((version, tuple(numbers), gauss))
     np.random.set_state(tuple(state["numpy"]))  # noqa: NPY002

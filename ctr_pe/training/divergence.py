@@ -34,7 +34,7 @@ class Step(NamedTuple):
     gradients: Gradients | None
 
 
-class Guard:
+class DivergenceDetector:
     """Watches the losses and gradients of a training; a GPU does not wait for it at each step.
 
     A loss stays above that of a constant if in an epoch, twice in a row or in the only one, each batch's is above both

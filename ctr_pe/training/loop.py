@@ -1,4 +1,4 @@
-"""Epochs, early stopping, learning rate and checkpoint of a training: FuxiCTR's rules, for any FuxiCTR model."""
+"""The training loop: epochs, early stopping, learning rate and checkpoint by FuxiCTR's rules, for any FuxiCTR model."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from tqdm import tqdm
 from ctr_pe.evaluation.monitor import monitor_mode, monitored
 from ctr_pe.fuxictr.settings import training_settings
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
-from ctr_pe.training.divergence import Guard
-from ctr_pe.training.schedule import Average, schedule
-from ctr_pe.training.source import with_plans
+from ctr_pe.training.divergence import DivergenceDetector
+from ctr_pe.training.schedule import MovingAverage, schedule
+from ctr_pe.training.source import prefetch_plans
 from ctr_pe.training.weights import SUFFIX, load, read_tensors, save, write_tensors
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError, nearest, one_line
-from ctr_pe.utils.random_generators import draws_of
+from ctr_pe.utils.random_generators import generators_of
 
 if TYPE_CHECKING:
     from ctr_pe.utils.loggers import Watch
@@ -53,8 +53,8 @@ class Epoch:
 
 @dataclass(frozen=True)
 class Fitted:
-    """All evaluations of a training, and the one (``best``) whose weights the model has; ``before``: seconds of a
-    process that was killed, which this one went on from."""
+    """All epochs of a training, and the one (``best``) whose weights the model has; ``before``: seconds of a process
+    that was killed, which this one went on from."""
 
     history: tuple[Epoch, ...]
     best: Epoch
@@ -64,7 +64,7 @@ class Fitted:
 def fit(
     model: Any,
     batches: Any,
-    validation: Any,
+    validation: Any = None,
     epochs: int = 1,
     progress: Progress | None = None,
     watch: Watch | None = None,
@@ -73,8 +73,9 @@ def fit(
     """Train a FuxiCTR model, and end with the weights of the epoch that has the best monitor on ``validation``.
 
     The model's own keys say how: monitor, early_stop_patience, eval_steps, reduce_lr_on_plateau,
-    save_best_only (if false, the weights are those of the last evaluation), verbose. It may be called again: the
-    optimiser goes on from where it is, all else begins anew.
+    save_best_only (if false, the weights are those of the last evaluation), verbose. Without ``validation`` it trains
+    all epochs at one learning rate and ends with the last weights. It may be called again: the optimiser goes on from
+    where it is, all else begins anew.
 
     ``batches``: an epoch at each iteration; of known length.
     ``progress`` is called with ``{"epoch", "batch", "batches"}`` about every 1 % of an epoch, and with ``{"epoch",
@@ -83,37 +84,21 @@ def fit(
 
     Raises:
         Diverged: a loss, gradient or weight that is not finite, or a loss that stays above that of a constant.
-        UserError: no validation data, evaluation that would never happen, a monitor that is no metric or NaN at first.
+        UserError: evaluation that would never happen, a monitor that is no metric or NaN at first.
     """
-    if validation is None:
-        raise UserError("fit needs validation_data: without it no epoch can be chosen")
-    steps, every = epochs * len(batches), training_settings(model).eval_steps
-    if steps < (every or 1):
-        wanted = "" if every is None else f"eval_steps={every}, but "
-        raise UserError(f"{wanted}training has {steps} steps: none would be evaluated")
-    best = Path(model.checkpoint).with_suffix(SUFFIX)
-    best.parent.mkdir(parents=True, exist_ok=True)
-    if distributed.is_first():
-        best.unlink(missing_ok=True)  # the end loads this file: never that of an earlier training
-    training = _Training(model, batches, validation, epochs, best, progress or (lambda state: None), watch)
-    state = None if checkpoint is None else distributed.from_first(checkpoint.read)
-    if checkpoint is not None and state is not None:
-        try:
-            training.restore(state)
-        except Exception as error:  # whatever a value of another type or shape leads to
-            why = one_line(f"{type(error).__name__}: {error}")[:100]
-            raise UserError(f"{checkpoint.file}: not the state of this training ({why}): remove it") from None
-        logging.info("Going on after epoch %d", training.epoch)
+    training = _Training(model, batches, validation, epochs, progress, watch)
+    training.resume(checkpoint)
     before = sum(epoch.seconds for epoch in training.history)
     while not training.over:
         training.train_epoch()
         if checkpoint is not None:
-            random = distributed.gathered(random_state(model.device))
+            random = distributed.all_gather(random_state(model.device))
             if distributed.is_first():
                 checkpoint.write(training.state(random))
-    if distributed.is_first():
-        load(model, best)
-    distributed.take_from_first(model)
+    if validation is not None:
+        if distributed.is_first():
+            load(model, training.best_weights)
+        distributed.broadcast_weights(model)
     return Fitted(tuple(training.history), training.history[training.kept], before)
 
 
@@ -122,26 +107,29 @@ class _Training:
     whose weights are in the file ``best_weights``; ``stale``: evaluations since the ``best``."""
 
     def __init__(
-        self,
-        model: Any,
-        batches: Any,
-        validation: Any,
-        epochs: int,
-        best_weights: Path,
-        progress: Progress,
-        watch: Watch | None,
+        self, model: Any, batches: Any, validation: Any, epochs: int, progress: Progress | None, watch: Watch | None
     ) -> None:
-        self.model, self.batches, self.validation, self.epochs = model, with_plans(model, batches), validation, epochs
-        self.best_weights, self.progress, self.watch, self.guard = best_weights, progress, watch, Guard(model)
         self.settings = settings = training_settings(model)
-        names = [name for name in model.validation_metrics if name != "gAUC" or model.feature_map.group_id]
-        self.names = list(dict.fromkeys([*names, *settings.monitor]))
-        self.every, self.often = settings.eval_steps or len(batches), max(1, len(batches) // 100)
-        share, name, planned = settings.weight_average, settings.learning_rate_schedule, epochs * len(batches)
-        self.average = None if share is None else Average(model, share, planned)
-        self.falling = None if name == "constant" else schedule(model.optimizer, name, planned)
+        steps, every = epochs * len(batches), None if validation is None else settings.eval_steps
+        if steps < (every or 1):
+            wanted = "" if every is None else f"eval_steps={every}, but "
+            raise UserError(f"{wanted}training has {steps} steps: none would be evaluated")
+        self.model, self.batches, self.validation = model, prefetch_plans(model, batches), validation
+        self.epochs, self.progress, self.watch = epochs, progress or (lambda state: None), watch
+        self.divergence = DivergenceDetector(model)
+        self.every, self.often = every or len(batches), max(1, len(batches) // 100)
         if watch is not None:
             watch.every = self.often
+        self.average = self.schedule = None
+        if validation is not None:
+            if settings.weight_average is not None:
+                self.average = MovingAverage(model, settings.weight_average, steps)
+            if settings.learning_rate_schedule != "constant":
+                self.schedule = schedule(model.optimizer, settings.learning_rate_schedule, steps)
+            self.best_weights = Path(model.checkpoint).with_suffix(SUFFIX)
+            self.best_weights.parent.mkdir(parents=True, exist_ok=True)
+            if distributed.is_first():
+                self.best_weights.unlink(missing_ok=True)  # the end loads this file: never an earlier training's
         self.epoch = self.steps = self.stale = self.kept = 0
         self.history: list[Epoch] = []
         self.best: float | None = None
@@ -161,7 +149,7 @@ class _Training:
 
     @property
     def stopped(self) -> bool:
-        return bool(self.history) and self.stale >= self.settings.early_stop_patience
+        return self.best is not None and self.stale >= self.settings.early_stop_patience
 
     def train_epoch(self) -> None:
         """Train, and evaluate after the epoch, or each ``eval_steps`` steps."""
@@ -173,19 +161,19 @@ class _Training:
                 self.progress({"epoch": self.epoch, "batch": index, "batches": len(self.batches)})
             self._step(index, batch)
             if self.steps % self.every == 0:
-                self.guard.look_at_all(self.epoch, index + 1)
+                self.divergence.look_at_all(self.epoch, index + 1)
                 self._evaluate()
                 if self.stopped:
                     logging.info("Early stop in epoch %d", self.epoch)
                     break
-        self.guard.end_epoch(self.epoch, index + 1, last=self.over)
+        self.divergence.end_epoch(self.epoch, index + 1, last=self.over)
 
     def _step(self, index: int, batch: Mapping[str, Tensor]) -> None:
         loss = self.model.train_step(batch).detach()
         self.loss += loss
-        self.guard.step(self.epoch, index + 1, loss, batch)
-        if self.falling is not None:
-            self.falling.step()
+        self.divergence.step(self.epoch, index + 1, loss, batch)
+        if self.schedule is not None:
+            self.schedule.step()
         if self.average is not None:
             self.average.update()
         if self.watch is not None:
@@ -195,25 +183,35 @@ class _Training:
         self.steps += 1
 
     def _evaluate(self) -> None:
-        model = self.model
+        """Take the mean loss of the steps, and with validation rows their metrics, into the history."""
         mean = float(self.loss) / self.every
-        own = {name: float(torch.stack(found).mean()) for name, found in self.parts.items()}
-        everyone = distributed.gathered(own)
-        auxiliary = {name: sum(one.get(name, 0.0) for one in everyone) / len(everyone) for name in own}
+        means = {name: float(torch.stack(found).mean()) for name, found in self.parts.items()}
+        everyone = distributed.all_gather(means)
+        auxiliary = {name: sum(one.get(name, 0.0) for one in everyone) / len(everyone) for name in means}
         written = "".join(f", of which {name} {value:.6f}" for name, value in auxiliary.items())
         logging.info("Epoch %d, step %d: train loss %.6f%s", self.epoch, self.steps, mean, written)
         if self.watch is not None:
-            self.watch.report(model)
+            self.watch.report(self.model)
         with contextlib.nullcontext() if self.average is None else self.average.in_place():
-            metrics = dict(model.evaluate(self.validation, metrics=self.names))
-            model.train()
+            metrics = {} if self.validation is None else self._metrics()
             seconds = time.perf_counter() - self.began
             self.history.append(Epoch(self.epoch, self.steps, mean, metrics, seconds, auxiliary))
-            self.progress({"epoch": self.epoch, "valid": metrics})
-            if self.watch is not None:
-                self.watch.evaluated("valid", metrics, epoch=self.epoch)
-            self._choose(metrics)
+            if self.validation is None:
+                self.kept = len(self.history) - 1
+            else:
+                self._choose(metrics)
         self._begin()
+
+    def _metrics(self) -> dict[str, float]:
+        """On the validation rows."""
+        names = [name for name in self.model.validation_metrics if name != "gAUC" or self.model.feature_map.group_id]
+        names = list(dict.fromkeys([*names, *self.settings.monitor]))
+        metrics = dict(self.model.evaluate(self.validation, metrics=names))
+        self.model.train()
+        self.progress({"epoch": self.epoch, "valid": metrics})
+        if self.watch is not None:
+            self.watch.evaluated("valid", metrics, epoch=self.epoch)
+        return metrics
 
     def _choose(self, metrics: Mapping[str, float]) -> None:
         """Keep the weights if they are the best so far; else stop sooner and more slowly."""
@@ -226,23 +224,35 @@ class _Training:
             if distributed.is_first():
                 save(self.model, self.best_weights)
             self.kept = len(self.history) - 1
-        if not better and settings.reduce_lr_on_plateau and self.falling is None:
+        if not better and settings.reduce_lr_on_plateau and self.schedule is None:
             logging.info("No improvement: learning rate %g", self.model.lr_decay())
 
     def state(self, random: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """All that the rest of the training depends on, at the end of an epoch. ``random``: the streams of each
-        process; they have all else in common."""
+        """All that the rest of the training depends on, at the end of an epoch. ``random``: of each process
+        :func:`random_state`; all else is equal."""
         return {
             **{name: getattr(self, name) for name in COUNTS},
             "best": self.best,
             "loss": self.loss,
             "parts": {name: torch.stack(found) for name, found in self.parts.items()},
             "history": [asdict(epoch) for epoch in self.history],
-            "kept_weights": read_tensors(self.best_weights) if self.history else None,
+            "kept_weights": None if self.best is None else read_tensors(self.best_weights),
             "batches": getattr(self.batches, "epoch", None),
             "random": random,
             **{name: one.state_dict() for name, one in self._stateful()},
         }
+
+    def resume(self, checkpoint: Checkpoint | None) -> None:
+        """Go on from the checkpoint's state, if there is one."""
+        state = None if checkpoint is None else distributed.broadcast(checkpoint.read)
+        if checkpoint is None or state is None:
+            return
+        try:
+            self.restore(state)
+        except Exception as error:  # whatever a value of another type or shape leads to
+            why = one_line(f"{type(error).__name__}: {error}")[:100]
+            raise UserError(f"{checkpoint.file}: not the state of this training ({why}): remove it") from None
+        logging.info("Going on after epoch %d", self.epoch)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
@@ -252,7 +262,7 @@ class _Training:
         self.loss = state["loss"].to(self.model.device)
         self.parts = {name: list(found.to(self.model.device)) for name, found in state["parts"].items()}
         self.history = [Epoch(**epoch) for epoch in state["history"]]
-        if self.history and distributed.is_first():
+        if self.best is not None and distributed.is_first():
             write_tensors(state["kept_weights"], self.best_weights)
             load(self.model, self.best_weights)  # fails here rather than after all epochs
         for name, one in self._stateful():
@@ -261,18 +271,18 @@ class _Training:
             self.batches.epoch = state["batches"]
         if self.watch is not None:
             self.watch.steps = self.steps
-        [random] = state["random"][distributed.share()]
+        [random] = state["random"][distributed.rank_slice()]
         set_random_state(random, self.model.device)
 
     def _stateful(self) -> Iterator[tuple[str, Any]]:
         """What keeps a state of its own."""
         yield "model", self.model
         yield "optimizer", self.model.optimizer
-        yield "guard", self.guard
-        for name, draws in draws_of(self.model):
-            yield f"draws of {name}", draws
-        if self.falling is not None:
-            yield "schedule", self.falling
+        yield "divergence", self.divergence
+        for name, generators in generators_of(self.model):
+            yield f"random generators of {name}", generators
+        if self.schedule is not None:
+            yield "schedule", self.schedule
         if self.average is not None:
             yield "average", self.average
 

@@ -25,7 +25,7 @@ from ctr_pe.training.checkpoint import Checkpoint
 from ctr_pe.training.deterministic import deterministic
 from ctr_pe.training.loop import Epoch, Progress, fit
 from ctr_pe.training.scoring import score
-from ctr_pe.training.source import Source
+from ctr_pe.training.source import DataSource
 from ctr_pe.training.weights import save
 from ctr_pe.utils import devices, distributed, loggers
 from ctr_pe.utils.errors import UserError, nearest
@@ -53,7 +53,7 @@ class Run:
     """
 
     model: str | type
-    dataset: Path | Source
+    dataset: Path | DataSource
     pe: Any
     seed: int
     protocol: str = "heldout"
@@ -61,9 +61,9 @@ class Run:
     gpu: int = -1
     threads: int = 1
     weights: Path | None = None
-    keep: Callable[[Any, Run, Source, Outcome], None] | None = None
+    keep: Callable[[Any, Run, DataSource, Outcome], None] | None = None
     track: str | None = None
-    start: Callable[[Any, Source], None] | None = None
+    start: Callable[[Any, DataSource], None] | None = None
     resume: Path | None = None
 
 
@@ -98,7 +98,7 @@ def train(run: Run, progress: Progress | None = None) -> Outcome:
     if run.protocol not in PROTOCOLS:
         raise UserError(f"protocol '{run.protocol}' is unknown: {nearest(run.protocol, PROTOCOLS)}")
     track = run.track or run.params.get("track")
-    with distributed.together(), deterministic(bool(run.params.get("deterministic"))):
+    with distributed.process_group(), deterministic(bool(run.params.get("deterministic"))):
         first = distributed.is_first()
         with loggers.watching(track if first else None, _name(run), lambda: _described(run)) as watch:
             return _train(run, progress if first else None, watch)
@@ -112,12 +112,12 @@ def _name(run: Run) -> str:
 
 
 def _described(run: Run) -> dict[str, Any]:
-    dataset = run.dataset.dataset_id if isinstance(run.dataset, Source) else run.dataset.name
+    dataset = run.dataset.dataset_id if isinstance(run.dataset, DataSource) else run.dataset.name
     own = {"model": model_class(run.model).__name__, "dataset": dataset, "position_encoding": run.pe, "seed": run.seed}
     return {**run.params, **own, "protocol": run.protocol, "threads": run.threads, "gpu": run.gpu}
 
 
-def _identity(run: Run, source: Source) -> str:
+def _identity(run: Run, source: DataSource) -> str:
     """All that the state of a training depends on, but the code."""
     facts = [_described(run), source.dataset and source.dataset.data_hash, distributed.processes()]
     return json.dumps(facts, sort_keys=True, default=str)
@@ -127,9 +127,9 @@ def _train(run: Run, progress: Progress | None, watch: loggers.Watch | None) -> 
     start = time.perf_counter()
     if run.threads > 0:
         torch.set_num_threads(run.threads)
-    source, params = Source.of(run.dataset), {**run.params, "seed": run.seed}
+    source, params = DataSource.of(run.dataset), {**run.params, "seed": run.seed}
     identity = _identity(run, source)
-    run = replace(run, gpu=distributed.own_gpu(run.gpu))
+    run = replace(run, gpu=distributed.rank_gpu(run.gpu))
     if distributed.processes() > 1 and not hasattr(model_class(run.model), "build_encoding"):
         raise UserError(f"{model_class(run.model).__name__}: only models of ctr_pe train in several processes")
     with scratch_folder() as scratch:
@@ -141,7 +141,7 @@ def _train(run: Run, progress: Progress | None, watch: loggers.Watch | None) -> 
         rows = source.batches(model.feature_map, train_on, params, train=True)
         validation = source.batches(model.feature_map, [select_on], params)
         torch.manual_seed(
-            distributed.own_seed(run.seed + 1)
+            distributed.rank_seed(run.seed + 1)
         )  # dropout has a stream of its own, the same for every encoding
         checkpoint = None if run.resume is None else Checkpoint(run.resume, identity)
         epochs = int(params.get("epochs", 10))
@@ -171,12 +171,12 @@ def _train(run: Run, progress: Progress | None, watch: loggers.Watch | None) -> 
     return outcome
 
 
-def build_model(run: Run, data: Dataset | Source, folder: str | Path) -> Any:
+def build_model(run: Run, data: Dataset | DataSource, folder: str | Path) -> Any:
     """The run's model with its initial weights, which depend on the seed; those of the backbone on nothing else.
 
     Field groups are the data set's where the parameters name none. Checkpoints go below ``folder``.
     """
-    source, cls = Source.of(data), model_class(run.model)
+    source, cls = DataSource.of(data), model_class(run.model)
     feature_map = source.feature_map({"embedding_dim": 64, **run.params})
     params: dict[str, Any] = {"model_id": f"{cls.__name__}-{run.pe}", **run.params}
     params |= {"gpu": run.gpu, "model_root": folder, "position_encoding": run.pe}

@@ -1,4 +1,4 @@
-"""What makes a training depend less on its seed: a learning rate that falls to zero, and averaged weights."""
+"""Learning rate schedules and the exponential moving average (EMA) of weights: a result depends less on its seed."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ def schedule(optimizer: Optimizer, name: str, steps: int) -> LambdaLR:
     return LambdaLR(optimizer, lambda step: SCHEDULES[name](min(1.0, step / steps)))
 
 
-class Average:
+class MovingAverage:
     """An exponential moving average of a model's weights and running statistics.
 
     Args:
-        share: of the training's ``steps`` that the average reaches back, as weight 1 - 1 / (share steps) of the past;
-            in the first steps less, so that the initial weights do not stay.
+        reach: part of the training's ``steps`` that the average reaches back, as weight 1 - 1 / (reach steps) of the
+            past; in the first steps less, so that the initial weights do not stay.
     """
 
-    def __init__(self, model: nn.Module, share: float, steps: int) -> None:
+    def __init__(self, model: nn.Module, reach: float, steps: int) -> None:
         tensors = [*model.parameters(), *(buffer for buffer in model.buffers() if buffer.is_floating_point())]
         self.weights = [tensor.detach() for tensor in tensors]
         self.average = [tensor.clone() for tensor in self.weights]
-        self.reach, self.steps = max(1.0, share * steps), 0
+        self.reach, self.steps = max(1.0, reach * steps), 0
 
     @torch.no_grad()
     def update(self) -> None:

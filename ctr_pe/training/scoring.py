@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe.evaluation import evaluate
-from ctr_pe.training.source import with_plans
+from ctr_pe.training.source import prefetch_plans
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError
 
@@ -42,9 +42,9 @@ def score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Scored:
     a user side by side, and each decides by the metrics how to go on.
     """
     model.eval()
-    own = [_scored(model, batch) for batch in with_plans(model, batches)]
+    own = [_scored(model, batch) for batch in prefetch_plans(model, batches)]
     if getattr(batches, "is_shared", False):
-        own = [part for part in chain.from_iterable(zip_longest(*distributed.gathered(own))) if part is not None]
+        own = [part for part in chain.from_iterable(zip_longest(*distributed.all_gather(own))) if part is not None]
     if not own:
         raise UserError("no rows to evaluate")
     labels, scores, groups = zip(*own, strict=True)

@@ -16,12 +16,12 @@ from ctr_pe.fuxictr.library import load_feature_map, npz_loader
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError, nearest
 
-PLANNED = 2
+PREFETCHED_PLANS = 2
 """Batches whose plan is made ahead."""
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """``folder`` with feature_map.json and ``files``, split to file or directory; ``dataset`` if it is one of ours."""
 
     folder: Path
@@ -30,9 +30,9 @@ class Source:
     dataset: Dataset | None = None
 
     @classmethod
-    def of(cls, data: Source | Dataset | Path) -> Source:
+    def of(cls, data: DataSource | Dataset | Path) -> DataSource:
         """A data set of this package, or the directory of one; a source is returned unchanged."""
-        if isinstance(data, Source):
+        if isinstance(data, DataSource):
             return data
         dataset = data if isinstance(data, Dataset) else open_dataset(str(data))
         files = {split: str(dataset.split(split)) for split in dataset.rows}
@@ -77,18 +77,18 @@ class Source:
             return npz_loader(feature_map, paths[0], train, size, shuffle, ahead)
         role, seed = "train" if train else "valid", int(params.get("seed", 0))
         how: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "like_length": int(params.get("like_length") or 0)}
-        rows = BatchLoader(feature_map, paths, role, size, share=distributed.share(), **how)
-        return MadeAhead(rows, ahead) if ahead > 0 else rows
+        rows = BatchLoader(feature_map, paths, role, size, rank_slice=distributed.rank_slice(), **how)
+        return Prefetch(rows, ahead) if ahead > 0 else rows
 
 
-def with_plans(model: Any, batches: Any) -> Any:
+def prefetch_plans(model: Any, batches: Any) -> Any:
     """The batches; for a model on an accelerator with its plan of each, made ahead so that no step waits for one."""
     if model.device.type == "cpu" or not hasattr(model, "planned"):
         return batches
-    return MadeAhead(batches, PLANNED, model.planned)
+    return Prefetch(batches, PREFETCHED_PLANS, model.planned)
 
 
-class MadeAhead:
+class Prefetch:
     """The same batches, or what ``make`` makes of them; a thread makes up to ``count`` before they are asked for."""
 
     def __init__(self, batches: Any, count: int, make: Callable[[Any], Any] = lambda batch: batch) -> None:

@@ -1,9 +1,9 @@
 """Several processes that train one model, each on its share of every batch: what they say to each other.
 
-``torchrun`` starts them, and :func:`together` connects them; outside of it, and in a process that was started alone,
-every function here is the identity. Gradients are averaged by torch's DistributedDataParallel. So a loss is divided by
-the ``average`` number of rows or pairs of the processes, not by a process' own: then the average of the losses is the
-loss of the whole batch.
+``torchrun`` starts them, and :func:`process_group` connects them; outside of it, and in a process that was started
+alone, every function here is the identity. Gradients are averaged by torch's DistributedDataParallel. So a loss is
+divided by the ``average`` number of rows or pairs of the processes, not by a process' own: then the average of the
+losses is the loss of the whole batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def launched() -> bool:
 def refuse(command: str) -> None:
     """Raises UserError in processes of torchrun: ``command`` trains in its own."""
     if launched():
-        with together():
+        with process_group():
             raise UserError(f"{command}: torchrun is for model_zoo/run_expid.py and scripts that call ctr_pe.training")
 
 
@@ -55,17 +55,17 @@ def is_first() -> bool:
     return _group is None or _group.rank() == 0
 
 
-def share() -> slice:
+def rank_slice() -> slice:
     """Which rows of a batch, or which batches, are this process' own."""
     return slice(None) if _group is None else slice(_group.rank(), None, _group.size())
 
 
-def own_seed(seed: int) -> int:
+def rank_seed(seed: int) -> int:
     """The seed of random numbers that differ between the processes, as dropout's: ``seed`` itself in the first."""
     return seed if _group is None else seed + _group.rank() * 0x9E3779B9  # torch reads the lower 32 bits alone
 
 
-def own_gpu(gpu: int) -> int:
+def rank_gpu(gpu: int) -> int:
     """The GPU of this process where ``gpu`` is one: each of a machine's processes has its own."""
     if _group is None or gpu < 0:
         return gpu
@@ -99,7 +99,7 @@ class _Average(torch.autograd.Function):
         return averaged
 
 
-def gathered(value: T) -> list[T]:
+def all_gather(value: T) -> list[T]:
     """That of every process, in their order."""
     if _group is None:
         return [value]
@@ -108,7 +108,7 @@ def gathered(value: T) -> list[T]:
     return found
 
 
-def from_first(make: Callable[[], T]) -> T:
+def broadcast(make: Callable[[], T]) -> T:
     """What ``make`` gives in the first process, the only one that calls it, in all."""
     if _group is None:
         return make()
@@ -118,7 +118,7 @@ def from_first(make: Callable[[], T]) -> T:
     return value
 
 
-def take_from_first(model: nn.Module) -> None:
+def broadcast_weights(model: nn.Module) -> None:
     """The model has the weights and running statistics of the first process'."""
     if _group is not None:
         for tensor in model.state_dict().values():
@@ -159,7 +159,7 @@ class _Loss(nn.Module):
 
 
 @contextmanager
-def together() -> Iterator[None]:
+def process_group() -> Iterator[None]:
     """Connect the processes that torchrun has started, until the end; nothing where they are, or where there is one.
 
     If one of them ends with a UserError, or is killed, they all end, and one of them raises a UserError.

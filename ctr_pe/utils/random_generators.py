@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 
-class Draws:
+class RandomGenerators:
     """Generators of the CPU one after another, whatever the device, so that all draw the same."""
 
     def __init__(self, seed: int) -> None:
@@ -26,8 +26,8 @@ class Draws:
         self.seed = int(state["seed"])
 
 
-def draws_of(model: nn.Module) -> Iterator[tuple[str, Draws]]:
-    """Those that modules keep as ``draws``, by the name of the module."""
+def generators_of(model: nn.Module) -> Iterator[tuple[str, RandomGenerators]]:
+    """Those that modules keep as ``generators``, by the name of the module."""
     for name, module in model.named_modules():
-        if isinstance(found := getattr(module, "draws", None), Draws):
+        if isinstance(found := getattr(module, "generators", None), RandomGenerators):
             yield name, found

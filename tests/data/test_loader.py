@@ -194,7 +194,7 @@ class TestLikeLength:
 
     def test_processes_share_each_batch(self, batches: Any) -> None:
         (whole,) = batches(like_length=11)
-        shares = [batches(like_length=11, share=slice(rank, None, 2))[0] for rank in range(2)]
+        shares = [batches(like_length=11, rank_slice=slice(rank, None, 2))[0] for rank in range(2)]
         for batch, *own in zip(whole, *shares, strict=True):
             assert sorted(batch["price"].tolist()) == sorted(p for one in own for p in one["price"].tolist())
 
@@ -222,9 +222,11 @@ def test_a_last_batch_of_one_row_joins_the_one_before_in_training(
 def test_processes_share_each_batch_to_train_on_and_else_all_batches(tmp_path: Path, processes: int) -> None:
     file = write(tmp_path / "a.parquet", table(50))
 
-    def ids(split: str, share: slice = slice(None)) -> list[list[int]]:
+    def ids(split: str, rank: slice = slice(None)) -> list[list[int]]:
         given = {"batch_size": 12, "shuffle": True, "seed": 3}
-        return [batch["item_id"].tolist() for batch in BatchLoader(feature_map(), file, split, **given, share=share)]
+        return [
+            batch["item_id"].tolist() for batch in BatchLoader(feature_map(), file, split, **given, rank_slice=rank)
+        ]
 
     own = [slice(rank, None, processes) for rank in range(processes)]
     whole, train = ids("train"), [ids("train", share) for share in own]
@@ -240,7 +242,7 @@ def test_a_batch_has_a_row_for_each_process(tmp_path: Path) -> None:
     file = write(tmp_path / "a.parquet", table(5))
     for size, rows in ((2, "2 rows"), (9, "5 rows")):
         with pytest.raises(UserError, match=rf"^{rows} in a batch \(batch_size\) for 6 processes$"):
-            BatchLoader(feature_map(), file, "train", size, share=slice(1, None, 6))
+            BatchLoader(feature_map(), file, "train", size, rank_slice=slice(1, None, 6))
 
 
 @pytest.mark.parametrize("shuffle", [False, True])

@@ -18,7 +18,7 @@ from ctr_pe.config.field_groups import Group
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.fuxictr.csv import build_csv
 from ctr_pe.fuxictr.experiment import open_source
-from ctr_pe.training import Run, Source, build_model, train
+from ctr_pe.training import DataSource, Run, build_model, train
 from ctr_pe.utils.errors import UserError
 
 TRAIN = """label,user_id,item_id,cate_id,item_history,cate_history,price
@@ -252,7 +252,7 @@ def test_pretrained_vectors(params: dict[str, Any], tmp_path: Path, suffix: str,
     vocabulary = json.loads((dataset.path / "feature_vocab.json").read_text())["item_id"]
     hyper = {"embedding_dim": 4, "dnn_hidden_units": [4], "attention_hidden_units": [4], "metrics": ["AUC"]}
     run = Run(
-        "DIN", Source.of(dataset), "cape", 1, params={**hyper, "monitor": "AUC", "epochs": 2, "net_regularizer": 0}
+        "DIN", DataSource.of(dataset), "cape", 1, params={**hyper, "monitor": "AUC", "epochs": 2, "net_regularizer": 0}
     )
     layer = build_model(run, dataset, str(tmp_path)).embedding_layer.embedding_layers["item_id"]
     for original, vector in zip(("5", "99", "1", "8"), values, strict=True):
@@ -382,7 +382,7 @@ def test_a_vector_in_every_row(params: dict[str, Any], tmp_path: Path) -> None:
     raw = pl.read_parquet(params["test_data"])["image"].to_list()
     np.testing.assert_allclose(batch["image"].numpy(), raw, rtol=1e-6)
     hyper = {"embedding_dim": 4, "dnn_hidden_units": [4], "attention_hidden_units": [4], "metrics": ["AUC"]}
-    run = Run("DIN", Source.of(dataset), "cape", 1, params={**hyper, "monitor": "AUC", "epochs": 1})
+    run = Run("DIN", DataSource.of(dataset), "cape", 1, params={**hyper, "monitor": "AUC", "epochs": 1})
     model = build_model(run, dataset, str(tmp_path)).eval()
     assert tuple(model.embedding_layer.feature_encoders["image"].weight.shape) == (4, 3)
     other = model({**batch, "image": batch["image"] + 1})["y_pred"]

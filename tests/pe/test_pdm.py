@@ -14,7 +14,7 @@ from ctr_pe import Positions, build_pe
 from ctr_pe.pe.pdm import AUGMENTATIONS, CONTRASTED, PDM, contrast
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.utils.errors import UserError
-from ctr_pe.utils.random_generators import Draws
+from ctr_pe.utils.random_generators import RandomGenerators
 from tests.support import hooks
 
 D, L, HEADS = 8, 6, 2
@@ -378,7 +378,7 @@ class TestTraining:
         module, items = self.module(unit, pdm_contrast=0.1, pdm_contrast_on="norm"), torch.randn(5, L, D)
         losses = []
         for enabled in (False, True):
-            module.pe.draws = Draws(0)
+            module.pe.generators = RandomGenerators(0)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=enabled):
                 losses.append(loss_of(self.run(module, items)))
         assert losses[1].dtype == torch.float32

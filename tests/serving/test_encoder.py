@@ -17,7 +17,7 @@ from ctr_pe.data.logs.recipe import Recipe
 from ctr_pe.fuxictr.csv import build_csv
 from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.model_folder import scorer_of
-from ctr_pe.training import Outcome, Run, Source, build_model
+from ctr_pe.training import DataSource, Outcome, Run, build_model
 from ctr_pe.utils.errors import UserError
 
 MAX_LEN = 6
@@ -33,7 +33,7 @@ def encoder_of(folder: Path, log: pl.DataFrame, items: pl.DataFrame, **recipe: o
     model = build_model(run, data, str(folder))
     outcome = Outcome({}, 1, 0.0, np.zeros(0, np.float32), 1)
     rows = pl.concat([pl.read_parquet(data.split(split)) for split in ("train", "valid", "test")])
-    return scorer_of(model, run, Source.of(data), outcome).encoder, rows.sort("user_id", maintain_order=True)
+    return scorer_of(model, run, DataSource.of(data), outcome).encoder, rows.sort("user_id", maintain_order=True)
 
 
 @pytest.mark.parametrize("unit", ["s", "ms", "dates"])
@@ -101,7 +101,7 @@ def test_an_item_without_a_value_is_served_as_it_was_trained(tmp_path: Path) -> 
     data = build_csv(params, [Group(("item_id", "cate_id"), ("item_history", "cate_history"))])
     run = Run("DIN", data.path, "cape", 0, params={"embedding_dim": 4})
     model = build_model(run, data, str(tmp_path))
-    encoder = scorer_of(model, run, Source.of(data), Outcome({}, 1, 0.0, np.zeros(0, np.float32), 1)).encoder
+    encoder = scorer_of(model, run, DataSource.of(data), Outcome({}, 1, 0.0, np.zeros(0, np.float32), 1)).encoder
     (wanted,) = BatchLoader(model.feature_map, data.split("test"), "test")
     lengths = wanted.lengths["item_history"].tolist()
     assert lengths == [3, 3, 3, 1, 0]

@@ -28,7 +28,7 @@ from ctr_pe.model_zoo.din import DIN
 from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.model_folder import _columns, keep_model, read_model, scorer_of, write_model
 from ctr_pe.serving.scorer import Scorer
-from ctr_pe.training import Outcome, Run, Source, build_model, score, train
+from ctr_pe.training import DataSource, Outcome, Run, build_model, score, train
 from ctr_pe.utils.errors import UserError
 from tests.support.fuzz import folders
 
@@ -55,7 +55,7 @@ def untrained(model: str | type, pe: str, data: Dataset, **params: Any) -> Score
     with torch.no_grad():
         for parameter in made.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return scorer_of(made, run, Source.of(data), NOTHING)
+    return scorer_of(made, run, DataSource.of(data), NOTHING)
 
 
 @pytest.mark.parametrize("pe", ["native", "cape", "time_bias+rope", "kernel"])
@@ -70,7 +70,7 @@ def test_a_model_that_was_read_scores_as_the_one_that_was_written(
     assert torch.equal(torch.get_rng_state(), before)
     for one in (scorer, again):
         assert not one.model.training
-    batch = next(iter(Source.of(data).batches(scorer.model.feature_map, ["test"], {})))
+    batch = next(iter(DataSource.of(data).batches(scorer.model.feature_map, ["test"], {})))
     torch.testing.assert_close(again.probabilities(batch), scorer.probabilities(batch), rtol=0, atol=0)
     history, times = [3, 50, 12, 3], [10, 4000, 4100, 90000]
     scores = again.score_one(history, [1, 2, 59, 12345], times)
@@ -103,7 +103,7 @@ def test_what_model_json_says(data: Dataset, tmp_path: Path) -> None:
     written = {file.name for file in (tmp_path / "m").iterdir()}
     assert written == {*config["files"], "model.json"}
     assert {file.rpartition(".")[2] for file in written} == {"json", "parquet", "safetensors"}  # nothing is a pickle
-    batches = Source.of(data).batches(read_model(tmp_path / "m").model.feature_map, ["test"], {})
+    batches = DataSource.of(data).batches(read_model(tmp_path / "m").model.feature_map, ["test"], {})
     scores = score(read_model(tmp_path / "m").model, batches).scores
     np.testing.assert_array_equal(scores.astype(np.float32), outcome.scores)
 
@@ -239,7 +239,7 @@ def test_a_model_without_vocabularies_scores_batches_of_ids(data: Dataset, tmp_p
     shutil.copytree(data.path, bare)
     for file in ("feature_vocab.json", "report.json", "items.parquet"):
         (bare / file).unlink()
-    source = Source(bare, data.dataset_id, {"test": str(bare / "test.parquet")})
+    source = DataSource(bare, data.dataset_id, {"test": str(bare / "test.parquet")})
     fields: dict[str, Any] = {"target_field": "item_id", "sequence_field": "item_history", "group_id": "user_id"}
     fields |= {"use_features": ["user_id", "item_id", "item_history"]}
     run = Run("DIN", source, "cape", 0, params={"embedding_dim": 4, **fields})
@@ -312,7 +312,7 @@ def test_a_data_set_without_a_catalogue_is_scored_column_by_column(
 ) -> None:
     data, frames = csv
     scorer = untrained("DIN", pe, data)
-    want = score(scorer.model, Source.of(data).batches(scorer.model.feature_map, ["test"], {})).scores
+    want = score(scorer.model, DataSource.of(data).batches(scorer.model.feature_map, ["test"], {})).scores
     write_model(tmp_path / "m", scorer)
     again = read_model(tmp_path / "m")
     requests = frames["test"].with_columns(

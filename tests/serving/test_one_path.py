@@ -19,7 +19,7 @@ from ctr_pe.data.timeline import Timeline
 from ctr_pe.fuxictr.csv import build_csv
 from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.model_folder import scorer_of
-from ctr_pe.training import Outcome, Run, Source, build_model
+from ctr_pe.training import DataSource, Outcome, Run, build_model
 from tests.support.fuzz.small_log import SMALL
 
 
@@ -71,7 +71,7 @@ def items_of(log: pl.DataFrame) -> pl.DataFrame:
 def encoder_of(dataset: Dataset, folder: Path, timed: bool = True) -> Encoder:
     run = Run("DIN", dataset.path, "time_bias" if timed else "cape", 0, params={"embedding_dim": 4})
     model = build_model(run, dataset, str(folder))
-    return scorer_of(model, run, Source.of(dataset), Outcome({}, 1, 0.0, np.zeros(0, np.float32), 1)).encoder
+    return scorer_of(model, run, DataSource.of(dataset), Outcome({}, 1, 0.0, np.zeros(0, np.float32), 1)).encoder
 
 
 def as_lists(encoder: Encoder, requests: pl.DataFrame, history: pl.DataFrame | None) -> dict[str, list[Any]]:

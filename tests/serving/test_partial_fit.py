@@ -23,7 +23,7 @@ from ctr_pe.serving.model_folder import keep_model, read_model, vocabulary_hash,
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.vocabulary_growth import carry_over, load_onto, start_from, with_new_items
 from ctr_pe.training import Run, build_model, train
-from ctr_pe.training.source import Source
+from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError
 from tests.support.fuzz.small_log import SMALL, random_log
 
@@ -353,7 +353,7 @@ def test_other_vocabularies_are_refused(impressions: pl.DataFrame, items: pl.Dat
         tmp_path, "smaller", impressions.filter(pl.col("item_id") != "item 1"), items, append_to=before.path
     )
     load_onto(folder, smaller)  # a log that lacks an item keeps its id
-    for action in (lambda: load_onto(folder, renumbered), lambda: start_from(folder)(None, Source.of(renumbered))):
+    for action in (lambda: load_onto(folder, renumbered), lambda: start_from(folder)(None, DataSource.of(renumbered))):
         with pytest.raises(UserError, match=r"no growth of the vocabulary of model .*: build it with append_to="):
             action()
     grown = dataset(tmp_path, "grown", impressions, items, append_to=before.path)

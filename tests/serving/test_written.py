@@ -12,7 +12,7 @@ from ctr_pe.cli import main
 from ctr_pe.commands import run_expid
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.serving.model_folder import read_model
-from ctr_pe.training import Source, score
+from ctr_pe.training import DataSource, score
 
 QUICK = ["--set", "epochs=1", "--set", "batch_size=256", "--set", "embedding_dim=4"]
 
@@ -29,7 +29,7 @@ def test_metrics(folder: Path, root: Path) -> dict[str, float]:
     from ctr_pe.data.dataset import open_dataset
 
     model = read_model(folder).model
-    source = Source.of(open_dataset("synthetic", root))
+    source = DataSource.of(open_dataset("synthetic", root))
     return score(model, source.batches(model.feature_map, ["test"], {})).metrics(["gAUC", "AUC", "logloss"])
 
 

@@ -163,14 +163,12 @@ def test_a_damaged_state_is_as_none(keep: int, run: Run, tmp_path: Path) -> None
     assert facts(train(replace(run, resume=file))) == facts(whole)
 
 
-@pytest.mark.parametrize("key", ["epoch", "history", "model", "optimizer", "guard", "random", "kept_weights"])
+@pytest.mark.parametrize("key", ["epoch", "history", "model", "optimizer", "divergence", "random", "kept_weights"])
 def test_a_state_of_another_content_is_one_line(key: str, run: Run, tmp_path: Path) -> None:
     run = replace(run, params=PARAMS | {"epochs": 1}, resume=tmp_path / "state")
     train(run)
     assert run.resume is not None
-    content = run.resume.read_bytes()
-    end = 8 + int.from_bytes(content[:8], "little")
-    checkpoint = Checkpoint(run.resume, json.loads(content[8:end])["__metadata__"]["run"])
+    checkpoint = Checkpoint(run.resume, header(run.resume)["run"])
     state = checkpoint.read()
     first = next(iter(state[key])) if isinstance(state[key], dict) else None
     for wrong in (
@@ -182,13 +180,42 @@ def test_a_state_of_another_content_is_one_line(key: str, run: Run, tmp_path: Pa
             train(run)
 
 
+def header(file: Path) -> dict[str, str]:
+    content = file.read_bytes()
+    metadata: dict[str, str] = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])["__metadata__"]
+    return metadata
+
+
 def test_a_state_is_values_and_no_code(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "state"
     train(replace(run, resume=file))
-    content = file.read_bytes()
-    header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
-    assert header["__metadata__"].keys() == {"run", "state"}
-    json.loads(header["__metadata__"]["state"])
+    assert header(file).keys() == {"run", "state"}
+    json.loads(header(file)["state"])
+
+
+def test_a_state_of_an_earlier_version_is_one_line(run: Run, tmp_path: Path) -> None:
+    """Its parts have other names."""
+    file = tmp_path / "state"
+    train(replace(run, resume=file))
+    checkpoint = Checkpoint(file, header(file)["run"])
+    state = checkpoint.read()
+    checkpoint.write({"guard" if name == "divergence" else name: part for name, part in state.items()})
+    with pytest.raises(UserError, match=r"state: not the state .*\(KeyError: 'divergence'\): remove it$"):
+        train(replace(run, resume=file))
+
+
+@pytest.mark.parametrize(("content", "problem"), [(b"half", "damaged (SafetensorError)"), (None, "another run")])
+def test_a_state_that_is_passed_over_is_logged(
+    content: bytes | None, problem: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "state"
+    Checkpoint(file, "one").write({})
+    if content is not None:
+        file.write_bytes(content)
+    assert Checkpoint(file, "two").read() is None
+    [line] = caplog.messages
+    assert problem in line
+    assert line.endswith("training starts at its beginning")
 
 
 def test_every_part_of_a_state_comes_back(tmp_path: Path) -> None:
@@ -200,17 +227,17 @@ def test_every_part_of_a_state_comes_back(tmp_path: Path) -> None:
         how = {"weight_average": 0.3, "learning_rate_schedule": "cosine", "eval_steps": 3}
         watch = SimpleNamespace(steps=0, step=lambda *_: None, report=lambda *_: None, evaluated=lambda *_, **__: None)
         model = build("DIN", tmp_path, **how)
-        return _Training(model, rows, Rows(), 3, tmp_path / "best", lambda state: None, watch)  # type: ignore[arg-type]
+        return _Training(model, rows, Rows(), 3, None, watch)  # type: ignore[arg-type]
 
     one = training()
     one.train_epoch()
     assert float(one.loss) > 0  # of the step since the evaluation
-    one.stale, one.best, one.guard.above = 1, 0.25, 7
+    one.stale, one.best, one.divergence.above = 1, 0.25, 7
     one.parts = {"smallness": [torch.tensor(1.0), torch.tensor(2.0)]}
     random.gauss(0, 1), np.random.randn()  # noqa: NPY002  each leaves a second number for the next call
     Checkpoint(tmp_path / "state", "one").write(one.state([random_state(CPU)]))
     state = Checkpoint(tmp_path / "state", "one").read()
-    assert state.keys() > {"model", "optimizer", "schedule", "average", "guard", "random", "kept_weights"}
+    assert state.keys() > {"model", "optimizer", "schedule", "average", "divergence", "random", "kept_weights"}
     disturb()
     other, rows.epoch = training(), 0
     other.restore(state)

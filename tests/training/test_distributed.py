@@ -18,7 +18,7 @@ from torch import Tensor
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError
-from tests.support import of_ranks
+from tests.support import of_processes
 from tests.support.processes import wait_for
 
 pytestmark = pytest.mark.slow
@@ -41,15 +41,15 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def found(data: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     """What each of two processes has found."""
     out = tmp_path_factory.mktemp("found")
-    run = torchrun("-m", "tests.support.of_ranks", data, out)
+    run = torchrun("-m", "tests.support.of_processes", data, out)
     assert run.returncode == 0, run.stderr
     return [out / "0", out / "1"]
 
 
-@pytest.mark.parametrize("counts", of_ranks.COUNTS)
-@pytest.mark.parametrize("name", of_ranks.STEPS)
+@pytest.mark.parametrize("counts", of_processes.COUNTS)
+@pytest.mark.parametrize("name", of_processes.STEPS)
 def test_a_step_has_the_gradients_of_one_process(name: str, counts: str, found: list[Path], tmp_path: Path) -> None:
-    wanted = of_ranks.step(name, counts, tmp_path)
+    wanted = of_processes.step(name, counts, tmp_path)
     for of_process in found:
         own: dict[str, Tensor] = torch.load(of_process / "gradients.pt")[f"{name}, {counts}"]
         assert own.keys() == wanted.keys()
@@ -57,9 +57,9 @@ def test_a_step_has_the_gradients_of_one_process(name: str, counts: str, found: 
             torch.testing.assert_close(own[key], wanted[key], rtol=1e-4, atol=1e-5, msg=lambda text: f"{key}: {text}")  # noqa: B023
 
 
-@pytest.mark.parametrize("name", of_ranks.TRAININGS)
+@pytest.mark.parametrize("name", of_processes.TRAININGS)
 def test_a_training_has_the_metrics_of_one_process(name: str, found: list[Path], data: Path) -> None:
-    wanted = of_ranks.facts(of_ranks.training(name, data))
+    wanted = of_processes.facts(of_processes.training(name, data))
     first, second = (json.loads((of_process / "outcomes.json").read_text())[name] for of_process in found)
     assert first == second
     assert first[0] == wanted[0]
@@ -133,13 +133,13 @@ def test_there_is_a_gpu_for_each_process(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(torch.accelerator, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
-    assert distributed.own_gpu(-1) == -1
+    assert distributed.rank_gpu(-1) == -1
     with pytest.raises(UserError, match=r"^gpu 0: 3 processes and 2 GPUs \(torchrun --nproc-per-node 2\)$"):
-        distributed.own_gpu(0)
+        distributed.rank_gpu(0)
     chosen: list[int] = []
     monkeypatch.setattr(torch, "get_device_module", lambda: SimpleNamespace(set_device=chosen.append))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    assert [distributed.own_gpu(0), *chosen] == [1, 1]
+    assert [distributed.rank_gpu(0), *chosen] == [1, 1]
 
 
 def test_a_mistake_is_one_line(data: Path, tmp_path: Path) -> None:

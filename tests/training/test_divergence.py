@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from ctr_pe.training.divergence import Gradients, Guard
+from ctr_pe.training.divergence import DivergenceDetector, Gradients
 from ctr_pe.utils.errors import Diverged
 from tests.support.models import Rows, batch
 from tests.support.models import build as build_model
@@ -84,7 +84,7 @@ class Stub:
 
 def guarded(losses: list[list[float]], rate: float = 0.5, every: int = 1) -> str:
     """What a guard says of the losses of each epoch; nothing if it lets them pass."""
-    guard = Guard(Stub())
+    guard = DivergenceDetector(Stub())
     guard.every = every
     rows = {"label": (torch.arange(100) < 100 * rate).float()}
     try:
@@ -125,11 +125,13 @@ def test_steps_that_are_looked_at_together_are_told_apart() -> None:
 
 def test_a_gpu_is_not_waited_for_at_each_step(monkeypatch: pytest.MonkeyPatch) -> None:
     looks = []
-    monkeypatch.setattr(Guard, "look", lambda guard: looks.append(len(guard.unseen)) or guard.unseen.clear())
+    monkeypatch.setattr(
+        DivergenceDetector, "look", lambda guard: looks.append(len(guard.unseen)) or guard.unseen.clear()
+    )
     model = Stub()
     model.device = torch.device("cuda")
     monkeypatch.setattr(torch, "zeros", lambda shape, device: torch.tensor(0.0))
-    guard = Guard(model)
+    guard = DivergenceDetector(model)
     for step in range(1, 251):
         guard.step(1, step, torch.tensor(0.7), {"label": torch.ones(2)})
     assert looks == [100, 100]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.units.transformer import Transformer
-from ctr_pe.utils.random_generators import Draws
+from ctr_pe.utils.random_generators import RandomGenerators
 from tests.support.encoding_cases import known
 
 D, L, HEADS = 8, 6, 2
@@ -96,7 +96,7 @@ def test_an_auxiliary_loss_sees_all_queries(
     losses = []
     for alone in (True, False):
         for layer, block in enumerate(unit.blocks):
-            block.attention.pe.draws = Draws(layer)  # type: ignore[assignment, union-attr]
+            block.attention.pe.generators = RandomGenerators(layer)  # type: ignore[assignment, union-attr]
         found: list[Tensor] = []
         for block in unit.blocks:
             pe = block.attention.pe  # type: ignore[union-attr]

@@ -1,4 +1,4 @@
-"""``torchrun --nproc-per-node N of_ranks.py DATA OUT``: what :mod:`test_ranks` compares with one process.
+"""``torchrun --nproc-per-node N of_processes.py DATA OUT``: what :mod:`test_ranks` compares with one process.
 
 Writes OUT/gradients.pt, of a step of each model, and OUT/outcomes.json, of each training.
 """
@@ -74,7 +74,7 @@ def step(name: str, counts: str, folder: Path) -> dict[str, Tensor]:
     rows = with_negatives(batch(COUNTS[counts]))
     if "neg_seq_field" not in changes:
         rows = {key: values for key, values in rows.items() if not key.endswith("_neg")}
-    loss = model.train_step({key: values[distributed.share()] for key, values in rows.items()})
+    loss = model.train_step({key: values[distributed.rank_slice()] for key, values in rows.items()})
     found = {key: p.grad.to_dense() for key, p in model.named_parameters() if p.grad is not None}
     found |= {f"buffer {key}": value.double() for key, value in model.named_buffers()}
     return {**found, "loss": loss.detach()}
@@ -93,8 +93,8 @@ def facts(outcome: Outcome) -> Any:
 
 def main(data: Path, out: Path) -> None:
     torch.set_num_threads(1)
-    with distributed.together():
-        own = out / str(distributed.share().start)
+    with distributed.process_group():
+        own = out / str(distributed.rank_slice().start)
         own.mkdir()
         steps = {f"{name}, {counts}": step(name, counts, own) for name in STEPS for counts in COUNTS}
         torch.save(steps, own / "gradients.pt")
