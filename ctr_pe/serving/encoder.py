@@ -20,12 +20,12 @@ import polars as pl
 
 from ctr_pe.data.dataset import ID, ITEM
 from ctr_pe.data.id_map import Array, IdMap, Index, Ints
-from ctr_pe.data.logs.clock import implausible
+from ctr_pe.data.logs.clock import SECONDS, implausible
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.timeline import Codes, EncodedLog, Timeline, sorted_events
 from ctr_pe.fuxictr.feature_specs import FeatureSpecs, table_of, unseen_id
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.serving.tables import Unit, column, keys, labels, seconds, times
+from ctr_pe.serving.tables import Unit, column, keys, labels, times
 from ctr_pe.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -191,7 +191,7 @@ class Encoder:
             else:
                 scalars[name] = self._column(requests, name, what)
         counts["unknown items"] += self._unknown(ids)
-        return EncodedRequests(requests.height, scalars, lists, now, seconds(self.columns.time_unit), counts)
+        return EncodedRequests(requests.height, scalars, lists, now, SECONDS[self.columns.time_unit], counts)
 
     def one(
         self, history: Sequence[Any], candidates: Sequence[Any], ages: Ints | None, what: str = "candidates"
@@ -212,7 +212,7 @@ class Encoder:
         counts = Counter({"requests": len(wanted), "unknown items": self._unknown(scalars)})
         of_history = {name: self.item_ids[name][past] for name in self.item_fields[:1]}
         counts["unknown history items"] = self._unknown(of_history)
-        return EncodedRequests(len(wanted), scalars, lists, None, seconds(self.columns.time_unit), counts)
+        return EncodedRequests(len(wanted), scalars, lists, None, SECONDS[self.columns.time_unit], counts)
 
     def _seen(
         self, requests: pl.DataFrame, events: EncodedLog, now: Ints | None, counts: Counter[str], what: str

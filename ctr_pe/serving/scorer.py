@@ -13,12 +13,12 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from ctr_pe.data.logs.clock import SECONDS
 from ctr_pe.data.requests import EncodedRequests
 from ctr_pe.data.timeline import EncodedLog
 from ctr_pe.serving.cuda_graph import CUDAGraphs
 from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.request_graph import inputs_from
-from ctr_pe.serving.tables import seconds
 from ctr_pe.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -103,7 +103,7 @@ class Scorer:
                 raise UserError(f"times: {len(times)} for {len(history)} items of the history")
             at = np.asarray(times, np.int64)
             latest = now if now is not None else int(at.max(initial=0))
-            ages = (latest - at) // seconds(self.encoder.columns.time_unit)
+            ages = (latest - at) // SECONDS[self.encoder.columns.time_unit]
         return self.encoder.one(history, candidates, ages)
 
     @torch.inference_mode()

@@ -12,7 +12,6 @@ import numpy.typing as npt
 import polars as pl
 
 from ctr_pe.data.id_map import Ints
-from ctr_pe.data.logs.clock import SECONDS
 from ctr_pe.data.logs.tables import readable, scan
 from ctr_pe.utils.errors import UserError, nearest
 
@@ -127,11 +126,6 @@ def labels(values: pl.Series, what: str) -> npt.NDArray[np.bool_]:
     if not (values.dtype.is_numeric() or values.dtype == pl.Boolean) or not values.cast(pl.Float64).is_in([0, 1]).all():
         raise UserError(f"{what}: label column '{values.name}' holds {values.dtype}, not only 0 and 1")
     return values.cast(pl.Boolean).to_numpy()
-
-
-def seconds(unit: Unit) -> int:
-    """How many of the unit one second has."""
-    return SECONDS[unit]
 
 
 def newest(events: pl.LazyFrame, user: str, item: str, clock: Sequence[str], count: int) -> pl.DataFrame:
