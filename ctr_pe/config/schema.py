@@ -98,7 +98,9 @@ def _tracker(value: str) -> str:
 
 
 Count = Annotated[int, Field(ge=1, lt=2**31, description="a positive integer")]
-Width = Length = Layers = Count
+Width = Count
+Length = Count
+Layers = Count
 Index = Annotated[int, Field(ge=0, lt=2**31, description="a whole number of 0 or more")]
 Blocks = Annotated[int, Field(ge=-1, lt=2**31, description="a whole number, -1 for all rows")]
 Seed = Annotated[int, Field(ge=0, lt=2**32, description="a whole number from 0 to 4294967295")]
@@ -368,7 +370,7 @@ def valid(key: str, kind: Any, value: Any) -> Any:
     """The value as its type spells it (``sgd`` is ``SGD``). Raises UserError: one line that begins with the key."""
     one = create_model("One", __base__=Section, value=(kind, ...))
     try:
-        return one.model_validate({"value": value}).value  # type: ignore[attr-defined]
+        return vars(one.model_validate({"value": value}))["value"]
     except ValidationError as error:
         field = one.model_fields["value"]
         found = error.errors(include_url=False)
@@ -380,7 +382,8 @@ def section(name: str, kinds: Mapping[str, Any], base: type[Section] = Section) 
     own = {key: kind for key, kind in kinds.items() if key not in base.model_fields}
 
     def made(kinds: Mapping[str, Any]) -> type[Section]:
-        return create_model(name, __base__=base, **{key: (kind, None) for key, kind in kinds.items()})  # type: ignore[call-overload, no-any-return]
+        fields: Any = {key: (kind, None) for key, kind in kinds.items()}
+        return create_model(name, __base__=base, **fields)
 
     def checkable(kind: Any) -> bool:
         try:
@@ -432,7 +435,8 @@ class Validated:
     @classmethod
     def check_arguments(cls, given: Mapping[str, Any]) -> None:
         """Raises UserError for the first argument that is wrong."""
-        own = _arguments(cls)
+        owner: type = cls
+        own = _arguments(owner)
         check(own, {key: value for key, value in given.items() if key in own.model_fields})
 
 

@@ -50,7 +50,10 @@ def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, A
         raise UserError(f"{file}: {expid}: 'model' is missing")
     text = json.dumps(overrides, sort_keys=True, default=str)
     digest = hashlib.blake2b(text.encode(), digest_size=4).hexdigest()
-    return {"seed": 0, "model_id": f"{expid}_{digest}" if overrides else expid} | params
+    model_id = overrides.get(
+        "model_id", f"{expid}_{digest}" if overrides else expid
+    )  # never a section's, as in FuxiCTR
+    return {"seed": 0} | params | {"model_id": model_id}
 
 
 def model_section(config: str | Path | None, expid: str) -> tuple[dict[str, Any], Path]:

@@ -130,7 +130,7 @@ def unread(model: str | type, encodings: Collection[str], params: Iterable[str],
     ``given`` the options of encodings that are not among ``encodings``.
     """
     cls = model_class(model)
-    read = parameters(cls).keys()
+    read = {*parameters(cls)}
     links = {link for pe in encodings for link in pe.split("+")} - {"native"}
     links |= {native for native in [getattr(cls, "native", None)] if isinstance(native, str)}
     read |= {option for link in links for option in options_of(encoding_class(link))}
