@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
-from benchmark.speed.data import HISTORY, TARGET, Batch
+from benchmark.speed.data import HISTORY, TARGET
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.fuxictr.experiment import model_section
 from ctr_pe.pe import build_pe, pe_options
@@ -57,7 +58,7 @@ def ready(model: Any) -> Any:
     return model.train()
 
 
-def steps(model: Any, batches: list[Batch]) -> Callable[[int], object]:
+def steps(model: Any, batches: Sequence[Mapping[str, Tensor]]) -> Callable[[int], object]:
     """One training step on the batch of a number: forward, loss, backward, clipping, optimiser.
 
     On a GPU ``IN_A_ROW`` of them, on batches that come from the CPU, as in training: there the host prepares a step

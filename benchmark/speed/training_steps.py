@@ -76,7 +76,7 @@ def lazy_tables(settings: Settings, table_optimizer: str, items: int) -> Figure:
     return timed.speedup("Adam", batch_size=size, items=items)
 
 
-def multiply_adds(model: Any, batch: data.Batch) -> int:
+def multiply_adds(model: Any, batch: Mapping[str, torch.Tensor]) -> int:
     """Of one training step, counted in its matrix products."""
     counter = FlopCounterMode(display=False)
     with counter:
