@@ -291,3 +291,34 @@ def test_mistakes_are_told_before_anything_runs(
     assert line.startswith("ctr-pe: error: ")
     assert message in line
     assert list(tmp_path.iterdir()) == []
+
+
+WRITING = [
+    *("benchmark", "data build", "data convert synthetic", "data fetch amazon_beauty", "data generate kuaivideo_x1"),
+    *("draw", "export --model m --format onnx", "predict --model m --input i", "report results", "tune"),
+]
+
+
+@pytest.mark.parametrize("character", ["\n", "\r", "\t", "\x1b", "\u2028"])
+@pytest.mark.parametrize("words", WRITING)
+def test_a_path_to_write_to_has_no_line_break(
+    words: str, character: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Refused in one line before any work: nothing is read or written, whatever else is missing."""
+    monkeypatch.chdir(tmp_path)
+    flag = "--output" if words.startswith(("export", "predict")) else "--out"
+    flag = "--data-root" if words.startswith("data fetch") else flag
+    with pytest.raises(SystemExit) as end:
+        main([*words.split(), f"{flag}=folder/two{character}lines"])
+    assert end.value.code == 2
+    *_, line = capsys.readouterr().err.splitlines()
+    assert f"argument {flag}: it must be a path without line breaks and other control characters, got" in line
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_data_set_of_two_lines_is_not_generated(tmp_path: Path) -> None:
+    from ctr_pe.data.synthetic.bursts import generate
+
+    with pytest.raises(UserError, match="out must be a path without line breaks"):
+        generate(tmp_path / "two\nlines", users=40, valid_users=15, test_users=15)
+    assert not list(tmp_path.iterdir())

@@ -12,6 +12,10 @@ from typing import Any, NoReturn
 from ctr_pe.data.synthetic.built_in import DEFAULT
 from ctr_pe.utils import plugins
 from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.names import check_new_path
+
+WRITTEN = ("--data-root", "--out", "--output")
+"""Options whose paths commands write to: they are checked before any work."""
 
 
 class _Formatter(argparse.RawDescriptionHelpFormatter):
@@ -45,6 +49,8 @@ class Parser(argparse.ArgumentParser):
             settings["metavar"] = metavar
         elif "choices" not in settings:
             settings["action"] = "store_true"
+        if name in WRITTEN:
+            settings["type"] = _new_path
         (group or self).add_argument(name, help=text, **settings)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
@@ -136,6 +142,13 @@ def track_option(parser: Parser) -> None:
     """``--track``, of what trains."""
     text = "tell tensorboard[:DIR], mlflow[:URI] or wandb[:PROJECT] about losses, metrics and speed"
     parser.option("--track NAME[:WHERE]", text)
+
+
+def _new_path(text: str) -> Path:
+    try:
+        return check_new_path("it", Path(text))
+    except UserError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def comma_list(text: str) -> list[str]:

@@ -24,6 +24,7 @@ from ctr_pe.config.field_groups import Group
 from ctr_pe.config.schema import Name
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.utils.errors import UserError, explain, nearest, option
+from ctr_pe.utils.names import check_new_path
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -90,7 +91,8 @@ class Dataset:
 
 
 def check_out(out: Path, overwrite: bool) -> None:
-    """Raises UserError if ``out`` exists: only complete data sets may be overwritten."""
+    """Raises UserError if ``out`` has a line break in its name or exists; complete data sets may be overwritten."""
+    check_new_path("out", out)
     if not out.exists():
         return
     if not (out / REPORT).is_file():
