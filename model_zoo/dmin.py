@@ -78,7 +78,7 @@ class Interests(nn.Module):
     """H interests of one history: behaviour refiner, then multi-interest extractor.
 
     The refiner (None leaves it out) is a causal self-attention with ``make_after()`` after it. The extractor is another
-    one, whose H heads stay apart: each has a ``make_after()`` and a target attention (``units``) of its own. A head's
+    one; its H heads are not summed: each has a ``make_after()`` and a target attention (``units``). A head's
     projection from d to D is its columns of ``output``, which multi-head attention would sum over the heads.
     """
 

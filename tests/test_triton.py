@@ -74,7 +74,7 @@ NUMBERS = dict.fromkeys("sign scale product factor".split(), "fp32")
 NUMBERS |= dict.fromkeys("rows H N Q L D P R T least programs table_size weight_size size count".split(), "i32")
 CONSTANTS = {name: getattr(accelerator, name) for name in "QUERIES KEYS ROWS ENTRIES".split()}
 CONSTANTS |= {"PRECISION": "ieee"}
-OPTIONS = "GATED STEPPED DROPS AMONG APART".split()
+OPTIONS = "GATED STEPPED DROPS AMONG SEPARATE".split()
 
 
 @pytest.mark.slow

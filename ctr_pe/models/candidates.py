@@ -70,24 +70,24 @@ def score(model: RankModel, encoded: Encoded, inputs: Mapping[str, Tensor]) -> T
     shared, _ = look_up(model.embedding_layer, {field: x for field, x in given.items() if field not in per_target})
     scores = []
     for start in range(0, count, size):
-        own = {field: given[field][:, start : start + size] for field in per_target}
-        scores.append(score_at_once(model, encoded, own, shared))
+        of_targets = {field: given[field][:, start : start + size] for field in per_target}
+        scores.append(score_at_once(model, encoded, of_targets, shared))
     return torch.cat(scores, 1)
 
 
 def score_at_once(
-    model: RankModel, encoded: Encoded, own: Mapping[str, Tensor], shared: Mapping[str, Tensor]
+    model: RankModel, encoded: Encoded, of_targets: Mapping[str, Tensor], shared: Mapping[str, Tensor]
 ) -> Tensor:
-    """(B, K): ``own``: fields of which each target has its own values, (B, K), those of items among them; ``shared``:
+    """(B, K): ``of_targets``: fields of which each target has a value, (B, K), those of items among them; ``shared``:
     embeddings (B, D) of the others."""
-    rows, count = next(iter(own.values())).shape[:2]
-    flat, _ = look_up(model.embedding_layer, {field: values.flatten(0, 1) for field, values in own.items()})
+    rows, count = next(iter(of_targets.values())).shape[:2]
+    flat, _ = look_up(model.embedding_layer, {field: values.flatten(0, 1) for field, values in of_targets.items()})
     embedded = {field: vectors.view(rows, count, -1) for field, vectors in flat.items()}
     embedded |= {field: vectors.view(rows, 1, -1).expand(-1, count, -1) for field, vectors in shared.items()}
     features = [embedded[field] for field in model.other_fields]
     for index, group in enumerate(model.groups):
         target = torch.cat([embedded[field] for field in group.target], dim=-1)
-        targets = Items(target, tuple(own[field] for field in group.target))
+        targets = Items(target, tuple(of_targets[field] for field in group.target))
         of_group = encoded.histories[index], encoded.states[index], encoded.positions[index]
         with model.precision():
             interests = model.of_candidates(index, targets, *of_group)

@@ -121,16 +121,16 @@ class RankModel(FuxiCTRModel):
         stacked on it. ``native``: what ``position_encoding: native`` means here, if not the same as in other units.
         Raises UserError for heads that do not divide the item, or an encoding that cannot be built.
         """
-        model, own, links = type(self).__name__, native or self.native, group.encoding.split("+")
+        model, of_model, links = type(self).__name__, native or self.native, group.encoding.split("+")
         slots = min(group.max_len, self.max_position or group.max_len) + extra_slots
-        if not isinstance(own, str) and "native" in links and len(links) > 1:
+        if not isinstance(of_model, str) and "native" in links and len(links) > 1:
             raise UserError(f"{model}: '{group.encoding}': native widens the items here and stands alone")
 
         def fresh() -> PositionEncoding:
-            if not isinstance(own, str) and links == ["native"]:
-                return own(dim, slots, num_heads, **self.native_options)
+            if not isinstance(of_model, str) and links == ["native"]:
+                return of_model(dim, slots, num_heads, **self.native_options)
             _check_heads(model, group, dim, num_heads)
-            names = "+".join(str(own) if link == "native" else link for link in links)
+            names = "+".join(str(of_model) if link == "native" else link for link in links)
             fields = {"field_dims": group.dims, "field_sizes": group.sizes}
             return build_pe(names, dim, slots, num_heads, **fields, **self.encoding_options)
 

@@ -1,4 +1,4 @@
-"""CAPE whose gates have a likeness of their own, a cosine of projected item embeddings (ours, no paper; after CAPE).
+"""CAPE whose gates have logits of their own, a cosine of projected item embeddings (ours, no paper; after CAPE).
 
 B batch, N items, Q queries, L keys, D item dim, V dim of the projection, F fields of an item.
 """

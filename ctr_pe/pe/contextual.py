@@ -57,8 +57,8 @@ class ContextualEncoding(PositionEncoding):
         of_logits = self.sign != 0 and type(self).gate_logits is ContextualEncoding.gate_logits
         if of_logits or not self._has_hooks_of(ContextualEncoding):
             return None
-        nothing = widen(vectors.query).new_zeros(())
-        return self.bias(nothing.expand(*vectors.query.shape[:-1], pairs.allowed.shape[-1]), vectors, pairs)
+        zero = widen(vectors.query).new_zeros(())
+        return self.bias(zero.expand(*vectors.query.shape[:-1], pairs.allowed.shape[-1]), vectors, pairs)
 
     def contextual(self, pairs: Pairs) -> Contextual | None:
         hooks = ("rotate", "bias", "mix", "gate_logits")

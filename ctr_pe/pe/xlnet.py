@@ -46,8 +46,8 @@ class XLNet(PositionEncoding):
         scored = self.of_offsets(pairs, later + 1) * vectors.scale  # (H, d, M)
         rows, heads, queries, _ = query.shape
         # One matrix per head, (H, B Q, d), so that the product with those of the offsets need not repeat them per row.
-        asked = (query + self.position_bias.unsqueeze(1)).transpose(0, 1).flatten(1, 2)
-        per_offset = torch.bmm(asked, scored).view(heads, rows, queries, scored.shape[-1])
+        moved = (query + self.position_bias.unsqueeze(1)).transpose(0, 1).flatten(1, 2)
+        per_offset = torch.bmm(moved, scored).view(heads, rows, queries, scored.shape[-1])
         of_content = vectors.key_products(self.content_bias * vectors.scale).unsqueeze(2)  # (B, H, 1, L)
         scores = by_key(per_offset, wide.shape[-1]) if pairs.self_attention else per_offset[..., : wide.shape[-1]]
         return wide + scores.transpose(0, 1) + of_content

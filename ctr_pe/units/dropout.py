@@ -15,12 +15,12 @@ class Dropout(nn.Dropout):
 
     def forward(self, x: Tensor) -> Tensor:
         """Any shape and floating type."""
-        if not self.draws:
+        if not self.is_active:
             return x
         return x * self.draw(x.shape).to(x.dtype).mul_(self.factor) if x.is_cpu else super().forward(x)
 
     @property
-    def draws(self) -> bool:
+    def is_active(self) -> bool:
         """Whether anything is dropped now."""
         return self.training and dropped(self.p) > 0
 

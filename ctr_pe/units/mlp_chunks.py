@@ -97,7 +97,7 @@ class Activated(Source):
     def __init__(self, x: Tensor, bias: Tensor, activation: nn.Module, dropout: Dropout, *others: Tensor) -> None:
         super().__init__((x,), (bias, *others))
         self.activation, self.dropout = activation, dropout
-        self.kept = dropout.draw(x.shape) if dropout.draws else None
+        self.kept = dropout.draw(x.shape) if dropout.is_active else None
 
     def forward(self, piece: slice) -> tuple[Tensor, Tensor]:
         x, bias = self.tensors[:2]
@@ -146,9 +146,9 @@ class DiceActivated(Activated):
 def supports(layers: Sequence[nn.Module], items: Tensor) -> bool:
     """Whether ``mlp`` can take the layers after the first: on a CPU, in one precision, outside of graphs and
     ``torch.func``, with Dice or an activation of single numbers without parameters or randomness."""
-    known = (nn.Linear, Dropout, Dice, *ACTIVATIONS)
+    supported = (nn.Linear, Dropout, Dice, *ACTIVATIONS)
     plain = items.device.type == "cpu" and not torch.is_autocast_enabled("cpu") and not native.traced()
-    return plain and all(isinstance(layer, known) for layer in layers)
+    return plain and all(isinstance(layer, supported) for layer in layers)
 
 
 def mlp(source: Source, weight: Tensor, layers: Sequence[nn.Module]) -> Tensor:

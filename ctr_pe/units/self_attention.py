@@ -169,7 +169,7 @@ class SelfAttention(nn.Module):
         query, key, value = (x.view(*x.shape[:2], self.num_heads, -1) for x in (query, key, value))
         operands = None if self._learns or not contextual.takes(query, key, value) else self.pe.contextual(pairs)
         if operands is not None:  # one operator for all that follows
-            dropout = (self.dropout.seed(), self.dropout.p) if self.dropout.draws else None
+            dropout = (self.dropout.seed(), self.dropout.p) if self.dropout.is_active else None
             given = operands._asdict() | {"allowed": pairs.allowed, "product": self.scale, "dropout": dropout}
             return contextual.contextual_attention(query, key, value, **given), None
         query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (R, H, W, d)
@@ -177,7 +177,7 @@ class SelfAttention(nn.Module):
         rotated_query, rotated_key = self.pe.rotate(query, key, pairs.query, pairs.key)
         added = self.pe.plain_bias(vectors, pairs) if fused.takes(query) and not self._learns else None
         if added is not None:
-            rate = self.dropout.p if self.dropout.draws else 0.0
+            rate = self.dropout.p if self.dropout.is_active else 0.0
             pooled = fused.attention(rotated_query, rotated_key, value, pairs.additive_mask + added, self.scale, rate)
             return pooled.transpose(1, 2), None
         logits = rotated_query * self.scale @ rotated_key.transpose(-1, -2)  # scaled before: the products are more

@@ -98,15 +98,15 @@ def _bias_backward(into: list[Tensor | None], grad: Tensor, *arguments: Any) -> 
     logits, query, weight, bias, table, gate_weights, allowed, gate_logits, among_items, sign, scale = arguments
     B, H, Q, L, D, P, T = _bias_sizes(grad, *arguments)
     of_logits, of_query, of_weight, of_bias, of_table, of_gate_weights, of_gate_logits = into
-    lines, apart = B * H * Q, gate_logits is not None
-    gating, of_gating = (gate_logits, of_gate_logits) if apart else (logits, of_logits)
+    lines, separate = B * H * Q, gate_logits is not None
+    gating, of_gating = (gate_logits, of_gate_logits) if separate else (logits, of_logits)
     R, programs = min(T, L + 1), min(accelerator.tiles(lines), accelerator.BACKWARDS)
     sums = _sums(grad, programs, of_table, of_weight, of_bias)
     work, of_lines = accelerator.scratch(grad, programs, 2, accelerator.QUERIES, R + 1), of_gate_weights
     if gate_weights is not None and Q > 1:  # one per line, summed over the queries below
         of_lines = accelerator.scratch(grad, B, H, Q, L)
     given = grad, query, weight, bias, table, gate_weights, allowed, gating, of_query, of_lines, of_gating, work, sums
-    constants = {**_constants(D, P, query, weight, gate_weights), "AMONG": among_items, "APART": apart}
+    constants = {**_constants(D, P, query, weight, gate_weights), "AMONG": among_items, "SEPARATE": separate}
     accelerator.launch(add_bias_backward, programs, *given, sign, scale, lines, H, Q, L, D, P, R, T, **constants)
     _total(sums, of_table, of_weight, of_bias)
     if of_gate_logits is not None and of_logits is not None:

@@ -34,7 +34,7 @@ def recur(
 
 
 def carry_back(grad: Tensor, keep: Tensor, slope: Tensor, weight_hh: Tensor, sizes: list[int]) -> Tensor:
-    """The gradients g of all states, from those that reach each of them apart from the next state, ``grad``:
+    """The gradients g of all states, from those that reach each of them by other ways than the next state, ``grad``:
 
     g_t = grad_t + keep_(t+1) ⊙ g_(t+1) + (slope_(t+1) ⊙ g_(t+1)) U.
 

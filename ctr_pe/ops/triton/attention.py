@@ -67,8 +67,8 @@ def attend(query, key, value, weight, bias, table, gate_weights, allowed, seed, 
         present = index < Q
         at_query = ((row * Q + index) * H + own) * D
         t = vectors(query, at_query, present, D, WIDTH)
-        _z, asked = moved(t, weight, bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
-        score_rows(asked, table, scores, line, R, P, ROWS, PLACES, PRECISION)
+        _z, moved_query = moved(t, weight, bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
+        score_rows(moved_query, table, scores, line, R, P, ROWS, PLACES, PRECISION)
         at_allowed, at_pairs = (row * Q + index) * L, (head * Q + index) * L
         newest = tl.full([QUERIES], -1, tl.int32)
         if STEPPED:
@@ -131,9 +131,9 @@ def attend_backward(grad, out, made, query, key, value, weight, bias, table, gat
             at_query = ((row * Q + index) * H + own) * D
             at_allowed, at_pairs = (row * Q + index) * L, (head * Q + index) * L
             t, of_out = vectors(query, at_query, present, D, WIDTH), vectors(grad, at_query, present, D, WIDTH)
-            z, asked = moved(t, weight, bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
+            z, moved_query = moved(t, weight, bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
             clear(of_scores, QUERIES * (R + 1), 1024)
-            score_rows(asked, table, scores, line, R, P, ROWS, PLACES, PRECISION)
+            score_rows(moved_query, table, scores, line, R, P, ROWS, PLACES, PRECISION)
             newest = tl.full([QUERIES], -1, tl.int32)
             if STEPPED:
                 newest = newest_allowed(allowed, at_allowed, present, L, KEYS)
@@ -177,9 +177,9 @@ def attend_backward(grad, out, made, query, key, value, weight, bias, table, gat
                     of_k = tl.dot(tl.trans(of_logits), t, input_precision=PRECISION)
                     add_vectors(of_keys, at * D, at < L, D, of_k, WIDTH)
                     add_vectors(of_values, at * D, at < L, D, tl.dot(kept, of_out, input_precision=PRECISION), WIDTH)
-            of_asked = to_query(of_scores, table, asked, of_table, line, R, P, ROWS, PLACES, PRECISION)
+            of_moved_query = to_query(of_scores, table, moved_query, of_table, line, R, P, ROWS, PLACES, PRECISION)
             of_t += through_gate(
-                of_asked, z, t, weight, of_weight, of_bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION
+                of_moved_query, z, t, weight, of_weight, of_bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION
             )
             store_vectors(of_query, at_query, present, D, of_t, WIDTH)
             tl.debug_barrier()  # what the next queries write has been read

@@ -66,8 +66,8 @@ def add_bias(logits, query, weight, bias, table, gate_weights, allowed, gate_log
         index = tl.cast(item, tl.int64) * QUERIES + line
         present = index < N
         t = vectors(query, index * D, present, D, WIDTH)
-        _z, asked = moved(t, weight, bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
-        score_rows(asked, table, scores, line, R, P, ROWS, PLACES, PRECISION)
+        _z, moved_query = moved(t, weight, bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
+        score_rows(moved_query, table, scores, line, R, P, ROWS, PLACES, PRECISION)
         at_line, at_steps, at_allowed = index * L, index // Q * L, (index // (H * Q) * Q + index % Q) * L
         newest = newest_of(allowed, at_allowed, present, L, STEPPED and AMONG, KEYS)
         newer = tl.zeros([QUERIES], tl.float32)
@@ -99,11 +99,11 @@ def add_bias(logits, query, weight, bias, table, gate_weights, allowed, gate_log
 @triton.jit(do_not_specialize=SIZES)
 def add_bias_backward(grad, query, weight, bias, table, gate_weights, allowed, gate_logits,
                       of_query, of_gate_weights, of_gate_logits, scratch, sums, sign, scale, N, H, Q, L, D, P, R, T,
-                      GATED: tl.constexpr, STEPPED: tl.constexpr, AMONG: tl.constexpr, APART: tl.constexpr,
+                      GATED: tl.constexpr, STEPPED: tl.constexpr, AMONG: tl.constexpr, SEPARATE: tl.constexpr,
                       QUERIES: tl.constexpr, KEYS: tl.constexpr, ROWS: tl.constexpr, WIDTH: tl.constexpr,
                       PLACES: tl.constexpr, PRECISION: tl.constexpr):  # fmt: skip
     """-> the gradients of queries, of gate weights per line (N, L), and of the gate logits; that of the logits,
-    ``grad``, is added to it unless gate logits are ``APART``. And per program the sums of those of table, W, b."""
+    ``grad``, is added to it unless gate logits are ``SEPARATE``. And per program the sums of those of table, W, b."""
     program, line = tl.program_id(0).to(tl.int64), tl.arange(0, QUERIES)
     scores = scratch + program * 2 * QUERIES * (R + 1)
     of_scores = scores + QUERIES * (R + 1)
@@ -114,9 +114,9 @@ def add_bias_backward(grad, query, weight, bias, table, gate_weights, allowed, g
         index = tl.cast(item, tl.int64) * QUERIES + line
         present = index < N
         t = vectors(query, index * D, present, D, WIDTH)
-        z, asked = moved(t, weight, bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
+        z, moved_query = moved(t, weight, bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
         clear(of_scores, QUERIES * (R + 1), 1024)
-        score_rows(asked, table, scores, line, R, P, ROWS, PLACES, PRECISION)
+        score_rows(moved_query, table, scores, line, R, P, ROWS, PLACES, PRECISION)
         at_line, at_steps, at_allowed = index * L, index // Q * L, (index // (H * Q) * Q + index % Q) * L
         newest = newest_of(allowed, at_allowed, present, L, STEPPED and AMONG, KEYS)
         newer, of_older = tl.zeros([QUERIES], tl.float32), tl.zeros([QUERIES], tl.float32)
@@ -165,11 +165,13 @@ def add_bias_backward(grad, query, weight, bias, table, gate_weights, allowed, g
             of_counted = of_older[:, None] + tl.cumsum(of_position, 1)
             of_older += tl.sum(of_position, 1)
             of_gates = tl.where(ok, of_counted * step * sign * gate * (1.0 - gate), 0.0)
-            tl.store(of_gate_logits + at, of_gates if APART else of_out + of_gates, mask=pairs)
+            tl.store(of_gate_logits + at, of_gates if SEPARATE else of_out + of_gates, mask=pairs)
             if STEPPED:
                 own_step = ok & (key[None, :] != newest[:, None])
                 tl.store(of_gate_weights + at, tl.where(own_step, of_counted * gate, 0.0), mask=pairs)
-        of_asked = to_query(of_scores, table, asked, of_table, line, R, P, ROWS, PLACES, PRECISION)
-        of_t = through_gate(of_asked, z, t, weight, of_weight, of_bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION)
+        of_moved_query = to_query(of_scores, table, moved_query, of_table, line, R, P, ROWS, PLACES, PRECISION)
+        of_t = through_gate(
+            of_moved_query, z, t, weight, of_weight, of_bias, scale, D, P, GATED, WIDTH, PLACES, PRECISION
+        )
         store_vectors(of_query, index * D, present, D, of_t, WIDTH)
         tl.debug_barrier()  # what the next lines write has been read

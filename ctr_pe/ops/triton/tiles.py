@@ -64,8 +64,8 @@ def score_rows(query, table, scores, line, R, P, ROWS: tl.constexpr, PLACES: tl.
 
 
 @triton.jit
-def open_gates(likeness, allowed, sign):
-    return tl.where(allowed, tl.sigmoid(sign * likeness), 0.0)
+def open_gates(gate_logits, allowed, sign):
+    return tl.where(allowed, tl.sigmoid(sign * gate_logits), 0.0)
 
 
 @triton.jit
