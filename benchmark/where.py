@@ -24,7 +24,7 @@ from ctr_pe.data.dataset import Dataset, data_root, open_dataset
 from ctr_pe.evaluation.paired import Difference, UserSpread, difference, influences, squared_distances
 from ctr_pe.study.differences import Setting, settings
 from ctr_pe.study.rendering import Table, as_markdown, as_text
-from ctr_pe.study.store import Key, Store
+from ctr_pe.study.store import RunKey, Store
 from ctr_pe.study.users import STEPS
 from ctr_pe.utils.errors import UserError, exit_code
 
@@ -92,11 +92,11 @@ def write(results: Path, pes: Sequence[str] = SHOWN, root: Path | None = None) -
     return tables
 
 
-def facts_file(store: Store, key: Key) -> Path:
+def facts_file(store: Store, key: RunKey) -> Path:
     return store.path / "users" / f"{key.data_hash}{FACTS}"
 
 
-def kept_facts(store: Store, key: Key, root: Path | None) -> pl.DataFrame:
+def kept_facts(store: Store, key: RunKey, root: Path | None) -> pl.DataFrame:
     """Of the store, or counted in the data set and kept."""
     file = facts_file(store, key)
     if not file.exists():

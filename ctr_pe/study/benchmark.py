@@ -23,7 +23,7 @@ from ctr_pe.study.differences import settings
 from ctr_pe.study.files import texts, write_files, write_texts
 from ctr_pe.study.rendering import as_text
 from ctr_pe.study.runner import Job, Train
-from ctr_pe.study.store import Key, Result, Store, device_of, hash_of, repair
+from ctr_pe.study.store import Result, RunKey, Store, device_of, hash_of, repair
 from ctr_pe.study.suite import OWN_KEYS, Cell, Grid, Suite, cells, load_suite
 from ctr_pe.study.tables import make_tables
 from ctr_pe.study.trials import Trials
@@ -227,7 +227,7 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
     varied = " ".join(f"{key}={value}" for key, value in cell.shown)
     setting = (cell.model, dataset.dataset_id, suite.protocol, hash_of(params), dataset.data_hash)
     for seed in range(request.seed, request.seed + suite.seeds):
-        key = Key(*setting, cell.pe, seed, device_of(request.gpu))
+        key = RunKey(*setting, cell.pe, seed, device_of(request.gpu))
         weights = store.weights(key) if request.keep_weights else None
         keep = partial(request.keep, store.model(key)) if request.keep else None
         how = (suite.protocol, params, request.gpu, request.threads, weights, keep)
@@ -254,7 +254,7 @@ def _seed_by_seed(by_cell: Mapping[Cell, Sequence[Job]]) -> list[Job]:
     return [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
 
 
-def _say_what_has_no_baseline(jobs: Sequence[Job], done: Iterable[Key]) -> None:
+def _say_what_has_no_baseline(jobs: Sequence[Job], done: Iterable[RunKey]) -> None:
     """Of a model and data set without runs of ``none``, neither to be made nor there already."""
     keys = [job.key for job in jobs]
     compared = {(key.model, key.dataset) for key in (*keys, *done) if key.pe == "none"}
@@ -284,7 +284,7 @@ def _refuse_unbuildable(title: str, found: Sequence[Cell], datasets: Mapping[str
             raise UserError(f"{title}: {cell}: {problem}")
 
 
-def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[Key, Result]) -> None:
+def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[RunKey, Result]) -> None:
     """A name may have become another package's since its runs were stored."""
     for key in [job.key for job in jobs if job.key in done]:
         then, now = done[key].origins, origins(key.model, key.pe)
@@ -302,7 +302,7 @@ def _workers(request: Request, runs: int) -> int:
     return min(request.jobs or default, runs)
 
 
-def _print_plan(title: str, planned: Sequence[estimate.Planned], workers: int) -> int:
+def _print_plan(title: str, planned: Sequence[estimate.PlannedRuns], workers: int) -> int:
     if planned:
         print(as_text(estimate.plan_table(f"Dry run. {title}, {workers} at once", planned, workers)))
     else:

@@ -11,7 +11,7 @@ from typing import TypeVar
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, corrected
 from ctr_pe.pe import available_pes
-from ctr_pe.study.store import Key, Result, Store
+from ctr_pe.study.store import Result, RunKey, Store
 from ctr_pe.study.users import UserStatistics, user_statistics
 from ctr_pe.utils.errors import counted
 
@@ -37,7 +37,7 @@ class Setting:
         return [result for of_seed in self.runs.values() for result in of_seed.values()]
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RunKey:
         """The key of the first run."""
         of_seed = next(iter({**self.failed, **self.runs}.values()))
         return next(iter(of_seed.values())).key
@@ -69,7 +69,7 @@ def settings(store: Store) -> list[Setting]:
     return found
 
 
-def _by_setting(results: Mapping[Key, Result]) -> dict[tuple[str, ...], dict[str, dict[int, Result]]]:
+def _by_setting(results: Mapping[RunKey, Result]) -> dict[tuple[str, ...], dict[str, dict[int, Result]]]:
     found: dict[tuple[str, ...], dict[str, dict[int, Result]]] = {}
     for key, result in sorted(results.items(), key=lambda item: _order(item[0])):
         found.setdefault(key.setting, {}).setdefault(key.pe, {})[key.seed] = result
@@ -92,7 +92,7 @@ def having(runs: Runs, metric: str) -> Runs:
     return {seed: run for seed, run in runs.items() if math.isfinite(run.metrics.get(metric, math.nan))}
 
 
-def _order(key: Key) -> tuple[object, ...]:
+def _order(key: RunKey) -> tuple[object, ...]:
     names = available_pes()
     return (key.setting, names.index(key.pe) if key.pe in names else len(names), key.pe, key.seed)
 

@@ -14,7 +14,7 @@ import torch
 from ctr_pe.fuxictr.settings import training_settings
 from ctr_pe.study.rendering import Table, between
 from ctr_pe.study.runner import Job
-from ctr_pe.study.store import Key
+from ctr_pe.study.store import RunKey
 from ctr_pe.study.suite import Cell
 from ctr_pe.training import PROTOCOLS, Run, build_model
 from ctr_pe.training.source import DataSource
@@ -51,7 +51,7 @@ class Estimate:
 
 
 @dataclass(frozen=True)
-class Planned:
+class PlannedRuns:
     """The runs of one cell that are not stored yet, and how long one takes, or why it cannot be run."""
 
     cell: Cell
@@ -88,7 +88,7 @@ def measure(run: Run) -> Estimate:
     return Estimate(step, batch, steps, (least_batches, most_batches))
 
 
-def measure_all(by_cell: Mapping[Cell, Sequence[Job]], done: Container[Key]) -> list[Planned]:
+def measure_all(by_cell: Mapping[Cell, Sequence[Job]], done: Container[RunKey]) -> list[PlannedRuns]:
     """The cells that have runs to do, measured; a cell that cannot be run has its problem, in one line."""
     to_do = {cell: [job for job in jobs if job.key not in done] for cell, jobs in by_cell.items()}
     to_do = {cell: jobs for cell, jobs in to_do.items() if jobs}
@@ -97,15 +97,15 @@ def measure_all(by_cell: Mapping[Cell, Sequence[Job]], done: Container[Key]) -> 
     found = []
     for cell, jobs in to_do.items():
         try:
-            found.append(Planned(cell, len(jobs), measure(jobs[0].run)))
+            found.append(PlannedRuns(cell, len(jobs), measure(jobs[0].run)))
         except Exception as error:  # as in a worker: it ends this cell's runs and no others
             name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            found.append(Planned(cell, len(jobs), problem=" ".join(f"{name}{error}".split())))
+            found.append(PlannedRuns(cell, len(jobs), problem=" ".join(f"{name}{error}".split())))
     give_back()  # a worker needs as much again
     return found
 
 
-def total(planned: Iterable[Planned], workers: int) -> tuple[float, float]:
+def total(planned: Iterable[PlannedRuns], workers: int) -> tuple[float, float]:
     """Seconds of all runs, at the least and at the most, ``workers`` at once; without those that cannot be run."""
     known = [(one.runs, one.estimate.seconds) for one in planned if one.estimate]
     ends = [[(runs, seconds[end]) for runs, seconds in known] for end in (0, 1)]
@@ -114,7 +114,7 @@ def total(planned: Iterable[Planned], workers: int) -> tuple[float, float]:
     return max(longest[0], shared[0]), max(longest[1], shared[1])
 
 
-def summary(planned: Sequence[Planned], workers: int) -> str:
+def summary(planned: Sequence[PlannedRuns], workers: int) -> str:
     """One line on the time of all runs."""
     return (
         f"estimated time: {between(*total(planned, workers))} ({STEPS} measured steps of each model and encoding, "
@@ -122,7 +122,7 @@ def summary(planned: Sequence[Planned], workers: int) -> str:
     )
 
 
-def plan_table(title: str, planned: Sequence[Planned], workers: int) -> Table:
+def plan_table(title: str, planned: Sequence[PlannedRuns], workers: int) -> Table:
     """What would be run, a row per cell."""
     varied = dict.fromkeys(name for one in planned for name, _ in one.cell.shown)
     several = len({one.cell.dataset for one in planned}) > 1

@@ -33,7 +33,7 @@ from tqdm import tqdm
 
 import ctr_pe
 from ctr_pe.study.rendering import duration
-from ctr_pe.study.store import Key, Result, Store
+from ctr_pe.study.store import Result, RunKey, Store
 from ctr_pe.utils import plugins
 from ctr_pe.utils.allocator import keep_memory
 from ctr_pe.utils.errors import Diverged, UserError
@@ -52,7 +52,7 @@ class Job:
     """A run and its key in the store; ``varied``: values that tell cells of a suite apart, such as ``max_len=10``."""
 
     run: Run
-    key: Key
+    key: RunKey
     varied: str = ""
 
     def __str__(self) -> str:
@@ -322,7 +322,7 @@ class _Progress:
 
     def __init__(self, total: int, done: int, stream: TextIO, figures: Figures) -> None:
         self.total, self.done, self.stream, self.figures = total, done, stream, figures
-        self.waiting, self.began, self.took = total - done, dict[Key, float](), list[float]()
+        self.waiting, self.began, self.took = total - done, dict[RunKey, float](), list[float]()
         self.states: dict[str, str] = {}
         # 80 × 24 if the terminal does not report its size: tqdm shows nothing then
         columns, lines = shutil.get_terminal_size()

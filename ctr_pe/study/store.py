@@ -1,40 +1,39 @@
-"""The store of finished runs: ``results.jsonl``, one line each, ``scores/``, their predictions on the test rows,
-``users/``, what these say of each user (:mod:`ctr_pe.study.users`), and optionally ``weights/`` and ``models/``. While
-runs are under way, ``unfinished/`` has the states from which they go on if they are killed.
+"""The store of finished runs: ``runs/``, a JSON file each, ``results.jsonl``, the same as lines in the order in which
+they finished, ``scores/``, their predictions on the test rows, ``users/``, what these say of each user
+(:mod:`ctr_pe.study.users`), and optionally ``weights/`` and ``models/``. While runs are under way, ``unfinished/`` has
+the states from which they go on if they are killed.
 
-A line is appended with one write and flushed to disk at once, so a killed benchmark loses only the unfinished runs.
-Several processes may share a store.
+A file is written as a whole or not at all, so a killed benchmark loses only the unfinished runs, and several processes
+may share a store. A store of an earlier version has ``results.jsonl`` alone: it is read as it is, and the next run that
+is stored makes its ``runs/``.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import json
 import math
-import os
 import zlib
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import MISSING, asdict, dataclass, field, fields
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple, get_type_hints
+from typing import Annotated, Any, BinaryIO, NamedTuple
 from zipfile import BadZipFile
 
 import numpy as np
 import numpy.typing as npt
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from ctr_pe.utils.errors import UserError, counted, explain
-from ctr_pe.utils.files import remove_abandoned, replacing
+from ctr_pe.utils.files import remove_abandoned, replacing, scratch_folder
 
-FILE = "results.jsonl"
+FILE, RUNS = "results.jsonl", "runs"
 UNFINISHED = "unfinished"  # the folder of states
 FIRST_KEY = b'{"model"'  # how every line begins: distinguishes a truncated line from a foreign file
 
 
-class Key(NamedTuple):
+class RunKey(NamedTuple):
     """What identifies a run: equal keys, equal results."""
 
     model: str
@@ -63,6 +62,8 @@ class Key(NamedTuple):
 class Result:
     """One finished run: ``metrics`` on the test rows after the best ``epoch`` (from 1), ``seconds`` it took in all."""
 
+    __pydantic_config__ = ConfigDict(strict=True)
+
     model: str
     dataset: str
     pe: str
@@ -88,12 +89,21 @@ class Result:
     failed: str = ""  # where the training diverged, of a run that has no metrics
 
     @property
-    def key(self) -> Key:
+    def key(self) -> RunKey:
         """What identifies the run."""
-        return Key(*(getattr(self, part) for part in Key._fields))
+        return RunKey(*(getattr(self, part) for part in RunKey._fields))
 
 
-_TYPES = {name: TypeAdapter(kind, config=ConfigDict(strict=True)) for name, kind in get_type_hints(Result).items()}
+def _completed(record: Any) -> Any:
+    """A record with what those of earlier versions lack. JSON has no NaN: an undefined metric is null."""
+    if isinstance(record, dict):
+        record.setdefault("device", "cpu" if record.get("gpu", -1) == -1 else "cuda")
+        if isinstance(metrics := record.get("metrics"), dict):
+            record["metrics"] = {name: math.nan if value is None else value for name, value in metrics.items()}
+    return record
+
+
+_RESULT: TypeAdapter[Result] = TypeAdapter(Annotated[Result, BeforeValidator(_completed)])
 
 
 def device_of(gpu: int) -> str:
@@ -119,50 +129,98 @@ class Store:
         self.notices: list[str] = []  # warnings about the store
         self.read()
 
-    def read(self) -> dict[Key, Result]:
-        """All finished runs, those of other processes too. A cut last line is reported in ``notices`` and ignored."""
+    def read(self) -> dict[RunKey, Result]:
+        """All finished runs, those of other processes too. Of a damaged file ``notices`` has a line, and its run does
+        not count."""
         return {key: result for key, result in self._all().items() if not result.failed}
 
-    def failures(self) -> dict[Key, Result]:
+    def failures(self) -> dict[RunKey, Result]:
         """The runs whose training diverged."""
         return {key: result for key, result in self._all().items() if result.failed}
 
-    def _all(self) -> dict[Key, Result]:
+    def _all(self) -> dict[RunKey, Result]:
+        """In the order in which they finished."""
+        files, results = self._files(), []
+        if not files:
+            return self._of_lines()
+        for file in files:
+            try:
+                results.append(_RESULT.validate_json(file.read_bytes()))
+            except ValidationError as error:
+                self._notice(f"{file}: not a benchmark result ({_problem(error)}), that run is not counted")
+            except FileNotFoundError:  # removed since it was listed
+                continue
+            except OSError as error:
+                raise UserError(f"{file}: {error.strerror}") from None
+        return {result.key: result for result in sorted(results, key=lambda one: (one.finished, one.key))}
+
+    def _files(self) -> list[Path]:
+        return list((self.path / RUNS).glob("*.json"))
+
+    def _of_lines(self) -> dict[RunKey, Result]:
+        """The runs of a store of an earlier version: of two lines for one run the first counts, unless it failed."""
         try:
-            content = self.file.read_bytes()
+            lines = _lines(self.file.read_bytes())
         except FileNotFoundError:
             return {}
         except OSError as error:
             raise UserError(f"{self.file}: {error.strerror}") from None
-        results, whole = self._parse(content)
-        notice = f"{self.file}: the last line is cut off, that run is not counted"
-        if whole < len(content) and notice not in self.notices:
-            self.notices.append(notice)
+        results: dict[RunKey, Result] = {}
+        for line in lines:
+            if line.result is not None:
+                if line.result.key not in results or results[line.result.key].failed:
+                    results[line.result.key] = line.result
+            elif line.cut:
+                self._notice(f"{self.file}: the last line is cut off, that run is not counted")
+            else:
+                what = f"{self.file}: line {line.number} is not a benchmark result"
+                if any(line.result is not None for line in lines):
+                    raise UserError(f"{what} ({line.problem}): --repair sets it aside")
+                raise UserError(f"{what}: choose another --out")
         return results
 
+    def _notice(self, notice: str) -> None:
+        if notice not in self.notices:
+            self.notices.append(notice)
+
     def append(self, result: Result, scores: npt.NDArray[np.float32] | None) -> None:
-        """Save the scores, if any, then the line. What is there already, perhaps by another process, is not written
+        """Save the scores, if any, then the run. What is there already, perhaps by another process, is not written
         again; after a failure a success may come."""
         if scores is not None:
             write(self._scores(result.key), lambda stream: np.save(stream, np.asarray(scores, np.float32)))
+        stored = self._all()
+        if result.key in stored and (not stored[result.key].failed or result.failed):
+            return
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
-            with _locked(self.file) as descriptor:
-                content = self.file.read_bytes()
-                results, whole = self._parse(content)
-                if result.key in results and (not results[result.key].failed or result.failed):
-                    return
-                os.ftruncate(descriptor, whole)
-                line = _line(result)
-                if whole and content[whole - 1 : whole] != b"\n":  # an editor has removed the last newline
-                    line = b"\n" + line
-                if os.write(descriptor, line) < len(line):
-                    raise UserError(f"{self.file}: the disk is full; free some space and repeat the command")
-                os.fsync(descriptor)
+            if stored and not self._files():
+                self._make_files(stored.values())
+            write(self.path / RUNS / f"{result.key.name}.json", lambda stream: stream.write(_line(result)))
+            self._write_lines()
         except OSError as error:
             raise UserError(f"{error.filename or self.file}: {error.strerror}") from None
 
-    def scores(self, key: Key) -> npt.NDArray[np.float32] | None:
+    def _make_files(self, results: Iterable[Result]) -> None:
+        """From the lines of an earlier version; all at once, for from then on the lines do not count."""
+        with scratch_folder(self.path) as folder:
+            made = folder / RUNS
+            made.mkdir()
+            for one in results:
+                (made / f"{one.key.name}.json").write_bytes(_line(one))
+            try:
+                made.rename(self.path / RUNS)
+            except OSError:
+                if not self._files():  # else another process was faster
+                    raise
+
+    def _write_lines(self) -> None:
+        """Write ``results.jsonl``, again if another process has added a run meanwhile."""
+        written: Collection[RunKey] = ()
+        while written != (results := self._all()).keys():
+            with replacing(self.file) as partial:
+                partial.write_bytes(b"".join(map(_line, results.values())))
+            written = results.keys()
+
+    def scores(self, key: RunKey) -> npt.NDArray[np.float32] | None:
         """Predictions of a run on the test rows in file order, or None if the file is gone or unreadable."""
         try:
             scores = np.load(self._scores(key), allow_pickle=False)
@@ -194,30 +252,30 @@ class Store:
         shapes = {found[name].shape for name in ("labels", "users") if name in found}
         return found if len(shapes) == 1 and len(shapes.pop()) == 1 else {}
 
-    def scored(self, key: Key) -> int:
+    def scored(self, key: RunKey) -> int:
         """When the scores of a run were written, in nanoseconds; -1 if they are gone."""
         try:
             return self._scores(key).stat().st_mtime_ns
         except OSError:
             return -1
 
-    def weights(self, key: Key) -> Path:
+    def weights(self, key: RunKey) -> Path:
         """The file for the weights of a run."""
         file = self.path / "weights" / f"{key.name}.safetensors"
         old = file.with_name(f"{key.name}.pt")  # of an earlier version
         return old if old.exists() and not file.exists() else file
 
-    def model(self, key: Key) -> Path:
+    def model(self, key: RunKey) -> Path:
         """The folder for the model of a run."""
         return self.path / "models" / key.name
 
-    def state(self, key: Key, made_by: str) -> Path:
+    def state(self, key: RunKey, made_by: str) -> Path:
         """The file for the state of a run that is under way; code of another version or revision has another."""
         return self.path / UNFINISHED / f"{key.name}-{made_by}.safetensors"
 
-    def tidy(self, stored: Collection[Key]) -> None:
+    def tidy(self, stored: Collection[RunKey]) -> None:
         """Remove the states of runs that are stored, and what killed processes have left."""
-        for name in (UNFINISHED, "scores", "users", "weights"):
+        for name in ("", RUNS, UNFINISHED, "scores", "users", "weights"):
             remove_abandoned(self.path / name)
         names = {key.name for key in stored}
         for file in (self.path / UNFINISHED).glob("*.safetensors"):
@@ -226,24 +284,8 @@ class Store:
         with contextlib.suppress(OSError):  # others are under way, or there were none
             (self.path / UNFINISHED).rmdir()
 
-    def _scores(self, key: Key) -> Path:
+    def _scores(self, key: RunKey) -> Path:
         return self.path / "scores" / f"{key.name}.npy"
-
-    def _parse(self, content: bytes) -> tuple[dict[Key, Result], int]:
-        """The results and the length of the complete lines."""
-        results: dict[Key, Result] = {}
-        lines = _lines(content)
-        for line in lines:
-            if line.result is not None:
-                if line.result.key not in results or results[line.result.key].failed:
-                    results[line.result.key] = line.result
-            elif not line.cut:
-                known = any(line.result is not None for line in lines)
-                what = f"line {line.number} is not a benchmark result"
-                if known:
-                    raise UserError(f"{self.file}: {what} ({line.problem}): --repair sets it aside")
-                raise UserError(f"{self.file}: {what}: choose another --out")
-        return results, sum(len(line.content) for line in lines if not line.cut)
 
 
 class Line(NamedTuple):
@@ -259,7 +301,7 @@ class Line(NamedTuple):
 def repair(path: Path) -> str:
     """Move the lines of ``results.jsonl`` in the folder ``path`` that are no results to ``results.rejected.jsonl``.
 
-    Returns what was done, in one line. Other processes may go on using the store.
+    Returns what was done, in one line.
 
     Raises:
         UserError: no line is a result, or a file cannot be written.
@@ -269,20 +311,16 @@ def repair(path: Path) -> str:
     if not file.exists():
         return f"{file}: no such file, nothing to repair"
     try:
-        with _locked(file):
-            lines = _lines(file.read_bytes())
-            bad = [line for line in lines if line.result is None]
-            if not bad:
-                return f"{file}: all {counted(len(lines), 'line')} are results, nothing to repair"
-            if len(bad) == len(lines):
-                raise UserError(f"{file}: no line is a benchmark result: not repaired, choose another --out")
-            with open(rejected, "ab") as aside:
-                aside.writelines(line.content.removesuffix(b"\n") + b"\n" for line in bad)
-                aside.flush()
-                os.fsync(aside.fileno())
-            good = b"".join(line.content.removesuffix(b"\n") + b"\n" for line in lines if line.result is not None)
-            with replacing(file) as partial:
-                partial.write_bytes(good)
+        lines = _lines(file.read_bytes())
+        bad = [line for line in lines if line.result is None]
+        if not bad:
+            return f"{file}: all {counted(len(lines), 'line')} are results, nothing to repair"
+        if len(bad) == len(lines):
+            raise UserError(f"{file}: no line is a benchmark result: not repaired, choose another --out")
+        with open(rejected, "ab") as aside:
+            aside.writelines(line.content.removesuffix(b"\n") + b"\n" for line in bad)
+        good = [line.content.removesuffix(b"\n") + b"\n" for line in lines if line.result is not None]
+        write(file, lambda stream: stream.writelines(good))
     except OSError as error:
         raise UserError(f"{error.filename or file}: {error.strerror}") from None
     numbers = ", ".join(str(line.number) for line in bad[:5]) + ", …" * (len(bad) > 5)
@@ -293,68 +331,30 @@ def _lines(content: bytes) -> list[Line]:
     found = []
     for number, line in enumerate(content.splitlines(keepends=True), 1):
         try:
-            found.append(Line(number, line, _result(json.loads(line))))
-        except (ValueError, TypeError, RecursionError) as error:  # no UTF-8, no JSON and no result, no sane one
+            found.append(Line(number, line, _RESULT.validate_json(line)))
+        except ValidationError as error:
             ours = line.startswith(FIRST_KEY) or FIRST_KEY.startswith(line)
-            problem = "empty" if not line.strip() else str(error) if isinstance(error, TypeError) else "no JSON"
+            problem = _problem(error) if line.strip() else "empty"
             found.append(Line(number, line, None, problem, cut=ours and not line.endswith(b"\n")))
     return found
 
 
-@contextmanager
-def _locked(file: Path) -> Iterator[int]:
-    """The file, open to append, for this process alone; one that a repair has replaced meanwhile is opened again."""
-    while True:
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o666)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)  # released on close, and by the system when we are killed
-            if os.path.samestat(os.fstat(descriptor), os.stat(file)):
-                yield descriptor
-                return
-        finally:
-            os.close(descriptor)
+def _problem(error: ValidationError) -> str:
+    """What is wrong with a record, in one line."""
+    first = error.errors()[0]
+    return {"json_invalid": "no JSON", "dataclass_type": "no result"}.get(first["type"]) or explain(first)
 
 
-def write(file: Path, save: Callable[[BinaryIO], None]) -> None:
+def _line(result: Result) -> bytes:
+    """JSON has no NaN: an undefined number is null."""
+    record = json.loads(_RESULT.dump_json(result, fallback=str))
+    return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def write(file: Path, save: Callable[[BinaryIO], object]) -> None:
     """All or nothing, also when two processes write the same file."""
     try:
         with replacing(file) as partial, open(partial, "wb") as stream:
             save(stream)
     except OSError as error:
         raise UserError(f"{file}: {error.strerror}") from None
-
-
-def _line(result: Result) -> bytes:
-    """JSON has no NaN: an undefined number is null."""
-    record = asdict(result)
-    record |= {name: _null_for_nan(record[name]) for name in ("metrics", "history")}
-    return json.dumps(record, ensure_ascii=False, default=str).encode() + b"\n"
-
-
-def _null_for_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _null_for_nan(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
-        return [_null_for_nan(part) for part in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _result(record: Any) -> Result:
-    """A Result from a line; unknown keys, of later versions, are ignored.
-
-    Raises TypeError for something else than a result, a key that is missing and a value of another type.
-    """
-    if not isinstance(record, dict) or not isinstance(record.get("metrics"), dict):
-        raise TypeError("no result")
-    needed = [f.name for f in fields(Result) if f.default is f.default_factory is MISSING]
-    if missing := [name for name in needed if name not in record]:
-        raise TypeError(f"'{missing[0]}' is missing")
-    known = {f.name: record[f.name] for f in fields(Result) if f.name in record}
-    known.setdefault("device", device_of(record.get("gpu", -1)))
-    known["metrics"] = {name: math.nan if value is None else value for name, value in record["metrics"].items()}
-    for name, value in known.items():
-        try:
-            _TYPES[name].validate_python(value)
-        except ValidationError as error:
-            raise TypeError(explain({**error.errors()[0], "loc": (name, *error.errors()[0]["loc"])})) from None
-    return Result(**known)

@@ -13,7 +13,7 @@ from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference
 from ctr_pe.study.differences import UNKNOWN, Runs, between
 from ctr_pe.study.rendering import GAUC, Table, base_rate_note
-from ctr_pe.study.store import Key, Store
+from ctr_pe.study.store import RunKey, Store
 from ctr_pe.study.suite import Cell, Suite
 from ctr_pe.study.tables import (
     difference_cells,
@@ -33,7 +33,7 @@ from ctr_pe.study.users import UserStatistics, user_statistics
 from ctr_pe.utils.errors import counted
 
 
-def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[Key]], more: Sequence[str] = ()) -> list[Table]:
+def make(suite: Suite, store: Store, keys: Mapping[Cell, Sequence[RunKey]], more: Sequence[str] = ()) -> list[Table]:
     """One table per data set, with every cell, also those that have not been run; ``keys``: the runs of each, by seed;
     ``more`` notes.
 
@@ -76,7 +76,7 @@ def _tables(
     suite: Suite,
     runs: Mapping[Cell, Runs],
     failed: Mapping[Cell, Runs],
-    keys: Mapping[Cell, Sequence[Key]],
+    keys: Mapping[Cell, Sequence[RunKey]],
     varied: Sequence[str],
     store: Store,
 ) -> list[Table]:

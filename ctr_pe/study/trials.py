@@ -15,7 +15,7 @@ from typing import Any
 from ctr_pe.evaluation.monitor import monitor_mode, monitored
 from ctr_pe.study.rendering import FAILED, Table, number
 from ctr_pe.study.runner import Job
-from ctr_pe.study.store import Key, Result, Store
+from ctr_pe.study.store import Result, RunKey, Store
 from ctr_pe.study.suite import Cell
 from ctr_pe.utils.errors import UserError, counted
 
@@ -32,7 +32,7 @@ class Trials:
     jobs: Mapping[Cell, Mapping[Cell, Job]]
 
     @property
-    def done(self) -> dict[Key, Result]:
+    def done(self) -> dict[RunKey, Result]:
         """Those that need not be run again: one that diverged has an answer too."""
         return {**self.store.failures(), **self.store.read()}
 

@@ -39,7 +39,7 @@ NOBODY = Users(np.zeros(0, np.int64), np.zeros(0, np.int64))
 
 @dataclass(frozen=True)
 class RunDistances:
-    """Between the ``runs`` (R,) of :attr:`Key.name`: metric -> squared distances of what users add to them (R, R)."""
+    """Squared distances (R, R) between what users add to ``runs`` (R,), :attr:`RunKey.name`, by metric."""
 
     runs: list[str] = field(default_factory=list)
     distances: dict[str, Floats] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class RunDistances:
 @dataclass(frozen=True)
 class UserStatistics:
     """Of the test rows of one data set. ``click_rate``: of the training rows, NaN if it is not known; ``values``: run
-    (:attr:`Key.name`) -> metric -> (U,) in steps; ``published``: of runs without values."""
+    (:attr:`RunKey.name`) -> metric -> (U,) in steps; ``published``: of runs without values."""
 
     users: Users = NOBODY
     click_rate: float = math.nan
@@ -92,8 +92,8 @@ class UserStatistics:
         runs = [*ours.values(), *theirs.values()]
         distances = self.distances([run.key.name for run in runs], metric)
         spread = UserSpread.of(distances, len(ours), int(np.count_nonzero(self.shares[metric])))
-        metrics = [[run.metrics[metric] for run in of.values()] for of in (ours, theirs)]
-        return difference(*metrics, spread)
+        metrics, others = ([run.metrics[metric] for run in of.values()] for of in (ours, theirs))
+        return difference(metrics, others, spread)
 
 
 def user_statistics(store: Store, data_hash: str) -> UserStatistics:
@@ -155,7 +155,7 @@ def _read(file: Path) -> UserStatistics:
         runs = [str(name) for name in content["runs"]]
         published = [str(name) for name in content.get("published", ())]
         pairs = len(published) * (len(published) - 1) // 2
-        shapes = {"positives": (users.rows.shape, np.integer)}
+        shapes: dict[str, tuple[tuple[int, ...], Any]] = {"positives": (users.rows.shape, np.integer)}
         shapes |= {metric: ((len(runs), len(users.rows)), np.integer) for metric in METRICS if runs or not published}
         shapes |= {f"{metric}_distances": ((pairs,), np.floating) for metric in METRICS if published}
         for name, (shape, kind) in shapes.items():

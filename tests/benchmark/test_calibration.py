@@ -17,7 +17,7 @@ from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.study.differences import settings
-from ctr_pe.study.store import Key, Store
+from ctr_pe.study.store import RunKey, Store
 from tests.support.fake_training import result_of, train_on_data_set
 
 STORE = Store(calibration.OUT)
@@ -59,7 +59,7 @@ def made_up(folder: Path, gain: float) -> None:
         for seed in range(12):
             strength = 0.8 + gain * (pe == "cape") + 0.2 * draw.normal()
             scores = 1 / (1 + np.exp(-(strength * (2 * labels - 1) + shared + 0.5 * draw.normal(size=len(users)))))
-            key = Key("DIN", "synthetic", "heldout", "c", "d", pe, seed)
+            key = RunKey("DIN", "synthetic", "heldout", "c", "d", pe, seed)
             store.append(result_of(key, metrics=evaluate(labels, scores, users)), scores)
 
 

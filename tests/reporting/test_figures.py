@@ -39,7 +39,7 @@ from ctr_pe.reporting.figures.panels import (
 from ctr_pe.reporting.figures.runs import Drawn, Wanted, drawn, some_requests
 from ctr_pe.reporting.figures.trial import AGES
 from ctr_pe.sequence.positions import Pairs, Where
-from ctr_pe.study.store import Key, Result, Store, hash_of
+from ctr_pe.study.store import Result, RunKey, Store, hash_of
 from ctr_pe.training import Run, train
 from ctr_pe.utils.errors import UserError
 
@@ -339,7 +339,7 @@ def stored(root: Path, store: Store, pe: str, seed: int = 0, keep: bool = True, 
     params = {**model_params("DIN", "synthetic"), **small, "position_dim": 4, "learning_rate": 0.02, **params}
     params = {key: value for key, value in params.items() if key not in ("model", "dataset_id", "position_encoding")}
     params = {key: value for key, value in params.items() if key not in ("model_root", "seed", "debug_mode")}
-    key = Key("DIN", dataset.dataset_id, "heldout", hash_of(params), dataset.data_hash, pe, seed)
+    key = RunKey("DIN", dataset.dataset_id, "heldout", hash_of(params), dataset.data_hash, pe, seed)
     weights = store.weights(key) if keep else None
     outcome = train(Run("DIN", dataset.path, pe, seed, params=params, weights=weights))
     facts: dict[str, Any] = {"revision": None, "versions": {}, "seconds": 1.0, "threads": 1, "finished": ""}

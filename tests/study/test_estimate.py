@@ -13,7 +13,7 @@ import torch
 from ctr_pe.cli import main
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.study.benchmark import Request, run, run_params
-from ctr_pe.study.estimate import Estimate, Planned, measure, plan_table, total
+from ctr_pe.study.estimate import Estimate, PlannedRuns, measure, plan_table, total
 from ctr_pe.study.rendering import as_text, between, duration
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Store
@@ -133,20 +133,20 @@ def test_a_dry_run_finds_what_would_fail(
     assert not (tmp_path / "out").exists()
 
 
-def planned(runs: int, low: float, high: float) -> Planned:
-    return Planned(Cell("DIN", "d", "none"), runs, Estimate(1.0, 0.0, (int(low), int(high)), (0, 0)))
+def planned(runs: int, low: float, high: float) -> PlannedRuns:
+    return PlannedRuns(Cell("DIN", "d", "none"), runs, Estimate(1.0, 0.0, (int(low), int(high)), (0, 0)))
 
 
 def test_runs_share_the_workers_and_none_is_shorter_than_itself() -> None:
     assert Estimate(2.0, 0.5, (10, 20), (4, 8)).seconds == (22.0, 44.0)
     assert total([planned(4, 10, 20), planned(2, 5, 30)], 2) == (25.0, 70.0)
     assert total([planned(1, 10, 20), planned(1, 5, 6)], 8) == (10.0, 20.0)
-    assert total([Planned(Cell("DIN", "d", "none"), 3, problem="no")], 2) == (0.0, 0.0)
+    assert total([PlannedRuns(Cell("DIN", "d", "none"), 3, problem="no")], 2) == (0.0, 0.0)
 
 
 def test_what_varies_has_its_column() -> None:
     cells = [Cell("DIN", "d", "none", (("max_len", 5),)), Cell("DIN", "e", "cape", (("position_dim", 8),))]
-    text = as_text(plan_table("Plan", [Planned(cell, 1, Estimate(0.01, 0.0, (9, 9), (0, 0))) for cell in cells], 1))
+    text = as_text(plan_table("Plan", [PlannedRuns(cell, 1, Estimate(0.01, 0.0, (9, 9), (0, 0))) for cell in cells], 1))
     assert [line.split() for line in text.splitlines()[2:5]] == [
         "model max_len position_dim encoding data set runs step steps time of a run".split(),
         "DIN 5 – none d 1 10 ms 9 1 s".split(),

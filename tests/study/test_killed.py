@@ -44,5 +44,5 @@ def test_a_benchmark_that_is_killed_again_and_again_gives_the_same_rows(tmp_path
         assert epochs == sorted(epochs), epochs  # it never goes back behind an epoch that has begun
     assert sum(again - 1 for epochs in begun.values() for again in Counter(epochs).values()) <= 2 * KILLS
     left = [path.relative_to(out).as_posix() for path in out.rglob("*") if path.is_dir()]
-    assert sorted(left) == ["scores", "users"]
+    assert sorted(left) == ["runs", "scores", "users"]
     assert not list(temporary.glob("ctr-pe-*"))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
 import multiprocessing
-import os
-import threading
-import time
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Store, hash_of, repair
 from ctr_pe.utils.errors import UserError
+from ctr_pe.utils.files import replacing
 from tests.support.fake_training import append_many, fill, jobs_of, result_of, rows_of_test, scores_of
 
 
@@ -59,7 +60,7 @@ def test_what_older_versions_did_not_keep_is_added(tmp_path: Path) -> None:
     kept = store.about("d" * 32)
     np.testing.assert_array_equal(kept["lengths"], labels + 5)
     np.testing.assert_array_equal(kept["labels"], labels)
-    store.file.write_text(
+    store.file.write_text(  # a line of an earlier version, without runs/
         json.dumps({name: value for name, value in asdict(result_of(jobs_of()[0].key)).items() if name != "history"})
         + "\n"
     )
@@ -67,13 +68,21 @@ def test_what_older_versions_did_not_keep_is_added(tmp_path: Path) -> None:
     assert found.history == []
 
 
+def old(path: Path, jobs: Sequence[Job]) -> Store:
+    """A store of an earlier version: it has lines alone."""
+    store = Store(path)
+    fill(store, jobs)
+    shutil.rmtree(path / "runs")
+    return store
+
+
 def test_a_line_cut_anywhere_is_reported_and_replaced(tmp_path: Path) -> None:
     jobs = jobs_of(seeds=1)
-    store = Store(tmp_path)
-    fill(store, jobs)
+    store = old(tmp_path, jobs)
     whole = store.file.read_bytes()
     first = whole.index(b"\n") + 1
     for end in {first + 1, first + 5, first + 9, first + 40, (first + len(whole)) // 2, len(whole) - 2}:
+        shutil.rmtree(tmp_path / "runs", ignore_errors=True)
         store.file.write_bytes(whole[:end])
         cut = Store(tmp_path)
         assert list(cut.read()) == [jobs[0].key]
@@ -86,8 +95,7 @@ def test_a_line_cut_anywhere_is_reported_and_replaced(tmp_path: Path) -> None:
 
 def test_a_last_line_without_its_newline_counts(tmp_path: Path) -> None:
     jobs = jobs_of(seeds=2)
-    store = Store(tmp_path)
-    fill(store, jobs[:2])
+    store = old(tmp_path, jobs[:2])
     store.file.write_bytes(store.file.read_bytes()[:-1])
     again = Store(tmp_path)
     assert len(again.read()) == 2
@@ -108,8 +116,7 @@ def test_a_foreign_file_is_refused_and_left_alone(tmp_path: Path, content: bytes
 
 
 def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    fill(store, jobs_of())
+    store = old(tmp_path, jobs_of())
     lines = store.file.read_bytes().splitlines(keepends=True)
     store.file.write_bytes(lines[0] + lines[1][:50] + b"\n" + lines[2])
     with pytest.raises(UserError, match="line 2 is not"):
@@ -118,8 +125,7 @@ def test_a_damaged_line_in_the_middle_is_refused(tmp_path: Path) -> None:
 
 def spoilt(path: Path, change: Any, seeds: int = 2) -> list[bytes]:
     """A store whose third line is another, as its lines."""
-    store = Store(path)
-    fill(store, jobs_of(seeds=seeds))
+    store = old(path, jobs_of(seeds=seeds))
     lines = store.file.read_bytes().splitlines(keepends=True)
     lines[2:3] = [change(lines[2])] if isinstance(change(lines[2]), bytes) else change(lines[2])
     store.file.write_bytes(b"".join(lines))
@@ -134,13 +140,14 @@ DAMAGE = [
     (lambda line: b"\n", "empty"),
     (lambda line: b"hello\n", "no JSON"),
     (lambda line: b"[" * 100_000 + b"\n", "no JSON"),
-    (lambda line: b'{"a": 1}\n', "no result"),
+    (lambda line: b"[1]\n", "no result"),
+    (lambda line: b'{"a": 1}\n', "'model' is missing"),
     (lambda line: line.replace(b'"seed"', b'"sead"'), "'seed' is missing"),
     (of_type(seed="x"), r"'seed': input should be a valid integer \(given: 'x'\)"),
     (of_type(seed=[1]), "'seed': input should be a valid integer"),
     (of_type(pe=None), "'pe': input should be a valid string"),
     (of_type(metrics={"gAUC": "high"}), r"'metrics.gAUC': input should be a valid number"),
-    (of_type(metrics=[]), "no result"),
+    (of_type(metrics=[]), "'metrics': input should be an object"),
     (of_type(history=[5]), "'history.0': input should be"),
     (of_type(params=7), "'params': input should be"),
     (of_type(epoch=1.5), "'epoch': input should be a valid integer"),
@@ -163,7 +170,7 @@ def test_a_bad_line_is_named_and_repair_sets_it_aside(tmp_path: Path, change: An
     assert "nothing to repair" in repair(tmp_path)
     fill(Store(tmp_path), jobs_of(seeds=2))
     assert len(Store(tmp_path).read()) == 4
-    assert {path.name for path in tmp_path.iterdir()} == {"results.jsonl", "results.rejected.jsonl", "scores"}
+    assert {path.name for path in tmp_path.iterdir()} == {"results.jsonl", "results.rejected.jsonl", "runs", "scores"}
 
 
 def test_a_foreign_file_is_not_repaired(tmp_path: Path) -> None:
@@ -173,24 +180,6 @@ def test_a_foreign_file_is_not_repaired(tmp_path: Path) -> None:
         repair(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["results.jsonl"]
     assert (tmp_path / "results.jsonl").read_text() == "my notes\n"
-
-
-def test_who_waits_for_a_repair_writes_to_the_new_file(tmp_path: Path) -> None:
-    spoilt(tmp_path, lambda line: b"\n")
-    store, other = object.__new__(Store), jobs_of(seeds=5)[-1]
-    store.path, store.file = tmp_path, tmp_path / "results.jsonl"
-    with open(store.file, "ab") as held:
-        fcntl.flock(held, fcntl.LOCK_EX)
-        mending = threading.Thread(target=repair, args=(tmp_path,))
-        writing = threading.Thread(target=store.append, args=(result_of(other.key), scores_of("none", 4)))
-        mending.start()
-        time.sleep(0.2)
-        writing.start()
-        time.sleep(0.2)
-    mending.join(10)
-    writing.join(10)
-    assert other.key in Store(tmp_path).read()
-    assert len(Store(tmp_path).read()) == 4
 
 
 def test_a_run_is_stored_once(tmp_path: Path) -> None:
@@ -225,32 +214,90 @@ def test_processes_may_share_a_store(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("*.partial"))
 
 
-def test_a_writer_waits_for_another(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    first, second = jobs_of(seeds=1)
+def test_a_run_is_a_file_and_a_line(tmp_path: Path) -> None:
+    store, jobs = Store(tmp_path), jobs_of(seeds=3)
+    fill(store, jobs)
+    files = {file.stem: file.read_bytes() for file in (tmp_path / "runs").iterdir()}
+    assert store.file.read_bytes() == b"".join(files[job.key.name] for job in jobs)
+    (tmp_path / "runs" / f"{jobs[2].key.name}.json").unlink()  # to train it anew
+    assert list(store.read()) == [job.key for job in jobs if job != jobs[2]]
+    store.file.unlink()  # the lines are made again
+    fill(store, jobs)
+    assert len(store.file.read_bytes().splitlines()) == 6
+    assert list(store.read())[-1] == jobs[2].key
+
+
+@pytest.mark.parametrize("size", [0, 1, 40, 200])
+def test_a_damaged_file_of_a_run_is_reported_and_loses_no_other(tmp_path: Path, size: int) -> None:
+    store, jobs = Store(tmp_path), jobs_of(seeds=2)
+    fill(store, jobs)
+    file = tmp_path / "runs" / f"{jobs[1].key.name}.json"
+    whole = file.read_bytes()
+    file.write_bytes(whole[:size])
+    again = Store(tmp_path)
+    assert list(again.read()) == [job.key for job in jobs if job != jobs[1]]
+    assert again.notices == [f"{file}: not a benchmark result (no JSON), that run is not counted"]
+    fill(again, jobs)
+    assert Store(tmp_path).notices == []
+    assert len(Store(tmp_path).read()) == len(store.file.read_bytes().splitlines()) == 4
+
+
+def test_a_store_of_lines_alone_keeps_all_of_them(tmp_path: Path) -> None:
+    jobs = jobs_of(seeds=3)
+    store = old(tmp_path, jobs[:4])
+    before = store.file.read_bytes()
+    assert list(Store(tmp_path).read()) == [job.key for job in jobs[:4]]
+    assert not (tmp_path / "runs").exists()  # reading changes nothing
+    fill(store, jobs)
+    assert store.file.read_bytes().startswith(before)
+    assert len(list((tmp_path / "runs").glob("*.json"))) == len(store.file.read_bytes().splitlines()) == 6
+
+
+def test_a_folder_of_that_name_which_is_not_ours_is_not_used(tmp_path: Path) -> None:
+    """No line of an earlier version is lost where its files cannot be made."""
+    jobs = jobs_of(seeds=2)
+    store = old(tmp_path, jobs[:2])
+    (tmp_path / "runs" / "events").mkdir(parents=True)
+    with pytest.raises(UserError, match="not empty"):
+        fill(store, jobs)
+    assert list(Store(tmp_path).read()) == [job.key for job in jobs[:2]]
+    assert [file.name for file in (tmp_path / "runs").iterdir()] == ["events"]
+
+
+def test_a_run_that_another_process_adds_meanwhile_has_its_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else the process that lists first and writes last would drop it."""
+    store, (first, second) = Store(tmp_path), jobs_of(seeds=1)
     fill(store, [first])
-    with open(store.file, "ab") as other:
-        fcntl.flock(other, fcntl.LOCK_EX)
-        writer = threading.Thread(target=fill, args=(store, [second]))
-        writer.start()
-        writer.join(0.3)
-        assert writer.is_alive()
-        assert list(store.read()) == [first.key]
-    writer.join(10)
-    assert list(store.read()) == [first.key, second.key]
+    other = jobs_of(["rope"], seeds=1)[0]
+
+    @contextmanager
+    def slow(file: Path) -> Iterator[Path]:
+        with replacing(file) as partial:
+            yield partial
+            if file == store.file and other.key not in store.read():
+                monkeypatch.setattr("ctr_pe.study.store.replacing", replacing)
+                fill(Store(tmp_path), [other])
+
+    monkeypatch.setattr("ctr_pe.study.store.replacing", slow)
+    fill(store, [second])
+    assert {json.loads(line)["pe"] for line in store.file.read_text().splitlines()} == {"none", "cape", "rope"}
 
 
-def test_scores_are_there_before_the_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_scores_are_there_before_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path)
     job = jobs_of()[0]
     seen: list[bool] = []
-    write = os.write
 
-    def spying(descriptor: int, line: bytes) -> int:
-        seen.append(store.scores(job.key) is not None)
-        return write(descriptor, line)
+    @contextmanager
+    def spying(file: Path) -> Iterator[Path]:
+        with replacing(file) as partial:
+            yield partial
+        if file.parent.name == "runs":
+            seen.append(store.scores(job.key) is not None)
 
-    monkeypatch.setattr(os, "write", spying)
+    monkeypatch.setattr("ctr_pe.study.store.replacing", spying)
     fill(store, [job])
     assert seen == [True]
 
@@ -295,13 +342,14 @@ def test_the_device_is_part_of_what_a_run_is(tmp_path: Path) -> None:
     assert job.key.name != of_gpu.name
     assert job.key.name.endswith(hashlib.blake2b(json.dumps(job.key[:7]).encode(), digest_size=8).hexdigest())
     lines = [json.loads(line) for line in (tmp_path / "results.jsonl").read_text().splitlines()]
+    lines.sort(key=lambda line: line["device"])
     for line, gpu in zip(lines, (-1, 0), strict=True):
         del line["device"]
         line["gpu"] = gpu
-    old = tmp_path / "old"
-    old.mkdir()
-    (old / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert list(Store(old).read()) == [job.key, of_gpu]
+    earlier = tmp_path / "old"
+    earlier.mkdir()
+    (earlier / "results.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert list(Store(earlier).read()) == [job.key, of_gpu]
 
 
 def test_the_published_runs_can_be_read(checkout: Path, tmp_path: Path) -> None:

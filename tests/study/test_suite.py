@@ -19,7 +19,7 @@ from ctr_pe.evaluation.paired import holm
 from ctr_pe.pe import available_pes
 from ctr_pe.study.benchmark import Request, run
 from ctr_pe.study.rendering import as_csv, as_markdown, as_text
-from ctr_pe.study.store import Key, Result, Store
+from ctr_pe.study.store import Result, RunKey, Store
 from ctr_pe.study.suite import Cell, Suite, cells, load_suite, parse_suite
 from ctr_pe.study.suite_tables import make
 from ctr_pe.utils.errors import UserError
@@ -211,7 +211,7 @@ def test_ours_beside_the_published_figures(tmp_path: Path) -> None:
     suite = load_suite("cape_table2")
     store, keys = Store(tmp_path), {}
     for cell in cells(suite):
-        keys[cell] = [Key(cell.model, cell.dataset, "paper", "c", "d", cell.pe, seed) for seed in range(2)]
+        keys[cell] = [RunKey(cell.model, cell.dataset, "paper", "c", "d", cell.pe, seed) for seed in range(2)]
         if (cell.model, cell.pe, cell.dataset) == ("DIN", "cape", "amazonelectronics_x1"):
             for key, gauc in zip(keys[cell], (0.88, 0.89), strict=True):
                 store.append(result(key, {"gAUC": gauc, "AUC": 0.9, "logloss": 0.4}), [])  # type: ignore[arg-type]
@@ -243,7 +243,7 @@ def test_ours_beside_the_published_figures(tmp_path: Path) -> None:
 def test_generated_content_is_not_compared_with_the_published_figures_beside_it(tmp_path: Path) -> None:
     suite, store = load_suite("cape_table2"), Store(tmp_path)
     cell = next(cell for cell in cells(suite) if (cell.model, cell.pe) == ("BST", "none"))
-    key = Key("BST", "kuaivideo_x1_generated", "paper", "c", "d", "none", 0)
+    key = RunKey("BST", "kuaivideo_x1_generated", "paper", "c", "d", "none", 0)
     store.append(result(key, {"gAUC": 0.5, "AUC": 0.5, "logloss": 0.5}), [])  # type: ignore[arg-type]
     (table,) = make(suite, store, {cell: [key]})
     text = " ".join(as_text(table).split())
@@ -253,7 +253,7 @@ def test_generated_content_is_not_compared_with_the_published_figures_beside_it(
     assert np.isnan(table.lines[0]["gAUC_off"])
 
 
-def result(key: Key, metrics: dict[str, float]) -> Result:
+def result(key: RunKey, metrics: dict[str, float]) -> Result:
     facts: dict[str, Any] = {"epoch": 1, "revision": None, "versions": {}, "seconds": 1.0, "threads": 1}
     return Result(key.model, key.dataset, key.pe, key.seed, key.protocol, metrics, config_hash=key.config_hash,
                   data_hash=key.data_hash, parameters=1, finished="", **facts)  # fmt: skip

@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -357,6 +358,7 @@ def test_a_seed_without_a_number_is_said_and_in_no_mean(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in store.file.read_text().splitlines()]
     gone = next(line for line in lines if (line["pe"], line["seed"]) == ("cape", 1))
     gone["metrics"] |= {"gAUC": None, "logloss": None}
+    shutil.rmtree(store.path / "runs")  # as of an earlier version, so that lines count
     store.file.write_text("".join(json.dumps(line) + "\n" for line in lines))
     (table,) = tables_in(store)
     kept = [line["metrics"]["gAUC"] for line in lines if line["pe"] == "cape" and line is not gone]

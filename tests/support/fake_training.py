@@ -17,7 +17,7 @@ import numpy.typing as npt
 
 from ctr_pe.evaluation import evaluate
 from ctr_pe.study.runner import Job, run_all
-from ctr_pe.study.store import Key, Result, Store, hash_of
+from ctr_pe.study.store import Result, RunKey, Store, hash_of
 from ctr_pe.utils.errors import Diverged, UserError
 
 ROWS, USERS = 300, 40
@@ -112,13 +112,16 @@ def jobs_of(
     **params: Any,
 ) -> list[Job]:
     return [
-        Job(cast(Any, Run(model, pe, seed, params)), Key(model, dataset, protocol, hash_of(params), "d" * 32, pe, seed))
+        Job(
+            cast(Any, Run(model, pe, seed, params)),
+            RunKey(model, dataset, protocol, hash_of(params), "d" * 32, pe, seed),
+        )
         for seed in range(1, seeds + 1)
         for pe in pes
     ]
 
 
-def result_of(key: Key, **changes: Any) -> Result:
+def result_of(key: RunKey, **changes: Any) -> Result:
     """What the runner would store for a key."""
     labels, users = rows_of_test()
     facts: dict[str, Any] = {
@@ -138,7 +141,8 @@ def fill(store: Store, jobs: Sequence[Job]) -> None:
     """Store made-up runs without processes."""
     store.save_rows("d" * 32, *rows_of_test())
     for job in jobs:
-        store.append(result_of(job.key), scores_of(job.key.pe, job.key.seed))
+        finished = f"2025-01-01T00:00:00.{len(store.read()):06}+00:00"
+        store.append(result_of(job.key, finished=finished), scores_of(job.key.pe, job.key.seed))
 
 
 def append_many(folder: str, first_seed: int, count: int) -> None:

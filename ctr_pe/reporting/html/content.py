@@ -17,7 +17,7 @@ from ctr_pe.reporting.html.options import Options
 from ctr_pe.study.benchmark import find_dataset, keep_rows
 from ctr_pe.study.command import benchmark_command
 from ctr_pe.study.differences import BASELINES, Setting, settings
-from ctr_pe.study.store import Key, Store
+from ctr_pe.study.store import RunKey, Store
 from ctr_pe.study.tables import make_tables, measured
 from ctr_pe.utils.errors import UserError, counted, say
 
@@ -107,7 +107,7 @@ def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
     }
 
 
-def _keep_rows(options: Options, store: Store, key: Key) -> str:
+def _keep_rows(options: Options, store: Store, key: RunKey) -> str:
     """Add what a store of an older version lacks about its test rows; why that is not possible, or nothing."""
     if "lengths" in store.about(key.data_hash):
         return ""
