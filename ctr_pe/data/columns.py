@@ -144,10 +144,10 @@ def _is_ours(parquet: Path) -> bool:
 def _open_or_make(parquet: Path, wants: Mapping[str, Want]) -> Path:
     # The vocabulary is checked at each opening and does not change what is stored.
     stored, ours = {name: [want.kind, want.max_len] for name, want in sorted(wants.items())}, _is_ours(parquet)
-    asked = hashlib.blake2b(json.dumps([FORMAT, ours, stored]).encode(), digest_size=8).hexdigest()
+    wanted = hashlib.blake2b(json.dumps([FORMAT, ours, stored]).encode(), digest_size=8).hexdigest()
     fingerprint = _fingerprint(parquet)
     home = parquet.parent / "columns" / parquet.stem
-    folder = home / f"{fingerprint}-{asked}"
+    folder = home / f"{fingerprint}-{wanted}"
     if folder.exists():
         return folder
     try:

@@ -400,7 +400,12 @@ class _Build:
             if missing := counts[f"{column.name}_missing"]:
                 log.info("%s: %d items of %s have no value", split, missing, column.name)
             if unseen := counts[f"{column.name}_unseen"]:
-                log.info("%s: %d ids of %s are not, or too rarely, in the train rows", split, unseen, column.name)
+                log.info(
+                    "%s: %d ids of %s are out of vocabulary: not in the train rows, or too rarely",
+                    split,
+                    unseen,
+                    column.name,
+                )
         return dict(counts)
 
 

@@ -59,12 +59,12 @@ def _model_section(model: type, encodings: tuple[type, ...]) -> type[Section]:
         options = parameters(encoding)
         kinds |= {key: options.get(key, Any) for key in options_of(encoding) if key not in FROM_DATA}
     kinds |= {name: Fields for key in FIELD_KEYS for name in field_keys(key, prefixes(model))}
-    own = dict(parameters(model))
-    own.pop("feature_map", None)
-    for key, kind in own.items():  # FuxiCTR looks them up in torch
+    constructor = dict(parameters(model))
+    constructor.pop("feature_map", None)
+    for key, kind in constructor.items():  # FuxiCTR looks them up in torch
         if kind is Any and key.removesuffix("s").endswith("activation"):
-            own[key] = Activation | list[Activation] | None
-    return section(model.__name__, kinds | own, ExperimentSection)
+            constructor[key] = Activation | list[Activation] | None
+    return section(model.__name__, kinds | constructor, ExperimentSection)
 
 
 ROOM = "ctr_pe.fuxictr."

@@ -96,13 +96,15 @@ class DIF(PositionEncoding):
 
         dims = self._source_dims(dif_source_dim)
         sizes = zip(self.widths, dims, strict=True)
-        self.sources = nn.ModuleDict({str(f): Source(*size, num_heads) for f, size in enumerate(sizes, start=1)})
-        self.position: Source | None = None
+        self.sources = nn.ModuleDict(
+            {str(f): AttributeSource(*size, num_heads) for f, size in enumerate(sizes, start=1)}
+        )
+        self.position: AttributeSource | None = None
         if dif_positions:
             default = num_heads * min(16, self.head_dim)
             wide = default if dif_position_dim is None else self._checked("dif_position_dim", dif_position_dim)
             self.table = vector_table(max_len + 1, wide)
-            self.position = Source(wide, wide, num_heads)
+            self.position = AttributeSource(wide, wide, num_heads)
 
         count = 1 + len(self.sources) + bool(dif_positions)
         self.fusion = dif_fusion if count > 1 else "sum"
@@ -178,8 +180,8 @@ class DIF(PositionEncoding):
         return [queried * self.scale @ keyed.transpose(-1, -2) for queried, keyed in projected]
 
     @property
-    def _sources(self) -> list[Source]:
-        return [source for source in self.sources.values() if isinstance(source, Source)]
+    def _sources(self) -> list[AttributeSource]:
+        return [source for source in self.sources.values() if isinstance(source, AttributeSource)]
 
     def _concatenated(self, scores: list[Tensor], pairs: Pairs) -> Tensor:
         column, rows = self._columns(scores, pairs)
@@ -232,7 +234,7 @@ class DIF(PositionEncoding):
         return {"attribute predictors": self.predict * torch.stack(found).sum()}
 
 
-class Source(nn.Module):
+class AttributeSource(nn.Module):
     """What attends by one source: its query and key projections, (source dim, input dim), without bias."""
 
     def __init__(self, input_dim: int, dim: int, num_heads: int) -> None:

@@ -184,9 +184,9 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
     found = every = cells(suite, request.dataset, request.params, request.tune)
     for option, names in {"model": request.models, "pe": request.encodings}.items():
         known = {getattr(cell, option) for cell in every}
-        for asked in names or []:
-            if asked not in known:
-                raise UserError(f"--{option} {asked}: not in suite '{request.suite}': {nearest(asked, known)}")
+        for name in names or []:
+            if name not in known:
+                raise UserError(f"--{option} {name}: not in suite '{request.suite}': {nearest(name, known)}")
         found = [cell for cell in found if not names or getattr(cell, option) in names]
     encodings = list(dict.fromkeys(cell.pe for cell in found))
     for model in dict.fromkeys(cell.model for cell in found):
@@ -329,11 +329,11 @@ def keep_rows(store: Store, dataset: Dataset) -> None:
 def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]], tuning: Trials) -> None:
     """Write the tables of everything in the store, of the suite and of its trials; print those of the request."""
     keys = {cell: [job.key for job in jobs] for cell, jobs in by_cell.items()}
-    asked = {key.setting for of_cell in keys.values() for key in of_cell}
+    requested = {key.setting for of_cell in keys.values() for key in of_cell}
     found = settings(store)
     notes = [tuning.note()] if tuning.jobs else []
     of_suite = [] if suite is None else suite_tables.make(suite, store, keys, notes)
-    of_request = [table for setting in found if setting.key.setting in asked for table in make_tables(setting)]
+    of_request = [table for setting in found if setting.key.setting in requested for table in make_tables(setting)]
     for table in of_suite or of_request:
         print(f"\n{as_text(table)}")
     files = write_files(store, found, of_suite)

@@ -1,4 +1,4 @@
-"""Trainings that cannot succeed: a loss or gradient that is not finite, or a loss that stays above a constant's."""
+"""Divergence: a loss or gradient that is not finite, or a loss that stays above a constant's."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class DivergenceDetector:
 
 def _entropy(rate: float) -> float:
     """The logloss of predicting the click rate for every row."""
-    return -sum(share * math.log(share) for share in (rate, 1 - rate) if share > 0)
+    return -sum(part * math.log(part) for part in (rate, 1 - rate) if part > 0)
 
 
 def _not_finite(steps: list[Step]) -> Diverged:

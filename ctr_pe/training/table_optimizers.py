@@ -106,7 +106,7 @@ class LazyTables(Optimizer):
         parts = [gradient.values() if gradient.is_sparse else gradient for gradient in found.values()]
         norms = [torch.linalg.vector_norm(part) for part in parts]
         norm = torch.linalg.vector_norm(torch.stack(norms))
-        share = (most / (norm + 1e-6)).clamp(max=1.0)
+        factor = (most / (norm + 1e-6)).clamp(max=1.0)
         for part in parts:
-            part.mul_(share)
+            part.mul_(factor)
         return Gradients(norm, dict(zip(found, norms, strict=True)))

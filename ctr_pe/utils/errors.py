@@ -22,7 +22,7 @@ class UserError(ValueError):
 
 
 class Diverged(UserError):
-    """A training that cannot succeed: where it was, and what went wrong there."""
+    """Divergence, or a non-finite number, in training: where, and what went wrong."""
 
 
 def shown(value: object) -> str:
