@@ -17,7 +17,7 @@ from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError, nearest
 
 PREFETCHED_PLANS = 2
-"""Batches whose plan is made ahead."""
+"""Batches whose plan is prefetched."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +82,7 @@ class DataSource:
 
 
 def prefetch_plans(model: Any, batches: Any) -> Any:
-    """The batches; for a model on an accelerator with its plan of each, made ahead so that no step waits for one."""
+    """The batches; for a model on an accelerator with its plan of each, prefetched so that no step waits for one."""
     if model.device.type == "cpu" or not hasattr(model, "planned"):
         return batches
     return Prefetch(batches, PREFETCHED_PLANS, model.planned)
