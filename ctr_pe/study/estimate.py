@@ -153,13 +153,13 @@ def plan_table(title: str, planned: Sequence[PlannedRuns], workers: int) -> Tabl
 
 def _median_seconds(call: Callable[[Any], Any], batches: Iterable[Any], model: Any) -> float:
     """Of one call on a batch; the first call does not count, unless there is no other."""
-    taken: list[float] = []
+    seconds: list[float] = []
     for batch in islice(batches, 1 + STEPS):
         began = time.perf_counter()
         call(batch)
         if model.device.type != "cpu":
             torch.accelerator.synchronize()
-        taken.append(time.perf_counter() - began)
-        if sum(taken) > LONGEST:
+        seconds.append(time.perf_counter() - began)
+        if sum(seconds) > LONGEST:
             break
-    return statistics.median(taken[1:] or taken)
+    return statistics.median(seconds[1:] or seconds)
