@@ -422,12 +422,15 @@ class Validated:
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
-        init = inspect.getattr_static(cls, "__init__")
+        owner = next(base for base in cls.__mro__ if "__init__" in vars(base))
+        if owner is not cls and issubclass(owner, Validated):  # checks; an object finds its constructor by its own MRO
+            return
+        init: Any = vars(owner)["__init__"]
 
         @wraps(init)
         def checked(self: Any, *args: Any, **given: Any) -> None:
-            if type(self) is cls:  # not once more for each class that it is derived from
-                cls.check_arguments(given)
+            if type(self).__init__ is checked:  # not once more for each class that it is derived from
+                type(self).check_arguments(given)
             init(self, *args, **given)
 
         type.__setattr__(cls, "__init__", checked)

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from ctr_pe import CTRRanker
-from ctr_pe.config.schema import ExperimentSection, check, words
+from ctr_pe.config.schema import ExperimentSection, Positive, Validated, check, words
 from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.fuxictr.experiment import run
 from ctr_pe.model_zoo import DIN
@@ -104,3 +104,34 @@ def test_a_monitor_without_a_better_way() -> None:
     for monitor in ({"AUC": 1, "logloss": 1}, {"AUC": 0}):
         with pytest.raises(UserError, match=r"monitor .*: less is better of one part"):
             monitor_mode(monitor)
+
+
+def test_a_constructor_runs_whole_and_is_checked_in_a_class_with_a_mixin() -> None:
+    class Base(Validated):
+        def __init__(self, low: Positive = 1.0) -> None:
+            self.low = low
+
+    class Wide(Base):
+        def __init__(self, high: Positive = 2.0, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+            self.high = high
+
+    class Mixin(Base):
+        pass
+
+    class Plain:
+        def __init__(self, **kwargs: Any) -> None:
+            super().__init__(**kwargs)
+
+    class Mixed(Mixin, Wide):
+        pass
+
+    class OfAnother(Plain, Wide):
+        pass
+
+    for cls in (Wide, Mixed, OfAnother):
+        made = cls(low=3.0, high=4.0)
+        assert (made.low, made.high) == (3.0, 4.0)
+        for key in ("low", "high"):
+            with pytest.raises(UserError, match=key):
+                cls(**{key: -1.0})
