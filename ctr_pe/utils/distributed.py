@@ -1,4 +1,4 @@
-"""Several processes that train one model, each on its share of every batch: what they say to each other.
+"""Several processes that train one model, each on its slice of every batch: process group, all-gather, broadcast.
 
 ``torchrun`` starts them, and :func:`process_group` connects them; outside of it, and in a process that was started
 alone, every function here is the identity. Gradients are averaged by torch's DistributedDataParallel. So a loss is
