@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ctr_pe import cli
-from ctr_pe.data.dataset import data_root
+from ctr_pe.data.root import data_root
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import LEVEL
 from ctr_pe.study import benchmark

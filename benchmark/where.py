@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import polars as pl
 
-from ctr_pe.data.dataset import Dataset, data_root, open_dataset
+from ctr_pe.data.dataset import Dataset, open_dataset
+from ctr_pe.data.root import data_root
 from ctr_pe.evaluation.paired import Difference, UserSpread, difference, influences, squared_distances
 from ctr_pe.study.differences import Setting, settings
 from ctr_pe.study.rendering import Table, as_markdown, as_text

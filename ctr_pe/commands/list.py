@@ -22,8 +22,8 @@ def add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.config.yaml import packaged_yaml
-    from ctr_pe.data.dataset import data_root, list_datasets
     from ctr_pe.data.published.sets import SETS
+    from ctr_pe.data.root import data_root, list_datasets
     from ctr_pe.data.synthetic.built_in import BUILT_IN
     from ctr_pe.model_zoo import MODELS
     from ctr_pe.pe import REGISTRY

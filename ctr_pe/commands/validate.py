@@ -21,7 +21,7 @@ def add_options(parser: Parser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.config.validation import check, without_effect
-    from ctr_pe.data.dataset import data_root
+    from ctr_pe.data.root import data_root
 
     kind, problems = check(args.file, data_root(args.data_root))
     for problem in problems:

@@ -11,7 +11,6 @@ from typing import Any
 
 import yaml
 
-from ctr_pe.data.published.sets import original
 from ctr_pe.utils import plugins
 from ctr_pe.utils.errors import UserError, nearest, shown
 
@@ -134,6 +133,8 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
     class that it is derived from, or else Base alone. Raises UserError if there is no such model, or its configuration
     does not hold mappings.
     """
+    from ctr_pe.data.published.sets import original  # which imports this package for the field groups
+
     overrides = overrides or {}
     configs = packaged_yaml("model_config")
     family = model if model in configs else _family(model, configs)

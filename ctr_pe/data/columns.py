@@ -31,7 +31,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from ctr_pe.data.dataset import REPORT, hash_of_file
+from ctr_pe.data.dataset import hash_of_file
+from ctr_pe.data.root import REPORT
 from ctr_pe.utils.errors import UserError, nearest
 from ctr_pe.utils.files import scratch_folder
 

@@ -12,7 +12,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +21,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from ctr_pe.config.field_groups import Group
 from ctr_pe.config.schema import Name
+from ctr_pe.data.root import REPORT, data_root, list_datasets
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.utils.errors import UserError, explain, nearest, option
 from ctr_pe.utils.names import check_new_path
@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 FORMAT: Literal[1] = 1
 SPLITS = ("train", "valid", "test")
-REPORT = "report.json"
 CONFIG = "dataset_config.yaml"
 ITEMS = "items.parquet"
 LABEL, USER, ITEM = "label", "user_id", "item_id"  # columns of every data set of a log, whatever the log calls them
@@ -103,11 +102,6 @@ def check_out(out: Path, overwrite: bool) -> None:
         )
 
 
-def data_root(given: Path | None = None) -> Path:
-    """Directory of data sets: ``given`` (--data-root), else $CTR_PE_DATA, else ./data."""
-    return Path(given or os.environ.get("CTR_PE_DATA") or "data")
-
-
 def open_dataset(name: str, root: Path | None = None) -> Dataset:
     """Open a set by its directory or by its name below the data root.
 
@@ -146,17 +140,6 @@ def read_report(folder: Path) -> DatasetReport:
     except ValidationError as error:
         problem = explain(error.errors(include_url=False)[0], DatasetReport)
     raise UserError(f"{folder / REPORT}: not a readable report ({problem})")
-
-
-def list_datasets(root: Path | None = None) -> list[tuple[str, dict[str, int]]]:
-    """Name and rows per split of every complete set below the data root."""
-    found = []
-    for report in sorted(data_root(root).glob(f"*/{REPORT}")):
-        try:
-            found.append((report.parent.name, dict(json.loads(report.read_text(encoding="utf-8"))["rows"])))
-        except (OSError, ValueError, KeyError, TypeError):
-            continue  # open_dataset raises an error with the reason
-    return found
 
 
 def _check_file(file: Path, facts: FileFacts) -> None:

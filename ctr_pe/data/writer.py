@@ -18,7 +18,6 @@ from ctr_pe.config.field_groups import Group
 from ctr_pe.data.dataset import (
     CONFIG,
     ITEMS,
-    REPORT,
     SPLITS,
     USER,
     Dataset,
@@ -30,6 +29,7 @@ from ctr_pe.data.dataset import (
 )
 from ctr_pe.data.id_map import IdMap
 from ctr_pe.data.logs.tables import reason
+from ctr_pe.data.root import REPORT
 from ctr_pe.fuxictr.feature_specs import FEATURES, FeatureSpecs, age_spec, history_spec, target_spec
 from ctr_pe.utils.errors import UserError
 from ctr_pe.utils.files import scratch_folder

@@ -25,8 +25,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ctr_pe.config.field_groups import Group
 from ctr_pe.config.schema import Count, DataSection, Encoder, Place, Width, check, problems
-from ctr_pe.data.dataset import REPORT, SPLITS, Dataset, open_dataset
+from ctr_pe.data.dataset import SPLITS, Dataset, open_dataset
 from ctr_pe.data.id_map import IdMap
+from ctr_pe.data.root import REPORT
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.fuxictr.feature_specs import target_spec
 from ctr_pe.utils.errors import UserError, explain, nearest, no_such_file, quoted, shown

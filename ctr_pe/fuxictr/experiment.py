@@ -18,7 +18,8 @@ from typing import TYPE_CHECKING, Any
 
 from ctr_pe.config.field_groups import field_groups
 from ctr_pe.config.yaml import load_yaml, overridden
-from ctr_pe.data.dataset import CONFIG, REPORT, SPLITS, data_root, open_dataset
+from ctr_pe.data.dataset import CONFIG, SPLITS, open_dataset
+from ctr_pe.data.root import REPORT, data_root
 from ctr_pe.data.synthetic.built_in import BUILT_IN, generate_built_in
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.fuxictr.library import log_to_file

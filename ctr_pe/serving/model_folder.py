@@ -17,9 +17,9 @@ import torch
 
 from ctr_pe.config.field_groups import FIELD_KEYS, field_keys
 from ctr_pe.config.schema import DataSection
-from ctr_pe.data.dataset import REPORT
 from ctr_pe.data.logs.tables import readable
 from ctr_pe.data.published.sets import SETS, original
+from ctr_pe.data.root import REPORT
 from ctr_pe.data.writer import scratch_beside
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.models.rank_model import RankModel

@@ -16,8 +16,9 @@ import torch
 from ctr_pe.config.field_groups import Group, field_groups, group_params
 from ctr_pe.config.schema import Encodings, problems, valid
 from ctr_pe.config.yaml import packaged_yaml, parse_yaml
-from ctr_pe.data.dataset import REPORT, read_report
+from ctr_pe.data.dataset import read_report
 from ctr_pe.data.published.sets import SETS, original
+from ctr_pe.data.root import REPORT
 from ctr_pe.data.synthetic.built_in import BUILT_IN
 from ctr_pe.fuxictr.csv import feature_specs
 from ctr_pe.fuxictr.feature_specs import FEATURES, age_spec, history_spec, read_feature_map, target_spec

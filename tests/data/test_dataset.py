@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from ctr_pe.config.field_groups import Group
-from ctr_pe.data.dataset import Dataset, data_root, list_datasets, open_dataset
+from ctr_pe.data.dataset import Dataset, open_dataset
+from ctr_pe.data.root import data_root, list_datasets
 from ctr_pe.data.writer import Content, DatasetWriter
 from ctr_pe.utils.errors import UserError
 

@@ -25,12 +25,13 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from ctr_pe.config.field_groups import Group, log_group
-from ctr_pe.data.dataset import LABEL, REPORT, SPLITS, USER, Dataset
+from ctr_pe.data.dataset import LABEL, SPLITS, USER, Dataset
 from ctr_pe.data.id_map import Array, IdMap, Ints, with_ids
 from ctr_pe.data.logs.clock import SECONDS
 from ctr_pe.data.logs.events import BLOCK, Bools, EventBlock, Log
 from ctr_pe.data.logs.recipe import Recipe
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
+from ctr_pe.data.root import REPORT
 from ctr_pe.data.timeline import Timeline
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
 from ctr_pe.utils.errors import UserError, option

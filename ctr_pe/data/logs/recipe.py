@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
-from ctr_pe.data.dataset import REPORT, open_dataset
+from ctr_pe.data.dataset import open_dataset
+from ctr_pe.data.root import REPORT
 from ctr_pe.utils.errors import UserError, explain, nearest, option, shown
 
 if TYPE_CHECKING:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe.data.dataset import Dataset, data_root, open_dataset
+from ctr_pe.data.root import data_root
 from ctr_pe.utils.errors import say
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from ctr_pe.data.dataset import Dataset
 
 BUILT_IN: dict[str, tuple[str, dict[str, Any]]] = {
     "synthetic_context": ("ctr_pe.data.synthetic.context", {}),
@@ -32,6 +34,8 @@ def generate_built_in(path: Path) -> Dataset:
 
 def open_or_generate(name: str, root: Path | None = None) -> Dataset:
     """Open a data set as :func:`ctr_pe.data.dataset.open_dataset` does; a built-in one is generated at first use."""
+    from ctr_pe.data.dataset import open_dataset
+
     path = data_root(root) / name
     if name in BUILT_IN and not path.exists():
         say(f"generating the built-in data set in {path}")
