@@ -24,7 +24,7 @@ import torch
 from sklearn.metrics import roc_auc_score
 from torch import Tensor
 
-from ctr_pe.commands.options import plugins_option
+from ctr_pe.commands.options import Parser, plugins_option
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.reporting.figures.measure import measure
 from ctr_pe.reporting.figures.runs import Wanted, drawn, some_requests
@@ -115,9 +115,8 @@ def table(rows: pl.DataFrame) -> Table:
     return Table("Gates after training", lines, cells, notes)
 
 
-def _parser() -> argparse.ArgumentParser:
-    form = argparse.RawDescriptionHelpFormatter
-    parser = argparse.ArgumentParser("gates.py", description=__doc__, formatter_class=form)
+def _parser() -> Parser:
+    parser = Parser(prog="gates.py", description=__doc__)
     parser.add_argument("results", type=Path, metavar="RESULTS", help="folder of a benchmark with --keep-weights")
     parser.add_argument("--data-root", type=Path, metavar="DIR", help="data sets (default: data, or $CTR_PE_DATA)")
     plugins_option(parser)

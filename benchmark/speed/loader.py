@@ -8,7 +8,7 @@ import multiprocessing
 import resource
 import statistics
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def rows(settings: Settings) -> Figure:
     )
 
 
-def _read(batches: Iterable[dict[str, Any]], count: int) -> float:
+def _read(batches: Iterable[Mapping[str, Any]], count: int) -> float:
     """Seconds until the first batch."""
     start, first, seen = time.perf_counter(), 0.0, 0
     for batch in batches:

@@ -115,10 +115,10 @@ def main(given: Sequence[str] | None = None) -> int:
     with ExitStack() as stack:
         other = stack.enter_context(revision(args.against))
         folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2)]
-        sides = [Side(root, folder) for root, folder in zip((CHECKOUT, other), folders, strict=True)]
-        for side in sides:
+        new, old = (Side(root, folder) for root, folder in zip((CHECKOUT, other), folders, strict=True))
+        for side in (new, old):
             stack.callback(side.process.kill)
-        slower = compare(*sides, args.only, args.repeats, args.most)
+        slower = compare(new, old, args.only, args.repeats, args.most)
     print(f"slower than {args.most}: {', '.join(slower)}" if slower else f"none is shown to be slower than {args.most}")
     return bool(slower)
 

@@ -25,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this folder is the package ``speed``
+    sys.path[0] = str(
+        Path(__file__).resolve().parents[2]
+    )  # the checkout, whose packages benchmark and ctr_pe are measured
 
 from benchmark.speed.cases import CASES, ON_GPU, TUNED, Case, Settings, measure
 from ctr_pe.utils.errors import nearest

@@ -17,7 +17,9 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).resolve().parents[1])  # this folder is the package ``speed``
+    sys.path[0] = str(
+        Path(__file__).resolve().parents[2]
+    )  # the checkout, whose packages benchmark and ctr_pe are measured
 
 from benchmark.speed import data, models
 from ctr_pe.utils.allocator import keep_memory

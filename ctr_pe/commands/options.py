@@ -71,7 +71,7 @@ def add_command(commands: argparse._SubParsersAction[Parser], module: ModuleType
     title, _, text = (module.__doc__ or "").partition("\n\n")
     name, _, summary = title.removesuffix(".").partition("``: ")
     description, sign, examples = text.partition("\n\nexamples:\n")
-    texts = {"help": summary, "description": description.rstrip(), "epilog": sign.lstrip() + examples}
+    texts: dict[str, Any] = {"help": summary, "description": description.rstrip(), "epilog": sign.lstrip() + examples}
     parser = commands.add_parser(name.split()[-1], **texts)
     module.add_options(parser)
     plugins_option(parser)

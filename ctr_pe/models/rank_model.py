@@ -81,7 +81,7 @@ class RankModel(FuxiCTRModel):
         **kwargs: Any,
     ) -> None:
         given = dict(zip(FIELD_KEYS, (target_field, sequence_field, neg_seq_field), strict=True)) | kwargs
-        fields = [field_value(given, key, prefixes(type(self))) for key in FIELD_KEYS]
+        targets, histories, negatives = (field_value(given, key, prefixes(type(self))) for key in FIELD_KEYS)
         for key in FIELD_KEYS:
             for name in field_keys(key, prefixes(type(self))):
                 kwargs.pop(name, None)
@@ -93,7 +93,9 @@ class RankModel(FuxiCTRModel):
         self.encoding_options, self.amp = options, amp
         self.max_len, self.max_position = max_len, max_position
         features = self.feature_map.features
-        self.groups = sized_groups(features, self.embedding_dim, max_len, *fields, age_field, position_encoding)
+        self.groups = sized_groups(
+            features, self.embedding_dim, max_len, targets, histories, negatives, age_field, position_encoding
+        )
         self._history_columns = {
             name for group in self.groups for name in (*group.history, *group.negative, group.age) if name
         }

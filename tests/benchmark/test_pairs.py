@@ -37,8 +37,9 @@ def test_the_interval_is_of_the_ratios_and_symmetric_for_old_and_new() -> None:
 @pytest.mark.parametrize(("new", "slower"), [(0.2, ["step, DIN none"]), (0.1, []), (0.05, [])])
 def test_a_row_is_slower_if_its_whole_interval_is(new: float, slower: list[str]) -> None:
     log: list[float] = []
-    sides: Any = FakeSide(new, log), FakeSide(0.1, log)
-    assert pairs.compare(*sides, "step", repeats=6, most=1.03) == slower
+    ours: Any = FakeSide(new, log)
+    old: Any = FakeSide(0.1, log)
+    assert pairs.compare(ours, old, "step", repeats=6, most=1.03) == slower
     assert len(log) == 1 + 2 * 6  # one call to find how often a repeat calls
     if new != 0.1:
         turns = [log[1 + 2 * k : 3 + 2 * k] for k in range(6)]

@@ -94,8 +94,8 @@ def test_what_is_published_says_the_same(store: Store, dataset: Dataset) -> None
         assert setting.differences("none")["naive"][metric] == pytest.approx(one)
     after = where.bins_of(store, setting)
     assert [(some.name, some.users) for some in after] == [(some.name, some.users) for some in before]
-    for one, other in zip(before, after, strict=True):
-        assert other.gain("naive") == pytest.approx(one.gain("naive"), nan_ok=True)
+    for live_bin, kept in zip(before, after, strict=True):
+        assert kept.gain("naive") == pytest.approx(live_bin.gain("naive"), nan_ok=True)
 
 
 @pytest.mark.slow

@@ -38,6 +38,7 @@ from ctr_pe.reporting.figures.panels import (
 )
 from ctr_pe.reporting.figures.runs import Drawn, Wanted, drawn, some_requests
 from ctr_pe.reporting.figures.trial import AGES
+from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.sequence.positions import Pairs, Where
 from ctr_pe.study.store import Result, RunKey, Store, hash_of
 from ctr_pe.training import Run, train
@@ -61,7 +62,7 @@ def wanted(root: Path, pe: str, **changes: Any) -> Wanted:
     return Wanted(pe.split(","), params=params, data_root=root, **{"dataset": dataset} | changes)
 
 
-def fresh(root: Path, pe: str, model: str = "DIN", options: list[str] | None = None) -> tuple[Any, dict[str, Tensor]]:
+def fresh(root: Path, pe: str, model: str = "DIN", options: list[str] | None = None) -> tuple[Any, JaggedBatch]:
     """A model whose encoding does something, and requests."""
     small = {"DIN": SMALL, "SASRec": SMALL_SASREC}.get(model, [])
     dataset, (found,) = drawn(wanted(root, pe, model=model, set=[*small, *(options or [])], seed=0))

@@ -106,8 +106,8 @@ def test_an_item_without_a_value_is_served_as_it_was_trained(tmp_path: Path) -> 
     lengths = wanted.lengths["item_history"].tolist()
     assert lengths == [3, 3, 3, 1, 0]
     texts = pl.col("item_history", "cate_history")
-    split = texts.str.split("^").list.eval(pl.element().replace("", None)).list.head(pl.col("length"))
-    requests = frame.with_columns(length=pl.Series(lengths)).with_columns(split)
+    in_lists = texts.str.split("^").list.eval(pl.element().replace("", None)).list.head(pl.col("length"))
+    requests = frame.with_columns(length=pl.Series(lengths)).with_columns(in_lists)
     events = requests.select("user_id", item_id="item_history", cate_id="cate_history")
     events = events.explode("item_id", "cate_id", empty_as_null=False).fill_null("")
     events = events.with_columns(timestamp=pl.int_range(pl.len()))

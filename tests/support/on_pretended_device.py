@@ -387,9 +387,9 @@ def test_so_are_those_of_any_encoding(name: str, pe: str, tmp_path: Path) -> Non
 def assert_records(name: str, pe: str, folder: Path) -> None:
     """Kernels that were recorded with one request score others as the model does."""
     model = randomised(build(name, folder, position_encoding=pe)).eval()
-    inputs = [requested(model, *size, seed) for seed, size in enumerate([(2, 5, 3), (2, 3, 4), (1, 1, 1), (2, 6, 3)])]
-    wanted = [model.score_candidates(model.encode(given), others).detach() for given, others in inputs]
-    inputs = [inputs_from(model, *given) for given in inputs]
+    requests = [requested(model, *size, seed) for seed, size in enumerate([(2, 5, 3), (2, 3, 4), (1, 1, 1), (2, 6, 3)])]
+    wanted = [model.score_candidates(model.encode(histories), others).detach() for histories, others in requests]
+    inputs = [inputs_from(model, *one) for one in requests]
     with elsewhere(), mock.patch.multiple(torch.cuda, **recorded.CUDA):
         other = there(name, folder, pe)
         other.load_state_dict(model.state_dict())

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 import torch
-from torch import Tensor
 
 from ctr_pe import cli, training
 from ctr_pe.commands import run_expid
@@ -19,6 +18,7 @@ from ctr_pe.config.yaml import model_params, parse_overrides
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.models.sections import check_params
+from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.training import Outcome, Run
 from ctr_pe.utils.errors import UserError
 
@@ -131,7 +131,7 @@ def way(
         outcomes.append(train(run, progress))
         return outcomes[-1]
 
-    def iterate(self: BatchLoader) -> Iterator[dict[str, Tensor]]:
+    def iterate(self: BatchLoader) -> Iterator[JaggedBatch]:
         for made in batches(self):
             made_by.add(threading.current_thread() is threading.main_thread())
             held.add(torch.are_deterministic_algorithms_enabled())

@@ -12,7 +12,6 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
-from torch import Tensor
 
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.loader import BatchLoader
@@ -20,6 +19,7 @@ from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.evaluation import evaluate
 from ctr_pe.models.sections import check_params
 from ctr_pe.pe import available_pes
+from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.training import Outcome, Run, build_model, load, train
 from ctr_pe.utils.devices import name_of
 from ctr_pe.utils.errors import UserError
@@ -93,7 +93,7 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     seen: list[str] = []
 
     class Recording(BatchLoader):
-        def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        def __iter__(self) -> Iterator[JaggedBatch]:
             for batch in super().__iter__():
                 if self.shuffle:
                     joined = b"".join(batch[name].numpy().tobytes() for name in sorted(batch))
@@ -174,7 +174,7 @@ def test_paper_protocol_trains_on_train_and_valid_rows(
     users: list[int] = []
 
     class Recording(BatchLoader):
-        def __iter__(self) -> Iterator[dict[str, Tensor]]:
+        def __iter__(self) -> Iterator[JaggedBatch]:
             for batch in super().__iter__():
                 if self.shuffle:
                     users.extend(batch["user_id"].tolist())

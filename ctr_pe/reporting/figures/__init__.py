@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,8 @@ def picture(out: Path, wanted: Wanted, only: Sequence[str] = (), size: str = "pa
     suffix = Path(out).suffix.lower()
     if suffix not in SUFFIXES:
         raise UserError(f"--out {out}: no such kind of picture: {nearest(suffix, SUFFIXES)}")
-    for option, name, choices in [("size", size, SIZES), *(("only", name, KINDS) for name in only)]:
+    named: list[tuple[str, str, Iterable[str]]] = [("size", size, SIZES), *(("only", name, KINDS) for name in only)]
+    for option, name, choices in named:
         if name not in choices:
             what = "panel" if option == "only" else option
             raise UserError(f"--{option} {name}: no such {what}: {nearest(name, choices)}")

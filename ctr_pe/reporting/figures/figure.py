@@ -129,12 +129,12 @@ def _rows(
     for of_row in sorted(dict.fromkeys(map(key, chain(*columns))), key=lambda one: kinds.index(one[0])):
         cells = [[panel for panel in panels if key(panel) == of_row] for panels in columns]
         panel = first[of_row]
-        lines = isinstance(panel, Lines)
-        parts = [panel.title, panel.unit, "" if pairs else _moment(panel), panel.y if lines else ""]
+        parts = [panel.title, panel.unit, "" if pairs else _moment(panel), panel.y if isinstance(panel, Lines) else ""]
         label = "\n".join(line for part in parts for line in textwrap.wrap(part, 24))
         cells += [[]] * (size - len(cells))
-        shared = limits[panel.name] if lines and panel.share else None
-        rows.append(Row(label, cells, shared, strip=lines and panel.requests is not None))
+        shared = limits[panel.name] if isinstance(panel, Lines) and panel.share else None
+        strip = isinstance(panel, Lines) and panel.requests is not None
+        rows.append(Row(label, cells, shared, strip))
     return rows
 
 

@@ -169,7 +169,12 @@ def _command(wanted: Wanted, result: Result | None = None) -> str:
         runs = [replace(result, pe=pe, dataset=wanted.dataset or result.dataset) for pe in wanted.encodings]
         out = f"{wanted.store}-weights"
         return benchmark_command(runs, "--keep-weights", "--out", out, data_root=wanted.data_root)
-    options = {"model": wanted.model, "pe": ",".join(wanted.encodings), "dataset": wanted.dataset, "seed": wanted.seed}
+    options: dict[str, Any] = {
+        "model": wanted.model,
+        "pe": ",".join(wanted.encodings),
+        "dataset": wanted.dataset,
+        "seed": wanted.seed,
+    }
     options |= {"repeats": 1, "data-root": wanted.data_root}
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     words += [word for key, value in wanted.params.items() for word in ("--set", f"{key}={as_text(value)}")]

@@ -52,7 +52,7 @@ def content(options: Options) -> dict[str, Any]:
 
 
 def _command(options: Options) -> str:
-    given = {"--out": options.out, "--weights": options.weights, "--data-root": options.data_root}
+    given: dict[str, Any] = {"--out": options.out, "--weights": options.weights, "--data-root": options.data_root}
     given["--users"] = options.users if options.users != Options.users else None
     words = [word for option, value in given.items() if value is not None for word in (option, str(value))]
     return shlex.join(["ctr-pe", "report", str(options.results), *words])
