@@ -10,11 +10,10 @@ import math
 import shlex
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from ctr_pe.config.field_groups import Group
@@ -30,7 +29,6 @@ UNITS = {"day": DAY, "hour": 3600, "minute": 60, "second": 1}
 EXACT = 0.99  # of the gaps are whole days, say, where times are days
 WIDTH = 120
 COMPARED = ("none", "naive", "rope", "cape")
-Integers = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
@@ -189,117 +187,88 @@ RULES = (
 )
 
 
-@dataclass
-class _Counts:
-    """Sums over the rows that were read; ``lengths[n]``, ``unlike[n]``: rows with n items."""
-
-    rows: int = 0
-    items: int = 0
-    lengths: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
-    unlike: Integers = field(default_factory=lambda: np.zeros(0, np.int64))
-    several: int = 0
-    seen_before: int = 0
-    repeats: int = 0
-    neighbours: int = 0
-    gaps: Integers = field(default_factory=lambda: np.zeros(1 + len(UNITS), np.int64))
-    """Neighbours at different times, and of these the whole multiples of each unit."""
-    fresh: int = 0
-    stale: int = 0
-
-
 def measure(dataset: Dataset) -> Facts:
     """Count in a data set; a million rows take seconds. Histories are those of the first field group."""
     first = dataset.groups[0]
     group = Group(first.target[:2], first.history[:2], first.age)  # the item and its first attribute, if it has one
     every = math.ceil(sum(dataset.rows.values()) / ROWS)
     splits = [pl.scan_parquet(dataset.split(name)) for name in dataset.rows]
-    counts = _Counts()
+    blocks = []
     for rows in splits:
         read = rows.select(*group.target, *group.history, *filter(None, [group.age])).gather_every(every)
-        for frame in read.collect_batches(chunk_size=CHUNK_ROWS, maintain_order=True):
-            _count(counts, frame, group)
+        blocks += [_count(block, group) for block in read.collect_batches(chunk_size=CHUNK_ROWS, maintain_order=True)]
+    counts = pl.concat(blocks)
     users, one_class_users, one_class_rows = _users(dataset, splits)
-    found = int(counts.unlike.sum())
-    gaps = counts.gaps
-    unit = next(name for name, whole in zip(UNITS, gaps[1:], strict=True) if whole >= EXACT * gaps[0])
-    tied = 1 - int(gaps[0]) / max(1, counts.neighbours)
-    histories = max(1, int(counts.lengths[1:].sum()))
-    times = Times(tied, unit, counts.fresh / histories, counts.stale / histories)
+    length, like = pl.col("length"), pl.col("like")
+    shares = counts.select(
+        empty=(length == 0).mean(),
+        single=(length == 1).mean(),
+        full=(length >= dataset.max_len).mean(),
+        no_like=(like == 0).mean(),
+        several=(like > 1).mean(),
+        seen_before=pl.col("seen").mean(),
+        repeats=pl.col("repeated").sum() / pl.max_horizontal(1, length.sum()),
+    )
     return Facts(
         dataset=dataset.dataset_id,
         rows=dataset.rows,
         users=users,
         every=every,
         max_len=dataset.max_len,
-        lengths=_quartiles(counts.lengths),
-        empty=_share(counts.lengths[:1], counts.rows),
-        single=_share(counts.lengths[1:2], counts.rows),
-        full=_share(counts.lengths[dataset.max_len :], counts.rows),
-        times=None if group.age is None else times,
+        lengths=_quartiles(counts["length"]),
+        times=None if group.age is None else _times(counts.filter(length > 0)),
         one_class_users=one_class_users,
         one_class_rows=one_class_rows,
         like=group.target[-1],
-        no_like=1 - found / max(1, counts.rows),
-        several=counts.several / max(1, counts.rows),
-        unlike=_quartiles(counts.unlike),
-        seen_before=counts.seen_before / max(1, counts.rows),
-        repeats=counts.repeats / max(1, counts.items),
+        unlike=_quartiles(counts.filter(like > 0)["unlike"]),
+        **{name: share or 0.0 for name, share in shares.row(0, named=True).items()},
     )
 
 
-def _count(counts: _Counts, frame: pl.DataFrame, group: Group) -> None:
-    """Add the rows of a block. Items are like the target where the last field of the group is the same."""
-    (item, items), (kind, kinds) = ((group.target[place], group.history[place]) for place in (0, -1))
-    flat = {
-        name: frame[name].list.explode(keep_nulls=False, empty_as_null=False).to_numpy().astype(np.int64)
-        for name in (*group.history, *filter(None, [group.age]))
+def _count(block: pl.DataFrame, group: Group) -> pl.DataFrame:
+    """What is counted of each row; items are like the target where the last field of the group is the same."""
+    lists = [*group.history, *filter(None, [group.age])]
+    (item, items), (kind, kinds) = ((pl.col(group.target[at]), pl.col(group.history[at])) for at in (0, -1))
+    place, known = pl.col("place"), items.filter(items != 0)
+    found = {
+        "length": pl.len(),
+        "like": (kinds == kind).sum(),
+        "unlike": place.max() - place.filter(kinds == kind).max(),
+        "seen": (items == item).any(),
+        "repeated": known.len() - known.n_unique(),
     }
-    row = np.repeat(np.arange(len(frame)), frame[items].list.len().to_numpy())
-    length = np.bincount(row, minlength=len(frame))
-    counts.rows += len(frame)
-    counts.items += len(row)
-    counts.lengths = _added(counts.lengths, length)
-
-    is_like = flat[kinds] == frame[kind].to_numpy()[row]
-    likes = np.bincount(row[is_like], minlength=len(frame))
-    last = np.zeros(len(frame), np.int64)
-    last[row[is_like]] = np.flatnonzero(is_like)  # the latest of a row is written last
-    counts.unlike = _added(counts.unlike, (np.cumsum(length) - 1 - last)[likes > 0])
-    counts.several += int(np.count_nonzero(likes > 1))
-
-    same = flat[items] == frame[item].to_numpy()[row]
-    counts.seen_before += len(np.unique(row[same]))
-    each = np.sort((row * (1 + int(flat[items].max(initial=0))) + flat[items])[flat[items] != 0])
-    counts.repeats += int(np.count_nonzero(each[1:] == each[:-1]))
-
+    events = block.with_row_index("row").explode(lists, empty_as_null=False).with_row_index("place")
     if group.age is not None:
-        newest = flat[group.age][np.cumsum(length)[length > 0] - 1]
-        counts.fresh += int(np.count_nonzero(newest < DAY))
-        counts.stale += int(np.count_nonzero(newest > STALE * DAY))
-        neighbours = row[1:] == row[:-1]
-        gaps = np.abs(np.diff(flat[group.age]))[neighbours]
-        gaps, pairs = gaps[gaps != 0], len(gaps)
-        counts.neighbours += pairs
-        counts.gaps += [len(gaps), *(int(np.count_nonzero(gaps % unit == 0)) for unit in UNITS.values())]
+        gap, changed = pl.col("gap"), pl.col("gap") != 0  # null at the first item of a row
+        age = pl.col(group.age).cast(pl.Int64)
+        events = events.with_columns(gap=pl.when(pl.col("row") == pl.col("row").shift()).then(age.diff().abs()))
+        found |= {"newest": age.last(), "pairs": gap.count(), "changed": changed.sum()}
+        found |= {unit: (changed & (gap % seconds == 0)).sum() for unit, seconds in UNITS.items()}
+    counted = events.group_by("row").agg(**found)
+    return (
+        block.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"))
+        .join(counted, on="row", how="left")
+        .with_columns(pl.col("length", "like", "repeated").fill_null(0), pl.col("seen").fill_null(value=False))
+    )
 
 
-def _added(histogram: Integers, values: Integers) -> Integers:
-    """The histogram with more values in it."""
-    more: Integers = np.bincount(values, minlength=len(histogram))
-    more[: len(histogram)] += histogram
-    return more
+def _times(counts: pl.DataFrame) -> Times:
+    """Of the rows that have a history."""
+    sums = counts.select("pairs", "changed", *UNITS).sum().row(0, named=True)
+    return Times(
+        tied=1 - sums["changed"] / max(1, sums["pairs"]),
+        unit=next(unit for unit in UNITS if sums[unit] >= EXACT * sums["changed"]),
+        fresh=(counts["newest"] < DAY).mean() or 0.0,
+        stale=(counts["newest"] > STALE * DAY).mean() or 0.0,
+    )
 
 
-def _quartiles(histogram: Integers) -> tuple[int, int, int]:
-    """Of the values that a histogram counts; zeros if there are none."""
-    below = np.cumsum(histogram)
-    total = int(below[-1]) if len(below) else 0
-    low, middle, high = (int(np.searchsorted(below, share * total)) if total else 0 for share in (0.25, 0.5, 0.75))
+def _quartiles(values: pl.Series) -> tuple[int, int, int]:
+    """Zeros if there are no values."""
+    if values.is_empty():
+        return 0, 0, 0
+    low, middle, high = map(int, np.quantile(values.to_numpy(), (0.25, 0.5, 0.75), method="inverted_cdf"))
     return low, middle, high
-
-
-def _share(counts: Integers, total: int) -> float:
-    return int(counts.sum()) / max(1, total)
 
 
 def _users(dataset: Dataset, splits: list[pl.LazyFrame]) -> tuple[int | None, float, float]:
