@@ -23,7 +23,7 @@ from ctr_pe.evaluation.paired import LEVEL, Difference
 from ctr_pe.study.differences import BASELINES, Runs, Setting, between, settings
 from ctr_pe.study.store import Store
 from ctr_pe.study.suite import Cell
-from ctr_pe.study.suite_tables import changes, gains
+from ctr_pe.study.tables import changes, gains
 from ctr_pe.study.users import UserStatistics, user_statistics
 
 if TYPE_CHECKING:

@@ -14,11 +14,10 @@ import numpy as np
 
 from benchmark import evidence, variants, where
 from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.study import suite_tables
 from ctr_pe.study.differences import settings
-from ctr_pe.study.files import write_files
 from ctr_pe.study.rendering import Table
 from ctr_pe.study.store import FILE, Store
+from ctr_pe.study.tables import make_suite_tables, write_files
 from ctr_pe.study.users import RunDistances, UserStatistics, save, user_statistics
 
 RESULTS = Path(__file__).parent / "results"
@@ -39,7 +38,7 @@ def of_suite(store: Store) -> list[Table]:
     if suite is None:
         return []
     runs = variants.runs_of(store, suite)
-    return suite_tables.make(suite, store, {cell: [run.key for run in of.values()] for cell, of in runs.items()})
+    return make_suite_tables(suite, store, {cell: [run.key for run in of.values()] for cell, of in runs.items()})
 
 
 def publish(store: Store) -> None:

@@ -18,14 +18,13 @@ from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.synthetic.built_in import DEFAULT, open_or_generate
 from ctr_pe.models.sections import check_names, check_params, origins, unread
 from ctr_pe.pe import check_encodings
-from ctr_pe.study import estimate, runner, suite_tables, trials
+from ctr_pe.study import estimate, runner, trials
 from ctr_pe.study.differences import settings
-from ctr_pe.study.files import texts, write_files, write_texts
-from ctr_pe.study.rendering import as_text
+from ctr_pe.study.rendering import as_text, texts, write_texts
 from ctr_pe.study.runner import Job, Train
 from ctr_pe.study.store import Result, RunKey, Store, device_of, hash_of, repair
 from ctr_pe.study.suite import OWN_KEYS, Cell, Grid, Suite, cells, load_suite
-from ctr_pe.study.tables import make_tables
+from ctr_pe.study.tables import make_suite_tables, make_tables, write_files
 from ctr_pe.study.trials import Trials
 from ctr_pe.training import PROTOCOLS, Run, train
 from ctr_pe.training.dry_build import param_problems
@@ -332,7 +331,7 @@ def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequ
     requested = {key.setting for of_cell in keys.values() for key in of_cell}
     found = settings(store)
     notes = [tuning.note()] if tuning.jobs else []
-    of_suite = [] if suite is None else suite_tables.make(suite, store, keys, notes)
+    of_suite = [] if suite is None else make_suite_tables(suite, store, keys, notes)
     of_request = [table for setting in found if setting.key.setting in requested for table in make_tables(setting)]
     for table in of_suite or of_request:
         print(f"\n{as_text(table)}")

@@ -1,4 +1,4 @@
-"""Tables as text for a terminal, as Markdown and as CSV; spans of time as text."""
+"""Tables as text for a terminal, as Markdown, as CSV and as LaTeX; spans of time as text."""
 
 from __future__ import annotations
 
@@ -6,14 +6,33 @@ import csv
 import io
 import math
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+
+from ctr_pe.utils.errors import UserError
 
 DASH = "–"  # no number
 FAILED = "✗"  # before the number of runs that failed
 WORSE = "‡"  # after a logloss above that of a constant prediction
 GAUC = "gAUC: AUC within users."
+LATEX = {  # sign -> how LaTeX writes it
+    "\\": r"\textbackslash{}",
+    **{sign: f"\\{sign}" for sign in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": "$<$",
+    ">": "$>$",
+    "−": "$-$",
+    "±": r"$\pm$",
+    "×": r"$\times$",
+    "†": r"$^\dagger$",
+    "‡": r"$^\ddagger$",
+    "–": "--",
+    "✗": r"$\times$",
+    "→": r"$\rightarrow$",
+}
 
 
 @dataclass(frozen=True)
@@ -60,6 +79,53 @@ def as_csv(tables: Iterable[Table]) -> str:
     writer.writeheader()
     writer.writerows({name: "" if value != value else value for name, value in line.items()} for line in lines)
     return stream.getvalue()
+
+
+def as_latex(tables: Iterable[Table]) -> str:
+    """A table environment for each; ``\\input`` it after ``\\usepackage{booktabs}``."""
+    parts = [r"% needs \usepackage{booktabs}"]
+    for table in tables:
+        header, *rows = table.shown()
+        lines = [" & ".join(map(escaped, line)) + r" \\" for line in [header, *rows]]
+        parts.append(
+            "\n".join(
+                [
+                    r"\begin{table}[t]",
+                    r"\centering",
+                    rf"\caption{{{escaped(table.title)}}}",
+                    rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
+                    *[r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"],
+                    r"\end{tabular}",
+                    *[rf"\par\footnotesize {escaped(note)}" for note in table.notes],
+                    r"\end{table}",
+                ]
+            )
+        )
+    return "\n\n".join(parts) + "\n"
+
+
+def escaped(text: str) -> str:
+    """Text as LaTeX shows it; a sign before a digit is a minus, not a hyphen."""
+    found = []
+    for before, sign, after in zip(" " + text, text, text[1:] + " ", strict=False):
+        minus = sign == "-" and after.isdigit() and before in " [(/"
+        found.append("$-$" if minus else LATEX.get(sign, sign))
+    return "".join(found)
+
+
+def texts(tables: Sequence[Table], name: str = "table") -> dict[str, str]:
+    """File name -> the tables as Markdown and as CSV."""
+    return {f"{name}.md": as_markdown(tables), f"{name}.csv": as_csv(tables)}
+
+
+def write_texts(folder: Path, files: Mapping[str, str]) -> list[str]:
+    """Write them; their names. Raises UserError if one cannot be written."""
+    for name, text in files.items():
+        try:
+            (folder / name).write_text(text, encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{folder / name}: {error.strerror}") from None
+    return list(files)
 
 
 def number(value: float, form: str = ".4f") -> str:

@@ -1,19 +1,37 @@
-"""Tables of a setting: a row per encoding with its means and its difference to ``none``, and one to ``naive``."""
+"""Tables of a store and their files. Of a setting: a row per encoding with its means and its difference to ``none``,
+and one to ``naive``. Of a suite: one per data set, a row per cell, ours beside the published figures; and one of what
+each change of an encoding brings."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from ctr_pe.config.yaml import packaged_yaml, parse_yaml
 from ctr_pe.data.published.sets import original
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, mean_sd
-from ctr_pe.study.differences import BASELINES, UNKNOWN, Runs, Setting, having
-from ctr_pe.study.rendering import DASH, FAILED, GAUC, Table, base_rate_note, mean_text, number, p_text
-from ctr_pe.study.store import Result
+from ctr_pe.study.differences import BASELINES, UNKNOWN, Runs, Setting, between, having
+from ctr_pe.study.forest import write_forest
+from ctr_pe.study.rendering import (
+    DASH,
+    FAILED,
+    GAUC,
+    Table,
+    as_latex,
+    base_rate_note,
+    mean_text,
+    number,
+    p_text,
+    texts,
+    write_texts,
+)
+from ctr_pe.study.store import Result, RunKey, Store
+from ctr_pe.study.suite import Cell, Suite
+from ctr_pe.study.users import UserStatistics, user_statistics
 from ctr_pe.utils.errors import counted
 
 PAPER = (
@@ -45,6 +63,17 @@ def make_tables(setting: Setting) -> list[Table]:
         notes += incomplete_notes(setting.runs, setting.failed, setting.seeds)
         tables.append(Table(f"{setting.title}: differences to naive", [], cells, notes))
     return tables
+
+
+def write_files(store: Store, settings: Sequence[Setting], suite: Sequence[Table] = ()) -> list[str]:
+    """Write them beside the store's results; their names.
+
+    Raises:
+        UserError: a file cannot be written.
+    """
+    tables = [table for setting in settings for table in make_tables(setting)]
+    files = {**texts(tables), "table.tex": as_latex(tables), **(texts(suite, "suite") if suite else {})}
+    return [*write_texts(store.path, files), *write_forest(store, settings)]
 
 
 def published(dataset: str, model: str, source: str = "cape_table2") -> dict[str, dict[str, float]]:
@@ -103,15 +132,15 @@ def unmeasured_notes(named: Mapping[str, Runs]) -> list[str]:
     """Of how many runs a mean is, where others have no number: they are in no mean and in no difference."""
     notes = []
     for name, runs in named.items():
-        having_it = {metric: having(runs, metric) for metric in METRICS}
-        without = {
-            metric: [seed for seed, run in runs.items() if metric in run.metrics and seed not in having_it[metric]]
-            for metric in METRICS
-        }
-        for seeds in dict.fromkeys(tuple(of) for of in without.values() if of):
-            metrics = " and ".join(metric for metric in METRICS if tuple(without[metric]) == seeds)
+        without: dict[tuple[int, ...], list[str]] = {}
+        for metric in METRICS:
+            having_it = having(runs, metric)
+            lacking = [seed for seed, run in runs.items() if metric in run.metrics and seed not in having_it]
+            without.setdefault(tuple(lacking), []).append(metric)
+        for seeds in filter(None, without):
             gone = f"no number for {counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
-            notes.append(f"{name}: {metrics} of {len(runs) - len(seeds)} of {len(runs)} seeds; {gone}.")
+            which = " and ".join(without[seeds])
+            notes.append(f"{name}: {which} of {len(runs) - len(seeds)} of {len(runs)} seeds; {gone}.")
     return notes
 
 
@@ -221,3 +250,132 @@ def _table(setting: Setting, differences: Mapping[str, Mapping[str, Mapping[str,
     if len(makers) > 1:
         notes.append(f"The runs were made by different revisions: {', '.join(makers)}.")
     return Table(setting.title, lines, cells, notes + processor_notes(setting.results))
+
+
+def make_suite_tables(
+    suite: Suite, store: Store, keys: Mapping[Cell, Sequence[RunKey]], more: Sequence[str] = ()
+) -> list[Table]:
+    """One table per data set, with every cell, also those that have not been run; ``keys``: the runs of each, by seed;
+    ``more`` notes.
+
+    The difference of a cell is to ``none`` under the same settings. Where a suite has an encoding as it is by default
+    and with something varied, a second table has the differences to the former. p is corrected for all of a table.
+    """
+    runs, failed = (
+        {cell: {key.seed: results[key] for key in of_cell if key in results} for cell, of_cell in keys.items()}
+        for results in (store.read(), store.failures())
+    )
+    datasets = dict.fromkeys(cell.dataset for cell in keys)
+    groups = [_sorted([cell for cell in keys if cell.dataset == dataset]) for dataset in datasets]
+    varied = list(dict.fromkeys(key for cells in groups for cell in cells for key, _ in cell.shown))
+    tables = [
+        table
+        for cells in groups
+        for table in _suite_tables(suite, {cell: runs[cell] for cell in cells}, failed, keys, varied, store)
+    ]
+    return [replace(table, notes=[*table.notes, *more]) for table in tables]
+
+
+def gains(statistics: UserStatistics, runs: Mapping[Cell, Runs]) -> dict[Cell, Difference]:
+    """Each cell against ``none`` under the same settings, where there is one, in gAUC; p corrected for their number."""
+    pairs = {cell: (runs[cell], runs[none]) for cell in runs if (none := _baseline(cell, runs)) is not None}
+    return {cell: of["gAUC"] for cell, of in between(statistics, pairs).items()}
+
+
+def changes(statistics: UserStatistics, runs: Mapping[Cell, Runs]) -> dict[Cell, Difference]:
+    """Each cell with something varied against the same one with nothing varied, where there is one, in gAUC; p
+    corrected for their number."""
+    plain = {cell: replace(cell, varied=(), chosen=()) for cell in runs}
+    defaults = {plain[cell]: cell for cell in runs if not cell.varied}
+    pairs = {
+        cell: (runs[cell], runs[defaults[plain[cell]]]) for cell in runs if cell.varied and plain[cell] in defaults
+    }
+    return {cell: of["gAUC"] for cell, of in between(statistics, pairs).items()}
+
+
+def _suite_tables(
+    suite: Suite,
+    runs: Mapping[Cell, Runs],
+    failed: Mapping[Cell, Runs],
+    keys: Mapping[Cell, Sequence[RunKey]],
+    varied: Sequence[str],
+    store: Store,
+) -> list[Table]:
+    """``runs``: of the cells of one data set."""
+    dagger = "†" if suite.protocol == "paper" else ""
+    seeds = max(len(keys[cell]) for cell in runs)
+    unfinished = sum(len(of_cell) < seeds for of_cell in runs.values())
+    first = keys[next(iter(runs))][0]
+    statistics = user_statistics(store, first.data_hash)
+    dataset, base = first.dataset, statistics.base_logloss
+    differences = gains(statistics, runs)
+    changed = changes(statistics, runs)
+    comparable = original(dataset) == dataset  # generated content is not that of the published figures
+    columns = [key for key in varied if 2 * sum(key in dict(cell.shown) for cell in runs) >= len(runs)]
+    lines: list[dict[str, Any]] = []
+    cells: list[dict[str, str | None]] = []
+    for cell, of_cell in runs.items():
+        values = dict(cell.shown)
+        printed = {}
+        if suite.published and not cell.varied:
+            printed = published(dataset, cell.model, suite.published).get(cell.pe, {})
+        line: dict[str, Any] = {"dataset": cell.dataset, "model": cell.model} | {key: values.get(key) for key in varied}
+        line |= {"pe": cell.pe + dagger, "seeds": len(of_cell)}
+        for metric in METRICS:
+            figure = printed.get(metric, math.nan)
+            line |= mean_columns(of_cell, metric)
+            off = line[f"{metric}_mean"] - figure if comparable else math.nan
+            line |= {f"{metric}_published": figure, f"{metric}_off": off}
+        difference = differences.get(cell, UNKNOWN)
+        line |= difference_columns("gAUC", "none", difference)
+        lines.append(line | difference_columns("gAUC", "default", changed.get(cell, UNKNOWN)))
+        cells.append(
+            {
+                "model": cell.model,
+                **{key: str(values[key]) if key in values else None for key in columns},
+                "encoding": cell.pe + dagger,
+                "varied": " ".join(f"{key}={value}" for key, value in values.items() if key not in columns) or None,
+                **mean_cells(line, base),
+                **difference_cells("none", difference),
+                "CAPE paper†": figures(line, "published") if printed else None,
+                "ours − paper": figures(line, "off", "+.4f") if printed and comparable else None,
+                "seeds": seeds_cell(of_cell, failed[cell], seeds),
+            }
+        )
+    notes = [f"{GAUC} Mean ± standard deviation over the seeds.", *base_rate_note(cells, base)]
+    notes += unmeasured_notes({str(cell): of_cell for cell, of_cell in runs.items()})
+    notes += difference_notes("none", differences.values())
+    if unfinished:
+        notes.append(f"{counted(unfinished, 'cell')} of {len(runs)} lack runs: the same command makes them.")
+    notes += failure_notes({str(cell): failed[cell] for cell in runs if failed[cell]})
+    beside = any(row["CAPE paper†"] is not None for row in cells)
+    notes += reading_notes(dataset, suite.protocol, beside)
+    notes += ["ours − paper: gAUC / AUC / logloss."] * (beside and comparable)
+    notes += processor_notes([result for of_cell in runs.values() for result in of_cell.values()])
+    title = f"{suite.title}: {dataset}, protocol {suite.protocol}{dagger}, {counted(seeds, 'seed')}"
+    tables = [Table(title, lines, cells, notes)]
+    if any(not math.isnan(change.value) for change in changed.values()):
+        names = ["model", *columns, "encoding", "varied", "seeds"]
+        named = {cell: {name: row[name] for name in names} for cell, row in zip(runs, cells, strict=True)}
+        cells = [{**named[cell], **difference_cells("default", change)} for cell, change in changed.items()]
+        notes = ["default: the same encoding with nothing varied.", *difference_notes("default", changed.values())]
+        tables.append(Table(f"{title}: differences to the default", [], cells, notes))
+    return tables
+
+
+def _sorted(cells: Sequence[Cell]) -> list[Cell]:
+    """By model, then by what varies in all cells, then in the order of the suite."""
+    common = [key for key, _ in cells[0].varied if all(key in dict(cell.varied) for cell in cells)]
+    seen: dict[Any, int] = {}
+    for cell in cells:
+        for part in (cell.model, *cell.varied):
+            seen.setdefault(part, len(seen))
+    return sorted(cells, key=lambda cell: [seen[cell.model], *[seen[key, dict(cell.varied)[key]] for key in common]])
+
+
+def _baseline(cell: Cell, runs: Mapping[Cell, Runs]) -> Cell | None:
+    """``none`` under the settings of the cell that ``none`` knows."""
+    for other in runs:
+        if other.pe == "none" != cell.pe and other.model == cell.model and set(other.varied) <= set(cell.varied):
+            return other
+    return None

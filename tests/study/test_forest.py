@@ -10,10 +10,10 @@ import pytest
 
 from ctr_pe.config.yaml import model_params
 from ctr_pe.evaluation.paired import compare
-from ctr_pe.study.command import benchmark_command
+from ctr_pe.reporting.figures.runs import benchmark_command
 from ctr_pe.study.differences import settings
 from ctr_pe.study.forest import FILES, panels, write_forest
-from ctr_pe.study.latex import as_latex, escaped
+from ctr_pe.study.rendering import as_latex, escaped
 from ctr_pe.study.store import Store
 from ctr_pe.study.tables import make_tables
 from tests.support.fake_training import fill, jobs_of, rows_of_test, scores_of

@@ -21,7 +21,7 @@ from ctr_pe.study.benchmark import Request, run
 from ctr_pe.study.rendering import as_csv, as_markdown, as_text
 from ctr_pe.study.store import Result, RunKey, Store
 from ctr_pe.study.suite import Cell, Suite, cells, load_suite, parse_suite
-from ctr_pe.study.suite_tables import make
+from ctr_pe.study.tables import make_suite_tables
 from ctr_pe.utils.errors import UserError
 from tests.support.fake_training import train_on_data_set as fast
 
@@ -215,7 +215,7 @@ def test_ours_beside_the_published_figures(tmp_path: Path) -> None:
         if (cell.model, cell.pe, cell.dataset) == ("DIN", "cape", "amazonelectronics_x1"):
             for key, gauc in zip(keys[cell], (0.88, 0.89), strict=True):
                 store.append(result(key, {"gAUC": gauc, "AUC": 0.9, "logloss": 0.4}), [])  # type: ignore[arg-type]
-    tables = make(suite, store, keys)
+    tables = make_suite_tables(suite, store, keys)
     assert [len(table.lines) for table in tables] == [42, 42]
     line = next(line for line in tables[0].lines if line["model"] == "DIN" and line["pe"] == "cape†")
     assert [line[f"{metric}_published"] for metric in METRICS] == [0.885698, 0.888156, 0.428468]
@@ -225,12 +225,12 @@ def test_ours_beside_the_published_figures(tmp_path: Path) -> None:
     assert text.count("AUC within users") == 1
     assert "‡" not in text
     store.save_rows("d", np.array([0, 1]), np.array([0, 1]), click_rate=0.5)
-    assert "‡" not in as_text(make(suite, store, keys)[0])
+    assert "‡" not in as_text(make_suite_tables(suite, store, keys)[0])
     store.save_rows("better", np.array([0, 0]), np.array([0, 1]), click_rate=0.1)
     easy = {cell: [key._replace(data_hash="better") for key in of_cell] for cell, of_cell in keys.items()}
     cell = next(cell for cell in easy if (cell.model, cell.pe) == ("DIN", "cape"))
     store.append(result(easy[cell][0], {"gAUC": 0.5, "AUC": 0.5, "logloss": 0.2}), [])  # type: ignore[arg-type]
-    assert "0.2000 ‡" in as_text(make(suite, store, easy)[0])  # -log 0.9 = 0.105
+    assert "0.2000 ‡" in as_text(make_suite_tables(suite, store, easy)[0])  # -log 0.9 = 0.105
     for shown in (text, markdown):
         assert "0.8857 / 0.8882 / 0.4285" in shown
         assert "-0.0007 / +0.0118 / -0.0285" in shown
@@ -245,7 +245,7 @@ def test_generated_content_is_not_compared_with_the_published_figures_beside_it(
     cell = next(cell for cell in cells(suite) if (cell.model, cell.pe) == ("BST", "none"))
     key = RunKey("BST", "kuaivideo_x1_generated", "paper", "c", "d", "none", 0)
     store.append(result(key, {"gAUC": 0.5, "AUC": 0.5, "logloss": 0.5}), [])  # type: ignore[arg-type]
-    (table,) = make(suite, store, {cell: [key]})
+    (table,) = make_suite_tables(suite, store, {cell: [key]})
     text = " ".join(as_text(table).split())
     assert "0.6614 / 0.7415 / 0.4461" in text
     assert "none is to be compared" in text

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ctr_pe.config.yaml import model_params
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic.built_in import DEFAULT
 from ctr_pe.models.sections import check_params, model_class
 from ctr_pe.pe import check_encodings
 from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
-from ctr_pe.study.command import as_text, benchmark_command
 from ctr_pe.study.store import Result, Store
 from ctr_pe.training import Run, build_model, load
 from ctr_pe.utils.errors import UserError, nearest
@@ -179,3 +180,25 @@ def _command(wanted: Wanted, result: Result | None = None) -> str:
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     words += [word for key, value in wanted.params.items() for word in ("--set", f"{key}={as_text(value)}")]
     return shlex.join(["ctr-pe", "benchmark", *words, "--keep-weights", "--out", str(wanted.store)])
+
+
+def benchmark_command(results: Collection[Result], *more: str, data_root: Path | None = None) -> str:
+    """``ctr-pe benchmark`` for results that differ only in encoding and seed, with ``more`` options at the end."""
+    first = next(iter(results))
+    seeds = [result.seed for result in results]
+    words = ["ctr-pe", "benchmark", "--model", first.model]
+    words += ["--pe", ",".join(dict.fromkeys(result.pe for result in results))]
+    words += ["--dataset", first.dataset, "--protocol", first.protocol]
+    words += ["--seed", str(min(seeds))] * (min(seeds) > 0) + ["--repeats", str(max(seeds) - min(seeds) + 1)]
+    words += ["--threads", str(first.threads)] * (first.threads != 1) + ["--gpu", str(first.gpu)] * (first.gpu >= 0)
+    usual = model_params(first.model, first.dataset)
+    for key, value in first.params.items():
+        if key not in usual or as_text(usual[key]) != as_text(value):
+            words += ["--set", f"{key}={as_text(value)}"]
+    words += [] if data_root is None else ["--data-root", str(data_root)]
+    return shlex.join([*words, *more])
+
+
+def as_text(value: Any) -> str:
+    """A value as ``--set KEY=VALUE`` takes it."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)

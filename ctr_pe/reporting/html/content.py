@@ -11,11 +11,11 @@ from typing import Any
 import ctr_pe
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import mean_sd
+from ctr_pe.reporting.figures.runs import benchmark_command
 from ctr_pe.reporting.html.charts import by_length, calibration, curves, speed
 from ctr_pe.reporting.html.explorer import explorer
 from ctr_pe.reporting.html.options import Options
 from ctr_pe.study.benchmark import find_dataset, keep_rows
-from ctr_pe.study.command import benchmark_command
 from ctr_pe.study.differences import BASELINES, Setting, settings
 from ctr_pe.study.store import RunKey, Store
 from ctr_pe.study.tables import make_tables, measured

@@ -20,10 +20,9 @@ from torch import Tensor
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.reporting.figures.measure import Attention, measure
-from ctr_pe.reporting.figures.runs import Wanted, drawn
+from ctr_pe.reporting.figures.runs import Wanted, benchmark_command, drawn
 from ctr_pe.reporting.html.options import Options
 from ctr_pe.sequence.batch import JaggedBatch
-from ctr_pe.study.command import benchmark_command
 from ctr_pe.study.differences import Setting
 from ctr_pe.study.store import Result, Store
 from ctr_pe.utils.errors import UserError
