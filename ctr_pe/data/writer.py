@@ -75,8 +75,8 @@ class DatasetWriter:
 
     def __enter__(self) -> DatasetWriter:
         self._context = ExitStack()
-        self._folder = self._context.enter_context(scratch_beside(self.out))
-        self.path, self.scratch = self._folder / "new", self._folder / "scratch"
+        folder = self._context.enter_context(scratch_beside(self.out))
+        self.path, self.scratch = folder / "new", folder / "scratch"
         self.path.mkdir()
         self.scratch.mkdir()
         return self
@@ -108,8 +108,8 @@ class DatasetWriter:
         if not {"train", "test"} <= rows.keys():
             raise ValueError(f"{self.path}: a data set needs train.parquet and test.parquet")
         specs = FeatureSpecs.of(self.dataset_id, content.features, [content.label])
-        _write_json(self.path / FEATURES, specs.content)
-        _write_json(self.path / "feature_vocab.json", content.vocabs)
+        write_json(self.path / FEATURES, specs.content)
+        write_json(self.path / "feature_vocab.json", content.vocabs)
         files = {file.name: facts_of(file) for file in sorted(self.path.iterdir())}
         report = DatasetReport(
             dataset_id=self.dataset_id,
@@ -125,15 +125,9 @@ class DatasetWriter:
         if content.items is not None:
             content.items.write_parquet(self.path / ITEMS)
         facts = report.model_dump(mode="json")
-        _write_json(self.path / REPORT, {**facts, **content.report, **facts})
+        write_json(self.path / REPORT, {**facts, **content.report, **facts})
         check_out(self.out, self.overwrite)  # it may have appeared meanwhile
-        self.out.parent.mkdir(parents=True, exist_ok=True)
-        if self.out.exists():
-            self.out.rename(self._folder / "old")
-        try:
-            self.path.rename(self.out)
-        except OSError as error:  # another build was faster
-            raise UserError(f"{self.out}: {error.strerror}") from None
+        move(self.path, self.out, replace=True)
         return open_dataset(str(self.out.resolve()))
 
     def _rows(self, split: str, content: Content) -> int:
@@ -197,6 +191,26 @@ def scratch_beside(out: Path) -> Iterator[Path]:
 
 
 @contextmanager
+def new_folder(out: Path, replace: bool = False) -> Iterator[Path]:
+    """An empty folder beside ``out`` that takes its name in the end, or nothing is left of it; see :func:`move`."""
+    with scratch_beside(out) as scratch:
+        (scratch / "new").mkdir()
+        yield scratch / "new"
+        move(scratch / "new", out, replace)
+
+
+def move(made: Path, out: Path, replace: bool = False) -> None:
+    """Give a folder its name; with ``replace``, one that has it goes to "old" beside ``made``. Raises UserError."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if replace and out.exists():
+        out.rename(made.with_name("old"))
+    try:
+        made.rename(out)
+    except OSError as error:  # it has appeared meanwhile
+        raise UserError(f"{out}: {error.strerror}") from None
+
+
+@contextmanager
 def written(out: Path) -> Iterator[None]:
     """What the system says about a place that cannot be written to, in one line."""
     try:
@@ -205,5 +219,5 @@ def written(out: Path) -> Iterator[None]:
         raise UserError(f"{out}: cannot be written: {reason(error)}") from None
 
 
-def _write_json(file: Path, content: Any) -> None:
+def write_json(file: Path, content: Any) -> None:
     file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -32,8 +32,7 @@ from ctr_pe.config.schema import (
 )
 from ctr_pe.evaluation.monitor import monitor_mode
 from ctr_pe.fuxictr.embeddings import look_up, regularization
-from ctr_pe.fuxictr.library import take_encoders
-from ctr_pe.fuxictr.settings import MAX_GRADIENT_NORM
+from ctr_pe.fuxictr.library import MAX_GRADIENT_NORM, take_encoders
 from ctr_pe.sequence.transfer import to_device
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.batch_norm import BatchNorm1d

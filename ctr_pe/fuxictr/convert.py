@@ -6,7 +6,6 @@ has no lists of seconds, so columns of ages are left out.
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
@@ -22,7 +21,7 @@ import yaml
 
 from ctr_pe.data.dataset import CONFIG, Dataset
 from ctr_pe.data.loader import BatchLoader
-from ctr_pe.data.writer import scratch_beside, written
+from ctr_pe.data.writer import new_folder, write_json, written
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.utils.errors import UserError, nearest
 
@@ -49,9 +48,7 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
     specs = described.features
     ages = [name for name, spec in specs.items() if spec["type"] == "meta" and "max_len" in spec]
     kept = {name: spec for name, spec in specs.items() if name not in ages}
-    with written(out), scratch_beside(out) as temporary:
-        folder = temporary / out.name
-        folder.mkdir()
+    with written(out), new_folder(out) as folder:
         for split in dataset.rows:
             blocks = _blocks(dataset, split, kept)
             if data_format == "npz":
@@ -70,18 +67,13 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
             "dataset_id": out.resolve().name,
             "features": [{k: v} for k, v in kept.items()],
         }
-        (folder / FEATURES).write_text(json.dumps(feature_map, indent=1) + "\n", encoding="utf-8")
+        write_json(folder / FEATURES, feature_map)
         config = {
             "data_root": str(out.parent),
             "data_format": data_format,
             **{f"{split}_data": str(out / f"{split}.{data_format}") for split in dataset.rows},
         }
         (folder / CONFIG).write_text(yaml.safe_dump({out.resolve().name: config}, sort_keys=False), encoding="utf-8")
-        out.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            folder.rename(out)
-        except OSError as error:  # it has appeared meanwhile
-            raise UserError(f"{out}: {error.strerror}") from None
     return ages
 
 

@@ -15,13 +15,13 @@ import shutil
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 from zipfile import BadZipFile
 
 import h5py
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ctr_pe.config.field_groups import Group
 from ctr_pe.config.schema import Count, DataSection, Encoder, Place, Width, check, problems
@@ -35,6 +35,13 @@ from ctr_pe.utils.names import LONGEST
 
 BLOCK_ROWS = 65_536
 FOLDER = "ctr_pe"  # below <data_root>/<dataset_id>, which may also hold the user's files and FuxiCTR's own cache
+COPIED = re.compile(r"copy_from\((\w+)\)")
+LOGGED = {
+    "truncated": "histories of %s cut to their most recent items",
+    "missing": "items of %s have no value",
+    "unseen": "ids of %s are out of vocabulary: not in the train rows, or too rarely",
+}
+"""What is counted of a column in a split -> how the log says it."""
 log = logging.getLogger(__name__)
 
 
@@ -68,14 +75,18 @@ class FeatureColumn(BaseModel):
     @property
     def read_from(self) -> str:
         """The CSV column: its own, or with ``preprocess: copy_from(x)`` another."""
-        copied = re.fullmatch(r"copy_from\((\w+)\)", self.preprocess or "")
-        if self.normalizer and self.type != "numeric":
-            raise UserError(f"feature_cols: '{self.name}': a {self.type} column has no normalizer, numeric ones have")
-        if self.type == "embedding" and not self.pretrain_dim:
-            raise UserError(f"feature_cols: '{self.name}': an embedding column needs pretrain_dim, its numbers per row")
-        if self.preprocess and not copied:
-            raise UserError(f"feature_cols: '{self.name}': preprocess '{self.preprocess}' is not copy_from(column)")
+        copied = COPIED.fullmatch(self.preprocess or "")
         return copied[1] if copied else self.name
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.normalizer and self.type != "numeric":
+            raise ValueError(f"a {self.type} column has no normalizer, numeric ones have")
+        if self.type == "embedding" and not self.pretrain_dim:
+            raise ValueError("an embedding column needs pretrain_dim, its numbers per row")
+        if self.preprocess and not COPIED.fullmatch(self.preprocess):
+            raise ValueError(f"preprocess '{self.preprocess}' is not copy_from(column)")
+        return self
 
 
 def build_csv(params: Mapping[str, Any], groups: Sequence[Group] = ()) -> Dataset:
@@ -145,8 +156,8 @@ def read_columns(params: Mapping[str, Any]) -> tuple[list[FeatureColumn], list[s
     """The columns that ``feature_cols`` describes, and all that is wrong with it, one string each."""
     if not params.get("feature_cols"):
         return [], ["feature_cols is missing: which columns of the CSV files are what"]
-    if wrong := problems(DataSection, {"feature_cols": params["feature_cols"]}):
-        return [], [*wrong.values()]
+    if invalid := problems(DataSection, {"feature_cols": params["feature_cols"]}):
+        return [], [*invalid.values()]
     columns, found = [], []
     for entry in params["feature_cols"]:
         names = entry.get("name") if isinstance(entry, dict) else None
@@ -156,13 +167,9 @@ def read_columns(params: Mapping[str, Any]) -> tuple[list[FeatureColumn], list[s
         for name in names if isinstance(names, list) else [names]:
             try:
                 columns.append(FeatureColumn(**{**entry, "name": name}))
-                _ = columns[-1].read_from
             except ValidationError as error:
-                found += [
-                    f"feature_cols: {shown(name)}: {explain(problem, FeatureColumn)}" for problem in error.errors()
-                ]
-            except UserError as error:
-                found.append(str(error))
+                wrong = (explain(problem, FeatureColumn) for problem in error.errors())
+                found += [f"feature_cols: {shown(name)}: {one}" for one in wrong]
     columns = [column for column in columns if column.active]
     names = [column.name for column in columns]
     found += [f"feature_cols: '{name}' is given twice" for name, count in Counter(names).items() if count > 1]
@@ -271,9 +278,9 @@ class _Build:
         counts: dict[str, list[pl.LazyFrame]] = {table: [] for table in self.tables.values()}
         for column in self.columns:
             if column.name in self.tables:
-                known = pl.len() >= (column.min_categr_count or least)
                 values = train.select(value=column.name)
                 values = values.explode("value", empty_as_null=False) if column.type == "sequence" else values
+                known = pl.len() >= (column.min_categr_count or least)
                 values = values.filter(pl.col("value") != "").group_by("value").agg(count=pl.len(), known=known)
                 counts[self.tables[column.name]].append(values)
         totals = [
@@ -396,17 +403,9 @@ class _Build:
             raise UserError(f"{file}: no rows")
         log.info("%s: %d rows, %d positives", split, counts["rows"], counts["positives"])
         for column in self.columns:
-            if cut := counts[f"{column.name}_truncated"]:
-                log.info("%s: %d histories of %s cut to their most recent items", split, cut, column.name)
-            if missing := counts[f"{column.name}_missing"]:
-                log.info("%s: %d items of %s have no value", split, missing, column.name)
-            if unseen := counts[f"{column.name}_unseen"]:
-                log.info(
-                    "%s: %d ids of %s are out of vocabulary: not in the train rows, or too rarely",
-                    split,
-                    unseen,
-                    column.name,
-                )
+            for kind, text in LOGGED.items():
+                if count := counts[f"{column.name}_{kind}"]:
+                    log.info(f"%s: %d {text}", split, count, column.name)
         return dict(counts)
 
 

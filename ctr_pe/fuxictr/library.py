@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,11 @@ from ctr_pe.utils.errors import UserError, shown
 if TYPE_CHECKING:
     from fuxictr.features import FeatureMap
     from torch import nn
+
+MAX_GRADIENT_NORM = 10.0
+"""FuxiCTR's default, which its ``fit`` sets."""
+PRIVATE = ("early_stop_patience", "eval_steps", "save_best_only", "reduce_lr_on_plateau", "verbose")
+"""What ``BaseModel`` keeps of a config in private attributes."""
 
 
 def base_model() -> type:
@@ -90,3 +96,32 @@ def log_to_file(params: Mapping[str, Any]) -> None:
     from fuxictr.utils import set_logger
 
     set_logger(dict(params))
+
+
+@dataclass(frozen=True)
+class TrainingSettings:
+    """Keys of a model's config that the training loop follows; ``monitor``: a weight per metric.
+
+    FuxiCTR's own models know neither ``learning_rate_schedule`` nor ``weight_average`` and have their defaults.
+    """
+
+    monitor: Mapping[str, float]
+    early_stop_patience: int
+    eval_steps: int | None
+    save_best_only: bool
+    reduce_lr_on_plateau: bool
+    verbose: int
+    learning_rate_schedule: str
+    weight_average: float | None
+
+
+def training_settings(model: Any) -> TrainingSettings:
+    """The settings of any FuxiCTR model. One that has no ``max_gradient_norm`` yet gets FuxiCTR's default."""
+    if not hasattr(model, "_max_gradient_norm"):
+        model._max_gradient_norm = MAX_GRADIENT_NORM
+    return TrainingSettings(
+        monitor=model._monitor.kv_pairs,
+        **{key: getattr(model, f"_{key}") for key in PRIVATE},
+        learning_rate_schedule=getattr(model, "learning_rate_schedule", "constant"),
+        weight_average=getattr(model, "weight_average", None),
+    )

@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,7 +19,7 @@ from ctr_pe.config.schema import DataSection
 from ctr_pe.data.logs.tables import readable
 from ctr_pe.data.published.sets import SETS, original
 from ctr_pe.data.root import REPORT
-from ctr_pe.data.writer import scratch_beside
+from ctr_pe.data.writer import new_folder
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.models.rank_model import RankModel
 from ctr_pe.models.sections import model_class, prefixes
@@ -112,7 +111,7 @@ def write_model(folder: str | Path, scorer: Scorer, histories: bool = True) -> N
     if folder.exists() and not (folder / MANIFEST).is_file():
         raise UserError(f"{folder} exists and is not a model folder: remove it or choose another name")
     try:
-        with _new_folder(folder) as made:
+        with new_folder(folder, replace=True) as made:
             save(scorer.model, made / WEIGHTS)
             write_json(made / FEATURES, encoder.feature_map.content)
             write_json(made / VOCABULARY, encoder.vocabularies)
@@ -210,18 +209,6 @@ def write_stand_ins(folder: Path, encoder: Encoder) -> None:
             with h5py.File(folder / spec["pretrained_emb"], "w") as file:
                 file["key"] = np.zeros(0, np.int64)
                 file["value"] = np.zeros((0, int(spec.get("pretrain_dim") or spec["embedding_dim"])), np.float32)
-
-
-@contextmanager
-def _new_folder(folder: Path) -> Iterator[Path]:
-    """A temporary folder beside ``folder`` that takes its name in the end, or nothing is left of it."""
-    with scratch_beside(folder) as scratch:
-        (scratch / "new").mkdir()
-        yield scratch / "new"
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        if folder.exists():
-            folder.rename(scratch / "old")
-        (scratch / "new").rename(folder)
 
 
 def _table(file: Path) -> pl.DataFrame | None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from ctr_pe.fuxictr.settings import training_settings
+from ctr_pe.fuxictr.library import training_settings
 from ctr_pe.study.rendering import Table, between
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import RunKey

@@ -17,7 +17,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ctr_pe.evaluation.monitor import monitor_mode, monitored
-from ctr_pe.fuxictr.settings import training_settings
+from ctr_pe.fuxictr.library import training_settings
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.divergence import DivergenceDetector
 from ctr_pe.training.schedule import MovingAverage, schedule

@@ -43,9 +43,9 @@ class EventBlock:
 
     events: pl.DataFrame
     is_first: Bools  # (E,) of its user
-    tied: int  # events at the same time as the event before
-    repeated: int  # events that repeat the key of another
-    contradictions: int  # events whose time is before that of an event with a smaller order
+    counts: dict[str, int]
+    """Of events "tied" in time with the event before, "repeated" keys of others, and "contradictions": a time before
+    that of an event with a smaller order."""
 
     def column(self, name: str) -> npt.NDArray[Any]:
         return self.events[name].to_numpy()
@@ -119,17 +119,12 @@ class Log:
         clock = "order" if self.ordered else "time"
         new_user, new_item, later = (_changes(events[name]) for name in ("user", "tie", clock))
         new_time = _changes(events["time"]) if self.timed else np.ones(len(new_user), bool)
-        earlier = events["time"].to_numpy()[1:] < events["time"].to_numpy()[:-1] if self.timed else np.zeros(0, bool)
+        earlier = events["time"].diff().to_numpy()[1:] < 0 if self.timed else np.zeros(len(new_user) - 1, bool)
         repeated = ~(new_user | later)
         if not (din and self.ordered):  # else a user cannot have clicked two items at the same order
             repeated &= ~new_item & (~new_time | (not self.timed))
-        return EventBlock(
-            events,
-            is_first=new_user,
-            tied=int((~(new_user | new_time)).sum()),
-            repeated=int(repeated.sum()),
-            contradictions=int((~new_user[1:] & earlier).sum()) if self.timed else 0,
-        )
+        counted = {"tied": ~(new_user | new_time), "repeated": repeated, "contradictions": ~new_user[1:] & earlier}
+        return EventBlock(events, new_user, {name: int(of.sum()) for name, of in counted.items()})
 
     def _columns(self, raw: pl.LazyFrame) -> dict[str, pl.Expr]:
         """The columns of the log that are used, by role, cast to their types."""

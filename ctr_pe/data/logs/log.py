@@ -153,19 +153,14 @@ class _Counter:
     def __init__(self, log: Log) -> None:
         self.log = log
         self.items = np.zeros(log.catalogue.height, np.int64)
-        self.users = self.rows = self.users_without_rows = self.without_negative = 0
-        self.tied = self.repeated = self.contradictions = 0
+        self.counts = Counter[str]()
 
     def add(self, rows: LabelledRequests) -> None:
         block, recipe = rows.block, self.log.recipe
-        self.users += block.users
-        self.users_without_rows += block.users - int(np.count_nonzero(np.bincount(rows.user())))
-        self.tied += block.tied
-        self.repeated += block.repeated
-        self.contradictions += block.contradictions
-        self.rows += len(rows.label)
+        self.counts.update(block.counts, users=block.users, rows=len(rows.label))
+        self.counts["users_without_rows"] += block.users - int(np.count_nonzero(np.bincount(rows.user())))
         if recipe.protocol == "din":
-            self.without_negative += 2 * int(rows.label.sum()) - len(rows.label)
+            self.counts["without_negative"] += 2 * int(rows.label.sum()) - len(rows.label)
         train = rows.select(rows.split == 0)
         self.items += np.bincount(train.code, minlength=len(self.items))
         for line, (begin, end) in zip(train.timelines, train.histories(recipe.max_len), strict=True):
@@ -179,14 +174,14 @@ class _Counter:
         log, recipe = self.log, self.log.recipe
         keys = [recipe.user, *([] if recipe.protocol == "din" and log.ordered else [recipe.item])]
         keys += [str(recipe.order if log.ordered else recipe.time)]
-        if self.repeated:
-            problem = f"{self.repeated:,} of {log.kept:,} rows repeat the {', '.join(keys)} of another row"
-        elif self.contradictions:
+        if repeated := self.counts["repeated"]:
+            problem = f"{repeated:,} of {log.kept:,} rows repeat the {', '.join(keys)} of another row"
+        elif older := self.counts["contradictions"]:
             problem = f"times in '{recipe.time}' contradict the order in '{recipe.order}': "
-            problem += f"{self.contradictions:,} of {log.kept:,} rows are older than the row before; "
+            problem += f"{older:,} of {log.kept:,} rows are older than the row before; "
             problem += f"{option('order', None)} leaves it out"
         elif not self.items.any():
-            problem = f"{self.users:,} users, {self.rows:,} rows, none of them for training: "
+            problem = f"{self.counts['users']:,} users, {self.counts['rows']:,} rows, none of them for training: "
             problem += f"protocol {recipe.protocol} needs users with more than 3 items"
         else:
             return
@@ -196,11 +191,11 @@ class _Counter:
         return {
             "rows": self.log.rows,
             "dropped": self.log.dropped,
-            "users": self.users,
+            "users": self.counts["users"],
             "items": len(self.items),
-            "users_without_rows": self.users_without_rows,
-            "tied_in_time": self.tied if self.log.timed else None,
-            "targets_without_negative": self.without_negative,
+            "users_without_rows": self.counts["users_without_rows"],
+            "tied_in_time": self.counts["tied"] if self.log.timed else None,
+            "targets_without_negative": self.counts["without_negative"],
         }
 
 
@@ -211,7 +206,7 @@ class _Rows:
         self.writer, self.groups, self.max_len = writer, groups, log.recipe.max_len
         self.per_second = SECONDS[log.recipe.time_unit]
         self.group_rows = max(1, min(65_536, LIST_ITEMS // self.max_len))
-        self.first_user, self.user = 0, np.min_scalar_type(counter.users)
+        self.first_user, self.user = 0, np.min_scalar_type(counter.counts["users"])
         self.counts = {split: Counter[str]() for split in SPLITS}
         self.unseen = {split: Counter[str]() for split in SPLITS}
         if log.before is not None:
@@ -268,9 +263,8 @@ class _Rows:
     def report(self) -> dict[str, dict[str, Any]]:
         found = {}
         for split, counts in self.counts.items():
-            items = {key: count for key, count in counts.items() if key.endswith("_items")}
-            means = {key.replace("_items", "_mean"): n / max(counts["rows"], 1) for key, n in items.items()}
-            means = {key: round(mean, 2) for key, mean in means.items()}
+            lists = [key.removesuffix("_items") for key in counts if key.endswith("_items")]
+            means = {f"{name}_mean": round(counts[f"{name}_items"] / max(counts["rows"], 1), 2) for name in lists}
             found[split] = {**counts, **means, "unseen": dict(self.unseen[split])}
         return found
 
@@ -320,7 +314,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "items_without": log.without,
         "splits": written.report(),
         "seconds": round(seconds, 3),
-        "rows_per_second": round(counter.rows / seconds),
+        "rows_per_second": round(counter.counts["rows"] / seconds),
     }
     if log.before is not None:
         report["append_to"] = log.before.report(written.maps)

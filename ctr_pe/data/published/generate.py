@@ -7,8 +7,6 @@ made by cutting text. In memory: the log that the rows come from, and one block.
 
 from __future__ import annotations
 
-import json
-import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +21,7 @@ from tqdm import tqdm
 from ctr_pe.data.published.download import md5
 from ctr_pe.data.published.sets import AMAZON, KUAI, MANIFEST, MAX_LEN, SETS
 from ctr_pe.data.synthetic.common import category_of, popular
+from ctr_pe.data.writer import new_folder, write_json
 from ctr_pe.utils.errors import UserError, nearest
 
 BLOCK_ROWS = 65_536
@@ -79,11 +78,8 @@ def generate(name: str, out: Path, share: float = 1.0, seed: int = 0, progress: 
         raise UserError(f"--rows-share {share:g}: from {LEAST_SHARE} to 1")
     if out.exists():
         raise UserError(f"{out} exists already: remove it or choose another --out")
-    out.parent.mkdir(parents=True, exist_ok=True)
     rng = np.random.default_rng(seed)
-    with tempfile.TemporaryDirectory(prefix=f"{out.name}.", suffix=".partial", dir=out.parent) as temporary:
-        folder = Path(temporary) / "new"
-        folder.mkdir()
+    with new_folder(out) as folder:
         for file, (rows, blocks) in DRAWN[name](rng, share).items():
             _write_csv(folder / f"{file}.csv", rows, blocks, progress)
         for field in SETS[name].fields:
@@ -91,8 +87,7 @@ def generate(name: str, out: Path, share: float = 1.0, seed: int = 0, progress: 
                 _write_vectors(folder / field.vectors, rng, round(VECTORS * share), progress)
         files = {file.name: md5(file) for file in sorted(folder.iterdir())}
         made = {"like": name, "rows_share": share, "seed": seed, "files": files}
-        (folder / MANIFEST).write_text(json.dumps(made, indent=1) + "\n", encoding="utf-8")
-        folder.rename(out)
+        write_json(folder / MANIFEST, made)
     return out
 
 
