@@ -117,23 +117,21 @@ def of_users(dataset: Dataset) -> pl.DataFrame:
     category, like = group.target[-1], group.history[-1]
     columns = [user, dataset.label, category, like, *filter(None, [group.age])]
     frame = pl.read_parquet(dataset.split("test"), columns=columns)
-    real = [np.asarray(of_row)[np.asarray(of_row) != 0] for of_row in frame[like].to_list()]
-    facts = {"length": [float(len(items)) for items in real]}
-    facts["unlike"] = [_unlike(items, own) for items, own in zip(real, frame[category].to_list(), strict=True)]
+    categories = zip(frame[like].to_list(), frame[category].to_list(), strict=True)
+    facts = {"length": frame[like].list.len().cast(pl.Float64)}
+    facts["unlike"] = pl.Series([_unlike(np.asarray(of_items), of_target) for of_items, of_target in categories])
     if group.age is not None:
-        ages = [
-            of_row[len(of_row) - len(items) :] for of_row, items in zip(frame[group.age].to_list(), real, strict=True)
-        ]
-        facts["age"] = [ages_[-1] / DAY if ages_ else np.nan for ages_ in ages]
-        facts["tied"] = [float(len(set(ages_)) < len(ages_)) for ages_ in ages]
-    rows = frame.select(user, dataset.label).with_columns(**{name: pl.Series(found) for name, found in facts.items()})
+        ages = frame[group.age].list
+        facts["age"] = (ages.last() / DAY).fill_null(np.nan)
+        facts["tied"] = (ages.n_unique() < ages.len()).cast(pl.Float64)
+    rows = frame.select(user, dataset.label).with_columns(**facts)
     clicked = rows.filter(pl.col(dataset.label) > 0).group_by(user).agg(pl.col(list(facts)).mean())
     return rows.select(pl.col(user).unique().sort()).join(clicked, on=user, how="left", maintain_order="left")
 
 
 def _unlike(items: Any, category: int) -> float:
-    """Items after the last one of the category; infinite if there is none."""
-    alike = np.flatnonzero(items == category)
+    """Items after the last one of the category; infinite if there is none, or the target has no category (id 0)."""
+    alike = np.flatnonzero((items == category) & (items != 0))
     return float(len(items) - 1 - alike[-1]) if len(alike) else np.inf
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -222,6 +223,12 @@ def test_the_allocator_of_a_child_is_the_case_s(monkeypatch: pytest.MonkeyPatch)
 
 def command(*options: str) -> list[str]:
     return [sys.executable, str(Path(run.__file__)), "--quick", *options]
+
+
+def test_it_runs_from_any_directory_and_without_a_path(tmp_path: Path) -> None:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command("--list"), cwd=tmp_path, env=environment, capture_output=True, text=True, check=True)
+    assert "evaluation.fuxictr" in done.stdout
 
 
 @pytest.mark.slow
