@@ -60,8 +60,7 @@ class LabelledRequests:
 
     def select(self, chosen: Bools) -> LabelledRequests:
         """Those of the rows."""
-        event, code, label, split = self.event[chosen], self.code[chosen], self.label[chosen], self.split[chosen]
-        return replace(self, event=event, code=code, label=label, split=split)
+        return replace(self, **{name: getattr(self, name)[chosen] for name in ("event", "code", "label", "split")})
 
     def histories(self, max_len: int) -> list[tuple[Ints, Ints]]:
         """Per timeline where the history of each row begins and ends (T,)."""

@@ -107,14 +107,9 @@ def _rules_of(folder: Path) -> dict[str, Any]:
     if not isinstance(recipe, dict):
         raise UserError(f"{folder}: not a data set of a log: it has no recipe to go on with")
     files = {"interactions", "items", "append_to"}
-    default = {key: field.default for key, field in Recipe.model_fields.items() if key not in files}
-    kept = {key: recipe[key] for key in default if key in recipe}
-    return {key: value for key, value in kept.items() if value != _listed(default[key])}
-
-
-def _listed(value: Any) -> Any:
-    """As JSON has it."""
-    return list(value) if isinstance(value, tuple) else value
+    default = {key: field.default for key, field in Recipe.model_fields.items() if key in recipe.keys() - files}
+    default = {key: list(value) if isinstance(value, tuple) else value for key, value in default.items()}  # as in JSON
+    return {key: recipe[key] for key, value in default.items() if recipe[key] != value}
 
 
 def _read(name: str) -> dict[str, Any]:

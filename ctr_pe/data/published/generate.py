@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import numpy.typing as npt
 import polars as pl
+import pyarrow as pa
 from tqdm import tqdm
 
 from ctr_pe.data.published.download import md5
@@ -42,18 +43,13 @@ class UserLists:
     @classmethod
     def of(cls, values: Integers, counts: Integers) -> UserLists:
         """``counts`` (users,): how many of the flat ``values`` are each user's, one user after the other."""
-        of_user = np.repeat(np.arange(len(counts)), counts)
-        frame = pl.DataFrame({"user": of_user, "value": values}).with_columns(pl.col("value").cast(pl.String))
-        joined = frame.group_by("user").agg(pl.col("value").str.join("^"))
-        every = pl.DataFrame({"user": np.arange(len(counts))}).join(
-            joined, on="user", how="left", maintain_order="left"
-        )
-        total = np.concatenate([[0], np.cumsum(frame["value"].str.len_bytes().to_numpy().astype(np.int64) + 1)])
-        first = np.cumsum(counts) - counts
+        texts, first = pl.Series(values).cast(pl.String), np.cumsum(counts) - counts
+        lists = pa.LargeListArray.from_arrays(np.append(first, len(values)), texts.to_arrow())
+        total = np.concatenate([[0], np.cumsum(texts.str.len_bytes().to_numpy().astype(np.int64) + 1)])
         slot = np.arange(len(values) + len(counts)) - np.repeat(first + np.arange(len(counts)), counts + 1)
         before = np.repeat(first, counts + 1)
         ends = np.maximum(total[before + slot] - total[before] - 1, 0)  # the last number has no ^ behind it
-        return cls(every["value"].fill_null(""), first + np.arange(len(counts)), ends)
+        return cls(pl.Series(lists).list.join("^"), first + np.arange(len(counts)), ends)
 
     def first(self, user: Integers, count: Integers) -> pl.Series:
         """The first ``count`` numbers of each user's list."""
@@ -176,7 +172,7 @@ def _kuai(rng: np.random.Generator, share: float) -> Splits:
     clicked = rng.random(rows) < CLICKS
     lists, before = {}, {}
     for name, listed in {"pos_items": clicked, "neg_items": ~clicked}.items():
-        before[name] = np.minimum(_earlier(user, listed, users), MAX_LEN)
+        before[name] = np.minimum(_earlier(user, listed), MAX_LEN)
         kept = np.flatnonzero(listed & (before[name] < MAX_LEN))
         kept = kept[np.argsort(user[kept], kind="stable")]
         lists[name] = UserLists.of(shown[kept], np.bincount(user[kept], minlength=users))
@@ -192,14 +188,10 @@ def _kuai(rng: np.random.Generator, share: float) -> Splits:
     return {"train": (train, blocks(train, 0)), "test": (test, blocks(test, train))}
 
 
-def _earlier(user: Integers, listed: npt.NDArray[np.bool_], users: int) -> Integers:
+def _earlier(user: Integers, listed: npt.NDArray[np.bool_]) -> Integers:
     """(rows,) How many earlier rows of the same user are listed."""
-    order = np.argsort(user, kind="stable")
-    so_far: Integers = np.concatenate([[0], np.cumsum(listed[order])])
-    first = np.searchsorted(user[order], np.arange(users))
-    found = np.empty(len(user), np.int64)
-    found[order] = so_far[:-1] - so_far[first][user[order]]
-    return found
+    rows, is_listed = pl.DataFrame({"user": user, "listed": listed}), pl.col("listed").cast(pl.Int64)
+    return rows.select(is_listed.cum_sum().over("user") - is_listed).to_series().to_numpy()
 
 
 DRAWN: dict[str, Any] = {AMAZON.name: _amazon, KUAI.name: _kuai}

@@ -26,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.data.synthetic.common import Integers, Rows, item_of, shuffled_within, small, write
+from ctr_pe.data.synthetic.common import Integers, Rows, item_of, shuffled_within, small, users_of, write
 from ctr_pe.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -101,41 +101,24 @@ def generate(
     rng = np.random.default_rng(seed)
     liked = _distinct(rng, sum(splits.values()), favourites, categories)
     lengths = np.minimum(2 + rng.geometric(1 / (history_mean - 2), len(liked)), max_len)
-    clicks = _clicks(rng, liked, lengths, switch, categories, items, timed)
-    drawn = _requests(rng, liked, clicks, requests, from_favourites, categories, items, timed)
+    sizes = {"items": items, "categories": categories}
+    clicks = _clicks(rng, liked, lengths, switch, timed, **sizes)
+    drawn = _requests(rng, liked, clicks, requests, from_favourites, timed, **sizes)
 
     if shuffled:
         order = shuffled_within(np.random.default_rng(seed), clicks.starts)  # the times are not permuted
         clicks = replace(clicks, category=clicks.category[order], item=clicks.item[order])
     report = {
-        "generator": {
-            "seed": seed,
-            "users": splits,
-            "items": items,
-            "categories": categories,
-            "requests": requests,
-            "history_mean": history_mean,
-            "favourites": favourites,
-            "switch": switch,
-            "from_favourites": from_favourites,
-            **{name: True for name, on in (("timed", timed), ("shuffled", shuffled)) if on},
-        },
+        "generator": {"seed": seed, "users": splits, **sizes, "requests": requests, "history_mean": history_mean}
+        | {"favourites": favourites, "switch": switch, "from_favourites": from_favourites}
+        | {name: True for name, on in (("timed", timed), ("shuffled", shuffled)) if on},
         "positive_share": round(float(drawn.label.mean()), 4),
         "mean_history": round(float(lengths.mean()), 2),
     }
 
-    ends = zip(splits.items(), np.cumsum(list(splits.values())).tolist(), strict=True)
-    seen = slice(clicks.starts[users])  # the train users' clicks; each is in all rows of its user
-    return write(
-        out,
-        "synthetic" + "_time" * timed + "_shuffled" * shuffled,
-        ((split, _rows(slice(end - size, end), clicks, drawn)) for (split, size), end in ends),
-        _counts(items, drawn.item[:users], clicks.item[seen]),
-        _counts(categories, drawn.category[:users], clicks.category[seen]),
-        max_len,
-        report,
-        overwrite,
-    )
+    rows = {split: _rows(its, clicks, drawn) for split, its in users_of(splits).items()}
+    name = "synthetic" + "_time" * timed + "_shuffled" * shuffled
+    return write(out, name, rows, items, categories, max_len, report, overwrite)
 
 
 def click_probability(target_category: Integers, clicks: Clicks, at: Integers | None = None) -> npt.NDArray[np.float64]:
@@ -174,9 +157,9 @@ def _clicks(
     liked: Integers,
     lengths: Integers,
     switch: float,
-    categories: int,
-    items: int,
     timed: bool,
+    items: int,
+    categories: int,
 ) -> Clicks:
     starts = np.concatenate([[0], np.cumsum(lengths)])
     total, favourites = int(starts[-1]), liked.shape[1]
@@ -197,9 +180,9 @@ def _requests(
     clicks: Clicks,
     requests: int,
     from_favourites: float,
-    categories: int,
-    items: int,
     timed: bool,
+    items: int,
+    categories: int,
 ) -> Requests:
     shape = (len(liked), requests)
     favourite = np.take_along_axis(liked, rng.integers(liked.shape[1], size=shape), axis=1)
@@ -209,12 +192,6 @@ def _requests(
     at = clicks.at[clicks.starts[1:] - 1][:, None] + np.cumsum(waits.astype(np.int64), axis=1)
     label = rng.random(shape) < click_probability(category, clicks, at if timed else None)
     return Requests(category, item_of(rng, category, categories, items), at, label)
-
-
-def _counts(size: int, targets: Integers, clicked: Integers) -> Integers:
-    """How often each number below ``size`` is in the rows of some users, given their (users, requests) targets."""
-    in_histories: Integers = targets.shape[1] * np.bincount(clicked, minlength=size)
-    return in_histories + np.bincount(targets.reshape(-1), minlength=size)
 
 
 def _rows(users: slice, clicks: Clicks, drawn: Requests) -> Rows:

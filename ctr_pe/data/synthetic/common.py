@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -68,6 +68,12 @@ def category_of(items: Integers, categories: int) -> Integers:
     return items * 7919 % categories
 
 
+def users_of(splits: Mapping[str, int]) -> dict[str, slice]:
+    """The users of each split, numbered through, of how many it has."""
+    ends = np.cumsum(list(splits.values())).tolist()
+    return {split: slice(end - size, end) for (split, size), end in zip(splits.items(), ends, strict=True)}
+
+
 def shuffled_within(rng: np.random.Generator, starts: Integers) -> Integers:
     """A random order of flat clicks in which every history keeps its own."""
     owner = np.repeat(np.arange(len(starts) - 1), np.diff(starts))
@@ -77,9 +83,9 @@ def shuffled_within(rng: np.random.Generator, starts: Integers) -> Integers:
 def write(
     out: Path,
     dataset_id: str,
-    splits: Iterable[tuple[str, Rows]],
-    item_counts: Integers,
-    cate_counts: Integers,
+    splits: Mapping[str, Rows],
+    items: int,
+    categories: int,
     max_len: int,
     report: Mapping[str, Any],
     overwrite: bool,
@@ -87,24 +93,26 @@ def write(
     """Write a generated set; ids are by falling frequency in the train rows.
 
     Args:
-        splits: name and rows, each asked for when it is written.
-        item_counts, cate_counts: how often each item and each category is in the train rows.
+        splits: name and rows.
+        items, categories: how many there are.
 
     Raises:
         UserError: ``out`` exists.
     """
-    counts = {"item_id": item_counts, "cate_id": cate_counts}
-    maps = {name: IdMap.by_frequency(pl.Series(np.arange(len(of))), of) for name, of in counts.items()}
+    train, sizes = splits["train"], {"item_id": items, "cate_id": categories}
+    numbers = [train.item, train.clicked_item], [train.category, train.clicked_category]
+    counts = (np.bincount(np.concatenate(of), minlength=n) for of, n in zip(numbers, sizes.values(), strict=True))
+    maps = {name: IdMap.by_frequency(pl.Series(np.arange(len(of))), of) for name, of in zip(sizes, counts, strict=True)}
     group = log_group(list(maps), timed=True)
 
     def source(writer: DatasetWriter) -> Content:
-        ids = [maps[name].table(len(of)) for name, of in counts.items()]
-        for split, rows in splits:
+        ids = [maps[name].table(size) for name, size in sizes.items()]
+        for split, rows in splits.items():
             writer.add(split, rows.table(*ids))
-        numbers = np.arange(len(item_counts))
-        items = with_ids(pl.DataFrame({"item_id": numbers, "cate_id": numbers % len(cate_counts)}), maps)
+        every = np.arange(items)
+        catalogue = with_ids(pl.DataFrame({"item_id": every, "cate_id": every % categories}), maps)
         vocabs = {name: of.stored for name, of in maps.items()}
-        return Content(LABEL, USER, item_specs(maps, [group], max_len), [group], vocabs, report, items)
+        return Content(LABEL, USER, item_specs(maps, [group], max_len), [group], vocabs, report, catalogue)
 
     return make_dataset(source, out, dataset_id, overwrite)
 

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.data.synthetic.common import Integers, Rows, item_of, shuffled_within, write
+from ctr_pe.data.synthetic.common import Integers, Rows, item_of, shuffled_within, users_of, write
 from ctr_pe.utils.errors import UserError
 
 if TYPE_CHECKING:
@@ -76,40 +76,23 @@ def generate(
             f"{unlike}, categories {categories} at least 2 and items {items} at least twice as many"
         )
     rng = np.random.default_rng(seed)
+    sizes = {"items": items, "categories": categories}
+    drawing = {"like": like, "unlike": unlike, "near": near, "older": older}
     drawn: dict[str, Rows] = {}
-    for (split, size), end in zip(splits.items(), np.cumsum(list(splits.values())), strict=True):
-        user = np.repeat(np.arange(end - size, end), requests)
-        drawn[split] = _rows(rng, user, items, categories, like, unlike, near, older)
+    for split, its in users_of(splits).items():
+        user = np.repeat(np.arange(its.start, its.stop), requests)
+        drawn[split] = _rows(rng, user, **sizes, **drawing)
     if shuffled:
         again = np.random.default_rng(seed)
         drawn = {split: _shuffled(again, rows) for split, rows in drawn.items()}
     train = drawn["train"]
     report = {
-        "generator": {
-            "seed": seed,
-            "users": splits,
-            "items": items,
-            "categories": categories,
-            "requests": requests,
-            "like": like,
-            "unlike": unlike,
-            "near": near,
-            "older": older,
-            **({"shuffled": True} if shuffled else {}),
-        },
+        "generator": {"seed": seed, "users": splits, **sizes, "requests": requests, **drawing}
+        | ({"shuffled": True} if shuffled else {}),
         "positive_share": round(float(train.label.mean()), 4),
         "mean_history": round(len(train.age) / len(train.label), 2),
     }
-    return write(
-        out,
-        "synthetic_context",
-        drawn.items(),
-        np.bincount(np.concatenate([train.item, train.clicked_item]), minlength=items),
-        np.bincount(np.concatenate([train.category, train.clicked_category]), minlength=categories),
-        1 + like + unlike + older,
-        report,
-        overwrite,
-    )
+    return write(out, "synthetic_context", drawn, items, categories, 1 + like + unlike + older, report, overwrite)
 
 
 def _rows(
