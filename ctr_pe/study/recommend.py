@@ -254,12 +254,14 @@ def _count(block: pl.DataFrame, group: Group) -> pl.DataFrame:
 
 def _times(counts: pl.DataFrame) -> Times:
     """Of the rows that have a history."""
-    sums = counts.select("pairs", "changed", *UNITS).sum().row(0, named=True)
+    newest = pl.col("newest")
+    shares = {"fresh": (newest < DAY).mean(), "stale": (newest > STALE * DAY).mean()}
+    sums = counts.select(pl.col("pairs", "changed", *UNITS).sum(), **shares).row(0, named=True)
     return Times(
         tied=1 - sums["changed"] / max(1, sums["pairs"]),
         unit=next(unit for unit in UNITS if sums[unit] >= EXACT * sums["changed"]),
-        fresh=(counts["newest"] < DAY).mean() or 0.0,
-        stale=(counts["newest"] > STALE * DAY).mean() or 0.0,
+        fresh=sums["fresh"] or 0.0,
+        stale=sums["stale"] or 0.0,
     )
 
 
