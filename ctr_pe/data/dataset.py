@@ -145,13 +145,10 @@ def read_report(folder: Path) -> DatasetReport:
 def _check_file(file: Path, facts: FileFacts) -> None:
     if not file.is_file():
         raise UserError(f"{file}: missing")
-    size, change = file.stat().st_size, ""
-    if size != facts.bytes:
-        change = f"{size:,} bytes, not {facts.bytes:,}"
-    elif file.suffix == ".json" and hash_of_file(file) != facts.blake2b:
-        change = f"another hash than in {REPORT}"
-    if change:
-        raise UserError(f"{file}: changed since it was built ({change})")
+    if (size := file.stat().st_size) != facts.bytes:
+        raise UserError(f"{file}: changed since it was built ({size:,} bytes, not {facts.bytes:,})")
+    if file.suffix == ".json" and hash_of_file(file) != facts.blake2b:
+        raise UserError(f"{file}: changed since it was built (another hash than in {REPORT})")
 
 
 def _how_to_build(name: str, root: Path | None) -> str:

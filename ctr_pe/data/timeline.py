@@ -27,9 +27,8 @@ def sorted_events(events: pl.LazyFrame, columns: Collection[str]) -> pl.LazyFram
     """Events by ``user``, then ``order``, ``time`` and ``tie`` as far as they are among ``columns``; with neither order
     nor time later rows are later."""
     clocks = [name for name in CLOCKS if name in columns]
-    if not clocks:
-        return events.sort("user", maintain_order=True)
-    return events.sort("user", *clocks, *(["tie"] if "tie" in columns else []), maintain_order=True)
+    ties = ["tie"] if clocks and "tie" in columns else []
+    return events.sort("user", *clocks, *ties, maintain_order=True)
 
 
 @dataclass(frozen=True, eq=False)

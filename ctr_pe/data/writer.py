@@ -104,7 +104,12 @@ class DatasetWriter:
         """
         for parquet in self._parquets.values():
             parquet.close()
-        rows = {split: self._rows(split, content) for split in SPLITS if (self.path / f"{split}.parquet").exists()}
+        rows = {}
+        for split in (split for split in SPLITS if (self.path / f"{split}.parquet").exists()):
+            file = pq.read_metadata(self.path / f"{split}.parquet")
+            if different := {content.label, *content.features} ^ set(file.schema.to_arrow_schema().names):
+                raise ValueError(f"{split}.parquet: columns differ from the features in {sorted(different)}")
+            rows[split] = int(file.num_rows)
         if not {"train", "test"} <= rows.keys():
             raise ValueError(f"{self.path}: a data set needs train.parquet and test.parquet")
         specs = FeatureSpecs.of(self.dataset_id, content.features, [content.label])
@@ -129,12 +134,6 @@ class DatasetWriter:
         check_out(self.out, self.overwrite)  # it may have appeared meanwhile
         move(self.path, self.out, replace=True)
         return open_dataset(str(self.out.resolve()))
-
-    def _rows(self, split: str, content: Content) -> int:
-        file = pq.read_metadata(self.path / f"{split}.parquet")
-        if different := {content.label, *content.features} ^ set(file.schema.to_arrow_schema().names):
-            raise ValueError(f"{split}.parquet: columns differ from the features in {sorted(different)}")
-        return int(file.num_rows)
 
     def _write_config(self, rows: Mapping[str, int], content: Content) -> None:
         import yaml

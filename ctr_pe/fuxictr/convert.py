@@ -62,12 +62,8 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
         for file in dataset.path.iterdir():
             if file.name.startswith(("pretrained_", "feature_vocab")):
                 shutil.copyfile(file, folder / file.name)
-        feature_map = {
-            **described.content,
-            "dataset_id": out.resolve().name,
-            "features": [{k: v} for k, v in kept.items()],
-        }
-        write_json(folder / FEATURES, feature_map)
+        features = [{name: spec} for name, spec in kept.items()]
+        write_json(folder / FEATURES, {**described.content, "dataset_id": out.resolve().name, "features": features})
         config = {
             "data_root": str(out.parent),
             "data_format": data_format,

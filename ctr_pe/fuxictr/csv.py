@@ -306,13 +306,9 @@ class _Build:
         named = {column.name: column.normalizer for column in self.columns if column.normalizer}
         if not named:
             return {}
-        parts = [
-            expression.alias(f"{part} {name}")
-            for name, kind in named.items()
-            for part, expression in zip(("shift", "scale"), _statistics(pl.col(name), kind), strict=True)
-        ]
-        found = train.select(parts).collect(engine="streaming")
-        return {name: (float(found[f"shift {name}"][0]), float(found[f"scale {name}"][0]) or 1.0) for name in named}
+        pairs = [pl.concat_list(_statistics(pl.col(name), kind)).alias(name) for name, kind in named.items()]
+        found = train.select(pairs).collect(engine="streaming").row(0, named=True)
+        return {name: (shift, scale or 1.0) for name, (shift, scale) in found.items()}
 
     def _keep_vectors(self, name: str, file: Path, folder: Path) -> tuple[str, int]:
         """Keep the vectors of a column beside its rows, in a form that FuxiCTR reads: the file's name, their dim."""
@@ -414,13 +410,11 @@ def _parsed(column: FeatureColumn, kind: pl.DataType) -> pl.Expr:
     if column.type == "embedding":
         numbers = raw.str.split(column.splitter) if kind == pl.String else raw
         return numbers.cast(pl.List(pl.Float64))
-    if column.type == "sequence" and kind != pl.String:
-        empty = pl.lit([], dtype=pl.List(pl.String))
-        return pl.coalesce(raw.cast(pl.List(pl.String)).list.eval(pl.element().fill_null("")), empty)
-    raw = raw.cast(pl.String)
     if column.type == "sequence":
-        empty = pl.lit([], dtype=pl.List(pl.String))
-        return pl.when(raw.fill_null("") != "").then(raw.str.split(column.splitter)).otherwise(empty)
+        lists = raw.cast(pl.List(pl.String)).list.eval(pl.element().fill_null(""))
+        lists = pl.when(raw != "").then(raw.str.split(column.splitter)) if kind == pl.String else lists
+        return pl.coalesce(lists, pl.lit([], dtype=pl.List(pl.String)))
+    raw = raw.cast(pl.String)
     if column.fill_na is not None:
         raw = raw.fill_null(str(column.fill_na))
     if column.type == "numeric":

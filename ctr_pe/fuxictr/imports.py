@@ -40,9 +40,6 @@ class _Later(Loader):
     def __init__(self, loader: Loader, functions: tuple[str, ...]) -> None:
         self.loader, self.functions = loader, functions
 
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self.loader.create_module(spec)
-
     def exec_module(self, module: ModuleType) -> None:
         def load() -> None:
             if module.__dict__.pop("__getattr__", None) is not None:
