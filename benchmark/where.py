@@ -191,7 +191,7 @@ def _name(setting: Setting) -> str:
 def among(setting: Setting, some: Bin) -> BinRuns:
     """The runs among some users alone."""
     statistics, (step, _) = setting.statistics, STEPS["gAUC"]
-    shares = np.where(some.users, np.nan_to_num(statistics.shares["gAUC"]), 0.0)
+    shares = np.where(some.users, np.nan_to_num(statistics.users.shares["gAUC"]), 0.0)
     shares = shares / (shares.sum() or 1.0)
     gauc, added = {}, {}
     for pe, runs in setting.runs.items():

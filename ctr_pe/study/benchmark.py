@@ -122,7 +122,10 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         measured = stand_in is None or request.dry_run
         planned = estimate.measure_all({**tuning.by_cell, **by_cell}, done) if measured else []
         if request.dry_run:
-            return _print_plan(title, planned, workers)
+            heading = f"Dry run. {title}"
+            table = estimate.plan_table(f"{heading}, {workers} at once", planned, workers)
+            print(as_text(table) if planned else f"{heading}: all are there already")
+            return int(any(one.problem for one in planned))
         if any(one.estimate for one in planned):
             say(estimate.summary(planned, workers))
         how = (stand_in or train, workers)
@@ -224,14 +227,29 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
     check_params(cell.model, params)
     jobs, code = [], hash_of(runner.made_by())
     varied = " ".join(f"{key}={value}" for key, value in cell.shown)
-    setting = (cell.model, dataset.dataset_id, suite.protocol, hash_of(params), dataset.data_hash)
+    same: dict[str, Any] = {"model": cell.model, "pe": cell.pe, "protocol": suite.protocol}
     for seed in range(request.seed, request.seed + suite.seeds):
-        key = RunKey(*setting, cell.pe, seed, device_of(request.gpu))
-        weights = store.weights(key) if request.keep_weights else None
-        keep = partial(request.keep, store.model(key)) if request.keep else None
-        how = (suite.protocol, params, request.gpu, request.threads, weights, keep)
-        track, state = loggers.below(store.path, request.track), store.state(key, code)
-        jobs.append(Job(Run(cell.model, dataset.path, cell.pe, seed, *how, track=track, resume=state), key, varied))
+        key = RunKey(
+            **same,
+            dataset=dataset.dataset_id,
+            config_hash=hash_of(params),
+            data_hash=dataset.data_hash,
+            seed=seed,
+            device=device_of(request.gpu),
+        )
+        run = Run(
+            **same,
+            dataset=dataset.path,
+            seed=seed,
+            params=params,
+            gpu=request.gpu,
+            threads=request.threads,
+            weights=store.weights(key) if request.keep_weights else None,
+            keep=partial(request.keep, store.model(key)) if request.keep else None,
+            track=loggers.below(store.path, request.track),
+            resume=store.state(key, code),
+        )
+        jobs.append(Job(run, key, varied))
     return jobs
 
 
@@ -299,14 +317,6 @@ def _workers(request: Request, runs: int) -> int:
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     default = 1 if request.gpu >= 0 else max(1, cores // request.threads)
     return min(request.jobs or default, runs)
-
-
-def _print_plan(title: str, planned: Sequence[estimate.PlannedRuns], workers: int) -> int:
-    if planned:
-        print(as_text(estimate.plan_table(f"Dry run. {title}, {workers} at once", planned, workers)))
-    else:
-        print(f"Dry run. {title}: all are there already")
-    return int(any(one.problem for one in planned))
 
 
 def keep_rows(store: Store, dataset: Dataset) -> None:

@@ -65,15 +65,13 @@ def panels(settings: Sequence[Setting]) -> list[list[ForestPanel]]:
     """One row of panels per setting that has differences."""
     rows = []
     for setting in settings:
-        row = []
-        for baseline in BASELINES:
-            gauc = {pe: of["gAUC"] for pe, of in setting.differences(baseline).items()}
-            known = {pe: one for pe, one in gauc.items() if not math.isnan(one.value)}
-            if known:
-                row.append(ForestPanel(setting.title, baseline, known))
-        if row:
-            rows.append(row)
-    return rows
+        found = {baseline: setting.differences(baseline).items() for baseline in BASELINES}
+        known = {
+            name: {pe: of["gAUC"] for pe, of in all_ if not math.isnan(of["gAUC"].value)}
+            for name, all_ in found.items()
+        }
+        rows.append([ForestPanel(setting.title, baseline, of) for baseline, of in known.items() if of])
+    return [row for row in rows if row]
 
 
 def _draw(axes: Any, panel: ForestPanel) -> None:
@@ -97,12 +95,5 @@ def _draw(axes: Any, panel: ForestPanel) -> None:
     axes.locator_params(axis="x", nbins=4)
     axes.margins(x=0.06)
     axes.set_xlabel(f"gAUC − {panel.baseline}, 95 % interval\n(other users, newly trained runs)", fontsize=9)
-    axes.set_title("\n".join(_wrapped(panel.title)), fontsize=9, loc="left")
-
-
-def _wrapped(title: str) -> list[str]:
-    """The title, its rows and users on a second line."""
-    parts = title.split(", ")
-    short = ", ".join(part for part in parts[:3])
-    rest = title[len(short) + 2 :]
-    return [short, rest] if rest else [short]
+    title, further = panel.title.split(", ")[:3], panel.title.split(", ")[3:]  # rows and users are on a second line
+    axes.set_title("\n".join(", ".join(part) for part in (title, further) if part), fontsize=9, loc="left")

@@ -237,18 +237,17 @@ def _count(block: pl.DataFrame, group: Group) -> pl.DataFrame:
         "seen": (items == item).any(),
         "repeated": known.len() - known.n_unique(),
     }
-    events = block.with_row_index("row").explode(lists, empty_as_null=False).with_row_index("place")
+    rows = block.with_row_index("row")
+    events = rows.explode(lists, empty_as_null=False).with_row_index("place")
     if group.age is not None:
         gap, changed = pl.col("gap"), pl.col("gap") != 0  # null at the first item of a row
         age = pl.col(group.age).cast(pl.Int64)
         events = events.with_columns(gap=pl.when(pl.col("row") == pl.col("row").shift()).then(age.diff().abs()))
         found |= {"newest": age.last(), "pairs": gap.count(), "changed": changed.sum()}
         found |= {unit: (changed & (gap % seconds == 0)).sum() for unit, seconds in UNITS.items()}
-    counted = events.group_by("row").agg(**found)
-    return (
-        block.select(pl.int_range(pl.len(), dtype=pl.UInt32).alias("row"))
-        .join(counted, on="row", how="left")
-        .with_columns(pl.col("length", "like", "repeated").fill_null(0), pl.col("seen").fill_null(value=False))
+    of_rows = rows.select("row").join(events.group_by("row").agg(**found), on="row", how="left")
+    return of_rows.with_columns(
+        pl.col("length", "like", "repeated").fill_null(0), pl.col("seen").fill_null(value=False)
     )
 
 

@@ -170,16 +170,9 @@ def made_by() -> dict[str, Any]:
 
 
 def _result(job: Job, outcome: Outcome) -> Result:
-    return _record(
-        job,
-        metrics=outcome.metrics,
-        epoch=outcome.epoch,
-        seconds=round(outcome.seconds, 3),
-        parameters=outcome.parameters,
-        auxiliary=dict(outcome.auxiliary),
-        processor=outcome.processor,
-        history=[asdict(epoch) for epoch in outcome.history],
-    )
+    same = {name: getattr(outcome, name) for name in ("metrics", "epoch", "parameters", "auxiliary", "processor")}
+    history = [asdict(epoch) for epoch in outcome.history]
+    return _record(job, **same, seconds=round(outcome.seconds, 3), history=history)
 
 
 def _failure(job: Job, why: str) -> Result:

@@ -91,7 +91,7 @@ class Result:
     @property
     def key(self) -> RunKey:
         """What identifies the run."""
-        return RunKey(*(getattr(self, part) for part in RunKey._fields))
+        return RunKey(**{part: getattr(self, part) for part in RunKey._fields})
 
 
 def _completed(record: Any) -> Any:

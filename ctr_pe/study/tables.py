@@ -55,12 +55,49 @@ DATASET_NOTES = {
 
 def make_tables(setting: Setting) -> list[Table]:
     """The table of a setting, and if ``naive`` was run, one with the differences to it."""
+    key, base = setting.key, setting.statistics.base_logloss
+    dagger = "†" * (key.protocol == "paper")
+    printed = published(key.dataset, key.model)
+    reading = reading_notes(key.dataset, key.protocol, not printed.keys().isdisjoint(setting.runs))
+    identity = {name: value for name, value in key._asdict().items() if name not in ("pe", "seed")}
     differences = {baseline: setting.differences(baseline) for baseline in BASELINES}
-    tables = [_table(setting, differences)]
-    if found := differences["naive"]:
-        cells = [{"encoding": pe, **difference_cells("naive", of["gAUC"])} for pe, of in found.items()]
-        notes = difference_notes("naive", [of["gAUC"] for of in found.values()])
-        notes += incomplete_notes(setting.runs, setting.failed, setting.seeds)
+    to_none, to_naive = differences.values()
+    incomplete = incomplete_notes(setting.runs, setting.failed, setting.seeds)
+    lines: list[dict[str, Any]] = []
+    cells: list[dict[str, str | None]] = []
+    for pe in {**setting.runs, **setting.failed}:
+        runs: Runs = setting.runs.get(pe, {})
+        line: dict[str, Any] = {**identity, "pe": pe + dagger, "seeds": len(runs)}
+        for metric in METRICS:
+            line |= mean_columns(runs, metric)
+            for baseline, found in differences.items():
+                line |= difference_columns(metric, baseline, found[pe][metric] if pe in found else UNKNOWN)
+            line[f"{metric}_published"] = printed.get(pe, {}).get(metric, math.nan)
+        lines.append({**line, "logloss_base_rate": base, "notes": " ".join([*reading, *incomplete])})
+        cells.append(
+            {
+                "encoding": pe + dagger,
+                **mean_cells(line, base),
+                **difference_cells("none", to_none[pe]["gAUC"] if pe in to_none else UNKNOWN),
+                "CAPE paper†": figures(line, "published") if pe in printed else None,
+                "seeds": seeds_cell(runs, setting.failed.get(pe, {}), len(setting.seeds)),
+            }
+        )
+    notes = [
+        f"{GAUC} gAUC, AUC: higher is better; logloss: lower is better. Mean ± standard deviation over the seeds.",
+        *unmeasured_notes(setting.runs),
+        *base_rate_note(cells, base),
+        *difference_notes("none", [of["gAUC"] for of in to_none.values()]),
+    ]
+    notes += ["No differences: they are taken to 'none', which has not been run."] * ("none" not in setting.runs)
+    notes += incomplete + reading
+    makers = sorted({str(result.revision)[:12] for result in setting.results})
+    if len(makers) > 1:
+        notes.append(f"The runs were made by different revisions: {', '.join(makers)}.")
+    tables = [Table(setting.title, lines, cells, notes + processor_notes(setting.results))]
+    if to_naive:
+        cells = [{"encoding": pe, **difference_cells("naive", of["gAUC"])} for pe, of in to_naive.items()]
+        notes = difference_notes("naive", [of["gAUC"] for of in to_naive.values()]) + incomplete
         tables.append(Table(f"{setting.title}: differences to naive", [], cells, notes))
     return tables
 
@@ -204,52 +241,6 @@ def _any_runs(least: Collection[float]) -> str:
     known = sorted(number(one) for one in least if not math.isnan(one))
     ends = " to ".join(dict.fromkeys([known[0], known[-1]])) if known else ""
     return f"; with any number of seeds about {ends}, for these users" if known else ""
-
-
-def _table(setting: Setting, differences: Mapping[str, Mapping[str, Mapping[str, Difference]]]) -> Table:
-    key, base = setting.key, setting.statistics.base_logloss
-    dagger = "†" * (key.protocol == "paper")
-    printed = published(key.dataset, key.model)
-    reading = reading_notes(key.dataset, key.protocol, not printed.keys().isdisjoint(setting.runs))
-    identity = dict(
-        zip(("model", "dataset", "protocol", "config_hash", "data_hash", "device"), key.setting, strict=True)
-    )
-    to_none = differences["none"]
-    incomplete = incomplete_notes(setting.runs, setting.failed, setting.seeds)
-    lines: list[dict[str, Any]] = []
-    cells: list[dict[str, str | None]] = []
-    for pe in {**setting.runs, **setting.failed}:
-        runs: Runs = setting.runs.get(pe, {})
-        line: dict[str, Any] = {**identity, "pe": pe + dagger, "seeds": len(runs)}
-        for metric in METRICS:
-            line |= mean_columns(runs, metric)
-            for baseline, found in differences.items():
-                line |= difference_columns(metric, baseline, found[pe][metric] if pe in found else UNKNOWN)
-            line[f"{metric}_published"] = printed.get(pe, {}).get(metric, math.nan)
-        lines.append({**line, "logloss_base_rate": base, "notes": " ".join([*reading, *incomplete])})
-        cells.append(
-            {
-                "encoding": pe + dagger,
-                **mean_cells(line, base),
-                **difference_cells("none", to_none[pe]["gAUC"] if pe in to_none else UNKNOWN),
-                "CAPE paper†": figures(line, "published") if pe in printed else None,
-                "seeds": seeds_cell(runs, setting.failed.get(pe, {}), len(setting.seeds)),
-            }
-        )
-    notes = [
-        f"{GAUC} gAUC, AUC: higher is better; logloss: lower is better. Mean ± standard deviation over the seeds.",
-        *unmeasured_notes(setting.runs),
-        *base_rate_note(cells, base),
-        *difference_notes("none", [of["gAUC"] for of in to_none.values()]),
-    ]
-    if "none" not in setting.runs:
-        notes.append("No differences: they are taken to 'none', which has not been run.")
-    notes += incomplete
-    notes += reading
-    makers = sorted({str(result.revision)[:12] for result in setting.results})
-    if len(makers) > 1:
-        notes.append(f"The runs were made by different revisions: {', '.join(makers)}.")
-    return Table(setting.title, lines, cells, notes + processor_notes(setting.results))
 
 
 def make_suite_tables(

@@ -224,10 +224,8 @@ def _keep_best(study: optuna.Study, out: Path) -> None:
     """Remove the models of finished trials other than the best."""
     finished = _finished(study)
     if any(trial.state.name == "COMPLETE" for trial in finished):
-        best = study.best_trial.number
-        for trial in finished:
-            if trial.number != best:
-                shutil.rmtree(_model(out, trial.number), ignore_errors=True)
+        for number in {trial.number for trial in finished} - {study.best_trial.number}:
+            shutil.rmtree(_model(out, number), ignore_errors=True)
 
 
 def _objective(
@@ -251,9 +249,18 @@ def _objective(
                 if trial.should_prune():
                     raise optuna.TrialPruned
 
-        how = (search.seed, "heldout", params, search.gpu, search.threads)
-        kept = None if keep is None else keep(trial.number)
-        run = Run(search.model, search.dataset.path, search.pe, *how, keep=kept, track=search.track)
+        run = Run(
+            model=search.model,
+            dataset=search.dataset.path,
+            pe=search.pe,
+            seed=search.seed,
+            protocol="heldout",
+            params=params,
+            gpu=search.gpu,
+            threads=search.threads,
+            keep=keep and keep(trial.number),
+            track=search.track,
+        )
         try:
             outcome = train(run, progress)
         except Diverged as error:
@@ -290,14 +297,6 @@ def _line(trial: optuna.trial.FrozenTrial) -> str:
     return f"trial {trial.number}: {trial.value:.6f} at epoch {trial.user_attrs['epoch']}: {chosen}"
 
 
-def _section(search: Search, chosen: Mapping[str, Any]) -> dict[str, Any]:
-    """A section of a model config with the parameters of one trial."""
-    path = search.dataset.path
-    own: dict[str, Any] = {"model": search.model, "dataset_id": path.name, "data_root": str(path.parent)}
-    own |= {"position_encoding": search.pe, "seed": search.seed, "gpu": search.gpu}
-    return {**own, **search.params, **chosen}
-
-
 def _report(search: Search, study: optuna.Study, out: Path) -> None:
     """The best trial on the terminal and, as a model config, in ``best.yaml``; all of them in ``trials.csv``."""
     best = study.best_trial
@@ -307,16 +306,19 @@ def _report(search: Search, study: optuna.Study, out: Path) -> None:
         f"# Trial {best.number} of {len(_finished(study))}: {best.value:.6f} on the validation rows; test: {in_words}\n"
     )
     text += f"# python model_zoo/run_expid.py --config {out / 'best.yaml'} --expid {EXPID}\n"
-    (out / "best.yaml").write_text(text + yaml.safe_dump({EXPID: _section(search, chosen)}, sort_keys=False), "utf-8")
+    path = search.dataset.path
+    own: dict[str, Any] = {"model": search.model, "dataset_id": path.name, "data_root": str(path.parent)}
+    own |= {"position_encoding": search.pe, "seed": search.seed, "gpu": search.gpu}
+    section = {EXPID: {**own, **search.params, **chosen}}
+    (out / "best.yaml").write_text(text + yaml.safe_dump(section, sort_keys=False), "utf-8")
     with open(out / "trials.csv", "w", encoding="utf-8", newline="") as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["trial", "state", "valid", "epoch", *[f"test_{name}" for name in test], *chosen])
         for trial in _finished(study):
-            found = trial.user_attrs
-            metrics = [found.get("test", {}).get(name, "") for name in test]
+            found, state = trial.user_attrs, trial.state.name.lower()
+            metrics = [found.get("test", {}).get(name) for name in test]
             values = [found["params"][key] for key in chosen]
-            value = "" if trial.value is None else trial.value
-            writer.writerow([trial.number, trial.state.name.lower(), value, found.get("epoch", ""), *metrics, *values])
+            writer.writerow([trial.number, state, trial.value, found.get("epoch"), *metrics, *values])
     print(f"best of {len(_finished(study))} trials on the validation rows: trial {best.number}, {best.value:.6f}")
     print(f"test: {in_words}")
     print(" ".join(f"--set '{key}={json.dumps(value)}'" for key, value in chosen.items()))

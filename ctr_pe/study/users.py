@@ -14,7 +14,6 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -65,11 +64,6 @@ class UserStatistics:
     values: dict[str, dict[str, npt.NDArray[Any]]] = field(default_factory=dict)
     published: RunDistances = field(default_factory=RunDistances)
 
-    @cached_property
-    def shares(self) -> dict[str, Floats]:
-        """Metric -> (U,) shares of the users."""
-        return self.users.shares
-
     @property
     def base_logloss(self) -> float:
         """Of a constant prediction for the test rows, the click rate of the training rows; NaN if that is not known."""
@@ -85,13 +79,13 @@ class UserStatistics:
             return self.published.among(names, metric)
         step, _ = STEPS[metric]
         values = np.stack([self.values[name][metric] * step for name in names])
-        return squared_distances(influences(values, self.shares[metric]))
+        return squared_distances(influences(values, self.users.shares[metric]))
 
     def difference(self, ours: Mapping[int, Result], theirs: Mapping[int, Result], metric: str) -> Difference:
         """The runs of one encoding minus those of another. It has no interval where distances are not known."""
         runs = [*ours.values(), *theirs.values()]
         distances = self.distances([run.key.name for run in runs], metric)
-        spread = UserSpread.of(distances, len(ours), int(np.count_nonzero(self.shares[metric])))
+        spread = UserSpread.of(distances, len(ours), int(np.count_nonzero(self.users.shares[metric])))
         metrics, others = ([run.metrics[metric] for run in of.values()] for of in (ours, theirs))
         return difference(metrics, others, spread)
 
