@@ -160,7 +160,7 @@ def test_degrees_of_freedom(options: dict[str, Any], per_layer: int, shared: int
     """Counted where a gradient arrives, all states of full and short sequences being read."""
     model = stack(blocks, **options)
     own = {parameter for block in model.blocks for parameter in block.attention.pe.parameters()}  # type: ignore[union-attr]
-    states, _ = model(vectors(4, D), vectors(4 * (L - 1), D, seed=1), lengths(*[L - 1] * 4))
+    states, *_ = model(vectors(4, D), vectors(4 * (L - 1), D, seed=1), lengths(*[L - 1] * 4))
     (states * vectors(*states.shape, seed=2)).sum().backward()
     learning: list[int] = [int(parameter.grad.count_nonzero()) for parameter in own]
     assert sum(learning) == blocks * per_layer + shared
