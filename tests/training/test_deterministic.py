@@ -18,9 +18,9 @@ def test_an_operation_without_such_a_form_is_named(tmp_path: Path) -> None:
     model = build("DIN", tmp_path)
     interest = model.interest
 
-    def varying(*given: Any) -> torch.Tensor:
-        found: torch.Tensor = interest(*given)
-        return found.put(torch.tensor([0]), torch.zeros(1))  # where an index comes twice, either value may stay
+    def varying(*given: Any) -> tuple[torch.Tensor, Any]:
+        found, losses = interest(*given)
+        return found.put(torch.tensor([0]), torch.zeros(1)), losses  # where an index comes twice, either value may stay
 
     model.interest = varying
     model.fit(Rows(), 1, Rows())
