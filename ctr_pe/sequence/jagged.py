@@ -166,8 +166,8 @@ class Jagged:
 
     @lazy_property
     def rows(self) -> Tensor:
-        """(R,) int64: index of each row in the batch."""
-        return torch.arange(len(self.mask), device=self.mask.device) if self.batch_rows is None else self.batch_rows
+        """(R,) int64: index of each row in the batch. An exported graph keeps a shape as it is, and no ``len``."""
+        return torch.arange(self.mask.shape[0], device=self.mask.device) if self.batch_rows is None else self.batch_rows
 
     @lazy_property
     def items(self) -> Tensor:
