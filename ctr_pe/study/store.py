@@ -16,7 +16,7 @@ import json
 import math
 import zlib
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 from zipfile import BadZipFile
@@ -145,14 +145,16 @@ class Store:
             return self._of_lines()
         for file in files:
             try:
-                results.append(_RESULT.validate_json(file.read_bytes()))
+                written = file.stat().st_mtime_ns  # of several runs that finished in one second
+                results.append((written, _RESULT.validate_json(file.read_bytes())))
             except ValidationError as error:
                 self._notice(f"{file}: not a benchmark result ({_problem(error)}), that run is not counted")
             except FileNotFoundError:  # removed since it was listed
                 continue
             except OSError as error:
                 raise UserError(f"{file}: {error.strerror}") from None
-        return {result.key: result for result in sorted(results, key=lambda one: (one.finished, one.key))}
+        in_order = sorted(results, key=lambda one: (one[1].finished, one[0], one[1].key))
+        return {result.key: result for _, result in in_order}
 
     def _files(self) -> list[Path]:
         return list((self.path / RUNS).glob("*.json"))
@@ -346,9 +348,17 @@ def _problem(error: ValidationError) -> str:
 
 
 def _line(result: Result) -> bytes:
-    """JSON has no NaN: an undefined number is null."""
-    record = json.loads(_RESULT.dump_json(result, fallback=str))
+    """JSON has no NaN: an undefined number is null. What JSON does not know, such as a path, is its text."""
+    record = _null_for_nan(json.loads(json.dumps(asdict(result), default=str)))
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
+
+
+def _null_for_nan(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _null_for_nan(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [_null_for_nan(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write(file: Path, save: Callable[[BinaryIO], object]) -> None:
