@@ -109,6 +109,7 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             for notice in one.notices:
                 say(notice)
             _refuse_other_classes(one, of_stage, one.read())
+        _say_what_is_not_read(request, rows)
         _say_what_has_no_baseline(stages[store], store.read())
         if request.suite or (stand_in is None and not request.dry_run):
             _refuse_unbuildable(suite.title, [*tuning.by_cell, *by_cell], datasets)
@@ -190,10 +191,6 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
             if name not in known:
                 raise UserError(f"--{option} {name}: not in suite '{request.suite}': {nearest(name, known)}")
         found = [cell for cell in found if not names or getattr(cell, option) in names]
-    encodings = list(dict.fromkeys(cell.pe for cell in found))
-    for model in dict.fromkeys(cell.model for cell in found):
-        if line := unread(model, encodings, request.params, request.params):
-            say(f"--set: {model}: {line}")
     protocol = request.protocol or suite.protocol
     if protocol not in PROTOCOLS:
         raise UserError(f"protocol '{protocol}' is unknown: {nearest(protocol, PROTOCOLS)}")
@@ -310,6 +307,14 @@ def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[RunKe
                 raise UserError(
                     f"{store.path}: its runs of '{name}' are of {then[name]}, now {now[name]}: another --out"
                 )
+
+
+def _say_what_is_not_read(request: Request, found: Sequence[Cell]) -> None:
+    """Keys of ``--set`` that a model and its encodings do not read."""
+    encodings = list(dict.fromkeys(cell.pe for cell in found))
+    for model in dict.fromkeys(cell.model for cell in found):
+        if line := unread(model, encodings, request.params, request.params):
+            say(f"--set: {model}: {line}")
 
 
 def _workers(request: Request, runs: int) -> int:
