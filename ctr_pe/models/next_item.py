@@ -26,7 +26,7 @@ def with_sum(interest: Tensor, target: Items, history: Items, positions: Positio
     K targets of a history (B, K, D) have interests (B, K, …).
     """
     vectors, total = target.embedding, positions.total(history.embedding)
-    total = total.view(len(vectors), *[1] * (vectors.dim() - 2), -1).expand_as(vectors)
+    total = total.view(vectors.shape[0], *[1] * (vectors.dim() - 2), -1).expand_as(vectors)
     return torch.cat([interest, total, vectors * total], dim=-1)
 
 

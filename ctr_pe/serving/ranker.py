@@ -373,8 +373,8 @@ class CTRRanker:
         with scratch_folder() as scratch:
             recipe = self._recipe(self._files(events, items, scratch), label)
             source = DataSource.of(empty_dataset(recipe, scratch / "log"))
-            how = ("heldout", self._params(), self.gpu, self.threads)
-            run = Run(self.model, source, self.position_encoding, self._seed(), *how)
+            params, own = self._params(), {"gpu": self.gpu, "threads": self.threads}
+            run = Run(self.model, source, self.position_encoding, self._seed(), params=params, **own)
             model = build_model(run, source, scratch)
             before = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=0)
             scorer = scorer_of(model, run, source, before)

@@ -178,7 +178,7 @@ def build_model(run: Run, data: Dataset | DataSource, folder: str | Path) -> Any
     """
     source, cls = DataSource.of(data), model_class(run.model)
     feature_map = source.feature_map({"embedding_dim": 64, **run.params})
-    params: dict[str, Any] = {"model_id": f"{cls.__name__}-{run.pe}", **run.params}
+    params: dict[str, Any] = {"model_id": _name(run), **run.params}
     params |= {"gpu": run.gpu, "model_root": folder, "position_encoding": run.pe}
     named = all(field_value(params, key, prefixes(cls)) for key in ("target_field", "sequence_field"))
     if source.dataset is not None and not named:

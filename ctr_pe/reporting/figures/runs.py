@@ -103,7 +103,8 @@ def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
     found = []
     for of_pe in by_pe:
         for result in sorted((one for one in of_pe if one.seed in seeds), key=lambda one: one.seed):
-            run = Run(result.model, dataset.path, result.pe, result.seed, result.protocol, result.params)
+            protocol, params = result.protocol, result.params
+            run = Run(result.model, dataset.path, result.pe, result.seed, protocol=protocol, params=params)
             left_out = len(of_pe) - len(seeds) if result.seed == min(seeds) else 0
             found.append(Drawn(result.pe, run, dataset, store.weights(result.key), result, left_out))
     return dataset, found

@@ -327,11 +327,6 @@ def items_that_do_not_fit(log: Log) -> Case:
     ways: list[tuple[str, pl.DataFrame, str]] = [
         ("an item without a row", log.items.filter(pl.col("item_id") != lost), str(lost)),
         ("an item with two rows", pl.concat([log.items, twice]), "repeat"),
-        (
-            "an item without a category",
-            log.items.with_columns(pl.when(item_id=lost).then(None).otherwise("cate_id").alias("cate_id")),
-            "'cate_id'",
-        ),
         ("items of another kind", log.items.with_columns(pl.format("i{}", "item_id").alias("item_id")), "item_id"),
         ("items without their id", log.items.rename({"item_id": "item"}), "'item_id'"),
         ("no items", log.items.clear(), "item"),
