@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe import PositionEncoding, Positions
-from ctr_pe.pe.naive import Naive
-from ctr_pe.pe.sinusoidal import Sinusoidal
+from ctr_pe.pe.naive import Naive, Sinusoidal
 
 D, L = 8, 6
 
