@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -47,9 +46,9 @@ class FileFacts(BaseModel):
 
 
 class DatasetReport(BaseModel):
-    """What is read of report.json; the rest, the builder's counts, is for readers."""
+    """What is read of report.json: rows per split, the longest history; the builder's counts are for readers."""
 
-    model_config = ConfigDict(strict=True)
+    model_config = ConfigDict(strict=True, frozen=True)
 
     format: Literal[1] = FORMAT
     dataset_id: Name
@@ -58,22 +57,14 @@ class DatasetReport(BaseModel):
     rows: dict[str, int]
     label: str
     group_id: str | None
-    groups: list[Group]
+    groups: tuple[Group, ...]
     max_len: int
 
 
-@dataclass(frozen=True)
-class Dataset:
-    """A complete data set. ``rows`` counts rows per split, ``max_len`` is the longest history in items."""
+class Dataset(DatasetReport):
+    """A complete data set in the directory ``path``."""
 
     path: Path
-    dataset_id: str
-    data_hash: str
-    rows: dict[str, int]
-    groups: tuple[Group, ...]
-    group_id: str | None
-    label: str
-    max_len: int
 
     def split(self, name: str) -> Path:
         """The parquet file of ``train``, ``valid`` or ``test``. Raises UserError if the set has no such split."""
@@ -127,8 +118,7 @@ def open_dataset(name: str, root: Path | None = None) -> Dataset:
             raise UserError(f"{path / REPORT}: changed since it was built")
     except UserError as error:
         raise UserError(f"{error}: {again}") from None
-    facts = {key: getattr(report, key) for key in ("dataset_id", "data_hash", "rows", "group_id", "label", "max_len")}
-    return Dataset(path, groups=tuple(report.groups), **facts)
+    return Dataset(path=path, **dict(report))
 
 
 def read_report(folder: Path) -> DatasetReport:

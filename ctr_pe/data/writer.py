@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import errno
-import json
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -28,11 +25,10 @@ from ctr_pe.data.dataset import (
     open_dataset,
 )
 from ctr_pe.data.id_map import IdMap
-from ctr_pe.data.logs.tables import reason
 from ctr_pe.data.root import REPORT
 from ctr_pe.fuxictr.feature_specs import FEATURES, FeatureSpecs, age_spec, history_spec, target_spec
-from ctr_pe.utils.errors import UserError
-from ctr_pe.utils.files import scratch_folder
+from ctr_pe.utils.errors import UserError, reason
+from ctr_pe.utils.files import move, scratch_beside, write_json
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -123,7 +119,7 @@ class DatasetWriter:
             rows=rows,
             label=content.label,
             group_id=content.group_id,
-            groups=list(content.groups),
+            groups=tuple(content.groups),
             max_len=max((int(spec.get("max_len", 0)) for spec in content.features.values()), default=0),
         )
         self._write_config(rows, content)
@@ -178,45 +174,9 @@ def make_dataset(source: DatasetSource, out: Path, dataset_id: str | None = None
 
 
 @contextmanager
-def scratch_beside(out: Path) -> Iterator[Path]:
-    """An empty folder on the file system of ``out``, whose parents are not made for it; see
-    :mod:`ctr_pe.utils.files`."""
-    home = next(folder for folder in out.absolute().parents if folder.exists())
-    if not home.is_dir():
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(home))
-    with scratch_folder(home) as scratch:
-        (scratch / "content").mkdir()
-        yield scratch / "content"
-
-
-@contextmanager
-def new_folder(out: Path, replace: bool = False) -> Iterator[Path]:
-    """An empty folder beside ``out`` that takes its name in the end, or nothing is left of it; see :func:`move`."""
-    with scratch_beside(out) as scratch:
-        (scratch / "new").mkdir()
-        yield scratch / "new"
-        move(scratch / "new", out, replace)
-
-
-def move(made: Path, out: Path, replace: bool = False) -> None:
-    """Give a folder its name; with ``replace``, one that has it goes to "old" beside ``made``. Raises UserError."""
-    out.parent.mkdir(parents=True, exist_ok=True)
-    if replace and out.exists():
-        out.rename(made.with_name("old"))
-    try:
-        made.rename(out)
-    except OSError as error:  # it has appeared meanwhile
-        raise UserError(f"{out}: {error.strerror}") from None
-
-
-@contextmanager
 def written(out: Path) -> Iterator[None]:
     """What the system says about a place that cannot be written to, in one line."""
     try:
         yield
     except (OSError, pl.exceptions.PolarsError) as error:
         raise UserError(f"{out}: cannot be written: {reason(error)}") from None
-
-
-def write_json(file: Path, content: Any) -> None:
-    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -21,9 +21,10 @@ import yaml
 
 from ctr_pe.data.dataset import CONFIG, Dataset
 from ctr_pe.data.loader import BatchLoader
-from ctr_pe.data.writer import new_folder, write_json, written
+from ctr_pe.data.writer import written
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.files import new_folder, write_json
 
 FORMATS = ("parquet", "npz")
 BLOCK_ROWS = 65_536

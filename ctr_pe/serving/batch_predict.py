@@ -27,11 +27,11 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 
 from ctr_pe import __version__
-from ctr_pe.data.logs.tables import readable, reason, scan
+from ctr_pe.data.logs.tables import readable, scan
 from ctr_pe.serving.folder_schema import MANIFEST
 from ctr_pe.serving.model_folder import read_model
 from ctr_pe.serving.scorer import Scorer
-from ctr_pe.utils.errors import UserError, counted, no_such_file, option, say
+from ctr_pe.utils.errors import UserError, counted, no_such_file, option, reason, say
 
 SCORE = "score"
 PART_ROWS, PART_BYTES = 2**16, 2**26  # at most, of the rows that are in memory at once

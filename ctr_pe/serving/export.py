@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ctr_pe.data.writer import scratch_beside
 from ctr_pe.fuxictr.feature_specs import table_of
 from ctr_pe.serving.request_graph import histories_in, inputs_of, requests, trace
 from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.files import scratch_beside
 
 if TYPE_CHECKING:
     from ctr_pe.serving.encoder import Encoder

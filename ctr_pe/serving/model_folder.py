@@ -19,7 +19,6 @@ from ctr_pe.config.schema import DataSection
 from ctr_pe.data.logs.tables import readable
 from ctr_pe.data.published.sets import SETS, original
 from ctr_pe.data.root import REPORT
-from ctr_pe.data.writer import new_folder
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.models.rank_model import RankModel
 from ctr_pe.models.sections import model_class, prefixes
@@ -41,6 +40,7 @@ from ctr_pe.serving.scorer import Scorer
 from ctr_pe.training.source import DataSource
 from ctr_pe.training.weights import load, save
 from ctr_pe.utils.errors import UserError, say
+from ctr_pe.utils.files import new_folder
 
 if TYPE_CHECKING:
     from ctr_pe.training import Outcome, Run

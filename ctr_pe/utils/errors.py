@@ -91,6 +91,12 @@ def short(message: str) -> str:
     return f"{message[0].lower()}{message[1:]}".removeprefix("input should be ")
 
 
+def reason(error: BaseException) -> str:
+    """The first line of an error's text, as the system or a library says it."""
+    text = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
+    return text if len(text) <= 100 else f"{text[:99]}…"
+
+
 def say(line: str) -> None:
     """Print a line of progress on stderr."""
     print(line, file=sys.stderr, flush=True)

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import json
 import os
 import shutil
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from ctr_pe.utils.errors import OWN
+from ctr_pe.utils.errors import OWN, UserError
 
 LOCK = ".lock"
 """A folder ``ctr-pe-abc`` has a file ``ctr-pe-abc.lock`` beside it, which is made before it and removed after it, and
@@ -40,6 +42,43 @@ def scratch_folder(parent: Path | None = None) -> Iterator[Path]:
     finally:
         _remove(file)
         os.close(lock)
+
+
+@contextmanager
+def scratch_beside(out: Path) -> Iterator[Path]:
+    """An empty folder on the file system of ``out``, whose parents are not made for it. Raises OSError."""
+    home = next(folder for folder in out.absolute().parents if folder.exists())
+    if not home.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(home))
+    with scratch_folder(home) as scratch:
+        (scratch / "content").mkdir()
+        yield scratch / "content"
+
+
+@contextmanager
+def new_folder(out: Path, replace: bool = False) -> Iterator[Path]:
+    """An empty folder beside ``out`` that takes its name in the end, or nothing is left of it; see :func:`move`."""
+    with scratch_beside(out) as scratch:
+        (scratch / "new").mkdir()
+        yield scratch / "new"
+        move(scratch / "new", out, replace)
+
+
+def move(made: Path, out: Path, replace: bool = False) -> None:
+    """Give a folder its name; with ``replace``, one that has it goes to "old" beside ``made``. Raises UserError."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    if replace and out.exists():
+        out.rename(made.with_name("old"))
+    try:
+        made.rename(out)
+    except OSError as error:  # it has appeared meanwhile
+        raise UserError(f"{out}: {error.strerror}") from None
+
+
+def write_json(file: Path, content: Any, allow_nan: bool = True) -> None:
+    """Indented, in UTF-8. Raises ValueError for a number that JSON lacks unless ``allow_nan``."""
+    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=allow_nan)
+    file.write_text(text + "\n", encoding="utf-8")
 
 
 def remove_abandoned(parent: Path | None = None) -> None:

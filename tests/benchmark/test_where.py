@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -67,12 +66,12 @@ def test_an_item_without_a_category_counts_in_its_history(dataset: Dataset, tmp_
     rows = pl.read_parquet(dataset.split("test"))
     missing = pl.when(pl.element().cum_count() == 1).then(0).otherwise(pl.element())
     rows.with_columns(pl.col(column).list.eval(missing)).write_parquet(tmp_path / "test.parquet")
-    before, after = (where.of_users(one) for one in (dataset, replace(dataset, path=tmp_path)))
+    before, after = (where.of_users(one) for one in (dataset, dataset.model_copy(update={"path": tmp_path})))
     for fact in ("length", "age", "tied"):
         assert after[fact].equals(before[fact])
     assert not after["unlike"].equals(before["unlike"])
     rows.with_columns(pl.lit(0).cast(rows[category].dtype).alias(category)).write_parquet(tmp_path / "test.parquet")
-    assert where.of_users(replace(dataset, path=tmp_path))["unlike"].drop_nulls().is_infinite().all()
+    assert where.of_users(dataset.model_copy(update={"path": tmp_path}))["unlike"].drop_nulls().is_infinite().all()
 
 
 def test_bins_of_a_fact_have_every_user_once(dataset: Dataset) -> None:

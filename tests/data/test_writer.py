@@ -11,13 +11,14 @@ import polars as pl
 import pytest
 
 from ctr_pe.cli import main
-from ctr_pe.data.writer import scratch_beside, written
+from ctr_pe.data.writer import written
 from ctr_pe.utils.errors import UserError
+from ctr_pe.utils.files import scratch_beside
 
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from ctr_pe.data.writer import scratch_beside
+from ctr_pe.utils.files import scratch_beside
 with scratch_beside(Path(sys.argv[1])) as folder:
     (folder / "half").write_text("written")
     os.kill(os.getpid(), signal.SIGKILL)

@@ -129,7 +129,7 @@ def test_without_times_and_users(splits: dict[str, list[Row]], tmp_path: Path) -
 
 def test_items_without_attributes_are_like_themselves(splits: dict[str, list[Row]], tmp_path: Path) -> None:
     dataset = write(tmp_path / "log", splits)
-    facts = measure(replace(dataset, groups=(Group(("item_id",), ("item_history",)),)))
+    facts = measure(dataset.model_copy(update={"groups": (Group(("item_id",), ("item_history",)),)}))
     assert facts.like == "item_id"
     assert facts.no_like == pytest.approx(1 - facts.seen_before) != 0
 

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any, cast
 
 import polars as pl
 
-from ctr_pe.utils.errors import UserError, counted, no_such_file
+from ctr_pe.utils.errors import UserError, counted, no_such_file, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -53,12 +53,6 @@ def readable(file: Path) -> Iterator[None]:
         yield
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
         raise UserError(broken_line(file) or f"{file}: cannot be read: {reason(error)}") from None
-
-
-def reason(error: BaseException) -> str:
-    """The first line of an error's text, without what polars recommends to programmers."""
-    text = getattr(error, "strerror", None) or (str(error).splitlines() or [type(error).__name__])[0]
-    return text if len(text) <= 100 else f"{text[:99]}…"
 
 
 def broken_line(file: Path) -> str | None:

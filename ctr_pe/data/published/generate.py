@@ -22,8 +22,8 @@ from tqdm import tqdm
 from ctr_pe.data.published.download import md5
 from ctr_pe.data.published.sets import AMAZON, KUAI, MANIFEST, MAX_LEN, SETS
 from ctr_pe.data.synthetic.common import category_of, popular
-from ctr_pe.data.writer import new_folder, write_json
 from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.files import new_folder, write_json
 
 BLOCK_ROWS = 65_536
 LEAST_SHARE = 0.001
