@@ -1,4 +1,4 @@
-"""Writes a data set in the form of FuxiCTR's own loaders: every history padded to its longest, zeros at the end.
+"""Writes a data set in the form of FuxiCTR's own loaders: every history padded to its ``max_len``, zeros at the end.
 
 <out>/feature_map.json feature_vocab.json dataset_config.yaml, and train, valid and test as .parquet or .npz. FuxiCTR
 has no lists of seconds, so columns of ages are left out.
@@ -8,26 +8,21 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
-import pyarrow as pa
-import pyarrow.parquet as pq
+import polars as pl
 import yaml
 
 from ctr_pe.data.dataset import CONFIG, Dataset
-from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.writer import written
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.utils.errors import UserError, nearest
 from ctr_pe.utils.files import new_folder, write_json
 
 FORMATS = ("parquet", "npz")
-BLOCK_ROWS = 65_536
 
 
 def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[str]:
@@ -50,16 +45,14 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
     ages = [name for name, spec in specs.items() if spec["type"] == "meta" and "max_len" in spec]
     kept = {name: spec for name, spec in specs.items() if name not in ages}
     with written(out), new_folder(out) as folder:
-        for split in dataset.rows:
-            blocks = _blocks(dataset, split, kept)
-            if data_format == "npz":
-                columns = list(blocks)
-                joined: dict[str, Any] = {
-                    name: np.concatenate([block[name] for block in columns]) for name in columns[0]
-                }
-                np.savez_compressed(folder / f"{split}.npz", **joined)
+        for split, file in ((split, folder / f"{split}.{data_format}") for split in dataset.rows):
+            columns = [*(_padded(name, spec) for name, spec in kept.items()), pl.col(dataset.label).cast(pl.Float64)]
+            rows = pl.scan_parquet(dataset.split(split)).select(columns)
+            if data_format == "parquet":
+                rows.sink_parquet(file)
             else:
-                _write_parquet(folder / f"{split}.parquet", blocks)
+                made = [one.list.to_array(len(one[0])) if one.dtype == pl.List else one for one in rows.collect()]
+                np.savez_compressed(file, **{one.name: one.to_numpy() for one in made})
         for file in dataset.path.iterdir():
             if file.name.startswith(("pretrained_", "feature_vocab")):
                 shutil.copyfile(file, folder / file.name)
@@ -74,33 +67,12 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
     return ages
 
 
-def _blocks(dataset: Dataset, split: str, specs: Mapping[str, Any]) -> Iterator[dict[str, npt.NDArray[Any]]]:
-    """The rows in file order: scalars (n,), histories (n, max_len)."""
-    columns = SimpleNamespace(features=specs, labels=[dataset.label])
-    for batch in BatchLoader(columns, dataset.split(split), "test", BLOCK_ROWS):
-        block = {}
-        for name, values in batch.items():
-            found = values.numpy()
-            if found.ndim == 2 and specs[name]["type"] == "sequence":
-                found = np.pad(found, [(0, 0), (0, specs[name]["max_len"] - found.shape[1])])
-            block[name] = found.astype(np.float64) if found.dtype.kind == "f" else found
-        yield block
-
-
-def _arrow(values: npt.NDArray[Any]) -> pa.Array:
-    if values.ndim == 1:
-        return pa.array(values)
-    rows, width = values.shape
-    ends = np.arange(0, rows * width + 1, width, dtype=np.int32)
-    return pa.ListArray.from_arrays(pa.array(ends), pa.array(values.reshape(-1)))
-
-
-def _write_parquet(file: Path, blocks: Iterator[dict[str, npt.NDArray[Any]]]) -> None:
-    """Histories are lists, as FuxiCTR writes them."""
-    writer = None
-    for block in blocks:
-        table = pa.table({name: _arrow(values) for name, values in block.items()})
-        writer = writer or pq.ParquetWriter(file, table.schema, compression="zstd")
-        writer.write_table(table)
-    if writer is not None:
-        writer.close()
+def _padded(name: str, spec: Mapping[str, Any]) -> pl.Expr:
+    """A column in FuxiCTR's types; a history has zeros behind its newest ``max_len`` items."""
+    column, width = pl.col(name), spec.get("max_len", 1)
+    if spec["type"] == "sequence":
+        zeros = pl.lit([0] * width, pl.List(pl.Int64))
+        return column.cast(pl.List(pl.Int64)).list.tail(width).list.concat(zeros).list.head(width)
+    if spec["type"] == "embedding":
+        return column.cast(pl.List(pl.Float32)).cast(pl.List(pl.Float64))
+    return column.cast(pl.Float32).cast(pl.Float64) if spec["type"] == "numeric" else column.cast(pl.Int64)

@@ -127,10 +127,12 @@ def feature_specs(params: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
         UserError: as :func:`build_csv`.
     """
     columns, tables = _described(params)
-    vectors = {
-        column.name: ("", 0) for column in columns if column.pretrained_emb and tables[column.name] == column.name
-    }
-    return _specs(columns, tables, dict.fromkeys(tables, IdMap.of(())), {}, vectors)
+    specs = {}
+    for column in columns:
+        table = tables.get(column.name)
+        vectors = ("", 0) if column.pretrained_emb and table == column.name else None
+        specs[column.name] = _spec(column, table, 0, column.max_len or 1, vectors)
+    return specs
 
 
 def _described(params: Mapping[str, Any]) -> tuple[list[FeatureColumn], dict[str, str]]:
@@ -187,9 +189,8 @@ def read_columns(params: Mapping[str, Any]) -> tuple[list[FeatureColumn], list[s
 def _label(params: Mapping[str, Any]) -> str:
     check(DataSection, {key: value for key, value in params.items() if key in DataSection.model_fields})
     label = params.get("label_col")
-    if isinstance(label, list) and len(label) == 1:
-        label = label[0]
-    if not isinstance(label, dict) or not label.get("name"):
+    label = label[0] if isinstance(label, list) else label
+    if not label:
         raise UserError("label_col: one label is needed, such as {name: label, dtype: float}")
     return str(label["name"])
 
@@ -218,27 +219,34 @@ class _Build:
     def read(self, writer: DatasetWriter) -> Content:
         frames = {split: self._scan(file) for split, file in self.files.items()}
         vectors = {
-            column.name: Path(column.pretrained_emb)
+            column.name: vectors_of(Path(column.pretrained_emb))
             for column in self.columns
             if column.pretrained_emb is not None and self.tables.get(column.name) == column.name
         }
         try:
-            tables = self._vocabularies(frames["train"], vectors)
-            vocabularies = {name: tables[table] for name, table in self.tables.items()}
-            lengths = self._max_lens(frames["train"])
-            scales = self._scales(frames["train"])
-            made = self._encoded(frames.values(), vocabularies, lengths, scales)
+            tables = self._vocabularies(frames["train"], {name: keys for name, (keys, _) in vectors.items()})
+            self.maps = {name: tables[table] for name, table in self.tables.items()}
+            self.max_lens = self._max_lens(frames["train"])
+            self.scales = self._scales(frames["train"])
+            made = [self._encoded(column, frames.values()) for column in self.columns]
+            made += [pl.col(name).list.len().alias(f"{name} length") for name in self.max_lens]
             splits = {
-                name: self._write(writer, name, frame.select(made), vocabularies) for name, frame in frames.items()
+                name: self._write(writer, name, frame.select(self.label, *made)) for name, frame in frames.items()
             }
         except pl.exceptions.PolarsError as error:
             raise UserError(f"{self.files['train'].parent}: {str(error).splitlines()[0]}") from None
-        dims = {name: self._keep_vectors(name, file, writer.path) for name, file in vectors.items()}
-        features = _specs(self.columns, self.tables, vocabularies, lengths, dims)
-        vocabs = {name: vocabulary.stored for name, vocabulary in tables.items()}
+        features = {}
+        for column in self.columns:
+            table, known = (
+                self.tables.get(column.name),
+                0 if column.name not in self.maps else self.maps[column.name].size - 2,
+            )
+            kept = _keep_vectors(column, *vectors[column.name], writer.path) if column.name in vectors else None
+            features[column.name] = _spec(column, table, known, self.max_lens.get(column.name, 1), kept)
+        vocabs = {name: ids.stored for name, ids in tables.items()}
         if vectors and len(vocabs) == 1:  # FuxiCTR's layer of pretrained vectors fails where there is one entry
-            vocabs |= {name: vocabulary.stored for name, vocabulary in vocabularies.items()}
-        report = {"source": self.fingerprint, "splits": splits, "normalizers": scales}
+            vocabs |= {name: ids.stored for name, ids in self.maps.items()}
+        report = {"source": self.fingerprint, "splits": splits, "normalizers": self.scales}
         return Content(self.label, self.params.get("group_id"), features, self.groups, vocabs, report)
 
     def _scan(self, file: Path) -> pl.LazyFrame:
@@ -272,7 +280,7 @@ class _Build:
         read = [column.name for column in self.columns if column.type == "sequence"]
         return [[name for name in group.history if name in read] for group in self.groups]
 
-    def _vocabularies(self, train: pl.LazyFrame, vectors: Mapping[str, Path]) -> dict[str, IdMap]:
+    def _vocabularies(self, train: pl.LazyFrame, more: Mapping[str, list[str]]) -> dict[str, IdMap]:
         """Of each table, by the counts in all of its columns."""
         least = int(self.params.get("min_categr_count") or 1)
         counts: dict[str, list[pl.LazyFrame]] = {table: [] for table in self.tables.values()}
@@ -288,7 +296,6 @@ class _Build:
             for columns in counts.values()
         ]
         found = zip(counts, pl.collect_all(totals, engine="streaming"), strict=True)
-        more = {name: vectors_of(file)[0] for name, file in vectors.items()}
         return {
             name: IdMap.by_frequency(total["value"], total["count"].to_numpy(), more.get(name, []))
             for name, total in found
@@ -303,61 +310,34 @@ class _Build:
 
     def _scales(self, train: pl.LazyFrame) -> dict[str, tuple[float, float]]:
         """What a normalizer subtracts and divides by, of the train rows, as scikit-learn's: constant columns by 1."""
-        named = {column.name: column.normalizer for column in self.columns if column.normalizer}
-        if not named:
-            return {}
-        pairs = [pl.concat_list(_statistics(pl.col(name), kind)).alias(name) for name, kind in named.items()]
-        found = train.select(pairs).collect(engine="streaming").row(0, named=True)
-        return {name: (shift, scale or 1.0) for name, (shift, scale) in found.items()}
-
-    def _keep_vectors(self, name: str, file: Path, folder: Path) -> tuple[str, int]:
-        """Keep the vectors of a column beside its rows, in a form that FuxiCTR reads: the file's name, their dim."""
-        column = next(column for column in self.columns if column.name == name)
-        keys, values = vectors_of(file)
-        dim, given = values.shape[1], column.pretrain_dim
-        if given is not None and given != dim:
-            raise UserError(f"{file}: vectors of dim {dim}, but '{name}' has pretrain_dim: {given}")
-        if file.suffix == ".parquet":  # FuxiCTR reads only its arrays, no lists
-            kept = f"pretrained_{name}.npz"
-            np.savez(folder / kept, key=np.array(keys), value=values[:])
-        else:
-            kept = f"pretrained_{name}{file.suffix}"
-            shutil.copyfile(file, folder / kept)
-        return kept, dim
-
-    def _encoded(
-        self,
-        frames: Iterable[pl.LazyFrame],
-        vocabularies: Mapping[str, IdMap],
-        lengths: Mapping[str, int],
-        scales: Mapping[str, tuple[float, float]],
-    ) -> list[pl.Expr]:
-        """The label and the columns as numbers; group ids that are not whole numbers are numbered over all splits."""
-        made = [pl.col(self.label)]
+        pairs = []
         for column in self.columns:
             value = pl.col(column.name)
-            if column.type == "sequence":
-                item = pl.element()
-                # an item without this attribute has id 0
-                ids = pl.when(item == "").then(0).otherwise(vocabularies[column.name].ids_of_texts(item))
-                made.append(value.list.len().alias(f"{column.name} length"))
-                value = value.list.tail(lengths[column.name]).list.eval(ids)
-            elif column.type == "categorical":
-                value = vocabularies[column.name].ids_of_texts(value)
-            elif column.name in scales:
-                shift, scale = scales[column.name]
-                value = (value - shift) / scale
-            elif column.type == "meta" and column.dtype != "int":
-                values = pl.concat([frame.select(column.name) for frame in frames]).unique().collect()[column.name]
-                value = value.cast(pl.Enum(values.drop_nulls().sort())).to_physical().cast(pl.Int64)
-            elif column.type == "meta":
-                value = value.cast(pl.Int64)
-            made.append(value)
-        return made
+            if column.normalizer == "MinMaxScaler":
+                pairs.append(pl.concat_list(value.min(), value.max() - value.min()))
+            elif column.normalizer:
+                pairs.append(pl.concat_list(value.mean(), value.std(ddof=0)))
+        found = train.select(pairs).collect(engine="streaming").row(0, named=True) if pairs else {}
+        return {name: (shift, scale or 1.0) for name, (shift, scale) in found.items()}
 
-    def _write(
-        self, writer: DatasetWriter, split: str, rows: pl.LazyFrame, vocabularies: Mapping[str, IdMap]
-    ) -> dict[str, int]:
+    def _encoded(self, column: FeatureColumn, frames: Iterable[pl.LazyFrame]) -> pl.Expr:
+        """A column as numbers; group ids that are not whole numbers are numbered over all splits."""
+        name, value = column.name, pl.col(column.name)
+        if column.type == "sequence":  # an item without this attribute has id 0
+            item = pl.element()
+            ids = pl.when(item == "").then(0).otherwise(self.maps[name].ids_of_texts(item))
+            return value.list.tail(self.max_lens[name]).list.eval(ids)
+        if column.type == "categorical":
+            return self.maps[name].ids_of_texts(value)
+        if name in self.scales:
+            shift, scale = self.scales[name]
+            return (value - shift) / scale
+        if column.type == "meta" and column.dtype != "int":
+            values = pl.concat([frame.select(name) for frame in frames]).unique().collect()[name]
+            return value.cast(pl.Enum(values.drop_nulls().sort())).to_physical().cast(pl.Int64)
+        return value.cast(pl.Int64) if column.type == "meta" else value
+
+    def _write(self, writer: DatasetWriter, split: str, rows: pl.LazyFrame) -> dict[str, int]:
         """Write a split, block by block; returns its counts."""
         file, label = self.files[split], self.label
         log.info("Reading %s", file)
@@ -383,9 +363,9 @@ class _Build:
                         found = values.filter(other).list.len()[0]
                         given = f"has {found} numbers in a row, but pretrain_dim is {column.pretrain_dim}"
                         raise UserError(f"{file}: column '{column.name}' {given}")
-                    if column.name in vocabularies:
+                    if column.name in self.maps:
                         ids = values.explode(empty_as_null=False) if column.type == "sequence" else values
-                        counts[f"{column.name}_unseen"] += int((ids == vocabularies[column.name].unseen).sum())
+                        counts[f"{column.name}_unseen"] += int((ids == self.maps[column.name].unseen).sum())
                     if column.type == "sequence":
                         length = frame[f"{column.name} length"]
                         counts[f"{column.name}_empty"] += int((length == 0).sum())
@@ -425,12 +405,6 @@ def _parsed(column: FeatureColumn, kind: pl.DataType) -> pl.Expr:
     return raw.cast(pl.Int64).cast(pl.String) if column.dtype == "int" else raw.replace("", None)
 
 
-def _statistics(values: pl.Expr, normalizer: str) -> tuple[pl.Expr, pl.Expr]:
-    if normalizer == "MinMaxScaler":
-        return values.min(), values.max() - values.min()
-    return values.mean(), values.std(ddof=0)
-
-
 def vectors_of(file: Path) -> tuple[list[str], Any]:
     """Original ids that have a vector, as text, and the vectors (n, dim) of an .h5, .npz or .parquet file with ``key``
     and ``value``. All these ids are known to a vocabulary: one that train rows lack may occur in test rows.
@@ -440,12 +414,13 @@ def vectors_of(file: Path) -> tuple[list[str], Any]:
     """
     if not file.is_file():
         raise no_such_file(file)
-    kinds = {".h5": _from_hdf5, ".npz": _from_npz, ".parquet": _from_parquet}
-    if file.suffix not in kinds:
-        raise UserError(f"{file}: pretrained vectors are in {', '.join(kinds)} files")
+    readers: dict[str, Any] = {".h5": h5py.File, ".npz": np.load, ".parquet": _lists_of}
+    if file.suffix not in readers:
+        raise UserError(f"{file}: pretrained vectors are in {', '.join(readers)} files")
     try:
-        keys, values = kinds[file.suffix](file)
-    except (OSError, KeyError, ValueError, BadZipFile, pl.exceptions.PolarsError) as error:
+        content = readers[file.suffix](file)
+        keys, values = content["key"][:], content["value"]  # those of an .h5 file stay on disk
+    except (OSError, KeyError, IndexError, ValueError, BadZipFile, pl.exceptions.PolarsError) as error:
         reason = str(error).splitlines()[0]
         raise UserError(f"{file}: no {file.suffix} file with 'key' and 'value' ({reason})") from None
     if len(values.shape) != 2 or len(keys) != len(values):
@@ -453,53 +428,45 @@ def vectors_of(file: Path) -> tuple[list[str], Any]:
     return [key.decode() if isinstance(key, bytes) else str(key) for key in keys.tolist()], values
 
 
-def _from_hdf5(file: Path) -> tuple[Any, Any]:
-    content = h5py.File(file)  # open as long as the values, which stay on disk
-    return content["key"][:], content["value"]
-
-
-def _from_npz(file: Path) -> tuple[Any, Any]:
-    with np.load(file, allow_pickle=False) as content:
-        return content["key"], content["value"]
-
-
-def _from_parquet(file: Path) -> tuple[Any, Any]:
+def _lists_of(file: Path) -> dict[str, Any]:
     content = pl.read_parquet(file, columns=["key", "value"])
     values = content["value"]
     if isinstance(values.dtype, pl.List):
         values = values.list.to_array(len(values[0]) if len(values) else 0)  # an error where dims differ
-    return content["key"].to_numpy(), values.to_numpy().astype(np.float32)
+    return {"key": content["key"].to_numpy(), "value": values.to_numpy().astype(np.float32)}
 
 
-def _specs(
-    columns: Sequence[FeatureColumn],
-    tables: Mapping[str, str],
-    vocabularies: Mapping[str, IdMap],
-    lengths: Mapping[str, int],
-    vectors: Mapping[str, tuple[str, int]],
-) -> dict[str, dict[str, Any]]:
-    """FuxiCTR's specifications. ``vectors``: file and dim of pretrained ones."""
-    specs: dict[str, dict[str, Any]] = {}
-    for column in columns:
-        spec: dict[str, Any] = {"type": column.type} | ({} if column.type == "meta" else {"source": column.source})
-        if root := tables.get(column.name):
-            spec |= target_spec(vocabularies[column.name].size - 2, column.source) | {"type": column.type}
-            if column.name != root:
-                spec["share_embedding"] = root
-            if column.name in vectors:
-                usage = {"pretrain_usage": column.pretrain_usage, "freeze_emb": column.freeze_emb}
-                file, dim = vectors[column.name]
-                spec |= {"pretrained_emb": file, "pretrain_dim": dim, **usage}
-        if column.type == "embedding":
-            spec["pretrain_dim"] = column.pretrain_dim
-        encoder = column.feature_encoder
-        if column.type == "sequence":
-            spec["max_len"] = lengths.get(column.name) or column.max_len or 1
-            encoder = "layers.MaskedAveragePooling()" if encoder == "default" else encoder  # FuxiCTR's default
-        if encoder not in ("default", "null", "None", "none"):
-            spec["feature_encoder"] = encoder
-        for key in ("embedding_dim", "emb_output_dim"):
-            if getattr(column, key) is not None:
-                spec[key] = getattr(column, key)
-        specs[column.name] = spec
-    return specs
+def _keep_vectors(column: FeatureColumn, keys: list[str], values: Any, folder: Path) -> tuple[str, int]:
+    """Keep the vectors of a column beside its rows, in a form that FuxiCTR reads: the file's name, their dim."""
+    file, dim = Path(str(column.pretrained_emb)), int(values.shape[1])
+    if column.pretrain_dim not in (None, dim):
+        raise UserError(f"{file}: vectors of dim {dim}, but '{column.name}' has pretrain_dim: {column.pretrain_dim}")
+    if file.suffix != ".parquet":
+        return Path(shutil.copyfile(file, folder / f"pretrained_{column.name}{file.suffix}")).name, dim
+    kept = f"pretrained_{column.name}.npz"  # FuxiCTR reads only parquet's arrays, no lists
+    np.savez(folder / kept, key=np.array(keys), value=values)
+    return kept, dim
+
+
+def _spec(
+    column: FeatureColumn, table: str | None, known: int, max_len: int, vectors: tuple[str, int] | None
+) -> dict[str, Any]:
+    """FuxiCTR's specification of a column that has ``known`` ids in ``table``; ``vectors``: the file and dim of
+    pretrained ones."""
+    spec: dict[str, Any] = {"type": column.type} | ({} if column.type == "meta" else {"source": column.source})
+    if table:
+        spec |= target_spec(known, column.source) | {"type": column.type}
+        if column.name != table:
+            spec["share_embedding"] = table
+        if vectors:
+            spec |= dict(zip(("pretrained_emb", "pretrain_dim"), vectors, strict=True))
+            spec |= {"pretrain_usage": column.pretrain_usage, "freeze_emb": column.freeze_emb}
+    if column.type == "embedding":
+        spec["pretrain_dim"] = column.pretrain_dim
+    encoder = column.feature_encoder
+    if column.type == "sequence":
+        spec["max_len"] = max_len
+        encoder = "layers.MaskedAveragePooling()" if encoder == "default" else encoder  # FuxiCTR's default
+    if encoder not in ("default", "null", "None", "none"):
+        spec["feature_encoder"] = encoder
+    return spec | column.model_dump(include={"embedding_dim", "emb_output_dim"}, exclude_none=True)
