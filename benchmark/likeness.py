@@ -15,7 +15,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ctr_pe.pe.cape import CosineCAPE
+from ctr_pe.pe.cape_cosine import CosineCAPE
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.sequence.positions import Pairs
 

@@ -1,4 +1,4 @@
-"""Position encodings, listed here: one file each, or one for those of a kind. Adding one means a class and a line."""
+"""Position encodings: one small file each, listed here. Adding one means one new file and one line."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
 REGISTRY = {
     "none": "ctr_pe.pe.base:PositionEncoding",
     "naive": "ctr_pe.pe.naive:Naive",
-    "sinusoidal": "ctr_pe.pe.naive:Sinusoidal",
+    "sinusoidal": "ctr_pe.pe.sinusoidal:Sinusoidal",
     "rope": "ctr_pe.pe.rope:RoPE",
-    "cope": "ctr_pe.pe.contextual:CoPE",
+    "cope": "ctr_pe.pe.cope:CoPE",
     "cape": "ctr_pe.pe.cape:CAPE",
-    "cape_additive": "ctr_pe.pe.cape:AdditiveCAPE",
-    "cape_cosine": "ctr_pe.pe.cape:CosineCAPE",
-    "cape_constant": "ctr_pe.pe.cape:ConstantCAPE",
-    "cape_oracle": "ctr_pe.pe.cape:OracleCAPE",
-    "t5": "ctr_pe.pe.relative:T5",
-    "alibi": "ctr_pe.pe.relative:ALiBi",
-    "kerple_log": "ctr_pe.pe.relative:KerpleLog",
-    "kerple_power": "ctr_pe.pe.relative:KerplePower",
+    "cape_additive": "ctr_pe.pe.cape_additive:AdditiveCAPE",
+    "cape_cosine": "ctr_pe.pe.cape_cosine:CosineCAPE",
+    "cape_constant": "ctr_pe.pe.cape_constant:ConstantCAPE",
+    "cape_oracle": "ctr_pe.pe.cape_oracle:OracleCAPE",
+    "t5": "ctr_pe.pe.t5:T5",
+    "alibi": "ctr_pe.pe.alibi:ALiBi",
+    "kerple_log": "ctr_pe.pe.kerple:KerpleLog",
+    "kerple_power": "ctr_pe.pe.kerple:KerplePower",
     "fire": "ctr_pe.pe.fire:FIRE",
     "dape": "ctr_pe.pe.dape:DAPE",
     "fox": "ctr_pe.pe.fox:FoX",
@@ -36,9 +36,9 @@ REGISTRY = {
     "euler": "ctr_pe.pe.euler:Euler",
     "dif": "ctr_pe.pe.dif:DIF",
     "pdm": "ctr_pe.pe.pdm:PDM",
-    "time_bias": "ctr_pe.pe.time:TimeBias",
-    "time_rope": "ctr_pe.pe.time:TimeRoPE",
-    "cape_time": "ctr_pe.pe.cape:TimeCAPE",
+    "time_bias": "ctr_pe.pe.time_bias:TimeBias",
+    "time_rope": "ctr_pe.pe.time_rope:TimeRoPE",
+    "cape_time": "ctr_pe.pe.cape_time:TimeCAPE",
 }
 
 MOST_LINKS = 16

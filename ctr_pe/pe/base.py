@@ -9,7 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from ctr_pe.config.schema import Validated
@@ -229,18 +228,3 @@ def check_fields(field_dims: Sequence[int] | None, dim: int) -> list[int]:
     if sum(fields) != dim:
         raise ValueError(f"field_dims={fields} add up to {sum(fields)}, not to dim={dim}")
     return fields
-
-
-def look_up(table: Tensor, index: Tensor) -> Tensor:
-    """Rows of a table (T, ...); an index past it takes its last row."""
-    return nn.functional.embedding(index.clamp(0, table.shape[0] - 1), table)
-
-
-def vector_table(rows: int, dim: int) -> nn.Parameter:
-    """Learned vectors of positions (rows, dim), N(0, 0.02)."""
-    return nn.Parameter(nn.init.normal_(torch.empty(rows, dim), std=0.02))
-
-
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(..., L, D) -> (..., H, L, d)."""
-    return x.view(*x.shape[:-1], num_heads, x.shape[-1] // num_heads).transpose(-3, -2)

@@ -11,10 +11,11 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.pe.alibi import ALiBi
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.contextual import widen
 from ctr_pe.pe.fire import FIRE
-from ctr_pe.pe.relative import ALiBi, KerpleLog
+from ctr_pe.pe.kerple import KerpleLog
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.sequence.positions import Pairs
 

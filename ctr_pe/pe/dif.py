@@ -14,8 +14,9 @@ from torch import Tensor, nn
 
 from ctr_pe.config.schema import Weight
 from ctr_pe.ops import native
-from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_fields, look_up, split_heads, vector_table
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_fields
 from ctr_pe.pe.contextual import widen
+from ctr_pe.pe.tables import look_up, split_heads, vector_table
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.sequence.positions import Pairs
 

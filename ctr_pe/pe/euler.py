@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ctr_pe.config.schema import Chance, Positive, Weight
 from ctr_pe.pe.base import About, PositionEncoding, Target
 from ctr_pe.pe.contextual import widen
-from ctr_pe.pe.rope import phases, planes, rotate_planes, rotated
+from ctr_pe.pe.rotation import phases, planes, rotate_planes, rotated
 from ctr_pe.pe.vectors import Attended, TargetVectors
 from ctr_pe.sequence.jagged import per_target
 from ctr_pe.sequence.positions import Positions, Where

@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.config.schema import Positive, Share, Weight
-from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, look_up, split_heads, vector_table
+from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.contextual import widen
+from ctr_pe.pe.tables import look_up, split_heads, vector_table
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.sequence.positions import Pairs
 from ctr_pe.utils.random_generators import RandomGenerators

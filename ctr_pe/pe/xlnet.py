@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.contextual import widen
-from ctr_pe.pe.naive import waves
+from ctr_pe.pe.sinusoidal import waves
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.sequence.positions import Pairs
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmark.likeness import OwnGate
-from ctr_pe.pe.cape import CosineCAPE
+from ctr_pe.pe.cape_cosine import CosineCAPE
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.units import TargetAttention
 

@@ -6,9 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.pe import build_pe
-from ctr_pe.pe import cape as cape_module
-from ctr_pe.pe.cape import CosineCAPE
+from ctr_pe.pe import build_pe, cape_cosine
+from ctr_pe.pe.cape_cosine import CosineCAPE
 from ctr_pe.pe.contextual import ContextualEncoding
 from ctr_pe.sequence.positions import Items, Pairs, Positions
 from ctr_pe.units import SelfAttention, TargetAttention
@@ -184,8 +183,8 @@ class TestCosine:
 
     def test_layers_project_the_items_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
         calls = []
-        direction = cape_module.direction
-        monkeypatch.setattr(cape_module, "direction", lambda x: calls.append(x) or direction(x))
+        direction = cape_cosine.direction
+        monkeypatch.setattr(cape_cosine, "direction", lambda x: calls.append(x) or direction(x))
         lowest = encoding("cape_cosine", 2)
         unit = Transformer([lowest, lowest.next_layer(lambda: encoding("cape_cosine", 2))], causal=True).double()
         target, items, at, _ = batch()

@@ -15,7 +15,8 @@ from ctr_pe.model_zoo import MODELS
 from ctr_pe.pe import build_pe
 from ctr_pe.pe.euler import Euler, phase_contrast
 from ctr_pe.pe.naive import Naive
-from ctr_pe.pe.rope import RoPE, phases, rotate_planes
+from ctr_pe.pe.rope import RoPE
+from ctr_pe.pe.rotation import phases, rotate_planes
 from ctr_pe.sequence.positions import Where
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention

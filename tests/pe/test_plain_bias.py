@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe import Chain, PositionEncoding, Positions, available_pes, build_pe
-from ctr_pe.pe.relative import ALiBi
+from ctr_pe.pe.alibi import ALiBi
 from ctr_pe.pe.vectors import ItemVectors, Vectors
 from ctr_pe.sequence.positions import Items, Pairs
 

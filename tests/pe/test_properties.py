@@ -12,7 +12,7 @@ from ctr_pe import Positions
 from ctr_pe.ops.contextual.reference import contextual_positions, interpolate
 from ctr_pe.pe import build_pe
 from ctr_pe.pe.cape import CAPE
-from ctr_pe.pe.contextual import CoPE
+from ctr_pe.pe.cope import CoPE
 from ctr_pe.pe.naive import Naive
 from ctr_pe.pe.rope import RoPE
 from ctr_pe.sequence.positions import Pairs, Where

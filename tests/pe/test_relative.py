@@ -13,7 +13,10 @@ from torch import Tensor, nn
 
 from ctr_pe import PositionEncoding, Positions
 from ctr_pe.pe import build_pe
-from ctr_pe.pe.relative import T5, ALiBi, KerpleLog, KerplePower, RelativeBias, slope_per_head
+from ctr_pe.pe.alibi import ALiBi, slope_per_head
+from ctr_pe.pe.kerple import KerpleLog, KerplePower
+from ctr_pe.pe.relative import RelativeBias
+from ctr_pe.pe.t5 import T5
 from ctr_pe.units import SelfAttention, TargetAttention
 from tests.support import hooks, models
 

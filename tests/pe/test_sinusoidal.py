@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from ctr_pe import PositionEncoding, Positions
-from ctr_pe.pe.naive import Naive, Sinusoidal
+from ctr_pe.pe.naive import Naive
+from ctr_pe.pe.sinusoidal import Sinusoidal
 
 D, L = 8, 6
 

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 
 from ctr_pe import Chain, Positions, build_pe
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.pe.cape import CAPE, TimeCAPE
+from ctr_pe.pe.cape import CAPE
+from ctr_pe.pe.cape_time import TimeCAPE
 from ctr_pe.pe.rope import RoPE
-from ctr_pe.pe.time import TimeBias, TimeRoPE
+from ctr_pe.pe.time_bias import TimeBias
+from ctr_pe.pe.time_rope import TimeRoPE
 from ctr_pe.sequence.positions import Where
 from ctr_pe.units import SelfAttention, TargetAttention
 from tests.support import hooks
