@@ -63,14 +63,15 @@ class Plan:
 
     def items(self, embedded: Mapping[str, Tensor]) -> list[Tensor]:
         """What :meth:`ids` are embedded as -> the items (N, D) of each group, fields side by side."""
-        begin, items = dict.fromkeys(embedded, 0), []
+        sizes: dict[str, list[int]] = {}
         for group in self.histories:
-            parts = []
             for field, ids in group.ids.items():
-                start, begin[field] = begin[field], begin[field] + len(ids)
-                parts.append(embedded[field][start : begin[field]])
-            items.append(torch.cat(parts, dim=-1))
-        return items
+                sizes.setdefault(field, []).append(len(ids))
+        parts = {  # one part is the whole, whose slice would be a launch more in the backward
+            field: iter([embedded[field]] if len(of_groups) == 1 else torch.split(embedded[field], of_groups))
+            for field, of_groups in sizes.items()
+        }
+        return [torch.cat([next(parts[field]) for field in group.ids], dim=-1) for group in self.histories]
 
 
 class Planned(dict[str, Tensor]):

@@ -6,11 +6,12 @@ replaces it, and the tests that must fail.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -317,40 +318,57 @@ def copy(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
-def python(copy: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """A process that imports from the copy, whatever is installed."""
-    environment = {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
-    return subprocess.run([sys.executable, *arguments], cwd=copy, env=environment, capture_output=True, text=True)
+def environment(copy: Path) -> dict[str, str]:
+    """Of processes that import from the copy, whatever is installed."""
+    return {**os.environ, "PYTHONPATH": str(copy), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def run(copy: Path, *tests: str) -> subprocess.CompletedProcess[str]:
-    return python(copy, "-m", "pytest", "-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-n", "0", *tests)
+@pytest.fixture(scope="module")
+def run(copy: Path) -> Iterator[Callable[..., tuple[int, str]]]:
+    """Runs tests of the copy, each time in a process of its own -> exit code, output."""
+    # What does not change is compiled once; by the content, for a fault may come within a second.
+    compiled = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", *PACKAGE, "tests/support"]
+    subprocess.run([sys.executable, *compiled], cwd=copy, check=True)
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    command = [sys.executable, "-m", "tests.support.forked_tests"]
+    with subprocess.Popen(command, cwd=copy, env=environment(copy), **pipes) as process:
+
+        def ran(*tests: str) -> tuple[int, str]:
+            arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-n", "0", *tests]
+            print(json.dumps(arguments), file=process.stdin, flush=True)
+            code, output = json.loads(process.stdout.readline())
+            return code, output
+
+        yield ran
+        process.stdin.close()
 
 
 @pytest.fixture
-def broken(copy: Path, fault: Fault) -> Iterator[Path]:
+def broken(copy: Path, fault: Fault) -> Iterator[None]:
     texts = {path: path.read_text(encoding="utf-8") for of in PACKAGE for path in sorted((copy / of).rglob("*.py"))}
     found = [path for path, text in texts.items() for _ in range(text.count(fault.old))]
     assert len(found) == 1, f"'{fault.old}' is {len(found)} times in the package: name another text for this fault"
     (path,) = found
     path.write_text(texts[path].replace(fault.old, fault.new), encoding="utf-8")
-    yield copy
+    yield
     path.write_text(texts[path], encoding="utf-8")
 
 
 def test_modules_are_imported_from_the_copy(copy: Path) -> None:
     code = "import ctr_pe, ctr_pe.model_zoo.din; print(ctr_pe.__file__, ctr_pe.model_zoo.din.__file__)"
-    root, found = copy.resolve(), python(copy, "-c", code).stdout.split()
+    ran = subprocess.run([sys.executable, "-c", code], cwd=copy, env=environment(copy), capture_output=True, text=True)
+    root, found = copy.resolve(), ran.stdout.split()
     assert [Path(file).resolve() for file in found] == [root / "ctr_pe/__init__.py", root / "model_zoo/din.py"]
 
 
-def test_unbroken_all_of_them_pass(copy: Path) -> None:
-    unbroken = run(copy, *sorted({fault.tests for fault in FAULTS}))
-    assert unbroken.returncode == 0, unbroken.stdout
+def test_unbroken_all_of_them_pass(run: Callable[..., tuple[int, str]]) -> None:
+    code, output = run(*sorted({fault.tests for fault in FAULTS}))
+    assert code == 0, output
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=[fault.about for fault in FAULTS])
-def test_is_noticed(broken: Path, fault: Fault) -> None:
+@pytest.mark.usefixtures("broken")
+def test_is_noticed(run: Callable[..., tuple[int, str]], fault: Fault) -> None:
     """By a test that fails: one that cannot be imported or prepared counts as an error."""
-    ran = run(broken, fault.tests)
-    assert (ran.returncode, "1 failed" in ran.stdout) == (1, True), f"{fault.about}: nobody noticed\n{ran.stdout}"
+    code, output = run(fault.tests)
+    assert (code, "1 failed" in output) == (1, True), f"{fault.about}: nobody noticed\n{output}"

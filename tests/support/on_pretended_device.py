@@ -4,6 +4,8 @@ crashes there."""
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
+from itertools import cycle, product
 from pathlib import Path
 from threading import current_thread
 from typing import Any
@@ -35,7 +37,13 @@ from tests.support.pretended_device import Counted, elsewhere
 
 MODELS = tuple(SMALL)
 ENCODINGS = available_pes()
+OTHERS = [pe for pe in ENCODINGS if pe not in ("none", "cape")]
 BATCH = batch([3, 0, 6, 1])
+
+
+def in_turn(models: Sequence[str], encodings: Sequence[str]) -> list[tuple[str, str]]:
+    """Each encoding with one model."""
+    return [*zip(cycle(models), encodings, strict=False)]
 
 
 def there(name: str, folder: Path, pe: str, **params: Any) -> Any:
@@ -271,7 +279,7 @@ def test_a_training_step_takes_few_launches_and_waits_for_nothing(name: str, pe:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pe", [pe for pe in ENCODINGS if pe not in ("none", "cape")])
+@pytest.mark.parametrize("pe", OTHERS)
 @pytest.mark.parametrize("name", ENCODED)
 def test_so_does_one_with_any_encoding(name: str, pe: str, tmp_path: Path) -> None:
     counted = step(Settings(True, tmp_path), name, pe)
@@ -345,9 +353,11 @@ def test_every_encoding_trains(pe: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pe", ENCODINGS)
-@pytest.mark.parametrize("name", MODELS[1:])
-def test_every_encoding_trains_in_every_model(name: str, pe: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "pe"), [*in_turn(MODELS[1:], ENCODINGS), *in_turn(MODELS[3:] + MODELS[1:3], ENCODINGS)]
+)
+def test_every_encoding_trains_in_other_models(name: str, pe: str, tmp_path: Path) -> None:
+    """In two of them."""
     assert_trains(name, pe, tmp_path)
 
 
@@ -378,9 +388,9 @@ def test_requests_of_like_size_are_one_recording(name: str, pe: str, tmp_path: P
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("pe", [pe for pe in ENCODINGS if pe not in ("none", "cape")])
-@pytest.mark.parametrize("name", ENCODED)
+@pytest.mark.parametrize(("name", "pe"), [*product(["DIN"], OTHERS), *in_turn(["BST", "SASRec"], OTHERS)])
 def test_so_are_those_of_any_encoding(name: str, pe: str, tmp_path: Path) -> None:
+    """In target attention and in self-attention."""
     assert_records(name, pe, tmp_path)
 
 

@@ -97,17 +97,27 @@ def result(folder: Path) -> str:
     return line.partition("[val]")[2]
 
 
-@pytest.mark.parametrize(
-    ("rank", "dropout"),
-    [(0, "0"), (1, "0.3")],  # each process draws from a stream of its own
-    ids=["the first", "the second, with dropout"],
-)
+def with_dropout(data: Path) -> list[str]:
+    """Each process draws from a stream of its own."""
+    return [*map(str, experiment(data, "net_dropout=0.3"))]
+
+
+@pytest.fixture(scope="module")
+def whole(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a run that nothing stops."""
+    folder = tmp_path_factory.mktemp("whole")
+    run = torchrun(*with_dropout(data), cwd=folder)
+    assert run.returncode == 0, run.stderr
+    return folder
+
+
+@pytest.mark.parametrize("rank", [0, 1])
 def test_a_killed_process_ends_the_run_with_one_line_and_it_goes_on(
-    rank: int, dropout: str, data: Path, tmp_path: Path
+    rank: int, whole: Path, data: Path, tmp_path: Path
 ) -> None:
     """To the digit as two processes that nothing stops: one process adds up in another order, and in 30 epochs on few
     rows that can grow to another rank of a row."""
-    arguments = [*map(str, experiment(data, f"net_dropout={dropout}"))]
+    arguments = with_dropout(data)
     command = [*TORCHRUN, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as run:
         wait_for(lambda: any(tmp_path.rglob("*.unfinished")), 60)
@@ -122,10 +132,7 @@ def test_a_killed_process_ends_the_run_with_one_line_and_it_goes_on(
     assert again.returncode == 0, again.stderr
     assert again.stderr.count("Going on after epoch") == 1
     assert not any(tmp_path.rglob("*.unfinished"))
-    (tmp_path / "whole").mkdir()
-    whole = torchrun(*arguments, cwd=tmp_path / "whole")
-    assert whole.returncode == 0, whole.stderr
-    assert result(tmp_path) == result(tmp_path / "whole")
+    assert result(tmp_path) == result(whole)
 
 
 def test_there_is_a_gpu_for_each_process(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import cycle, product
 
 import pytest
 import torch
@@ -13,7 +14,7 @@ from ctr_pe.sequence.dense import Dense
 from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.gru import GATES, GRU, AttentionGRU, last_state
-from tests.support.encoding_cases import CASES, factory
+from tests.support.encoding_cases import CASES, NAMES, VARIANTS, factory
 
 B, L, D, K = 3, 7, 8, 4
 MASK = torch.arange(L) >= L - torch.tensor([7, 2, 0]).unsqueeze(1)
@@ -62,9 +63,14 @@ def test_compiles_to_one_graph(case: str, unit: str) -> None:
     compiled_in_one_graph(case, unit)
 
 
+UNITS = ("target", "self")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("unit", ["target", "self"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "unit"),
+    [*product(NAMES, UNITS), *zip(VARIANTS, cycle(UNITS), strict=False)],  # options in one unit: compiling takes long
+)
 def test_every_encoding_compiles_to_one_graph(case: str, unit: str) -> None:
     compiled_in_one_graph(case, unit)
 
