@@ -28,8 +28,7 @@ from tqdm import tqdm
 
 from ctr_pe import __version__
 from ctr_pe.data.logs.tables import readable, scan
-from ctr_pe.serving.folder_schema import MANIFEST
-from ctr_pe.serving.model_folder import read_model
+from ctr_pe.serving.model_folder import MANIFEST, read_model
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.utils.errors import UserError, counted, no_such_file, option, reason, say
 

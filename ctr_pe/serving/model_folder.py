@@ -1,52 +1,82 @@
-"""A trained model is one folder, which says all that is needed to score raw ids in another process."""
+"""A trained model is one folder, which says all that is needed to score raw ids in another process.
+
+model.json            written last: format, versions, model, encoding, parameters, field groups, metrics, history of
+                      the epochs, hash of the vocabulary, sizes and hashes of the other files
+model.safetensors     weights
+feature_map.json      FuxiCTR's, and
+feature_vocab.json    id of each original value, as text, per feature
+columns.json          what the columns of raw tables are called
+items.parquet         the catalogue, of models whose data set was made from a log
+histories.parquet     optional: the newest events of each user
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import polars as pl
 import torch
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic_core import from_json, to_json
 
 from ctr_pe.config.field_groups import FIELD_KEYS, field_keys
-from ctr_pe.config.schema import DataSection
+from ctr_pe.config.schema import Count, DataSection, Name, Seed
+from ctr_pe.data.dataset import ITEMS, FileFacts, facts_of
 from ctr_pe.data.logs.tables import readable
 from ctr_pe.data.published.sets import SETS, original
 from ctr_pe.data.root import REPORT
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
+from ctr_pe.models.groups import SizedGroup
 from ctr_pe.models.rank_model import RankModel
 from ctr_pe.models.sections import model_class, prefixes
 from ctr_pe.serving.encoder import ColumnNames, Encoder
-from ctr_pe.serving.folder_schema import (
-    COLUMNS,
-    FORMAT,
-    HISTORIES,
-    ITEMS,
-    MANIFEST,
-    VOCABULARY,
-    WEIGHTS,
-    read_json,
-    read_manifest,
-    write_json,
-    write_manifest,
-)
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.training.source import DataSource
 from ctr_pe.training.weights import load, save
-from ctr_pe.utils.errors import UserError, say
-from ctr_pe.utils.files import new_folder
+from ctr_pe.utils.errors import UserError, explain, say
+from ctr_pe.utils.files import new_folder, write_json
 
 if TYPE_CHECKING:
     from ctr_pe.training import Outcome, Run
 
+FORMAT = 1
+MANIFEST, WEIGHTS = "model.json", "model.safetensors"
+VOCABULARY, COLUMNS = "feature_vocab.json", "columns.json"
+GROUP = ("target", "history", "age", "negative", "encoding")
+HISTORIES = "histories.parquet"
 Vocabularies = dict[str, dict[str, int]]  # feature -> original as text -> id
 NOT_OF_MODEL = {*DataSection.model_fields, "model_root", "model_id", "model", "dataset_id", "gpu", "seed", "debug_mode"}
+
+
+class FinalMetrics(BaseModel):
+    model_config = ConfigDict(strict=True)
+
+    test: dict[str, float | None]
+
+
+class Manifest(BaseModel):
+    """What is read of model.json; the rest is for readers."""
+
+    model_config = ConfigDict(strict=True)
+
+    model: str
+    position_encoding: str | list[str]
+    params: dict[str, Any]
+    groups: Annotated[list[SizedGroup], Field(min_length=1)]
+    max_len: Count
+    seed: Seed
+    dataset_id: Name
+    group_id: str | None
+    vocabulary: str
+    metrics: FinalMetrics
+    history: list[dict[str, Any]]
+    files: dict[Name, FileFacts]
 
 
 def scorer_of(model: Any, run: Run, source: DataSource, outcome: Outcome) -> Scorer:
@@ -62,10 +92,7 @@ def scorer_of(model: Any, run: Run, source: DataSource, outcome: Outcome) -> Sco
         "model": type(model).__name__,
         "position_encoding": run.pe,
         "params": _parameters(model, run.params),
-        "groups": [
-            {"target": g.target, "history": g.history, "age": g.age, "negative": g.negative, "encoding": g.encoding}
-            for g in model.groups
-        ],
+        "groups": [{key: getattr(group, key) for key in GROUP} for group in model.groups],
         "max_len": max(group.max_len for group in model.groups),
         "seed": run.seed,
         "protocol": run.protocol,
@@ -84,7 +111,7 @@ def scorer_of(model: Any, run: Run, source: DataSource, outcome: Outcome) -> Sco
     columns = _columns(source.dataset_id, report.get("recipe", {}), model.feature_map.group_id)
     columns = replace(columns, normalizers=report.get("normalizers", {}))
     encoder = Encoder(model, feature_map, vocabularies, columns, _table(source.folder / ITEMS))
-    return Scorer(model, encoder, _jsonable(config))
+    return Scorer(model, encoder, from_json(to_json(config, inf_nan_mode="null", fallback=str)))
 
 
 def keep_model(folder: Path, model: Any, run: Run, source: DataSource, outcome: Outcome) -> None:
@@ -115,13 +142,14 @@ def write_model(folder: str | Path, scorer: Scorer, histories: bool = True) -> N
             save(scorer.model, made / WEIGHTS)
             write_json(made / FEATURES, encoder.feature_map.content)
             write_json(made / VOCABULARY, encoder.vocabularies)
-            write_json(made / COLUMNS, asdict(encoder.columns))
+            write_json(made / COLUMNS, asdict(encoder.columns), allow_nan=False)
             if encoder.items is not None:
                 encoder.items.write_parquet(made / ITEMS)
             if histories and scorer.histories is not None:
                 scorer.histories.write_parquet(made / HISTORIES)
             write_stand_ins(made, encoder)
-            write_manifest(made, scorer.config)
+            files = {file.name: facts_of(file).model_dump() for file in sorted(made.iterdir())}
+            write_json(made / MANIFEST, {**scorer.config, "files": files}, allow_nan=False)
     except OSError as error:
         raise UserError(f"{folder}: {error.strerror or error}") from None
 
@@ -137,7 +165,7 @@ def read_model(folder: str | Path, gpu: int = -1, model: type | None = None) -> 
         UserError: no model folder, one of another format, or a file that is missing or damaged.
     """
     folder = Path(folder)
-    config = read_manifest(folder)
+    config = _manifest(folder)
     columns = read_json(folder / COLUMNS, ColumnNames)
     feature_map = read_feature_map(folder / FEATURES)
     vocabularies = read_json(folder / VOCABULARY, Vocabularies)
@@ -150,6 +178,39 @@ def read_model(folder: str | Path, gpu: int = -1, model: type | None = None) -> 
     load(built, folder / WEIGHTS)
     encoder = Encoder(built, feature_map, vocabularies, columns, _table(folder / ITEMS))
     return Scorer(built, encoder, config, _table(folder / HISTORIES))
+
+
+def _manifest(folder: Path) -> dict[str, Any]:
+    """The content of model.json, of a folder that has all files that it names."""
+    file = folder / MANIFEST
+    if not file.is_file():
+        what = "not a model folder" if folder.is_dir() else "no such model folder"
+        raise UserError(f"{folder}: {what}: it has no {MANIFEST}")
+    content: dict[str, Any] = read_json(file, dict[str, Any])
+    if content.get("format") != FORMAT:
+        found = content.get("format")
+        raise UserError(f"{folder}: model format {found}, this version reads {FORMAT}: train the model again")
+    files = read_json(file, Manifest).files
+    if not {WEIGHTS, FEATURES, VOCABULARY, COLUMNS} <= files.keys():
+        raise UserError(f"{file}: damaged: it does not list the files of a model")
+    for name, facts in files.items():
+        if not (folder / name).is_file():
+            raise UserError(f"{folder / name}: missing: the model folder is incomplete")
+        if facts != facts_of(folder / name):
+            raise UserError(f"{folder / name}: damaged: it is not what {MANIFEST} says")
+    return content
+
+
+def read_json(file: Path, schema: Any) -> Any:
+    """The content of a JSON file as a type, such as a dataclass or a mapping. Raises UserError if it is another."""
+    try:
+        return TypeAdapter(schema).validate_json(file.read_bytes(), strict=True)
+    except OSError as error:
+        raise UserError(f"{file}: cannot be read: {error.strerror or error}") from None
+    except ValidationError as error:
+        problem = error.errors(include_url=False)[0]
+        what = "cannot be read" if problem["type"] == "json_invalid" else "damaged"
+        raise UserError(f"{file}: {what}: {explain(problem, Manifest)}") from None
 
 
 def vocabulary_hash(vocabularies: Mapping[str, Mapping[str, int]]) -> str:
@@ -217,14 +278,3 @@ def _table(file: Path) -> pl.DataFrame | None:
         return None
     with readable(file):
         return pl.read_parquet(file)
-
-
-def _jsonable(value: Any) -> Any:
-    """What JSON gives back: lists for tuples, None for numbers that are not finite."""
-    if isinstance(value, Mapping):
-        return {str(key): _jsonable(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(one) for one in value]
-    if isinstance(value, float) and not math.isfinite(value):
-        return None
-    return value if value is None or isinstance(value, (str, int, float, bool)) else str(value)

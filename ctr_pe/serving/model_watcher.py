@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from ctr_pe.serving.folder_schema import MANIFEST
-from ctr_pe.serving.model_folder import read_model
+from ctr_pe.serving.model_folder import MANIFEST, read_model
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.utils.errors import UserError
 

@@ -366,15 +366,17 @@ class CTRRanker:
 
     def _cold_start(self, events: pl.DataFrame, items: AnyTable | None, label: str | None) -> Scorer:
         """A scorer with initial weights and without any item or user."""
-        from ctr_pe.serving.cold_start import empty_dataset
+        from ctr_pe.serving.update import empty_dataset
         from ctr_pe.training import Outcome, Run, build_model
         from ctr_pe.training.source import DataSource
 
         with scratch_folder() as scratch:
             recipe = self._recipe(self._files(events, items, scratch), label)
             source = DataSource.of(empty_dataset(recipe, scratch / "log"))
-            params, own = self._params(), {"gpu": self.gpu, "threads": self.threads}
-            run = Run(self.model, source, self.position_encoding, self._seed(), params=params, **own)
+            run = Run(
+                self.model, source, self.position_encoding, self._seed(), params=self._params(), gpu=self.gpu,
+                threads=self.threads,
+            )  # fmt: skip
             model = build_model(run, source, scratch)
             before = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=0)
             scorer = scorer_of(model, run, source, before)

@@ -1,34 +1,50 @@
-"""Training goes on: yesterday's model and today's events."""
+"""Training goes on: yesterday's model and today's events, whose new values grow its vocabulary.
+
+Every id keeps its row, new ids begin with the row of unseen values: so a model scores after the growth as it did before
+it, to the last bit, until it is trained further.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import torch
 
-from ctr_pe.data.dataset import ID, ITEM
-from ctr_pe.data.id_map import Index
+from ctr_pe.config.field_groups import log_group
+from ctr_pe.data.dataset import ID, ITEM, ITEMS, LABEL, USER, Dataset
+from ctr_pe.data.id_map import IdMap, Index, check_growth, with_ids
+from ctr_pe.data.logs.events import NO_VALUE
 from ctr_pe.data.logs.log import never_clicked
 from ctr_pe.data.requests import EncodedRequests
+from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
+from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map, unseen_id
 from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.serving.encoder import ColumnNames, Encoder
+from ctr_pe.serving.model_folder import VOCABULARY, Vocabularies, read_json, read_model, rebuild, vocabulary_hash
 from ctr_pe.serving.scorer import Scorer
-from ctr_pe.serving.tables import column, keys, labels, newest, times
-from ctr_pe.serving.vocabulary_growth import with_new_items
+from ctr_pe.serving.tables import column, keys, labels, lazy, newest, times
 from ctr_pe.training import fit
+from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError, counted
+from ctr_pe.utils.files import scratch_folder, write_json
 
 if TYPE_CHECKING:
     import numpy.typing as npt
+    from torch import Tensor
+
+    from ctr_pe.data.logs.recipe import Recipe
 
 log = logging.getLogger(__name__)
 OF_TRAINING = frozenset(
@@ -36,7 +52,7 @@ OF_TRAINING = frozenset(
     " table_optimizer".split()
 )
 """Hyper-parameters that an update may have of its own: all others are the model's."""
-NEW, LABEL = ":new", ":label"  # columns that no log has: made here, beside raw ones
+NEW, CHOSEN = ":new", ":label"  # columns that no log has: made here, beside raw ones
 
 
 def update(
@@ -89,14 +105,14 @@ def update(
     found = with_new_items(scorer, both, items, trained, **params | ({"table_optimizer": "lazy_adam"} if lazy else {}))
     draw = np.random.default_rng([seed, 1 + len(updates)])
     rows = both.filter(NEW) if protocol == "impressions" else _sampled(both, clock, found.encoder, draw)
-    history = found.encoder.events(both.rename({LABEL: names.label}) if names.label else both, "new_events")
-    encoded = found.encoder.requests(rows.drop(LABEL), history, "new_events")
+    history = found.encoder.events(both.rename({CHOSEN: names.label}) if names.label else both, "new_events")
+    encoded = found.encoder.requests(rows.drop(CHOSEN), history, "new_events")
     torch.manual_seed(seed + 1 + len(updates))  # dropout
-    label, size = rows[LABEL].cast(pl.Float32).to_numpy(), int(params.get("batch_size", 1024))
+    label, size = rows[CHOSEN].cast(pl.Float32).to_numpy(), int(params.get("batch_size", 1024))
     batches = _TrainingRows(found.model.feature_map.labels[0], encoded, label, size, draw)
     fitted = fit(found.model, batches, epochs=epochs) if encoded.rows and epochs else None
     found.model.eval()
-    chosen = pl.concat([older, new]).filter(pl.col(LABEL) == 1)
+    chosen = pl.concat([older, new]).filter(pl.col(CHOSEN) == 1)
     found.histories = newest(chosen.lazy(), names.user, names.item, clock, int(scorer.config["max_len"]))
     before = {name: len(known) for name, known in scorer.encoder.vocabularies.items()}
     done = {
@@ -120,7 +136,7 @@ def _plain(
     users, items = (keys(column(table, name, what), what).alias(name) for name in (names.user, names.item))
     at = [pl.Series(name, times(column(table, name, what), names.time_unit, what)) for name in clock]
     label = labels(column(table, names.label or "label", what), what) if labelled else np.ones(table.height, bool)
-    return pl.DataFrame([users, items, *at, pl.Series(LABEL, label.astype(np.int8))])
+    return pl.DataFrame([users, items, *at, pl.Series(CHOSEN, label.astype(np.int8))])
 
 
 def _sampled(both: pl.DataFrame, clock: list[str], encoder: Encoder, draw: np.random.Generator) -> pl.DataFrame:
@@ -134,7 +150,7 @@ def _sampled(both: pl.DataFrame, clock: list[str], encoder: Encoder, draw: np.ra
     negative = never_clicked(user, Index(items).find(events[names.item]), target, len(items), draw)
     clicked = events.gather(target)
     other = clicked.with_columns(
-        items.gather(np.maximum(negative, 0)).alias(names.item), pl.lit(0, pl.Int8).alias(LABEL)
+        items.gather(np.maximum(negative, 0)).alias(names.item), pl.lit(0, pl.Int8).alias(CHOSEN)
     )
     return pl.concat([clicked, other.filter(pl.Series(negative >= 0))])
 
@@ -160,3 +176,199 @@ class _TrainingRows:
             rows = order[first:last]
             batch = self.encoded.batch(rows)
             yield replace(batch, rows=batch.rows | {self.label_field: torch.from_numpy(self.label[rows])})
+
+
+def load_onto(folder: str | Path, dataset: Dataset | Path | DataSource, gpu: int = -1) -> Scorer:
+    """The scorer of a model folder on the vocabulary of a data set, which is that of the model or a growth of it.
+
+    Raises:
+        UserError: as ``read_model``; a data set with other fields, or whose vocabulary is no growth of the model's.
+    """
+    scorer, source = read_model(folder, gpu), DataSource.of(dataset)
+    vocabularies = _vocabularies(scorer, source, folder)
+    items = pl.read_parquet(source.folder / ITEMS) if (source.folder / ITEMS).is_file() else scorer.encoder.items
+    return _grown(scorer, source.folder, vocabularies, items, folder, dataset_id=source.dataset_id)
+
+
+def start_from(folder: str | Path) -> Callable[[Any, DataSource], None]:
+    """A ``Run.start``: training begins with the weights of a model folder instead of random ones.
+
+    The data set's vocabulary has to be that of the model or a growth of it; raises UserError, when it is called, as
+    ``load_onto``.
+    """
+
+    return partial(_start, folder)
+
+
+def _start(folder: str | Path, model: Any, source: DataSource) -> None:
+    scorer = read_model(folder)
+    _vocabularies(scorer, source, folder)
+    carry_over(scorer.model, model, folder)
+
+
+def carry_over(trained: Any, model: Any, whose: object = "the model") -> None:
+    """Give ``model`` the weights of ``trained``, which is the same on a vocabulary that has grown since.
+
+    Rows of new ids begin as the row of unseen values; so do those of other parameters with a row per id, such as the
+    attribute predictors of ``dif``. The optimiser of ``model`` begins anew.
+
+    Raises:
+        UserError: another class or encoding, or parameters of other shapes, by name.
+    """
+    old, before, now = trained.state_dict(), trained.feature_map.features, model.feature_map.features
+    new = model.state_dict()
+    if different := sorted(old.keys() ^ new.keys()):
+        raise UserError(f"{whose}: a {type(trained).__name__} with other parameters: {different[0]} is not in both")
+    with torch.no_grad():
+        for name, rows in new.items():
+            known: Tensor = old[name].to(rows.device)
+            if known.shape == rows.shape:
+                rows.copy_(known)
+                continue
+            unseen = _unseen(name, known, rows, before, now)
+            if unseen is None:
+                shapes = f"{tuple(known.shape)} there, {tuple(rows.shape)} here"
+                raise UserError(f"{whose}: '{name}' has another shape: {shapes}")
+            rows[: len(known)] = known
+            rows[len(known) :] = known[unseen]
+
+
+def with_new_items(
+    scorer: Scorer, events: pl.DataFrame, items: pl.DataFrame | None = None, trained: bool = True, **training: Any
+) -> Scorer:
+    """The scorer, on a model of its own, with ids for all values that the items of ``events`` have.
+
+    Args:
+        events: a row per event, with the column of items.
+        items: new items and their attributes, or known ones whose attributes have changed. Attributes of an item that
+            has no row anywhere take their reserved ids; such items are counted in the log.
+        trained: whether the weights are carried over; else the model has initial ones that depend on its seed.
+        training: hyper-parameters of training the new model, instead of those of the old one.
+
+    Raises:
+        UserError: a model without a catalogue; a column that is missing or of another type.
+    """
+    encoder = scorer.encoder
+    if encoder.items is None:
+        raise UserError("this model has no catalogue of items: its vocabulary does not grow with events")
+    wanted = keys(column(events, encoder.columns.item, "new_events"), "new_events").alias(ITEM)
+    catalogue = _catalogue(encoder, wanted, items)
+    seen = wanted.to_frame().join(catalogue, on=ITEM, how="left", maintain_order="left")
+    maps = {}
+    for name in encoder.item_ids:
+        often = IdMap.by_frequency(seen[name], np.ones(seen.height, np.int64))
+        maps[name] = IdMap(encoder.vocabularies[name], encoder.unseen(name)).grow(often.known)
+    catalogue = with_ids(catalogue, maps)
+    vocabularies = {**encoder.vocabularies, **{name: ids.stored for name, ids in maps.items()}}
+    with scratch_folder() as scratch:
+        write_json(
+            scratch / FEATURES, encoder.feature_map.sized({name: ids.size for name, ids in maps.items()}).content
+        )
+        return _grown(scorer, scratch, vocabularies, catalogue, "the model" if trained else None, training)
+
+
+def _grown(
+    scorer: Scorer, folder: Path, vocabularies: Mapping[str, Mapping[str, int]], items: pl.DataFrame | None, whose: object,
+    training: Mapping[str, Any] = MappingProxyType({}), **changes: Any,
+) -> Scorer:  # fmt: skip
+    """The scorer on the features of ``folder``, with the weights of the given one, or with initial ones if they are
+    of nobody."""
+    config = {**scorer.config, **changes, "vocabulary": vocabulary_hash(vocabularies)}
+    device: torch.device = scorer.model.device
+    gpu = -1 if device.type == "cpu" else device.index or 0
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(int(config["seed"]))
+        given = {**config, "params": {**config["params"], **training}}
+        model = rebuild(folder, given, gpu, type(scorer.model))
+    if whose is not None:
+        carry_over(scorer.model, model, whose)
+    config["parameters"] = sum(parameter.numel() for parameter in model.parameters())
+    encoder = Encoder(model, read_feature_map(folder / FEATURES), vocabularies, scorer.encoder.columns, items)
+    return Scorer(model, encoder, config, scorer.histories)
+
+
+def _vocabularies(scorer: Scorer, source: DataSource, folder: object) -> dict[str, dict[str, int]]:
+    """Those of a data set that a model folder's model is to read."""
+    file = source.folder / VOCABULARY
+    if not scorer.encoder.vocabularies or not file.is_file():
+        where = file if scorer.encoder.vocabularies else folder
+        raise UserError(f"{where}: no vocabulary: nothing says that the ids of model and data set are the same")
+    vocabularies: Vocabularies = read_json(file, Vocabularies)
+    check_growth(scorer.encoder.vocabularies, vocabularies, f"model {folder}", str(source.folder))
+    return vocabularies
+
+
+def _unseen(name: str, old: Tensor, new: Tensor, before: Mapping[str, Any], now: Mapping[str, Any]) -> int | None:
+    """The row of unseen values in a parameter with a row per id; None for others."""
+    sizes = (len(old), len(new)) if old.shape[1:] == new.shape[1:] and old.dim() else None
+    raw = name.split(".")[2] if name.startswith("embedding_layer.embedding_layers.") else None
+    for feature, spec in before.items():
+        later = now.get(feature, {})
+        if raw in (None, feature) and (spec.get("vocab_size"), later.get("vocab_size")) == sizes:
+            return unseen_id(spec)
+    return None
+
+
+def _catalogue(encoder: Encoder, wanted: pl.Series, items: pl.DataFrame | None) -> pl.DataFrame:
+    """The raw catalogue with the rows of ``items``, and of the items ``wanted`` that neither has."""
+    assert encoder.items is not None
+    known = encoder.items.select(name for name in encoder.items.columns if not name.endswith(ID))
+    parts = [known]
+    if items is not None:
+        raw = {name: encoder.columns.item if name == ITEM else name for name in known.columns}
+        given = pl.DataFrame({name: _typed(items, column_name, known[name].dtype) for name, column_name in raw.items()})
+        if nulls := given[ITEM].null_count():
+            raise UserError(f"items: column '{raw[ITEM]}' has null values: {nulls:,} of {given.height:,} rows")
+        if repeated := given.height - given[ITEM].n_unique():
+            raise UserError(f"items: {repeated:,} of {given.height:,} rows repeat another row's {raw[ITEM]}")
+        changed = known.update(given, on=ITEM, include_nulls=True, maintain_order="left")
+        parts = [changed, given.join(known, on=ITEM, how="anti", maintain_order="left")]
+    catalogue = pl.concat(parts)
+    if wanted.dtype != catalogue[ITEM].dtype and len(wanted):
+        kinds = f"holds {wanted.dtype}, the model's items {catalogue[ITEM].dtype}"
+        raise UserError(f"new_events: column '{encoder.columns.item}' {kinds}")
+    new = wanted.unique().sort().to_frame().join(catalogue, on=ITEM, how="anti", maintain_order="left")
+    if new.height and len(known.columns) > 1:
+        log.warning("%s without attributes: they take reserved ids", counted(new.height, "new item"))
+    return pl.concat([catalogue, new], how="diagonal")
+
+
+def _typed(items: pl.DataFrame, name: str, kind: pl.DataType) -> pl.Series:
+    """A column of the items, of the type that the catalogue has."""
+    if name not in items.columns:
+        column(items, name, "items")  # says which columns there are
+    values = keys(items[name], "items") if items[name].null_count() < items.height else items[name].cast(kind)
+    if values.dtype != kind:
+        raise UserError(f"items: column '{name}' holds {items[name].dtype}, in the model's catalogue {kind}")
+    return values.set(values.is_in(list(NO_VALUE)), None) if kind == pl.String else values
+
+
+def empty_dataset(recipe: Recipe, out: Path) -> Dataset:
+    """The features of a log without any known value: id 0 is padding, 1 stays that of unseen values for ever.
+
+    Raises:
+        UserError: a column that is missing or of another type.
+    """
+    events = lazy(recipe.interactions, "new_events").head(0).collect()
+    items = None if recipe.items is None else lazy(recipe.items, "items").head(0).collect()
+    if not {recipe.time, recipe.order} & set(events.columns):
+        raise UserError(f"new_events: no column '{recipe.time or recipe.order or 'timestamp'}' says what is earlier")
+    if recipe.attributes and recipe.demanded("attributes") and items is None:
+        raise UserError(f"attributes {', '.join(recipe.attributes)}: need a table of items")
+    keys(column(events, recipe.user, "new_events"), "new_events")
+    raw = {ITEM: keys(column(events, recipe.item, "new_events"), "new_events")}
+    if items is not None:
+        raw |= {name: keys(column(items, name, "items"), "items") for name in recipe.attributes or ()}
+    maps = {name: IdMap.of(()) for name in raw}
+    group = log_group(list(raw), recipe.time in events.columns)
+    features = item_specs(maps, [group], recipe.max_len)
+    vocabs = {name: ids.stored for name, ids in maps.items()}
+    unordered = {} if recipe.order in events.columns else {"order": None}
+    report = {"recipe": recipe.model_dump(mode="json") | unordered}
+
+    def source(writer: DatasetWriter) -> Content:
+        for split in ("train", "test"):
+            writer.add(split, pa.table({name: pa.array([], pa.int64()) for name in (LABEL, *features)}))
+        return Content(LABEL, USER, features, [group], vocabs, report, with_ids(pl.DataFrame(raw), maps))
+
+    return make_dataset(source, out)

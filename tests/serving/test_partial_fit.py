@@ -21,7 +21,7 @@ from ctr_pe.data.logs.recipe import load_recipe
 from ctr_pe.model_zoo import MODELS
 from ctr_pe.serving.model_folder import keep_model, read_model, vocabulary_hash, write_model
 from ctr_pe.serving.scorer import Scorer
-from ctr_pe.serving.vocabulary_growth import carry_over, load_onto, start_from, with_new_items
+from ctr_pe.serving.update import carry_over, load_onto, start_from, with_new_items
 from ctr_pe.training import Run, build_model, train
 from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError
