@@ -15,8 +15,7 @@ from torch import Tensor
 
 from benchmark.speed.cases import ENCODED
 from ctr_pe.pe import available_pes
-from ctr_pe.serving.cuda_graph import CUDAGraphs
-from ctr_pe.serving.request_graph import inputs_from
+from ctr_pe.serving.request_graph import CUDAGraphs, inputs_from
 from ctr_pe.training import load, save
 from ctr_pe.training.deterministic import deterministic
 from tests.support.models import SMALL, Rows, batch, build, randomised, requested

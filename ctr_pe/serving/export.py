@@ -36,7 +36,7 @@ TOLERANCE = 1e-4
 EXTRA = f"{KEY}.json"
 Run = Callable[[Mapping[str, Tensor]], Tensor]
 Write = Callable[[torch.export.ExportedProgram, Sequence[str], Path, str], None]
-Load = Callable[[Path, Sequence[str]], Run]
+Load = Callable[[Path], Run]
 
 
 def export(folder: str | Path, kind: str, output: str | Path) -> None:
@@ -72,7 +72,7 @@ def export_model(model: Any, about: Mapping[str, Any], kind: str, output: str | 
                       ensure_ascii=False)  # fmt: skip
     with _new_file(Path(output)) as file, _quiet(), torch.no_grad():
         write(trace(model), list(inputs), file, text)
-        check(model, load(file, list(inputs)), str(output))
+        check(model, load(file), str(output))
 
 
 def check(model: Any, run: Run, name: str) -> None:
@@ -144,21 +144,16 @@ def _write_onnx(program: torch.export.ExportedProgram, inputs: Sequence[str], fi
     made.save(str(file))
 
 
-def _load_onnx(file: Path, inputs: Sequence[str]) -> Run:
+def _load_onnx(file: Path) -> Run:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    return lambda given: torch.from_numpy(session.run(None, {name: given[name].numpy() for name in inputs})[0])
+    return lambda given: torch.from_numpy(session.run(None, {name: x.numpy() for name, x in given.items()})[0])
 
 
 def _write_torch(program: torch.export.ExportedProgram, inputs: Sequence[str], file: Path, about: str) -> None:
     program = program.run_decompositions({})  # the program as traced has no form on disk for autocast
     torch.export.save(program, str(file), extra_files={EXTRA: about})
-
-
-def _load_torch(file: Path, inputs: Sequence[str]) -> Run:
-    module = torch.export.load(str(file)).module()
-    return lambda given: module({name: given[name] for name in inputs})
 
 
 def _write_aoti(program: torch.export.ExportedProgram, inputs: Sequence[str], file: Path, about: str) -> None:
@@ -168,15 +163,10 @@ def _write_aoti(program: torch.export.ExportedProgram, inputs: Sequence[str], fi
     package.rename(file)
 
 
-def _load_aoti(file: Path, inputs: Sequence[str]) -> Run:
-    module = torch._inductor.aoti_load_package(str(file))
-    return lambda given: module({name: given[name] for name in inputs})
-
-
 FORMATS: dict[str, tuple[Write, Load, tuple[str, ...]]] = {
     "onnx": (_write_onnx, _load_onnx, ("onnx", "onnxscript", "onnxruntime")),
-    "torch": (_write_torch, _load_torch, ()),
-    "aoti": (_write_aoti, _load_aoti, ()),
+    "torch": (_write_torch, lambda file: torch.export.load(str(file)).module(), ()),
+    "aoti": (_write_aoti, lambda file: torch._inductor.aoti_load_package(str(file)), ()),
 }
 """Format -> how it is written and loaded, and the packages that it needs."""
 

@@ -16,9 +16,8 @@ import torch
 from ctr_pe.data.logs.clock import SECONDS
 from ctr_pe.data.requests import EncodedRequests
 from ctr_pe.data.timeline import EncodedLog
-from ctr_pe.serving.cuda_graph import CUDAGraphs
 from ctr_pe.serving.encoder import Encoder
-from ctr_pe.serving.request_graph import inputs_from
+from ctr_pe.serving.request_graph import CUDAGraphs, inputs_from
 from ctr_pe.utils.errors import UserError
 
 if TYPE_CHECKING:

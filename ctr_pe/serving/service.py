@@ -8,15 +8,20 @@ answers until the new one does, and goes on if the new one cannot be used.
 from __future__ import annotations
 
 import asyncio
+import hashlib
+import json
 import logging
 import os
 import signal
 import socket
+import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
@@ -38,12 +43,14 @@ import polars as pl
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ctr_pe import __version__
-from ctr_pe.serving.model_watcher import ModelWatcher, WatchedModel
+from ctr_pe.serving.model_folder import MANIFEST, read_model
+from ctr_pe.serving.scorer import Scorer
 from ctr_pe.utils.errors import UserError
 
 log = logging.getLogger("ctr_pe.service")
 LARGEST = 2**63 - 1
 MOST_PROBLEMS = 20  # of a request that are named
+TRIES = 5  # to read a folder that is replaced again and again
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scope]]
 Send = Callable[[Scope], Awaitable[None]]
@@ -72,6 +79,113 @@ def _item(value: Any) -> Any:
 
 Item = Annotated[int | str, BeforeValidator(_item)]
 Time = Annotated[int, Field(strict=True, ge=-(2**53), le=2**53)]
+
+
+class WatchedModel:
+    """A model folder, loaded and tried: ``scorer``; ``name``, which changes with the content of the folder; ``facts``
+    for readers."""
+
+    def __init__(self, folder: Path, gpu: int = -1) -> None:
+        """Raises UserError for a folder that cannot be read, or a model that cannot score one user's candidates."""
+        self.scorer: Scorer = read_model(folder, gpu)
+        config = self.scorer.config
+        self.name = hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=6).hexdigest()
+        facts = {key: config.get(key) for key in ("model", "position_encoding", "dataset_id", "created")}
+        self.facts = {"name": self.name, "loaded": time.time(), **facts}
+        # The first request pays for what is made at first use; and what fails here would fail for every request.
+        catalogue = self.scorer.encoder.catalogue
+        some: list[Any] = [] if catalogue is None else catalogue.sorted.head(2).to_list()
+        try:
+            scores = self.scorer.score_one(some, some, times=list(range(len(some))))
+        except UserError as error:
+            raise UserError(f"{folder}: cannot be served: {error}") from None
+        if not np.isfinite(scores).all():
+            raise UserError(f"{folder}: cannot be served: its scores are not numbers")
+
+
+class ModelWatcher:
+    """The model of a folder, replaced when the folder is.
+
+    Attributes:
+        model: the one that answers now.
+        refused: why the present content of the folder is not loaded, or None.
+        wake: set it to load the folder now.
+    """
+
+    def __init__(
+        self, folder: Path, poll: float = 2.0, on_reload: Callable[[str], object] = str, gpu: int = -1
+    ) -> None:
+        """Raises UserError as ``WatchedModel``.
+
+        ``poll``: seconds between looks at the folder; ``on_reload``: called after each, ``loaded`` or ``refused``."""
+        self.folder, self.poll, self.on_reload, self.gpu = folder, poll, on_reload, gpu
+        self.wake, self._over = threading.Event(), False
+        self.refused: str | None = None
+        self._seen = self._content()
+        self.model = self._load()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Look at the folder from a thread."""
+        self._over = False
+        thread = threading.Thread(target=self._watch, name="model folder", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            self._over = True
+            self.wake.set()
+            thread.join()
+
+    def reload(self) -> None:
+        """Load the folder; its model answers from now on, or is refused."""
+        try:
+            model = self._load()
+        except Exception as error:  # whatever is wrong with it, the old model goes on
+            self.refused = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
+            log.error("%s; the model %s goes on", self.refused, self.model.name)
+        else:
+            self.model, self.refused = model, None
+            log.info("%s: now the model %s", self.folder, model.name)
+        self.on_reload("refused" if self.refused else "loaded")
+
+    def _load(self) -> WatchedModel:
+        """The folder's model; once more if it was replaced meanwhile, because old and new files may have met."""
+        for _ in range(TRIES):
+            before, error = self._content(), None
+            try:
+                model = WatchedModel(self.folder, self.gpu)
+            except UserError as found:
+                error = found
+            if self._content() == before:
+                break
+        if error is not None:
+            raise error
+        return model
+
+    def _watch(self) -> None:
+        before = self._seen
+        while not self._over:
+            woken = self.wake.wait(self.poll)
+            self.wake.clear()
+            if self._over:
+                return
+            now = self._content()
+            # a folder that is still being copied changes from one look to the next
+            if woken or (now and now != self._seen and now == before):
+                self._seen = now
+                self.reload()
+            before = now
+
+    def _content(self) -> list[tuple[str, int, int, int]]:
+        """Names and facts of the files, which change with them; none without a manifest."""
+        try:
+            files = sorted(self.folder.iterdir())
+            facts = [(file.name, file.stat()) for file in files]
+        except OSError:  # just now being replaced
+            return []
+        found = [(name, stat.st_ino, stat.st_size, stat.st_mtime_ns) for name, stat in facts]
+        return found if any(name == MANIFEST for name, *_ in found) else []
 
 
 class RankRequest(BaseModel):
@@ -105,22 +219,18 @@ class ServiceMetrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
-        self.requests = Counter("ctr_pe_requests", "requests to /rank by status", ["status"], registry=self.registry)
+        counter = partial(Counter, registry=self.registry)
+        self.requests = counter("ctr_pe_requests", "requests to /rank by status", ["status"])
         bounds = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
         self.seconds = Histogram(
             "ctr_pe_request_seconds", "from request to response of /rank", buckets=bounds, registry=self.registry
         )
-        self.candidates = Counter("ctr_pe_candidates", "candidates scored", registry=self.registry)
-        self.unknown = Counter(
-            "ctr_pe_unknown_ids", "raw ids that the model does not know", ["of"], registry=self.registry
-        )
-        self.reloads = Counter(
-            "ctr_pe_reloads", "times the model folder was loaded or refused", ["outcome"], registry=self.registry
-        )
+        self.candidates = counter("ctr_pe_candidates", "candidates scored")
+        self.unknown = counter("ctr_pe_unknown_ids", "raw ids that the model does not know", ["of"])
+        self.reloads = counter("ctr_pe_reloads", "times the model folder was loaded or refused", ["outcome"])
         self.open = Gauge("ctr_pe_open_requests", "requests being scored or waiting", registry=self.registry)
-        for of in ("candidates", "history"):
+        for of, outcome in (("candidates", "loaded"), ("history", "refused")):  # which are there from the start
             self.unknown.labels(of)
-        for outcome in ("loaded", "refused"):
             self.reloads.labels(outcome)
 
 
@@ -145,8 +255,7 @@ def application(
         UserError: a folder that cannot be read, or a model that needs more than a history and candidates.
     """
     metrics = ServiceMetrics()
-    reloads = [metrics.reloads.labels(outcome) for outcome in ("refused", "loaded")]
-    watcher = ModelWatcher(Path(folder), poll, lambda used: reloads[used].inc(), gpu)
+    watcher = ModelWatcher(Path(folder), poll, lambda outcome: metrics.reloads.labels(outcome).inc(), gpu)
     pool = ThreadPoolExecutor(workers, "scoring", torch.set_num_threads, (threads,))
     waiting: set[int] = set()
     metrics.open.set_function(lambda: len(waiting))
@@ -192,8 +301,7 @@ def application(
         """``status`` is ``ok``, or ``stale`` if the folder's present content was refused: ``refused`` says why."""
         model = watcher.model
         status = "ok" if watcher.refused is None else "stale"
-        facts = {"name": model.name, "loaded": model.loaded, **model.facts}
-        return {"status": status, "refused": watcher.refused, "model": facts, "version": __version__}
+        return {"status": status, "refused": watcher.refused, "model": model.facts, "version": __version__}
 
     @app.get("/metrics")
     async def export_metrics() -> Response:
@@ -218,7 +326,7 @@ class RequestMeter:
             message = await receive()
             size += len(message.get("body", b""))
             if size > self.limits.body:
-                self._refuse()
+                raise HTTPException(413, f"body: at most {self.limits.body:,} bytes", {"Connection": "close"})
             return message
 
         async def noted(message: Scope) -> None:
@@ -232,9 +340,6 @@ class RequestMeter:
             if scope["path"] == "/rank":
                 self.metrics.requests.labels(str(status)).inc()
                 self.metrics.seconds.observe(time.perf_counter() - began)
-
-    def _refuse(self) -> NoReturn:
-        raise HTTPException(413, f"body: at most {self.limits.body:,} bytes", {"Connection": "close"})
 
 
 def _rank(model: WatchedModel, request: RankRequest) -> RankResponse:
@@ -254,16 +359,16 @@ def _rank(model: WatchedModel, request: RankRequest) -> RankResponse:
 
 def _check(request: RankRequest, model: WatchedModel, limits: Limits) -> None:
     """Raises RequestValidationError (422) with the path of the first field that cannot be used."""
-    for field, most in (("history", limits.history), ("candidates", limits.candidates)):
-        values = getattr(request, field)
+    catalogue = model.scorer.encoder.catalogue
+    numbers = catalogue is not None and catalogue.dtype == pl.Int64
+    for field in ("history", "candidates"):
+        values, most = getattr(request, field), getattr(limits, field)
         if len(values) > most:
             _wrong((field,), f"at most {most:,} items, not {len(values):,}")
-        catalogue = model.scorer.encoder.catalogue
-        wanted = int if catalogue is not None and catalogue.dtype == pl.Int64 else str
         for place, value in enumerate(values):
-            if not isinstance(value, wanted):
-                name = "whole numbers" if wanted is int else "strings"
-                _wrong((field, place), f"the raw ids of this model's items are {name}")
+            if isinstance(value, int) != numbers:
+                kind = "whole numbers" if numbers else "strings"
+                _wrong((field, place), f"the raw ids of this model's items are {kind}")
     times = request.times
     if times is None:
         if model.scorer.encoder.needs_age and request.history:
@@ -271,8 +376,8 @@ def _check(request: RankRequest, model: WatchedModel, limits: Limits) -> None:
         return
     if len(times) != len(request.history):
         _wrong(("times",), f"{len(times)} for {len(request.history)} items of the history")
-    for place in range(1, len(times)):
-        if times[place] < times[place - 1]:
+    for place, (before, at) in enumerate(pairwise(times), 1):
+        if at < before:
             _wrong(("times", place), "before the time of the item that precedes it: the oldest comes first")
     if request.now is not None and times and request.now < times[-1]:
         _wrong(("now",), "before the newest item of the history")

@@ -268,8 +268,8 @@ def with_new_items(
 
 
 def _grown(
-    scorer: Scorer, folder: Path, vocabularies: Mapping[str, Mapping[str, int]], items: pl.DataFrame | None, whose: object,
-    training: Mapping[str, Any] = MappingProxyType({}), **changes: Any,
+    scorer: Scorer, folder: Path, vocabularies: Mapping[str, Mapping[str, int]], items: pl.DataFrame | None,
+    whose: object, training: Mapping[str, Any] = MappingProxyType({}), **changes: Any,
 ) -> Scorer:  # fmt: skip
     """The scorer on the features of ``folder``, with the weights of the given one, or with initial ones if they are
     of nobody."""

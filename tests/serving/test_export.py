@@ -151,7 +151,7 @@ def test_a_file_with_other_scores_is_refused_and_not_written(tmp_path: Path, mon
     def write(program: object, inputs: object, file: Path, about: str) -> None:
         file.write_text(about)
 
-    def load(file: Path, inputs: object) -> Callable[[Any], Tensor]:
+    def load(file: Path) -> Callable[[Any], Tensor]:
         return lambda given: model.score_candidates(model.encode(histories_in(model, given)), given) + 2e-4
 
     monkeypatch.setitem(FORMATS, "x", (write, load, ()))

@@ -14,9 +14,9 @@ import pytest
 from torch import Tensor
 
 from ctr_pe import CTRRanker
-from ctr_pe.serving import cuda_graph
+from ctr_pe.serving import request_graph
 from ctr_pe.serving import scorer as of_scorer
-from ctr_pe.serving.cuda_graph import CUDAGraphs
+from ctr_pe.serving.request_graph import CUDAGraphs
 from ctr_pe.serving.scorer import Scorer
 from tests.support.fuzz.small_log import SMALL
 
@@ -127,8 +127,8 @@ def test_small_requests_on_a_gpu_are_padded_to_few_sizes_and_keep_their_scores(
     monkeypatch.setitem(vars(scorer), "cuda_graphs", small)
     monkeypatch.setattr(of_scorer, "SHARED", 8)
     monkeypatch.setattr(of_scorer, "TILE", 20)
-    for largest in (0, 200, cuda_graph.LARGEST):
-        monkeypatch.setattr(cuda_graph, "LARGEST", largest)
+    for largest in (0, 200, request_graph.LARGEST):
+        monkeypatch.setattr(request_graph, "LARGEST", largest)
         before = small.asked
         np.testing.assert_allclose(scorer.score_requests(clicks, requests), wanted, atol=1e-5)
         assert (small.asked > before) == (largest > 0)
@@ -145,7 +145,7 @@ def test_garbage_waits_while_any_thread_captures() -> None:
     seen: list[bool] = []
 
     def record() -> None:
-        with cuda_graph._without_garbage_collection():
+        with request_graph._without_garbage_collection():
             seen.append(gc.isenabled())
             time.sleep(0.02)
             seen.append(gc.isenabled())

@@ -24,10 +24,9 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ctr_pe import CTRRanker
-from ctr_pe.serving import model_watcher
+from ctr_pe.serving import service
 from ctr_pe.serving.model_folder import read_model
-from ctr_pe.serving.model_watcher import WatchedModel
-from ctr_pe.serving.service import Limits, application
+from ctr_pe.serving.service import Limits, WatchedModel, application
 from ctr_pe.utils.errors import UserError
 from tests.support.fuzz.small_log import SMALL
 
@@ -303,8 +302,8 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(
         calls.append(path)
         return found
 
-    monkeypatch.setattr(model_watcher, "read_model", read)
-    watcher = model_watcher.ModelWatcher(folder)
+    monkeypatch.setattr(service, "read_model", read)
+    watcher = service.ModelWatcher(folder)
     assert len(calls) == 2
     assert watcher.model.scorer.score_one(PAST, ASKED).tolist() == other.scorer_.score_one(PAST, ASKED).tolist()
 

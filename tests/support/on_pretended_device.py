@@ -23,8 +23,7 @@ from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.sequence.jagged import Layout
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.sequence.transfer import PinnedTransfer
-from ctr_pe.serving.cuda_graph import CUDAGraphs
-from ctr_pe.serving.request_graph import inputs_from
+from ctr_pe.serving.request_graph import CUDAGraphs, inputs_from
 from ctr_pe.study.tune import plan, tune
 from ctr_pe.training import load, save
 from ctr_pe.units import SelfAttention
