@@ -10,7 +10,8 @@ from typing import Any
 from ctr_pe.evaluation.paired import Difference
 from ctr_pe.study.differences import BASELINES, Setting
 from ctr_pe.study.store import Store
-from ctr_pe.utils.errors import UserError, say
+from ctr_pe.utils.errors import say
+from ctr_pe.utils.files import file_errors
 
 FILES = ("forest.png", "forest.pdf")
 ROW, HEAD, WIDTH, LARGEST = 0.26, 1.1, 4.6, 300.0  # inches: a difference, what is around a panel, a panel, a picture
@@ -53,11 +54,8 @@ def write_forest(store: Store, settings: Sequence[Setting]) -> list[str]:
             _draw(figure.add_subplot(grid[index, column]), panel)
     dpi = min(200.0, LARGEST * 200 / max(LARGEST, sum(heights)))  # the picture's sides have a limit in pixels
     for name in FILES:
-        try:
-            # Without a date in it, equal results are equal files.
+        with file_errors(store.path / name):  # without a date in it, equal results are equal files
             figure.savefig(store.path / name, dpi=dpi, metadata={"CreationDate": None} if name.endswith("pdf") else {})
-        except OSError as error:
-            raise UserError(f"{store.path / name}: {error.strerror}") from None
     return list(FILES)
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ctr_pe.utils.errors import UserError
+from ctr_pe.utils.files import file_errors
 
 DASH = "–"  # no number
 FAILED = "✗"  # before the number of runs that failed
@@ -121,10 +121,8 @@ def texts(tables: Sequence[Table], name: str = "table") -> dict[str, str]:
 def write_texts(folder: Path, files: Mapping[str, str]) -> list[str]:
     """Write them; their names. Raises UserError if one cannot be written."""
     for name, text in files.items():
-        try:
+        with file_errors(folder / name):
             (folder / name).write_text(text, encoding="utf-8")
-        except OSError as error:
-            raise UserError(f"{folder / name}: {error.strerror}") from None
     return list(files)
 
 

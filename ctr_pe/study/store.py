@@ -26,7 +26,7 @@ import numpy.typing as npt
 from pydantic import BeforeValidator, ConfigDict, TypeAdapter, ValidationError
 
 from ctr_pe.utils.errors import UserError, counted, explain
-from ctr_pe.utils.files import remove_abandoned, replacing, scratch_folder
+from ctr_pe.utils.files import file_errors, remove_abandoned, replacing, scratch_folder
 
 FILE, RUNS = "results.jsonl", "runs"
 UNFINISHED = "unfinished"  # the folder of states
@@ -141,43 +141,35 @@ class Store:
     def _all(self) -> dict[RunKey, Result]:
         """In the order in which they finished."""
         files, results = self._files(), []
-        if not files:
-            return self._of_lines()
         for file in files:
-            try:
+            with file_errors(file), contextlib.suppress(FileNotFoundError):  # removed since it was listed
                 written = file.stat().st_mtime_ns  # of several runs that finished in one second
-                results.append((written, _RESULT.validate_json(file.read_bytes())))
-            except ValidationError as error:
-                self._notice(f"{file}: not a benchmark result ({_problem(error)}), that run is not counted")
-            except FileNotFoundError:  # removed since it was listed
-                continue
-            except OSError as error:
-                raise UserError(f"{file}: {error.strerror}") from None
-        in_order = sorted(results, key=lambda one: (one[1].finished, one[0], one[1].key))
-        return {result.key: result for _, result in in_order}
+                found = _parsed(file.read_bytes())
+                if isinstance(found, Result):
+                    results.append((found.finished, written, found.key, found))
+                else:
+                    self._notice(f"{file}: not a benchmark result ({found}), that run is not counted")
+        return (
+            {key: result for *_, key, result in sorted(results, key=lambda one: one[:3])} if files else self._of_lines()
+        )
 
     def _files(self) -> list[Path]:
         return list((self.path / RUNS).glob("*.json"))
 
     def _of_lines(self) -> dict[RunKey, Result]:
         """The runs of a store of an earlier version: of two lines for one run the first counts, unless it failed."""
-        try:
-            lines = _lines(self.file.read_bytes())
-        except FileNotFoundError:
-            return {}
-        except OSError as error:
-            raise UserError(f"{self.file}: {error.strerror}") from None
+        lines = _lines(self.file)
         results: dict[RunKey, Result] = {}
-        for line in lines:
-            if line.result is not None:
-                if line.result.key not in results or results[line.result.key].failed:
-                    results[line.result.key] = line.result
-            elif line.cut:
+        for number, (line, found) in enumerate(lines, 1):
+            if isinstance(found, Result):
+                if found.key not in results or results[found.key].failed:
+                    results[found.key] = found
+            elif (line.startswith(FIRST_KEY) or FIRST_KEY.startswith(line)) and not line.endswith(b"\n"):
                 self._notice(f"{self.file}: the last line is cut off, that run is not counted")
             else:
-                what = f"{self.file}: line {line.number} is not a benchmark result"
-                if any(line.result is not None for line in lines):
-                    raise UserError(f"{what} ({line.problem}): --repair sets it aside")
+                what = f"{self.file}: line {number} is not a benchmark result"
+                if any(isinstance(one, Result) for _, one in lines):
+                    raise UserError(f"{what} ({found}): --repair sets it aside")
                 raise UserError(f"{what}: choose another --out")
         return results
 
@@ -193,17 +185,17 @@ class Store:
         stored = self._all()
         if result.key in stored and (not stored[result.key].failed or result.failed):
             return
-        try:
-            if stored and not self._files():
-                self._make_files(stored.values())
-            write(self.path / RUNS / f"{result.key.name}.json", lambda stream: stream.write(_line(result)))
-            self._write_lines()
-        except OSError as error:
-            raise UserError(f"{error.filename or self.file}: {error.strerror}") from None
+        if stored and not self._files():
+            self._make_files(stored.values())
+        write(self.path / RUNS / f"{result.key.name}.json", lambda stream: stream.write(_line(result)))
+        written: Collection[RunKey] = ()
+        while written != (results := self._all()).keys():  # again if another process has added a run meanwhile
+            write(self.file, lambda stream: stream.writelines(map(_line, results.values())))
+            written = results.keys()
 
     def _make_files(self, results: Iterable[Result]) -> None:
         """From the lines of an earlier version; all at once, for from then on the lines do not count."""
-        with scratch_folder(self.path) as folder:
+        with file_errors(self.path / RUNS), scratch_folder(self.path) as folder:
             made = folder / RUNS
             made.mkdir()
             for one in results:
@@ -213,14 +205,6 @@ class Store:
             except OSError:
                 if not self._files():  # else another process was faster
                     raise
-
-    def _write_lines(self) -> None:
-        """Write ``results.jsonl``, again if another process has added a run meanwhile."""
-        written: Collection[RunKey] = ()
-        while written != (results := self._all()).keys():
-            with replacing(self.file) as partial:
-                partial.write_bytes(b"".join(map(_line, results.values())))
-            written = results.keys()
 
     def scores(self, key: RunKey) -> npt.NDArray[np.float32] | None:
         """Predictions of a run on the test rows in file order, or None if the file is gone or unreadable."""
@@ -290,16 +274,6 @@ class Store:
         return self.path / "scores" / f"{key.name}.npy"
 
 
-class Line(NamedTuple):
-    """One line of the file: a result, or what is wrong with it."""
-
-    number: int
-    content: bytes
-    result: Result | None
-    problem: str = ""
-    cut: bool = False  # the last one, of a writer that was killed
-
-
 def repair(path: Path) -> str:
     """Move the lines of ``results.jsonl`` in the folder ``path`` that are no results to ``results.rejected.jsonl``.
 
@@ -308,63 +282,47 @@ def repair(path: Path) -> str:
     Raises:
         UserError: no line is a result, or a file cannot be written.
     """
-    file = path / FILE
-    rejected = file.with_suffix(f".rejected{file.suffix}")
-    if not file.exists():
-        return f"{file}: no such file, nothing to repair"
-    try:
-        lines = _lines(file.read_bytes())
-        bad = [line for line in lines if line.result is None]
-        if not bad:
-            return f"{file}: all {counted(len(lines), 'line')} are results, nothing to repair"
-        if len(bad) == len(lines):
-            raise UserError(f"{file}: no line is a benchmark result: not repaired, choose another --out")
-        with open(rejected, "ab") as aside:
-            aside.writelines(line.content.removesuffix(b"\n") + b"\n" for line in bad)
-        good = [line.content.removesuffix(b"\n") + b"\n" for line in lines if line.result is not None]
-        write(file, lambda stream: stream.writelines(good))
-    except OSError as error:
-        raise UserError(f"{error.filename or file}: {error.strerror}") from None
-    numbers = ", ".join(str(line.number) for line in bad[:5]) + ", …" * (len(bad) > 5)
+    file, rejected = path / FILE, path / "results.rejected.jsonl"
+    lines = _lines(file)
+    bad = [number for number, (_, found) in enumerate(lines, 1) if isinstance(found, str)]
+    if not bad:
+        return f"{file}: {counted(len(lines), 'result')}, nothing to repair"
+    if len(bad) == len(lines):
+        raise UserError(f"{file}: no line is a benchmark result: not repaired, choose another --out")
+    good, aside = (
+        [line.removesuffix(b"\n") + b"\n" for line, found in lines if isinstance(found, kind)] for kind in (Result, str)
+    )
+    with file_errors(rejected), open(rejected, "ab") as stream:
+        stream.writelines(aside)
+    write(file, lambda stream: stream.writelines(good))
+    numbers = ", ".join(map(str, bad[:5])) + ", …" * (len(bad) > 5)
     return f"{file}: {counted(len(bad), 'line')} (line {numbers}) moved to {rejected}"
 
 
-def _lines(content: bytes) -> list[Line]:
-    found = []
-    for number, line in enumerate(content.splitlines(keepends=True), 1):
-        try:
-            found.append(Line(number, line, _RESULT.validate_json(line)))
-        except ValidationError as error:
-            ours = line.startswith(FIRST_KEY) or FIRST_KEY.startswith(line)
-            problem = _problem(error) if line.strip() else "empty"
-            found.append(Line(number, line, None, problem, cut=ours and not line.endswith(b"\n")))
-    return found
+def _lines(file: Path) -> list[tuple[bytes, Result | str]]:
+    """Each line, and the result that it is or what is wrong with it."""
+    with file_errors(file), contextlib.suppress(FileNotFoundError):
+        lines = file.read_bytes().splitlines(keepends=True)
+        return [(line, _parsed(line) if line.strip() else "empty") for line in lines]
+    return []
 
 
-def _problem(error: ValidationError) -> str:
-    """What is wrong with a record, in one line."""
-    first = error.errors()[0]
-    return {"json_invalid": "no JSON", "dataclass_type": "no result"}.get(first["type"]) or explain(first)
+def _parsed(record: bytes) -> Result | str:
+    """A result, or what is wrong with it."""
+    try:
+        return _RESULT.validate_json(record)
+    except ValidationError as error:
+        first = error.errors()[0]
+        return {"json_invalid": "no JSON", "dataclass_type": "no result"}.get(first["type"]) or explain(first)
 
 
 def _line(result: Result) -> bytes:
     """JSON has no NaN: an undefined number is null. What JSON does not know, such as a path, is its text."""
-    record = _null_for_nan(json.loads(json.dumps(asdict(result), default=str)))
+    record = json.loads(json.dumps(asdict(result), default=str), parse_constant=lambda _: None)
     return json.dumps(record, ensure_ascii=False).encode() + b"\n"
-
-
-def _null_for_nan(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _null_for_nan(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [_null_for_nan(one) for one in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def write(file: Path, save: Callable[[BinaryIO], object]) -> None:
     """All or nothing, also when two processes write the same file."""
-    try:
-        with replacing(file) as partial, open(partial, "wb") as stream:
-            save(stream)
-    except OSError as error:
-        raise UserError(f"{file}: {error.strerror}") from None
+    with file_errors(file), replacing(file) as partial, open(partial, "wb") as stream:
+        save(stream)

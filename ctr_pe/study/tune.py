@@ -33,6 +33,7 @@ from ctr_pe.training.dry_build import param_problems
 from ctr_pe.utils import distributed, loggers
 from ctr_pe.utils.devices import check_gpu
 from ctr_pe.utils.errors import Diverged, UserError, say
+from ctr_pe.utils.files import file_errors
 
 if TYPE_CHECKING:
     import optuna
@@ -194,10 +195,8 @@ def _problems(search: Search, changes: Mapping[str, Any]) -> list[str]:
 def _study(search: Search, out: Path) -> optuna.Study:
     import optuna
 
-    try:
+    with file_errors(out):
         out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UserError(f"{out}: {error.strerror}") from None
     fixed = {key: value for key, value in search.params.items() if key not in search.space}
     searched = {"fixed": fixed, "space": search.space, "data": search.dataset.data_hash, "pe": search.pe}
     identity = hash_of(searched | {"seed": search.seed} | ({"device": "cuda"} if search.gpu >= 0 else {}))

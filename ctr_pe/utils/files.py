@@ -22,6 +22,15 @@ TRIES = 100  # to make a folder, while others remove it
 
 
 @contextmanager
+def file_errors(file: Path) -> Iterator[None]:
+    """An OSError within becomes a UserError that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(f"{file}: {error.strerror or error}") from None
+
+
+@contextmanager
 def replacing(file: Path) -> Iterator[Path]:
     """A path to write to, which takes the place of ``file`` at the end: all or nothing, also when two processes write
     the same file. Raises OSError."""

@@ -197,7 +197,7 @@ FAULTS = [
     ),
     Fault(
         "of two lines for one run the last counts",
-        "if line.result.key not in results or results[line.result.key].failed:",
+        "if found.key not in results or results[found.key].failed:",
         "if True:",
         "tests/study/test_store.py::test_of_two_lines_for_one_run_the_first_counts",
     ),
