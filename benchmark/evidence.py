@@ -324,7 +324,7 @@ def _cell(cell: Cell) -> str:
 
 
 def _varied(cell: Cell) -> str:
-    return " ".join(f"{key}={value}" for key, value in cell.varied)
+    return " ".join(f"{key}={value}" for key, value in cell.varied.items())
 
 
 def _name(text: str) -> str:

@@ -223,7 +223,7 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
     params = run_params(cell.model, dataset.dataset_id, cell.overrides)
     check_params(cell.model, params)
     jobs, code = [], hash_of(runner.made_by())
-    varied = " ".join(f"{key}={value}" for key, value in cell.shown)
+    varied = " ".join(f"{key}={value}" for key, value in cell.shown.items())
     same: dict[str, Any] = {"model": cell.model, "pe": cell.pe, "protocol": suite.protocol}
     for seed in range(request.seed, request.seed + suite.seeds):
         key = RunKey(

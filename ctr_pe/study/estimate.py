@@ -124,11 +124,11 @@ def summary(planned: Sequence[PlannedRuns], workers: int) -> str:
 
 def plan_table(title: str, planned: Sequence[PlannedRuns], workers: int) -> Table:
     """What would be run, a row per cell."""
-    varied = dict.fromkeys(name for one in planned for name, _ in one.cell.shown)
+    varied = dict.fromkeys(name for one in planned for name in one.cell.shown)
     several = len({one.cell.dataset for one in planned}) > 1
     cells: list[dict[str, str | None]] = []
     for one in planned:
-        cell, estimate, values = one.cell, one.estimate, dict(one.cell.shown)
+        cell, estimate, values = one.cell, one.estimate, one.cell.shown
         cells.append(
             {
                 "model": cell.model,

@@ -91,8 +91,7 @@ def run_all(
     if not missing:
         print(f"all {len(jobs)} runs are there already", file=stream)
         return 0
-    waiting = iter(missing)
-    failed = 0
+    waiting, failed = iter(missing), 0
     pool: dict[Connection, _Worker] = {}
 
     def next_job() -> Job | None:
@@ -117,14 +116,18 @@ def run_all(
                     progress.update(worker.job, content)
                     continue
                 if kind == "done":
-                    result = _result(worker.job, content)
+                    names = ("metrics", "epoch", "parameters", "auxiliary", "processor")
+                    found = {name: getattr(content, name) for name in names}
+                    history = [asdict(epoch) for epoch in content.history]
+                    result = _result(worker.job, seconds=round(content.seconds, 3), history=history, **found)
                     store.append(result, content.scores)
                     progress.finish(worker.job, result)
                 else:
                     failed += 1
                     progress.fail(worker.job, _explain(worker.job, store.path, *content))
                 if kind == "diverged":
-                    store.append(_failure(worker.job, content[0]), None)
+                    nothing: dict[str, Any] = {"metrics": {}, "epoch": 0, "seconds": 0.0, "parameters": 0}
+                    store.append(_result(worker.job, failed=content[0], **nothing), None)
                 if kind in ("done", "diverged"):
                     store.tidy([worker.job.key])
                 if kind != "died" and (job := next_job()):
@@ -169,17 +172,8 @@ def made_by() -> dict[str, Any]:
     return {"revision": revision(), "versions": versions()}
 
 
-def _result(job: Job, outcome: Outcome) -> Result:
-    same = {name: getattr(outcome, name) for name in ("metrics", "epoch", "parameters", "auxiliary", "processor")}
-    history = [asdict(epoch) for epoch in outcome.history]
-    return _record(job, **same, seconds=round(outcome.seconds, 3), history=history)
-
-
-def _failure(job: Job, why: str) -> Result:
-    return _record(job, metrics={}, epoch=0, seconds=0.0, parameters=0, failed=why)
-
-
-def _record(job: Job, **found: Any) -> Result:
+def _result(job: Job, **found: Any) -> Result:
+    """The record of a run: of its outcome, or of why its training diverged."""
     from ctr_pe.models.sections import origins
 
     return Result(

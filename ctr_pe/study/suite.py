@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
@@ -89,28 +89,32 @@ class Cell:
     model: str
     dataset: str
     pe: str
-    varied: tuple[tuple[str, Any], ...] = ()
-    fixed: tuple[tuple[str, Any], ...] = ()
-    tune: tuple[tuple[str, tuple[Any, ...]], ...] = ()
-    chosen: tuple[tuple[str, Any], ...] = ()
+    varied: Mapping[str, Any] = field(default_factory=dict)
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    chosen: Mapping[str, Any] = field(default_factory=dict)
+
+    def __hash__(self) -> int:
+        return hash((self.model, self.dataset, self.pe))  # the values may be lists
 
     @property
     def overrides(self) -> dict[str, Any]:
         """Hyper-parameters that replace those of the model's config."""
-        return {key: _plain(value) for key, value in (*self.fixed, *self.varied, *self.chosen)}
+        return {**self.fixed, **self.varied, **self.chosen}
 
     @property
-    def shown(self) -> tuple[tuple[str, Any], ...]:
-        """Hyper-parameters that tell it from other rows."""
-        return (*self.varied, *self.chosen)
+    def shown(self) -> dict[str, Any]:
+        """Hyper-parameters that tell it from other rows; lists and mappings as JSON."""
+        values = {**self.varied, **self.chosen}
+        return {key: json.dumps(one) if isinstance(one, (list, dict)) else one for key, one in values.items()}
 
     def trials(self) -> list[Cell]:
         """It with every combination of the values to tune; itself, if there are none."""
-        keys, values = zip(*self.tune, strict=True) if self.tune else ((), ())
-        return [replace(self, tune=(), chosen=tuple(zip(keys, one, strict=True))) for one in itertools.product(*values)]
+        combinations = itertools.product(*self.tune.values())
+        return [replace(self, tune={}, chosen=dict(zip(self.tune, one, strict=True))) for one in combinations]
 
     def __str__(self) -> str:
-        return " ".join([self.model, self.pe, self.dataset, *(f"{key}={value}" for key, value in self.shown)])
+        return " ".join([self.model, self.pe, self.dataset, *(f"{key}={value}" for key, value in self.shown.items())])
 
 
 def load_suite(name: str) -> Suite:
@@ -148,31 +152,14 @@ def cells(
         extra: hyper-parameters that replace the suite's own.
         tune: values to tune, likewise.
     """
-    given = {**(extra or {}), **(tune or {})}
+    extra, tune = extra or {}, tune or {}
     found: dict[Cell, None] = {}
     for grid in suite.grids:
-        own = [{key: one for key, one in part.items() if key not in given} for part in (grid.set, grid.vary, grid.tune)]
-        fixed, vary, to_tune = own[0] | dict(extra or {}), own[1], own[2] | dict(tune or {})
-        parts = (
-            tuple((key, _hashable(value)) for key, value in fixed.items()),
-            tuple((key, tuple(map(_hashable, values))) for key, values in to_tune.items()),
-        )
-        for name, model in itertools.product([dataset] if dataset else grid.datasets, grid.models):
-            for values in itertools.product(*vary.values()):
-                varied = tuple(zip(vary, map(_hashable, values), strict=True))
-                encodings = available_pes() if grid.encodings == "all" else grid.encodings
-                found |= {Cell(model, name, pe, varied, *parts): None for pe in encodings}
+        own = (grid.set, grid.vary, grid.tune)
+        fixed, vary, tuned = ({key: one for key, one in of.items() if key not in {**extra, **tune}} for of in own)
+        encodings = available_pes() if grid.encodings == "all" else grid.encodings
+        datasets = [dataset] if dataset else grid.datasets
+        for name, model, values in itertools.product(datasets, grid.models, itertools.product(*vary.values())):
+            varied = dict(zip(vary, values, strict=True))
+            found |= {Cell(model, name, pe, varied, {**fixed, **extra}, {**tuned, **tune}): None for pe in encodings}
     return list(found)
-
-
-def _hashable(value: Any) -> Any:
-    """Lists and mappings as text, so that a cell can be a key."""
-    return _Json(json.dumps(value)) if isinstance(value, (list, dict, tuple)) else value
-
-
-def _plain(value: Any) -> Any:
-    return json.loads(value) if isinstance(value, _Json) else value
-
-
-class _Json(str):
-    """A list or mapping as text; other text stays as it is."""

@@ -258,7 +258,7 @@ def make_suite_tables(
     )
     datasets = dict.fromkeys(cell.dataset for cell in keys)
     groups = [_sorted([cell for cell in keys if cell.dataset == dataset]) for dataset in datasets]
-    varied = list(dict.fromkeys(key for cells in groups for cell in cells for key, _ in cell.shown))
+    varied = list(dict.fromkeys(key for cells in groups for cell in cells for key in cell.shown))
     tables = [
         table
         for cells in groups
@@ -276,7 +276,7 @@ def gains(statistics: UserStatistics, runs: Mapping[Cell, Runs]) -> dict[Cell, D
 def changes(statistics: UserStatistics, runs: Mapping[Cell, Runs]) -> dict[Cell, Difference]:
     """Each cell with something varied against the same one with nothing varied, where there is one, in gAUC; p
     corrected for their number."""
-    plain = {cell: replace(cell, varied=(), chosen=()) for cell in runs}
+    plain = {cell: replace(cell, varied={}, chosen={}) for cell in runs}
     defaults = {plain[cell]: cell for cell in runs if not cell.varied}
     pairs = {
         cell: (runs[cell], runs[defaults[plain[cell]]]) for cell in runs if cell.varied and plain[cell] in defaults
@@ -302,12 +302,11 @@ def _suite_tables(
     differences = gains(statistics, runs)
     changed = changes(statistics, runs)
     comparable = original(dataset) == dataset  # generated content is not that of the published figures
-    columns = [key for key in varied if 2 * sum(key in dict(cell.shown) for cell in runs) >= len(runs)]
+    columns = [key for key in varied if 2 * sum(key in cell.shown for cell in runs) >= len(runs)]
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
     for cell, of_cell in runs.items():
-        values = dict(cell.shown)
-        printed = {}
+        values, printed = cell.shown, {}
         if suite.published and not cell.varied:
             printed = published(dataset, cell.model, suite.published).get(cell.pe, {})
         line: dict[str, Any] = {"dataset": cell.dataset, "model": cell.model} | {key: values.get(key) for key in varied}
@@ -356,17 +355,17 @@ def _suite_tables(
 
 def _sorted(cells: Sequence[Cell]) -> list[Cell]:
     """By model, then by what varies in all cells, then in the order of the suite."""
-    common = [key for key, _ in cells[0].varied if all(key in dict(cell.varied) for cell in cells)]
-    seen: dict[Any, int] = {}
+    common = [key for key in cells[0].varied if all(key in cell.varied for cell in cells)]
+    seen: dict[str, int] = {}
     for cell in cells:
-        for part in (cell.model, *cell.varied):
+        for part in (cell.model, *map(str, cell.varied.items())):
             seen.setdefault(part, len(seen))
-    return sorted(cells, key=lambda cell: [seen[cell.model], *[seen[key, dict(cell.varied)[key]] for key in common]])
+    return sorted(cells, key=lambda one: [seen[one.model], *[seen[str((key, one.varied[key]))] for key in common]])
 
 
 def _baseline(cell: Cell, runs: Mapping[Cell, Runs]) -> Cell | None:
     """``none`` under the settings of the cell that ``none`` knows."""
     for other in runs:
-        if other.pe == "none" != cell.pe and other.model == cell.model and set(other.varied) <= set(cell.varied):
+        if other.pe == "none" != cell.pe and other.model == cell.model and other.varied.items() <= cell.varied.items():
             return other
     return None

@@ -63,13 +63,13 @@ class Trials:
 
     def table(self) -> Table:
         """A row per trial, with its monitor on the validation rows."""
-        done, names = self.done, list(dict.fromkeys(name for trial in self.by_cell for name, _ in trial.shown))
+        done, names = self.done, list(dict.fromkeys(name for trial in self.by_cell for name in trial.shown))
         lines: list[dict[str, Any]] = []
         cells: list[dict[str, str | None]] = []
         for row, of_row in self.jobs.items():
             best = self.choose(row)
             for trial, job in of_row.items():
-                values, value = dict(trial.shown), on_validation(done[job.key])
+                values, value = trial.shown, on_validation(done[job.key])
                 line: dict[str, Any] = {"dataset": trial.dataset, "model": trial.model}
                 line |= {name: values.get(name) for name in names} | {"encoding": trial.pe}
                 lines.append(line | {"validation": value, "chosen": trial == best})
@@ -83,7 +83,7 @@ class Trials:
 
     def note(self) -> str:
         """What was tuned, and how."""
-        names = ", ".join(dict.fromkeys(name for row in self.jobs for name, _ in row.tune))
+        names = ", ".join(dict.fromkeys(name for row in self.jobs for name in row.tune))
         counts = {len(of_row) for of_row in self.jobs.values()}
         trials = " to ".join(map(str, sorted({min(counts), max(counts)})))
         return (

@@ -14,13 +14,12 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Self
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from ctr_pe import training
-from ctr_pe.config.schema import ExperimentSection, Finite, check, valid
+from ctr_pe.config.schema import ExperimentSection, check
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.evaluation.monitor import monitor_mode, monitored
 from ctr_pe.models.sections import check_names, check_params, model_class, unread
@@ -32,11 +31,14 @@ from ctr_pe.training import Run
 from ctr_pe.training.dry_build import param_problems
 from ctr_pe.utils import distributed, loggers
 from ctr_pe.utils.devices import check_gpu
-from ctr_pe.utils.errors import Diverged, UserError, say
+from ctr_pe.utils.errors import Diverged, UserError, say, shown
 from ctr_pe.utils.files import file_errors
 
-if TYPE_CHECKING:
+try:
     import optuna
+    from optuna.trial import FrozenTrial, TrialState
+except ImportError:
+    raise UserError("ctr-pe tune needs Optuna: pip install 'ctr_pe[tune]'") from None
 
 STUDY = "study.db"
 EXPID = "best"  # the section of best.yaml
@@ -72,17 +74,15 @@ def tune(
         Exit code: 0, or 130 after Ctrl-C.
 
     Raises:
-        UserError: Optuna is not installed, or ``out`` has a study of another search.
+        UserError: ``out`` has a study of another search, or the training of every trial diverged.
     """
-    try:
-        import optuna
-    except ImportError:
-        raise UserError("ctr-pe tune needs Optuna: pip install 'ctr_pe[tune]'") from None
-
     optuna.logging.set_verbosity(optuna.logging.ERROR)  # this module prints its own lines
     study = _study(search, out)
     search = replace(search, track=loggers.below(out, search.track))
-    objective = _objective(search, train or training.train, keep and (lambda trial: partial(keep, _model(out, trial))))
+
+    def objective(trial: optuna.Trial) -> float:
+        return _run(search, trial, train or training.train, keep and partial(keep, _model(out, trial.number)))
+
     say(f"{search.model} with {search.pe} on {search.dataset.dataset_id}: {', '.join(search.space)}; study in {out}")
     if done := len(_finished(study)):
         say(f"{done} of {trials} trials are there already")
@@ -93,7 +93,7 @@ def tune(
     except KeyboardInterrupt:
         say(f"stopped: {len(_finished(study))} of {trials} trials are stored; repeat the same command to go on")
         return 130
-    if all(trial.state.name == "PRUNED" for trial in _finished(study)):
+    if all(trial.state is TrialState.PRUNED for trial in _finished(study)):
         raise UserError(f"{out}: the training of every trial diverged: another --space")
     _report(search, study, out)
     return 0
@@ -155,8 +155,12 @@ def _space(search: Search, given: Mapping[str, Any]) -> dict[str, Any]:
     for key in given.keys() & space.keys():
         values = space[key]
         if isinstance(values, dict) and {"low", "high"} <= values.keys() <= {"low", "high", "log"}:
-            valid(f"--space {key}", _RANGE, values)
-            values = [values["low"], values["high"]]
+            low, high, log = values["low"], values["high"], values.get("log", False)
+            numbers = all(type(one) in (int, float) and math.isfinite(one) for one in (low, high))
+            if not numbers or type(log) is not bool or low > high or (log and low <= 0):
+                form = "{low: 1e-4, high: 1e-2, log: true}, low not above high, and above 0 with log"
+                raise UserError(f"--space {key} must be {form}, got {shown(values)}")
+            values = [low, high]
         elif not isinstance(values, list) or not values:
             raise UserError(f"--space {key}: write a list of values, or {{low: 1e-4, high: 1e-2, log: true}}")
         for value in values:
@@ -167,25 +171,6 @@ def _space(search: Search, given: Mapping[str, Any]) -> dict[str, Any]:
     return space
 
 
-class _Range(BaseModel):
-    """``{low, high, log}`` of a searched number."""
-
-    model_config = ConfigDict(strict=True)
-
-    low: int | Finite
-    high: int | Finite
-    log: bool = False
-
-    @model_validator(mode="after")
-    def _ordered(self) -> Self:
-        if self.low > self.high or (self.log and self.low <= 0):
-            raise ValueError("low is above high, or a logarithm of 0 or less")
-        return self
-
-
-_RANGE = Annotated[_Range, Field(description="{low: 1e-4, high: 1e-2, log: true}, low not above high")]
-
-
 def _problems(search: Search, changes: Mapping[str, Any]) -> list[str]:
     path = search.dataset.path
     own = {"model": search.model, "dataset_id": path.name, "position_encoding": search.pe, "monitor": "AUC"}
@@ -193,8 +178,6 @@ def _problems(search: Search, changes: Mapping[str, Any]) -> list[str]:
 
 
 def _study(search: Search, out: Path) -> optuna.Study:
-    import optuna
-
     with file_errors(out):
         out.mkdir(parents=True, exist_ok=True)
     fixed = {key: value for key, value in search.params.items() if key not in search.space}
@@ -222,55 +205,38 @@ def _model(out: Path, trial: int) -> Path:
 def _keep_best(study: optuna.Study, out: Path) -> None:
     """Remove the models of finished trials other than the best."""
     finished = _finished(study)
-    if any(trial.state.name == "COMPLETE" for trial in finished):
+    if any(trial.state is TrialState.COMPLETE for trial in finished):
         for number in {trial.number for trial in finished} - {study.best_trial.number}:
             shutil.rmtree(_model(out, number), ignore_errors=True)
 
 
-def _objective(
-    search: Search, train: Train, keep: Callable[[int], Callable[..., None]] | None = None
-) -> Callable[[optuna.Trial], float]:
-    """A function that runs one trial and returns the monitor's best value on the validation rows."""
-    import optuna
+def _run(search: Search, trial: optuna.Trial, train: Train, keep: Callable[..., None] | None) -> float:
+    """Train a trial: the monitor's best value on the validation rows."""
+    chosen = {key: _suggest(trial, key, choices) for key, choices in search.space.items()}
+    trial.set_user_attr("params", chosen)
+    params = {**search.params, **chosen}
+    monitor = params.get("monitor", "AUC")
+    values: list[float] = []
 
-    def objective(trial: optuna.Trial) -> float:
-        chosen = {key: _suggest(trial, key, choices) for key, choices in search.space.items()}
-        trial.set_user_attr("params", chosen)
-        params = {**search.params, **chosen}
-        monitor = params.get("monitor", "AUC")
-        values: list[float] = []
+    def progress(state: Mapping[str, Any]) -> None:
+        if "valid" in state:
+            values.append(monitored(monitor, state["valid"]))
+            if math.isfinite(values[-1]):
+                trial.report(values[-1], len(values))
+            if trial.should_prune():
+                raise optuna.TrialPruned
 
-        def progress(state: Mapping[str, Any]) -> None:
-            if "valid" in state:
-                values.append(monitored(monitor, state["valid"]))
-                if math.isfinite(values[-1]):
-                    trial.report(values[-1], len(values))
-                if trial.should_prune():
-                    raise optuna.TrialPruned
-
-        run = Run(
-            model=search.model,
-            dataset=search.dataset.path,
-            pe=search.pe,
-            seed=search.seed,
-            protocol="heldout",
-            params=params,
-            gpu=search.gpu,
-            threads=search.threads,
-            keep=keep and keep(trial.number),
-            track=search.track,
-        )
-        try:
-            outcome = train(run, progress)
-        except Diverged as error:
-            say(f"trial {trial.number} {error}")
-            raise optuna.TrialPruned from None
-        trial.set_user_attr("test", outcome.metrics)
-        trial.set_user_attr("epoch", outcome.epoch)
-        best = min if monitor_mode(monitor) == "min" else max
-        return float(best(value for value in values if math.isfinite(value)))
-
-    return objective
+    how: dict[str, Any] = {"gpu": search.gpu, "threads": search.threads, "track": search.track}
+    run = Run(search.model, search.dataset.path, search.pe, search.seed, "heldout", params=params, keep=keep, **how)
+    try:
+        outcome = train(run, progress)
+    except Diverged as error:
+        say(f"trial {trial.number} {error}")
+        raise optuna.TrialPruned from None
+    trial.set_user_attr("test", outcome.metrics)
+    trial.set_user_attr("epoch", outcome.epoch)
+    best = min if monitor_mode(monitor) == "min" else max
+    return float(best(filter(math.isfinite, values)))
 
 
 def _suggest(trial: optuna.Trial, key: str, choices: Any) -> Any:
@@ -283,13 +249,11 @@ def _suggest(trial: optuna.Trial, key: str, choices: Any) -> Any:
     return named[str(trial.suggest_categorical(key, list(named)))]
 
 
-def _finished(study: optuna.Study) -> list[optuna.trial.FrozenTrial]:
-    from optuna.trial import TrialState
-
+def _finished(study: optuna.Study) -> list[FrozenTrial]:
     return study.get_trials(deepcopy=False, states=(TrialState.COMPLETE, TrialState.PRUNED))
 
 
-def _line(trial: optuna.trial.FrozenTrial) -> str:
+def _line(trial: FrozenTrial) -> str:
     chosen = " ".join(f"{key}={value}" for key, value in trial.user_attrs.get("params", {}).items())
     if "epoch" not in trial.user_attrs:
         return f"trial {trial.number}: pruned after epoch {max(trial.intermediate_values, default=0)}: {chosen}"

@@ -145,7 +145,7 @@ def test_runs_share_the_workers_and_none_is_shorter_than_itself() -> None:
 
 
 def test_what_varies_has_its_column() -> None:
-    cells = [Cell("DIN", "d", "none", (("max_len", 5),)), Cell("DIN", "e", "cape", (("position_dim", 8),))]
+    cells = [Cell("DIN", "d", "none", {"max_len": 5}), Cell("DIN", "e", "cape", {"position_dim": 8})]
     text = as_text(plan_table("Plan", [PlannedRuns(cell, 1, Estimate(0.01, 0.0, (9, 9), (0, 0))) for cell in cells], 1))
     assert [line.split() for line in text.splitlines()[2:5]] == [
         "model max_len position_dim encoding data set runs step steps time of a run".split(),

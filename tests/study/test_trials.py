@@ -144,7 +144,7 @@ def test_published_protocols_choose_on_validation_rows_too(request_of: Callable[
 
 
 def test_less_is_better_of_a_loss(tmp_path: Path) -> None:
-    store, row = Store(tmp_path), Cell("DIN", "made_up", "cape", tune=(("epochs", (1, 2, 3)),))
+    store, row = Store(tmp_path), Cell("DIN", "made_up", "cape", tune={"epochs": (1, 2, 3)})
     found: dict[Cell, Job] = {}
     losses: list[list[float | None]] = [[0.6, 0.5], [0.4, 0.7], [None, None]]
     for trial, of_epochs in zip(row.trials(), losses, strict=True):
@@ -154,7 +154,7 @@ def test_less_is_better_of_a_loss(tmp_path: Path) -> None:
         store.append(result_of(job.key, params=params, history=history), None)
         found[trial] = job
     trials = Trials(store, {row: found})
-    assert trials.choose(row).chosen == (("epochs", 2),)
+    assert trials.choose(row).chosen == {"epochs": 2}
     assert [on_validation(store.read()[job.key]) for job in found.values()][:2] == [0.5, 0.4]
     untouched = Cell("DIN", "made_up", "none")
     assert trials.choose(untouched) == untouched
@@ -186,8 +186,8 @@ def test_a_suite_tunes_every_cell(request_of: Callable[..., Request], tmp_path: 
         for units in ([8], [16, 8])
     ]
     replaced = cells(parse_suite(SUITE, "x"), extra={"dnn_hidden_units": [4]}, tune={"max_len": [3], "epochs": [1, 2]})
-    assert [cell.varied for cell in replaced] == [(), ()]
-    assert dict(replaced[0].tune) == {"learning_rate": (1e-2, 1e-3), "max_len": (3,), "epochs": (1, 2)}
+    assert [cell.varied for cell in replaced] == [{}, {}]
+    assert dict(replaced[0].tune) == {"learning_rate": [1e-2, 1e-3], "max_len": [3], "epochs": [1, 2]}
     assert len(replaced[0].trials()) == 4
 
     file = tmp_path / "mine.yaml"

@@ -13,6 +13,7 @@ import optuna
 import pytest
 import yaml
 
+from ctr_pe.cli import main as command
 from ctr_pe.commands import run_expid
 from ctr_pe.config.validation import check
 from ctr_pe.config.yaml import parse_overrides
@@ -194,10 +195,11 @@ def test_mistakes_are_refused_before_anything_is_trained(
     assert not trainer.runs
 
 
-def test_without_optuna_the_extra_is_named(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_optuna_the_extra_is_named(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "optuna", None)
-    with pytest.raises(UserError, match=r"pip install 'ctr_pe\[tune\]'"):
-        main(root, tmp_path)
+    monkeypatch.delitem(sys.modules, "ctr_pe.study.tune")
+    assert command(["tune"]) == 2
+    assert "pip install 'ctr_pe[tune]'" in capsys.readouterr().err
 
 
 def test_trains_for_real_and_the_best_is_a_config(
