@@ -31,8 +31,7 @@ from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.evaluation.monitor import monitor_mode
+from ctr_pe.evaluation.metrics import METRICS, monitor_mode
 from ctr_pe.utils import loggers
 from ctr_pe.utils.errors import UserError, explain, nearest, quoted, short, shown
 from ctr_pe.utils.names import RULE, is_name

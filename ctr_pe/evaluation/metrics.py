@@ -6,39 +6,20 @@ gAUC is the one of Deep Interest Network (Zhou et al., KDD 2018) as FuxiCTR comp
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.errors import UserError, nearest, shown
 
 METRICS = ("gAUC", "AUC", "logloss")
+LOSSES = {"logloss"}  # less is better
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
-
-
-class Groups(NamedTuple):
-    """Per group: clicked rows, other rows, and pairs (clicked, other) in the right order, a tie counting one half."""
-
-    positives: Ints
-    negatives: Ints
-    won: Floats
-
-    @property
-    def mixed(self) -> Bools:
-        """Groups that have an AUC, that is rows of both classes."""
-        return (self.positives > 0) & (self.negatives > 0)
-
-    @property
-    def auc(self) -> Floats:
-        """AUC of each group, 0 where there is none."""
-        auc = np.zeros_like(self.won)
-        np.divide(self.won, self.positives * self.negatives, out=auc, where=self.mixed)
-        return auc
 
 
 def evaluate(
@@ -71,18 +52,17 @@ def evaluate(
     values: dict[str, float] = {}
     for name in names:
         if name == "AUC":
-            one = count_pairs(clicked, score, np.zeros(len(score), np.int64), 1)
-            values[name] = float(one.auc[0]) if one.mixed[0] else float("nan")
+            values[name] = float(group_auc(clicked, score, np.zeros(len(score), np.int64), 1)[0])
         elif name == "logloss":
             values[name] = float(row_loss(clicked, score).mean())
         else:
             if group_id is None:
                 raise UserError("gAUC needs group_id, the user of each row")
             codes, count = group_codes(group_id, len(score))
-            groups = count_pairs(clicked, score, codes, count)
-            weight = np.where(groups.mixed, groups.positives + groups.negatives, 0)
+            auc = group_auc(clicked, score, codes, count)
+            weight = np.where(np.isnan(auc), 0, np.bincount(codes, minlength=count))
             total = weight.sum()
-            values[name] = float(weight @ groups.auc / total) if total else float("nan")
+            values[name] = float(weight @ np.nan_to_num(auc) / total) if total else float("nan")
     return values
 
 
@@ -120,8 +100,9 @@ def group_codes(group_id: npt.ArrayLike, rows: int) -> tuple[Ints, int]:
     return codes.astype(np.int64, copy=False), len(unique)
 
 
-def count_pairs(clicked: Bools, scores: Floats, codes: Ints, count: int) -> Groups:
-    """Counts the correctly ordered pairs of every group at once: the numerator of its AUC."""
+def group_auc(clicked: Bools, scores: Floats, codes: Ints, count: int) -> Floats:
+    """AUC of every group at once, a tie counting one half; NaN where all labels are equal. Counts the pairs (clicked,
+    other) in the right order."""
     order = np.lexsort((scores, codes)) if count > 1 else np.argsort(scores)
     code, score, positive = codes[order], scores[order], clicked[order]
     first = np.ones(len(order), bool)
@@ -133,7 +114,8 @@ def count_pairs(clicked: Bools, scores: Floats, codes: Ints, count: int) -> Grou
     negatives = np.bincount(codes, minlength=count) - positives
     below = np.cumsum(block_negatives) - block_negatives - (np.cumsum(negatives) - negatives)[code[blocks]]
     won = np.bincount(code[blocks], weights=block_positives * (below + block_negatives / 2), minlength=count)
-    return Groups(positives, negatives, won.astype(np.float64))
+    with np.errstate(invalid="ignore"):
+        return np.asarray(won / (positives * negatives), np.float64)
 
 
 def row_loss(clicked: Bools, scores: Floats) -> Floats:
@@ -144,6 +126,30 @@ def row_loss(clicked: Bools, scores: Floats) -> Floats:
     chance = np.where(clicked, scores, 1 - scores)
     epsilon = np.finfo(np.float64).eps
     return np.asarray(-np.log(np.clip(chance, epsilon, 1 - epsilon)))
+
+
+def monitor_mode(monitor: str | Mapping[str, float], given: Any = None) -> Literal["max", "min"]:
+    """``min`` where less of the monitor is better, a metric or a weighted sum of metrics, else ``max``: FuxiCTR takes
+    the worst epoch if it is told the wrong one.
+
+    Raises:
+        UserError: ``given``, the key of a config, contradicts it; or parts of the sum contradict each other.
+    """
+    weights = {monitor: 1.0} if isinstance(monitor, str) else monitor
+    less = {(name in LOSSES) == (weight > 0) for name, weight in weights.items() if weight}
+    if len(less) != 1:
+        better = "less is better of one part, more of another"
+        raise UserError(f"monitor {shown(monitor)}: {better}: write such as {{AUC: 1, logloss: -1}}")
+    mode: Literal["max", "min"] = "min" if less.pop() else "max"
+    if given not in (None, mode):
+        raise UserError(f"monitor_mode '{given}' contradicts monitor {shown(monitor)}: leave it out, or write {mode}")
+    return mode
+
+
+def monitored(monitor: str | Mapping[str, float], metrics: Mapping[str, float]) -> float:
+    """The monitor's value: a metric, or a weighted sum of metrics."""
+    weights = {monitor: 1.0} if isinstance(monitor, str) else monitor
+    return sum(weight * metrics[name] for name, weight in weights.items())
 
 
 def _column(values: Any, name: str) -> npt.NDArray[Any]:

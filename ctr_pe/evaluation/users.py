@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ctr_pe.evaluation.metrics import METRICS, Bools, Floats, Ints, count_pairs, row_loss
+from ctr_pe.evaluation.metrics import METRICS, Bools, Floats, Ints, group_auc, row_loss
 
 
 class Users(NamedTuple):
@@ -57,7 +57,7 @@ def user_values(clicked: Bools, scores: Floats, codes: Ints, count: int) -> dict
     auc = np.zeros(count)
     np.divide(np.bincount(codes, weights=placement, minlength=count), share, out=auc, where=share > 0)
     loss = np.bincount(codes, weights=row_loss(clicked, scores), minlength=count) / np.maximum(1, users.rows)
-    return {"gAUC": count_pairs(clicked, scores, codes, count).auc, "AUC": auc, "logloss": loss}
+    return {"gAUC": np.nan_to_num(group_auc(clicked, scores, codes, count)), "AUC": auc, "logloss": loss}
 
 
 def _lower(scores: Floats, others: Floats) -> Floats:

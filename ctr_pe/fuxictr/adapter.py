@@ -30,7 +30,7 @@ from ctr_pe.config.schema import (
     regularizer,
     valid,
 )
-from ctr_pe.evaluation.monitor import monitor_mode
+from ctr_pe.evaluation.metrics import monitor_mode
 from ctr_pe.fuxictr.embeddings import look_up, regularization
 from ctr_pe.fuxictr.library import MAX_GRADIENT_NORM, take_encoders
 from ctr_pe.sequence.transfer import to_device

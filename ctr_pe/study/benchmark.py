@@ -20,9 +20,9 @@ from ctr_pe.models.sections import check_names, check_params, origins, unread
 from ctr_pe.pe import check_encodings
 from ctr_pe.study import estimate, runner, trials
 from ctr_pe.study.differences import settings
-from ctr_pe.study.rendering import as_text, texts, write_texts
+from ctr_pe.study.rendering import as_text, between, texts, write_texts
 from ctr_pe.study.runner import Job, Train
-from ctr_pe.study.store import Result, RunKey, Store, device_of, hash_of, repair
+from ctr_pe.study.store import Result, RunKey, Store, hash_of, repair
 from ctr_pe.study.suite import OWN_KEYS, Cell, Grid, Suite, cells, load_suite
 from ctr_pe.study.tables import make_suite_tables, make_tables, write_files
 from ctr_pe.study.trials import Trials
@@ -109,11 +109,15 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             for notice in one.notices:
                 say(notice)
             _refuse_other_classes(one, of_stage, one.read())
-        _say_what_is_not_read(request, rows)
-        _say_what_has_no_baseline(stages[store], store.read())
+        for model in dict.fromkeys(row.model for row in rows):
+            if line := unread(model, {row.pe: None for row in rows}, request.params, request.params):
+                say(f"--set: {model}: {line}")
+        _say_what_has_no_baseline([job.key for job in stages[store]], store.read())
         if request.suite or (stand_in is None and not request.dry_run):
             _refuse_unbuildable(suite.title, [*tuning.by_cell, *by_cell], datasets)
-        workers = _workers(request, sum(map(len, stages.values())))
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        at_once = request.jobs or (1 if request.gpu >= 0 else max(1, cores // request.threads))
+        workers = min(at_once, sum(map(len, stages.values())))
         title = f"{suite.title}: {len(rows)} cells" if request.suite else f"{first}: {suite.title}"
         title += f" × {counted(suite.seeds, 'seed')} = {len(stages[store])} runs"
         title += f" after {counted(len(tuning.by_cell), 'trial')}" * bool(tuning.jobs)
@@ -128,10 +132,12 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             print(as_text(table) if planned else f"{heading}: all are there already")
             return int(any(one.problem for one in planned))
         if any(one.estimate for one in planned):
-            say(estimate.summary(planned, workers))
-        how = (stand_in or train, workers)
+            time = between(*estimate.total(planned, workers))
+            how = f"{estimate.STEPS} measured steps of each model and encoding, extrapolated"
+            say(f"estimated time: {time} ({how}; less if training stops early)")
+        trainer = stand_in or train
         if tuning.to_do:
-            runner.run_all(tuning.to_do, tuning.store, *how, figures=trials.figures)
+            runner.run_all(tuning.to_do, tuning.store, trainer, workers, figures=trials.figures)
             if missing := len(tuning.to_do):
                 say(f"{missing} of {len(tuning.by_cell)} trials failed; repeat the same command to try them again")
                 return 1
@@ -140,7 +146,7 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         _say_what_is_not_kept(request, store, stages[store])
         for dataset in datasets.values():
             keep_rows(store, dataset)
-        failed = runner.run_all(stages[store], store, *how)
+        failed = runner.run_all(stages[store], store, trainer, workers)
         _write_tables(store, suite if request.suite or tuning.jobs else None, by_cell, tuning)
     except KeyboardInterrupt:
         finished = sum(len({job.key for job in of_stage} & one.read().keys()) for one, of_stage in stages.items())
@@ -159,10 +165,10 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
     loggers.check(request.track)
     check(ExperimentSection, {"gpu": request.gpu, "seed": request.seed})
     check_gpu(request.gpu)
-    for option, least in {"repeats": 1, "threads": 1, "jobs": 1}.items():
+    for option in ("repeats", "threads", "jobs"):
         value = getattr(request, option)
-        if value is not None and value < least:
-            raise UserError(f"--{option} {value}: at least {least}")
+        if value is not None and value < 1:
+            raise UserError(f"--{option} {value}: at least 1")
     refuse_own_keys("--set", request.params)
     refuse_own_keys("--tune", request.tune)
     for key, values in request.tune.items():
@@ -171,8 +177,8 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
         if key in request.params:
             raise UserError(f"--tune {key}: it is in --set too")
     if request.suite is None:
-        models = list(dict.fromkeys(["DIN"] if request.models is None else request.models))
-        encodings = list(dict.fromkeys(["none", "cape"] if request.encodings is None else request.encodings))
+        models = ["DIN"] if request.models is None else list(dict.fromkeys(request.models))
+        encodings = ["none", "cape"] if request.encodings is None else list(dict.fromkeys(request.encodings))
         if not models or not encodings:
             raise UserError("--pe and --model need at least one name each")
         for pe in encodings:
@@ -224,20 +230,14 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
     check_params(cell.model, params)
     jobs, code = [], hash_of(runner.made_by())
     varied = " ".join(f"{key}={value}" for key, value in cell.shown.items())
-    same: dict[str, Any] = {"model": cell.model, "pe": cell.pe, "protocol": suite.protocol}
+    device = "cuda" if request.gpu >= 0 else "cpu"
     for seed in range(request.seed, request.seed + suite.seeds):
-        key = RunKey(
-            **same,
-            dataset=dataset.dataset_id,
-            config_hash=hash_of(params),
-            data_hash=dataset.data_hash,
-            seed=seed,
-            device=device_of(request.gpu),
-        )
+        same: dict[str, Any] = {"model": cell.model, "pe": cell.pe, "protocol": suite.protocol, "seed": seed}
+        hashes = {"config_hash": hash_of(params), "data_hash": dataset.data_hash}
+        key = RunKey(**same, **hashes, dataset=dataset.dataset_id, device=device)
         run = Run(
             **same,
             dataset=dataset.path,
-            seed=seed,
             params=params,
             gpu=request.gpu,
             threads=request.threads,
@@ -268,9 +268,8 @@ def _seed_by_seed(by_cell: Mapping[Cell, Sequence[Job]]) -> list[Job]:
     return [job for of_seed in zip(*by_cell.values(), strict=True) for job in of_seed]
 
 
-def _say_what_has_no_baseline(jobs: Sequence[Job], done: Iterable[RunKey]) -> None:
+def _say_what_has_no_baseline(keys: Sequence[RunKey], done: Iterable[RunKey]) -> None:
     """Of a model and data set without runs of ``none``, neither to be made nor there already."""
-    keys = [job.key for job in jobs]
     compared = {(key.model, key.dataset) for key in (*keys, *done) if key.pe == "none"}
     for model, dataset in dict.fromkeys((key.model, key.dataset) for key in keys):
         if (model, dataset) not in compared:
@@ -279,10 +278,10 @@ def _say_what_has_no_baseline(jobs: Sequence[Job], done: Iterable[RunKey]) -> No
 
 def _say_what_is_not_kept(request: Request, store: Store, jobs: Sequence[Job]) -> None:
     """Runs that are there already are not trained again for their weights or models."""
-    stored = store.read()
+    stored = [job.key for job in jobs if job.key in store.read()]
     wanted = {"weights": request.keep_weights and store.weights, "models": request.keep and store.model}
     for what, path in wanted.items():
-        if path and (lacking := sum(job.key in stored and not path(job.key).exists() for job in jobs)):
+        if path and (lacking := sum(not path(key).exists() for key in stored)):
             there = f"{lacking} there already, without {what}, and not run again"
             say(f"{there}: another --out has them all with {what}")
 
@@ -291,10 +290,9 @@ def _refuse_unbuildable(title: str, found: Sequence[Cell], datasets: Mapping[str
     """A model that cannot be built is reported before the first run."""
     for cell in found:
         dataset = datasets[cell.dataset]
-        params = run_params(cell.model, dataset.dataset_id, cell.overrides)
-        own = {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
-        given = {**params, **own, "train_data": str(dataset.split("train"))}
-        for problem in param_problems(given, dataset.path.parent):
+        given = run_params(cell.model, dataset.dataset_id, cell.overrides)
+        given |= {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
+        for problem in param_problems({**given, "train_data": str(dataset.split("train"))}, dataset.path.parent):
             raise UserError(f"{title}: {cell}: {problem}")
 
 
@@ -303,25 +301,9 @@ def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[RunKe
     for key in [job.key for job in jobs if job.key in done]:
         then, now = done[key].origins, origins(key.model, key.pe)
         for name in then.keys() & now.keys():
-            if then[name].partition(" ")[0] != now[name].partition(" ")[0]:
-                raise UserError(
-                    f"{store.path}: its runs of '{name}' are of {then[name]}, now {now[name]}: another --out"
-                )
-
-
-def _say_what_is_not_read(request: Request, found: Sequence[Cell]) -> None:
-    """Keys of ``--set`` that a model and its encodings do not read."""
-    encodings = list(dict.fromkeys(cell.pe for cell in found))
-    for model in dict.fromkeys(cell.model for cell in found):
-        if line := unread(model, encodings, request.params, request.params):
-            say(f"--set: {model}: {line}")
-
-
-def _workers(request: Request, runs: int) -> int:
-    """Processes at once: ``jobs``, else as many as the cores have threads for, or one on a GPU."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    default = 1 if request.gpu >= 0 else max(1, cores // request.threads)
-    return min(request.jobs or default, runs)
+            if then[name].split()[0] != now[name].split()[0]:
+                what = f"its runs of '{name}' are of {then[name]}, now {now[name]}"
+                raise UserError(f"{store.path}: {what}: another --out")
 
 
 def keep_rows(store: Store, dataset: Dataset) -> None:
@@ -332,12 +314,14 @@ def keep_rows(store: Store, dataset: Dataset) -> None:
     history = dataset.groups[0].history[0]
     frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, history, *filter(None, [dataset.group_id])])
     users = frame[dataset.group_id] if dataset.group_id else pl.int_range(len(frame), eager=True)
-    lengths = frame[history].list.len().clip(upper_bound=dataset.max_len).cast(pl.Int32).to_numpy()
-    splits = np.array([dataset.rows.get(split, 0) for split in ("train", "valid", "test")])
-    labels = frame[dataset.label].to_numpy()
-    clicks = pl.scan_parquet(dataset.split("train")).select(pl.col(dataset.label).mean()).collect().item()
-    more = {"lengths": lengths, "splits": splits, "click_rate": clicks}
-    store.save_rows(dataset.data_hash, labels, users.to_numpy(), **more)
+    store.save_rows(
+        dataset.data_hash,
+        frame[dataset.label].to_numpy(),
+        users.to_numpy(),
+        lengths=frame[history].list.len().clip(upper_bound=dataset.max_len).cast(pl.Int32).to_numpy(),
+        splits=np.array([dataset.rows.get(split, 0) for split in ("train", "valid", "test")]),
+        click_rate=pl.scan_parquet(dataset.split("train")).select(pl.col(dataset.label).mean()).collect().item(),
+    )
 
 
 def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]], tuning: Trials) -> None:

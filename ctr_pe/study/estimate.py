@@ -13,13 +13,13 @@ import torch
 
 from ctr_pe.fuxictr.library import training_settings
 from ctr_pe.study.rendering import Table, between
-from ctr_pe.study.runner import Job
+from ctr_pe.study.runner import Job, in_a_line
 from ctr_pe.study.store import RunKey
 from ctr_pe.study.suite import Cell
 from ctr_pe.training import PROTOCOLS, Run, build_model
 from ctr_pe.training.source import DataSource
 from ctr_pe.utils.allocator import give_back
-from ctr_pe.utils.errors import UserError, counted, say
+from ctr_pe.utils.errors import counted, say
 from ctr_pe.utils.files import scratch_folder
 
 STEPS = 3
@@ -99,8 +99,7 @@ def measure_all(by_cell: Mapping[Cell, Sequence[Job]], done: Container[RunKey]) 
         try:
             found.append(PlannedRuns(cell, len(jobs), measure(jobs[0].run)))
         except Exception as error:  # as in a worker: it ends this cell's runs and no others
-            name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-            found.append(PlannedRuns(cell, len(jobs), problem=" ".join(f"{name}{error}".split())))
+            found.append(PlannedRuns(cell, len(jobs), problem=in_a_line(error)))
     give_back()  # a worker needs as much again
     return found
 
@@ -108,18 +107,12 @@ def measure_all(by_cell: Mapping[Cell, Sequence[Job]], done: Container[RunKey]) 
 def total(planned: Iterable[PlannedRuns], workers: int) -> tuple[float, float]:
     """Seconds of all runs, at the least and at the most, ``workers`` at once; without those that cannot be run."""
     known = [(one.runs, one.estimate.seconds) for one in planned if one.estimate]
-    ends = [[(runs, seconds[end]) for runs, seconds in known] for end in (0, 1)]
-    longest = [max((seconds for _, seconds in end), default=0.0) for end in ends]
-    shared = [sum(runs * seconds for runs, seconds in end) / max(1, workers) for end in ends]
-    return max(longest[0], shared[0]), max(longest[1], shared[1])
 
+    def of_all(end: int) -> float:
+        longest = max((seconds[end] for _, seconds in known), default=0.0)
+        return max(longest, sum(runs * seconds[end] for runs, seconds in known) / max(1, workers))
 
-def summary(planned: Sequence[PlannedRuns], workers: int) -> str:
-    """One line on the time of all runs."""
-    return (
-        f"estimated time: {between(*total(planned, workers))} ({STEPS} measured steps of each model and encoding, "
-        "extrapolated; less if training stops early)"
-    )
+    return of_all(0), of_all(1)
 
 
 def plan_table(title: str, planned: Sequence[PlannedRuns], workers: int) -> Table:

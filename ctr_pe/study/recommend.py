@@ -29,6 +29,7 @@ UNITS = {"day": DAY, "hour": 3600, "minute": 60, "second": 1}
 EXACT = 0.99  # of the gaps are whole days, say, where times are days
 WIDTH = 120
 COMPARED = ("none", "naive", "rope", "cape")
+ADVICE = ("try", "leave out", "mind")  # encodings, or something
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Rule:
-    """``advice``: ``try`` or ``leave out`` the encodings, or ``mind`` something. ``reason``: a format of
-    ``facts``; ``evidence``: where it is shown."""
+    """``advice``: one of ``ADVICE``. ``reason``: a format of ``facts``; ``evidence``: where it is shown."""
 
     holds: Callable[[Facts], bool]
     advice: str
@@ -88,7 +88,6 @@ class Rule:
     evidence: str
 
     def line(self, facts: Facts) -> str:
-        """As it is printed."""
         what = f"{self.advice} {', '.join(self.encodings)}".strip()
         return f"{what}: {self.reason.format(facts=facts)} [{self.evidence}]"
 
@@ -256,19 +255,14 @@ def _times(counts: pl.DataFrame) -> Times:
     newest = pl.col("newest")
     shares = {"fresh": (newest < DAY).mean(), "stale": (newest > STALE * DAY).mean()}
     sums = counts.select(pl.col("pairs", "changed", *UNITS).sum(), **shares).row(0, named=True)
-    return Times(
-        tied=1 - sums["changed"] / max(1, sums["pairs"]),
-        unit=next(unit for unit in UNITS if sums[unit] >= EXACT * sums["changed"]),
-        fresh=sums["fresh"] or 0.0,
-        stale=sums["stale"] or 0.0,
-    )
+    unit = next(unit for unit in UNITS if sums[unit] >= EXACT * sums["changed"])
+    return Times(1 - sums["changed"] / max(1, sums["pairs"]), unit, sums["fresh"] or 0.0, sums["stale"] or 0.0)
 
 
 def _quartiles(values: pl.Series) -> tuple[int, int, int]:
     """Zeros if there are no values."""
-    if values.is_empty():
-        return 0, 0, 0
-    low, middle, high = map(int, np.quantile(values.to_numpy(), (0.25, 0.5, 0.75), method="inverted_cdf"))
+    found = np.quantile(values.to_numpy(), (0.25, 0.5, 0.75), method="inverted_cdf") if len(values) else np.zeros(3)
+    low, middle, high = map(int, found)
     return low, middle, high
 
 
@@ -279,10 +273,12 @@ def _users(dataset: Dataset, splits: list[pl.LazyFrame]) -> tuple[int | None, fl
     users = pl.concat([rows.select(dataset.group_id) for rows in splits], how="vertical_relaxed")
     labels = pl.col(dataset.label)
     of_user = pl.scan_parquet(dataset.split("test")).group_by(dataset.group_id)
-    test = of_user.agg(pl.len().alias("rows"), (labels.min() == labels.max()).alias("one")).collect()
-    one = test.filter("one")
-    total = users.select(pl.col(dataset.group_id).n_unique()).collect().item()
-    return int(total), len(one) / max(1, len(test)), int(one["rows"].sum()) / max(1, int(test["rows"].sum()))
+    test = of_user.agg(rows=pl.len(), one=labels.min() == labels.max()).collect()
+    shares = [
+        float(test.filter("one").select(total).item() / max(1, test.select(total).item()))
+        for total in (pl.len(), pl.col("rows").sum())
+    ]
+    return int(users.select(pl.all().n_unique()).collect().item()), shares[0], shares[1]
 
 
 def advice(facts: Facts) -> list[Rule]:
@@ -292,9 +288,8 @@ def advice(facts: Facts) -> list[Rule]:
 
 def encodings(facts: Facts) -> list[str]:
     """Those to compare: the usual ones and those to try, without those to leave out."""
-    tried = [name for rule in advice(facts) if rule.advice == "try" for name in rule.encodings]
-    left_out = [name for rule in advice(facts) if rule.advice == "leave out" for name in rule.encodings]
-    return [name for name in dict.fromkeys([*COMPARED, *tried]) if name not in left_out]
+    of = {what: [name for rule in advice(facts) if rule.advice == what for name in rule.encodings] for what in ADVICE}
+    return [name for name in dict.fromkeys([*COMPARED, *of["try"]]) if name not in of["leave out"]]
 
 
 def report(facts: Facts, name: str, *more: str) -> str:

@@ -131,12 +131,6 @@ def number(value: float, form: str = ".4f") -> str:
     return DASH if math.isnan(value) else format(value, form)
 
 
-def mean_text(mean: float, sd: float, most: float = math.inf) -> str:
-    """Mean ± standard deviation, which is NaN for a single value; marked if the mean is above ``most``."""
-    text = number(mean) if math.isnan(sd) else f"{mean:.4f} ± {sd:.4f}"
-    return f"{text} {WORSE}" if mean > most else text
-
-
 def p_text(p: float) -> str:
     """A p value, or a dash for NaN and for 1.000, which says nothing."""
     text = number(p, ".3f")

@@ -287,11 +287,15 @@ def _work(connection: Connection, train: Train, known: Mapping[str, list[str]]) 
                 return
             except Diverged as error:
                 connection.send(("diverged", (str(error), "")))
-            except UserError as error:
-                connection.send(("failed", (str(error), "")))
             except Exception as error:
-                line = " ".join(f"{type(error).__name__}: {error}".split())
-                connection.send(("failed", (line, traceback.format_exc())))
+                trace = "" if isinstance(error, UserError) else traceback.format_exc()
+                connection.send(("failed", (in_a_line(error), trace)))
+
+
+def in_a_line(error: Exception) -> str:
+    """An error on one line, with its type where it is not the user's."""
+    name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+    return " ".join(f"{name}{error}".split())
 
 
 def _end_with_parent() -> None:

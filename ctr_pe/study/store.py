@@ -106,11 +106,6 @@ def _completed(record: Any) -> Any:
 _RESULT: TypeAdapter[Result] = TypeAdapter(Annotated[Result, BeforeValidator(_completed)])
 
 
-def device_of(gpu: int) -> str:
-    """The kind of device of a run."""
-    return "cuda" if gpu >= 0 else "cpu"
-
-
 def hash_of(params: Mapping[str, Any]) -> str:
     """Identifies hyper-parameters, whatever the order of their keys."""
     return hashlib.blake2b(json.dumps(params, sort_keys=True, default=str).encode(), digest_size=8).hexdigest()

@@ -20,10 +20,10 @@ from ctr_pe.study.rendering import (
     DASH,
     FAILED,
     GAUC,
+    WORSE,
     Table,
     as_latex,
     base_rate_note,
-    mean_text,
     number,
     p_text,
     texts,
@@ -60,8 +60,7 @@ def make_tables(setting: Setting) -> list[Table]:
     printed = published(key.dataset, key.model)
     reading = reading_notes(key.dataset, key.protocol, not printed.keys().isdisjoint(setting.runs))
     identity = {name: value for name, value in key._asdict().items() if name not in ("pe", "seed")}
-    differences = {baseline: setting.differences(baseline) for baseline in BASELINES}
-    to_none, to_naive = differences.values()
+    to_none, to_naive = (setting.differences(baseline) for baseline in BASELINES)
     incomplete = incomplete_notes(setting.runs, setting.failed, setting.seeds)
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
@@ -70,19 +69,13 @@ def make_tables(setting: Setting) -> list[Table]:
         line: dict[str, Any] = {**identity, "pe": pe + dagger, "seeds": len(runs)}
         for metric in METRICS:
             line |= mean_columns(runs, metric)
-            for baseline, found in differences.items():
+            for baseline, found in zip(BASELINES, (to_none, to_naive), strict=True):
                 line |= difference_columns(metric, baseline, found[pe][metric] if pe in found else UNKNOWN)
             line[f"{metric}_published"] = printed.get(pe, {}).get(metric, math.nan)
         lines.append({**line, "logloss_base_rate": base, "notes": " ".join([*reading, *incomplete])})
-        cells.append(
-            {
-                "encoding": pe + dagger,
-                **mean_cells(line, base),
-                **difference_cells("none", to_none[pe]["gAUC"] if pe in to_none else UNKNOWN),
-                "CAPE paper†": figures(line, "published") if pe in printed else None,
-                "seeds": seeds_cell(runs, setting.failed.get(pe, {}), len(setting.seeds)),
-            }
-        )
+        difference = to_none[pe]["gAUC"] if pe in to_none else UNKNOWN
+        seeds = seeds_cell(runs, setting.failed.get(pe, {}), len(setting.seeds))
+        cells.append({"encoding": pe + dagger, **row_cells(line, base, difference, pe in printed), "seeds": seeds})
     notes = [
         f"{GAUC} gAUC, AUC: higher is better; logloss: lower is better. Mean ± standard deviation over the seeds.",
         *unmeasured_notes(setting.runs),
@@ -142,12 +135,13 @@ def incomplete_notes(runs: Mapping[str, Runs], failed: Mapping[str, Runs], seeds
     return notes + failure_notes(failed)
 
 
-def failure_notes(failed: Mapping[str, Runs]) -> list[str]:
+def failure_notes(failed: Mapping[Any, Runs]) -> list[str]:
     """Which trainings failed, and why the first of each row did."""
     notes = []
     for name, of_seed in failed.items():
-        seeds, why = ", ".join(map(str, of_seed)), next(iter(of_seed.values())).failed
-        notes.append(f"{FAILED} {name}: the training of seed{'s' * (len(of_seed) > 1)} {seeds} failed: {why}.")
+        if of_seed:
+            seeds, why = ", ".join(map(str, of_seed)), next(iter(of_seed.values())).failed
+            notes.append(f"{FAILED} {name}: the training of seed{'s' * (len(of_seed) > 1)} {seeds} failed: {why}.")
     return notes
 
 
@@ -165,19 +159,18 @@ def measured(runs: Runs, metric: str) -> list[float]:
     return [result.metrics[metric] for result in having(runs, metric).values()]
 
 
-def unmeasured_notes(named: Mapping[str, Runs]) -> list[str]:
+def unmeasured_notes(named: Mapping[Any, Runs]) -> list[str]:
     """Of how many runs a mean is, where others have no number: they are in no mean and in no difference."""
     notes = []
     for name, runs in named.items():
-        without: dict[tuple[int, ...], list[str]] = {}
+        without: dict[str, list[str]] = {}
         for metric in METRICS:
-            having_it = having(runs, metric)
-            lacking = [seed for seed, run in runs.items() if metric in run.metrics and seed not in having_it]
-            without.setdefault(tuple(lacking), []).append(metric)
-        for seeds in filter(None, without):
-            gone = f"no number for {counted(len(seeds), 'seed')} ({', '.join(map(str, seeds))})"
-            which = " and ".join(without[seeds])
-            notes.append(f"{name}: {which} of {len(runs) - len(seeds)} of {len(runs)} seeds; {gone}.")
+            lacking = [seed for seed in runs.keys() - having(runs, metric).keys() if metric in runs[seed].metrics]
+            if lacking:
+                gone = f"no number for {counted(len(lacking), 'seed')} ({', '.join(map(str, sorted(lacking)))})"
+                of = f"of {len(runs) - len(lacking)} of {len(runs)} seeds; {gone}"
+                without.setdefault(of, []).append(metric)
+        notes += [f"{name}: {' and '.join(metrics)} {of}." for of, metrics in without.items()]
     return notes
 
 
@@ -189,21 +182,26 @@ def figures(line: Mapping[str, Any], field: str, form: str = ".4f") -> str:
 
 def mean_columns(runs: Runs, metric: str) -> dict[str, float]:
     """For the CSV: mean and standard deviation over the seeds."""
-    mean, sd = mean_sd(measured(runs, metric))
-    return {f"{metric}_mean": mean, f"{metric}_sd": sd}
+    return dict(zip((f"{metric}_mean", f"{metric}_sd"), mean_sd(measured(runs, metric)), strict=True))
 
 
-def mean_cells(line: Mapping[str, Any], base_logloss: float) -> dict[str, str]:
-    """As text, from a line of the CSV: every metric, a logloss above that of a constant marked."""
-    most = {"gAUC": math.inf, "AUC": math.inf, "logloss": base_logloss}
-    return {name: mean_text(line[f"{name}_mean"], line[f"{name}_sd"], most[name]) for name in METRICS}
+def row_cells(line: Mapping[str, Any], base: float, to_none: Difference, printed: bool) -> dict[str, str | None]:
+    """As text, from a line of the CSV: metrics, a logloss above that of a constant marked, difference, and figures that
+    are published."""
+    cells: dict[str, str | None] = {}
+    for name in METRICS:
+        mean, sd = line[f"{name}_mean"], line[f"{name}_sd"]
+        cells[name] = number(mean) if math.isnan(sd) else f"{mean:.4f} ± {sd:.4f}"
+    if line["logloss_mean"] > base:
+        cells["logloss"] = f"{cells['logloss']} {WORSE}"
+    published = figures(line, "published") if printed else None
+    return {**cells, **difference_cells("none", to_none), "CAPE paper†": published}
 
 
 def difference_columns(metric: str, baseline: str, found: Difference) -> dict[str, float]:
     """For the CSV: ``gAUC_minus_none`` and, after that name, the other fields."""
-    value, *others = found
     name = f"{metric}_minus_{baseline}"
-    return {name: value} | {f"{name}_{field}": one for field, one in zip(found._fields[1:], others, strict=True)}
+    return {name if field == "value" else f"{name}_{field}": one for field, one in found._asdict().items()}
 
 
 def difference_cells(baseline: str, found: Difference) -> dict[str, str | None]:
@@ -222,11 +220,14 @@ def difference_notes(baseline: str, found: Collection[Difference]) -> list[str]:
     if not known:
         return []
     of_one = any(p_text(one.p_holm) == DASH for one in known if not math.isnan(one.p_holm))
+    least = sorted(number(one.least_detectable) for one in known if not math.isnan(one.least_detectable))
+    ends = " to ".join(dict.fromkeys([least[0], least[-1]])) if least else ""
+    any_runs = f"; with any number of seeds about {ends}, for these users" if least else ""
     notes = [
         f"gAUC − {baseline}: difference of the means. Interval and p hold for other users and newly trained runs. p: "
         f"two-sided, corrected (Holm) for {counted(len(known), 'comparison')}{f', {DASH} where it is 1' * of_one}. "
         "detectable: the smallest true difference that as many runs and users would show (p < 0.05, uncorrected) four "
-        f"times in five (80 % power){_any_runs([one.least_detectable for one in known])}."
+        f"times in five (80 % power){any_runs}."
     ]
     if any(math.isnan(one.low) for one in known):
         notes.append(
@@ -234,13 +235,6 @@ def difference_notes(baseline: str, found: Collection[Difference]) -> list[str]:
             "the test scores of a run are in neither users/ nor scores/."
         )
     return notes
-
-
-def _any_runs(least: Collection[float]) -> str:
-    """What the column would say if there were more seeds."""
-    known = sorted(number(one) for one in least if not math.isnan(one))
-    ends = " to ".join(dict.fromkeys([known[0], known[-1]])) if known else ""
-    return f"; with any number of seeds about {ends}, for these users" if known else ""
 
 
 def make_suite_tables(
@@ -256,15 +250,10 @@ def make_suite_tables(
         {cell: {key.seed: results[key] for key in of_cell if key in results} for cell, of_cell in keys.items()}
         for results in (store.read(), store.failures())
     )
-    datasets = dict.fromkeys(cell.dataset for cell in keys)
-    groups = [_sorted([cell for cell in keys if cell.dataset == dataset]) for dataset in datasets]
+    groups = [_sorted([cell for cell in keys if cell.dataset == one]) for one in {cell.dataset: None for cell in keys}]
     varied = list(dict.fromkeys(key for cells in groups for cell in cells for key in cell.shown))
-    tables = [
-        table
-        for cells in groups
-        for table in _suite_tables(suite, {cell: runs[cell] for cell in cells}, failed, keys, varied, store)
-    ]
-    return [replace(table, notes=[*table.notes, *more]) for table in tables]
+    found = [_suite_tables(suite, {one: runs[one] for one in cells}, failed, keys, varied, store) for cells in groups]
+    return [replace(table, notes=[*table.notes, *more]) for tables in found for table in tables]
 
 
 def gains(statistics: UserStatistics, runs: Mapping[Cell, Runs]) -> dict[Cell, Difference]:
@@ -277,10 +266,8 @@ def changes(statistics: UserStatistics, runs: Mapping[Cell, Runs]) -> dict[Cell,
     """Each cell with something varied against the same one with nothing varied, where there is one, in gAUC; p
     corrected for their number."""
     plain = {cell: replace(cell, varied={}, chosen={}) for cell in runs}
-    defaults = {plain[cell]: cell for cell in runs if not cell.varied}
-    pairs = {
-        cell: (runs[cell], runs[defaults[plain[cell]]]) for cell in runs if cell.varied and plain[cell] in defaults
-    }
+    defaults = {plain[cell]: of_cell for cell, of_cell in runs.items() if not cell.varied}
+    pairs = {cell: (runs[cell], defaults[plain[cell]]) for cell in runs if cell.varied and plain[cell] in defaults}
     return {cell: of["gAUC"] for cell, of in between(statistics, pairs).items()}
 
 
@@ -293,7 +280,7 @@ def _suite_tables(
     store: Store,
 ) -> list[Table]:
     """``runs``: of the cells of one data set."""
-    dagger = "†" if suite.protocol == "paper" else ""
+    dagger = "†" * (suite.protocol == "paper")
     seeds = max(len(keys[cell]) for cell in runs)
     unfinished = sum(len(of_cell) < seeds for of_cell in runs.values())
     first = keys[next(iter(runs))][0]
@@ -325,19 +312,17 @@ def _suite_tables(
                 **{key: str(values[key]) if key in values else None for key in columns},
                 "encoding": cell.pe + dagger,
                 "varied": " ".join(f"{key}={value}" for key, value in values.items() if key not in columns) or None,
-                **mean_cells(line, base),
-                **difference_cells("none", difference),
-                "CAPE paper†": figures(line, "published") if printed else None,
+                **row_cells(line, base, difference, bool(printed)),
                 "ours − paper": figures(line, "off", "+.4f") if printed and comparable else None,
                 "seeds": seeds_cell(of_cell, failed[cell], seeds),
             }
         )
     notes = [f"{GAUC} Mean ± standard deviation over the seeds.", *base_rate_note(cells, base)]
-    notes += unmeasured_notes({str(cell): of_cell for cell, of_cell in runs.items()})
+    notes += unmeasured_notes(runs)
     notes += difference_notes("none", differences.values())
     if unfinished:
         notes.append(f"{counted(unfinished, 'cell')} of {len(runs)} lack runs: the same command makes them.")
-    notes += failure_notes({str(cell): failed[cell] for cell in runs if failed[cell]})
+    notes += failure_notes({cell: failed[cell] for cell in runs})
     beside = any(row["CAPE paper†"] is not None for row in cells)
     notes += reading_notes(dataset, suite.protocol, beside)
     notes += ["ours − paper: gAUC / AUC / logloss."] * (beside and comparable)
@@ -347,7 +332,7 @@ def _suite_tables(
     if any(not math.isnan(change.value) for change in changed.values()):
         names = ["model", *columns, "encoding", "varied", "seeds"]
         named = {cell: {name: row[name] for name in names} for cell, row in zip(runs, cells, strict=True)}
-        cells = [{**named[cell], **difference_cells("default", change)} for cell, change in changed.items()]
+        cells = [named[cell] | difference_cells("default", change) for cell, change in changed.items()]
         notes = ["default: the same encoding with nothing varied.", *difference_notes("default", changed.values())]
         tables.append(Table(f"{title}: differences to the default", [], cells, notes))
     return tables
@@ -365,7 +350,5 @@ def _sorted(cells: Sequence[Cell]) -> list[Cell]:
 
 def _baseline(cell: Cell, runs: Mapping[Cell, Runs]) -> Cell | None:
     """``none`` under the settings of the cell that ``none`` knows."""
-    for other in runs:
-        if other.pe == "none" != cell.pe and other.model == cell.model and other.varied.items() <= cell.varied.items():
-            return other
-    return None
+    alike = (one for one in runs if one.model == cell.model and one.varied.items() <= cell.varied.items())
+    return None if cell.pe == "none" else next((one for one in alike if one.pe == "none"), None)

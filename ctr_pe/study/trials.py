@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ctr_pe.evaluation.monitor import monitor_mode, monitored
+from ctr_pe.evaluation.metrics import monitor_mode, monitored
 from ctr_pe.study.rendering import FAILED, Table, number
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Result, RunKey, Store

@@ -21,7 +21,7 @@ import yaml
 from ctr_pe import training
 from ctr_pe.config.schema import ExperimentSection, check
 from ctr_pe.data.dataset import Dataset
-from ctr_pe.evaluation.monitor import monitor_mode, monitored
+from ctr_pe.evaluation.metrics import monitor_mode, monitored
 from ctr_pe.models.sections import check_names, check_params, model_class, unread
 from ctr_pe.pe import check_encodings, encoding_class, options_of
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params

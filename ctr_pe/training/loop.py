@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from ctr_pe.evaluation.monitor import monitor_mode, monitored
+from ctr_pe.evaluation.metrics import monitor_mode, monitored
 from ctr_pe.fuxictr.library import training_settings
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.divergence import DivergenceDetector

@@ -11,7 +11,7 @@ import pytest
 
 from ctr_pe import CTRRanker
 from ctr_pe.config.schema import ExperimentSection, Positive, Validated, check, words
-from ctr_pe.evaluation.monitor import monitor_mode
+from ctr_pe.evaluation.metrics import monitor_mode
 from ctr_pe.fuxictr.experiment import run
 from ctr_pe.model_zoo import DIN
 from ctr_pe.models.sections import check_params

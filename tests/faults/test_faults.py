@@ -215,14 +215,14 @@ FAULTS = [
     ),
     Fault(
         "gAUC gives all users the same weight",
-        "weight = np.where(groups.mixed, groups.positives + groups.negatives, 0)",
-        "weight = groups.mixed.astype(np.int64)",
+        "weight = np.where(np.isnan(auc), 0, np.bincount(codes, minlength=count))",
+        "weight = (~np.isnan(auc)).astype(np.int64)",
         f"{METRICS}test_gauc_by_hand",
     ),
     Fault(
         "gAUC counts users of one class",
-        "weight = np.where(groups.mixed, groups.positives + groups.negatives, 0)",
-        "weight = groups.positives + groups.negatives",
+        "weight = np.where(np.isnan(auc), 0, np.bincount(codes, minlength=count))",
+        "weight = np.bincount(codes, minlength=count)",
         f"{METRICS}test_gauc_by_hand",
     ),
     Fault(
