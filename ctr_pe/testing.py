@@ -153,9 +153,10 @@ def check_padding(factory: Factory, unit: str) -> None:
     batch = Batch.random(COUNTS)
     for training in (False, True):
         plain: list[Tensor] = []
+        harness = Harness(factory, unit).train(training)
         for layout in ("plain", "left", "right", "mixed", "doubled"):
             laid = batch if layout == "plain" else batch.laid_out(layout)
-            main, other, (history, *gradients) = Harness(factory, unit).train(training).with_gradients(laid)
+            main, other, (history, *gradients) = harness.with_gradients(laid)
             what = f"{layout} padding, {unit}, {'training' if training else 'evaluation'}"
             _close(other[~laid.mask], 0.0, f"{what}: output at padding", 0.0)
             _close(history[~laid.mask], 0.0, f"{what}: gradient into padding", 0.0)
@@ -197,8 +198,9 @@ def check_longer_than_table(factory: Factory, unit: str) -> None:
 def check_batch(factory: Factory, unit: str) -> None:
     """Rows do not see each other: permuted batches and batches of one row give the same."""
     batch, harness = Batch.random(COUNTS), Harness(factory, unit).eval()
+    together = harness(batch)
     for rows in ([4, 2, 0, 1, 3], [0], [1], [2], [3], [4]):
-        for result, whole in zip(harness(batch.rows(rows)), harness(batch), strict=True):
+        for result, whole in zip(harness(batch.rows(rows)), together, strict=True):
             _close(result, whole[rows], f"{'batch of one row' if len(rows) == 1 else 'permuted batch'}, {unit}")
 
 

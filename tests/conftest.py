@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -20,9 +23,13 @@ os.environ.pop("CTR_PE_DATA", None)
 
 
 def pytest_collection_finish() -> None:
-    """Where there is no GPU, every ``torch.manual_seed`` would keep a formatted stack, a tenth of the tests' time."""
+    """Where there is no GPU, every ``torch.manual_seed`` would keep a formatted stack, a tenth of the tests' time. Each
+    call of an autograd function would read its signature anew, a tenth too."""
     torch = sys.modules.get("torch")
-    if torch is not None and not torch.accelerator.is_available():
+    if torch is None:
+        return
+    torch.autograd.function.inspect = SimpleNamespace(**{**vars(inspect), "signature": cache(inspect.signature)})
+    if not torch.accelerator.is_available():
         for device in (torch.cuda, torch.mtia, torch.xpu):
             device.manual_seed_all = lambda seed: None
 

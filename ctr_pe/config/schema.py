@@ -367,13 +367,18 @@ def check(section: type[Section], given: Mapping[str, Any]) -> None:
 
 def valid(key: str, kind: Any, value: Any) -> Any:
     """The value as its type spells it (``sgd`` is ``SGD``). Raises UserError: one line that begins with the key."""
-    one = create_model("One", __base__=Section, value=(kind, ...))
+    one = _section_of_one(kind)
     try:
         return vars(one.model_validate({"value": value}))["value"]
     except ValidationError as error:
         field = one.model_fields["value"]
         found = error.errors(include_url=False)
         raise UserError(_line(key, Annotated[field.annotation, field], found, value)) from None
+
+
+@cache
+def _section_of_one(kind: Any) -> type[Section]:
+    return create_model("One", __base__=Section, value=(kind, ...))
 
 
 def section(name: str, kinds: Mapping[str, Any], base: type[Section] = Section) -> type[Section]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Iterable
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe.utils import plugins
@@ -138,6 +139,7 @@ def encoding_class(name: str) -> type[PositionEncoding]:
     return plugins.load("encoding", name, REGISTRY, PositionEncoding)
 
 
+@cache
 def options_of(cls: Any) -> tuple[str, ...]:
     """Names of the keyword arguments of an encoding, with those that its class hands on to the base class by ``**``."""
     parameters = inspect.signature(cls.__init__).parameters.values()
