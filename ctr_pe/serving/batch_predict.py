@@ -179,14 +179,11 @@ class RequestFile:
         Raises:
             UserError: one of these columns has null values.
         """
-        nulls: Counter[str] = Counter()
-        for group in self._groups:
-            for chunk in map(group.column, range(group.num_columns)):
-                if chunk.statistics is not None and chunk.statistics.has_null_count:
-                    nulls[chunk.path_in_schema] += chunk.statistics.null_count
+        chunks = [group.column(number) for group in self._groups for number in range(group.num_columns)]
         for name in columns:
-            if nulls[name]:
-                raise UserError(f"{self.file}: column '{name}' has null values: {nulls[name]:,} of {self.rows:,} rows")
+            known = [chunk.statistics for chunk in chunks if chunk.path_in_schema == name and chunk.statistics]
+            if nulls := sum(facts.null_count for facts in known if facts.has_null_count):
+                raise UserError(f"{self.file}: column '{name}' has null values: {nulls:,} of {self.rows:,} rows")
 
 
 def _score(

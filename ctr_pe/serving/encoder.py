@@ -25,7 +25,8 @@ from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.timeline import Codes, EncodedLog, Timeline, sorted_events
 from ctr_pe.fuxictr.feature_specs import FeatureSpecs, table_of, unseen_id
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.serving.tables import Unit, column, keys, labels, times
+from ctr_pe.serving.tables import Unit, column, labels, times
+from ctr_pe.serving.tables import ids as raw_ids
 from ctr_pe.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -127,7 +128,7 @@ class Encoder:
         def read(*wanted: str | None) -> pl.DataFrame:
             return log.select([name for name in dict.fromkeys(wanted) if name in there]).collect()
 
-        raw = keys(column(read(names.user), names.user, what), what)
+        raw = raw_ids(read(names.user), names.user, what)
         users = Index(raw.unique())
         user = _small(users.find(raw), len(users.sorted))
         del raw
@@ -144,11 +145,10 @@ class Encoder:
         columns: dict[str, Any] = {"user": user, "time": time, "order": order}
         columns |= {name + ID: values for name, values in ids.items()}
         if names.item in there and (time is not None or order is not None):
-            item = keys(column(of_items, names.item, what), what)
+            item = raw_ids(of_items, names.item, what)
             columns["tie"] = _small(Index(item.unique().sort()).find(item), len(item))
-        label = read(names.label)
         if names.label in there:
-            columns["label"] = labels(column(label, names.label, what), what)
+            columns["label"] = labels(read(names.label), names.label, what)
         given = {name: values for name, values in columns.items() if values is not None}
         events, fields = sorted_events(pl.LazyFrame(given), given).collect(), {name: name + ID for name in ids}
         listed = [events.filter(pl.col("label") == chosen) if "label" in given else events for chosen in self.chosen]
@@ -194,13 +194,23 @@ class Encoder:
         return EncodedRequests(requests.height, scalars, lists, now, SECONDS[self.columns.time_unit], counts)
 
     def one(
-        self, history: Sequence[Any], candidates: Sequence[Any], ages: Ints | None, what: str = "candidates"
+        self,
+        history: Sequence[Any],
+        candidates: Sequence[Any],
+        times: Sequence[int] | None = None,
+        now: int | None = None,
     ) -> EncodedRequests:
-        """One user's history, oldest first, its ages in seconds, and candidates; both are raw item ids."""
+        """One user's history and candidates, as :meth:`~ctr_pe.serving.scorer.Scorer.score_one` takes them."""
         if self.catalogue is None or self.other_fields:
-            raise UserError(f"{what}: this model has no catalogue of items: score requests with all their columns")
-        if ages is None and self.needs_age and len(history):
+            raise UserError("candidates: this model has no catalogue of items: score requests with all their columns")
+        if times is None and self.needs_age and len(history):
             raise UserError("times: this model's encoding reads the age of events: give the time of each")
+        if times is not None and len(times) != len(history):
+            raise UserError(f"times: {len(times)} for {len(history)} items of the history")
+        per_second, ages = SECONDS[self.columns.time_unit], None
+        if times is not None:
+            at = np.asarray(times, np.int64)
+            ages = ((now if now is not None else int(at.max(initial=0))) - at) // per_second
         past, wanted = (self.catalogue.find(self.catalogue.of(ids)) for ids in (history, candidates))
         scalars = {name: ids[wanted] for name, ids in self.item_ids.items()}
         begin, end = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(past))
@@ -212,16 +222,14 @@ class Encoder:
         counts = Counter({"requests": len(wanted), "unknown items": self._unknown(scalars)})
         of_history = {name: self.item_ids[name][past] for name in self.item_fields[:1]}
         counts["unknown history items"] = self._unknown(of_history)
-        return EncodedRequests(len(wanted), scalars, lists, None, SECONDS[self.columns.time_unit], counts)
+        return EncodedRequests(len(wanted), scalars, lists, None, per_second, counts)
 
     def _seen(
         self, requests: pl.DataFrame, events: EncodedLog, now: Ints | None, counts: Counter[str], what: str
     ) -> list[RequestHistories]:
         """Per field group, the newest events of each request's user before it."""
-        raw = keys(column(requests, self.columns.user, what), what)
-        if len(raw) and len(events.users.sorted) and raw.dtype != events.users.dtype:
-            name = self.columns.user
-            raise UserError(f"{what}: column '{name}' holds {raw.dtype}, in the history it holds {events.users.dtype}")
+        kind = events.users.dtype if len(events.users.sorted) else None
+        raw = raw_ids(requests, self.columns.user, what, kind, "in the history it holds")
         user = events.users.find(raw) if raw.dtype == events.users.dtype else np.full(len(raw), -1)
         counts["unknown users"] += int((raw.filter(pl.Series(user < 0))).n_unique())
         counts["requests of unknown users"] += int((user < 0).sum())
@@ -259,11 +267,9 @@ class Encoder:
 
     def _items(self, table: pl.DataFrame, what: str) -> dict[str, Ints]:
         """Target field -> ids (n,) of the table's items."""
-        row, item = None, self.columns.item
+        row = None
         if self.catalogue is not None:
-            raw = keys(column(table, item, what), what)
-            if len(raw) and raw.dtype != self.catalogue.dtype:
-                raise UserError(f"{what}: column '{item}' holds {raw.dtype}, the model's items {self.catalogue.dtype}")
+            raw = raw_ids(table, self.columns.item, what, self.catalogue.dtype, "the model's items")
             row = self.catalogue.find(raw) if len(raw) else np.zeros(0, np.int64)
         ids = {}
         for name in self.item_fields:
@@ -310,7 +316,8 @@ class Encoder:
         """(n,) of the column of times or of the order; times are those of one clock, with ``beside``."""
         if name is None or name not in table.columns:
             return None
-        found, unit = times(column(table, name, what), self.columns.time_unit, what), self.columns.time_unit
+        unit = self.columns.time_unit
+        found = times(table, name, unit, what)
         if len(found) and name == self.columns.time:
             low, high = int(found.min()), int(found.max())
             clock = (low, high) if beside is None else (min(low, beside), max(high, beside))

@@ -179,7 +179,7 @@ class CTRRanker:
         labelled = label in new.columns
         protocol = self.protocol or ("impressions" if labelled else "din")
         if protocol == "din" and labelled:
-            new = new.filter(tables.labels(tables.column(new, str(label), "new_events"), "new_events"))
+            new = new.filter(tables.labels(new, str(label), "new_events"))
         if self.threads:
             torch.set_num_threads(self.threads)
         training = {name: value for name, value in self._params().items() if name in OF_TRAINING}
@@ -332,13 +332,13 @@ class CTRRanker:
         from ctr_pe.evaluation import evaluate
 
         names = self._scorer.encoder.columns
-        clicked = tables.labels(tables.column(table, names.label or "label", "requests"), "requests")
+        clicked = tables.labels(table, names.label or "label", "requests")
         return evaluate(clicked, scores, tables.column(table, names.user, "requests").to_numpy())
 
     def _without_history(self, table: pl.DataFrame) -> npt.NDArray[np.bool_]:
         """(n,) the rows of users without stored events; none where no column says which row is earlier."""
         names, stored = self._scorer.encoder.columns, self._scorer.stored
-        users = tables.keys(tables.column(table, names.user, "events"), "events")
+        users = tables.ids(table, names.user, "events")
         if not {names.time, names.order} & set(table.columns):
             return np.zeros(table.height, bool)
         if stored is None or users.dtype != stored.users.dtype:
@@ -442,7 +442,7 @@ def _with_labels(events: AnyTable, y: Any, name: str | None, what: str) -> AnyTa
         raise UserError(f"y: {counted(len(column), 'label')} for {counted(table.height, 'event')}")
     if nulls := column.null_count():
         raise UserError(f"y: null values: {nulls:,} of {table.height:,} labels")
-    return table.with_columns(pl.Series(name or "label", tables.labels(column, "y")).cast(pl.Int8))
+    return table.with_columns(pl.Series(name or "label", tables.labels(column.to_frame(), "y", "y")).cast(pl.Int8))
 
 
 def newest_events(recipe: Recipe) -> pl.DataFrame:

@@ -13,12 +13,10 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
-from ctr_pe.data.logs.clock import SECONDS
 from ctr_pe.data.requests import EncodedRequests
 from ctr_pe.data.timeline import EncodedLog
 from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.request_graph import CUDAGraphs, inputs_from
-from ctr_pe.utils.errors import UserError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,24 +84,7 @@ class Scorer:
         Raises:
             UserError: the model needs times or further columns, or there are not as many times as items.
         """
-        return self.score(self.encode_one(history, candidates, times, now))
-
-    def encode_one(
-        self,
-        history: Sequence[Any],
-        candidates: Sequence[Any],
-        times: Sequence[int] | None = None,
-        now: int | None = None,
-    ) -> EncodedRequests:
-        """What :meth:`score_one` scores, with the counts of what is unknown in it."""
-        ages = None
-        if times is not None:
-            if len(times) != len(history):
-                raise UserError(f"times: {len(times)} for {len(history)} items of the history")
-            at = np.asarray(times, np.int64)
-            latest = now if now is not None else int(at.max(initial=0))
-            ages = (latest - at) // SECONDS[self.encoder.columns.time_unit]
-        return self.encoder.one(history, candidates, ages)
+        return self.score(self.encoder.one(history, candidates, times, now))
 
     @torch.inference_mode()
     def score(self, encoded: EncodedRequests, batch_size: int = BATCH) -> Scores:

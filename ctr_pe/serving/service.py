@@ -344,7 +344,7 @@ class RequestMeter:
 
 def _rank(model: WatchedModel, request: RankRequest) -> RankResponse:
     try:
-        encoded = model.scorer.encode_one(request.history, request.candidates, request.times, request.now)
+        encoded = model.scorer.encoder.one(request.history, request.candidates, request.times, request.now)
     except UserError as error:
         _wrong((), str(error))
     scores = model.scorer.score(encoded)

@@ -35,16 +35,9 @@ def lazy(table: AnyTable, what: str) -> pl.LazyFrame:
         return table.lazy()
     if isinstance(table, (str, Path)):
         return scan(Path(table))
-    kind = type(table).__module__.partition(".")[0]
     try:
-        if kind == "pandas":
-            made: object = pl.from_pandas(table)
-        elif kind == "pyarrow":
-            made = pl.from_arrow(table)
-        else:
-            made = None
-        if isinstance(made, pl.DataFrame):
-            return made.lazy()
+        if type(table).__module__.partition(".")[0] in ("pandas", "pyarrow") and hasattr(table, "columns"):
+            return pl.DataFrame(table, nan_to_null=True).lazy()
     except (TypeError, ValueError, pl.exceptions.PolarsError) as error:
         raise UserError(f"{what}: {str(error).splitlines()[0]}") from None
     found = f"{type(table).__module__}.{type(table).__qualname__}".removeprefix("builtins.")
@@ -94,6 +87,14 @@ def is_key(kind: pl.DataType) -> bool:
     return kind.is_integer() or kind in (pl.String, pl.Categorical, pl.Enum)
 
 
+def ids(table: pl.DataFrame, name: str, what: str, kind: pl.DataType | None = None, of: str = "") -> pl.Series:
+    """A column of raw ids, as :func:`keys`; if it has rows of the type ``kind``, which that of ``of`` has."""
+    values = keys(column(table, name, what), what)
+    if kind is not None and len(values) and values.dtype != kind:
+        raise UserError(f"{what}: column '{name}' holds {values.dtype}, {of} {kind}")
+    return values
+
+
 def keys(values: pl.Series, what: str) -> pl.Series:
     """Raw ids as int64 or string, the two types that a log's ids have."""
     if values.dtype.is_integer():
@@ -105,8 +106,9 @@ def keys(values: pl.Series, what: str) -> pl.Series:
     raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not integers or strings")
 
 
-def times(values: pl.Series, unit: Unit, what: str) -> Ints:
-    """(n,) integers or dates as numbers in ``unit``."""
+def times(table: pl.DataFrame, name: str, unit: Unit, what: str) -> Ints:
+    """(n,) a column of integers or dates as numbers in ``unit``."""
+    values = column(table, name, what)
     if values.dtype in (pl.Datetime, pl.Date):
         values = values.cast(pl.Datetime("ms")).dt.epoch(unit)
     elif len(values) and not values.dtype.is_integer():
@@ -121,8 +123,9 @@ def _int64(values: pl.Series, what: str) -> pl.Series:
     return found
 
 
-def labels(values: pl.Series, what: str) -> npt.NDArray[np.bool_]:
+def labels(table: pl.DataFrame, name: str, what: str) -> npt.NDArray[np.bool_]:
     """(n,) a label column of 0 and 1, or booleans."""
+    values = column(table, name, what)
     if not (values.dtype.is_numeric() or values.dtype == pl.Boolean) or not values.cast(pl.Float64).is_in([0, 1]).all():
         raise UserError(f"{what}: label column '{values.name}' holds {values.dtype}, not only 0 and 1")
     return values.cast(pl.Boolean).to_numpy()

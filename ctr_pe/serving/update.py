@@ -34,7 +34,7 @@ from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.model_folder import VOCABULARY, Vocabularies, read_json, read_model, rebuild, vocabulary_hash
 from ctr_pe.serving.scorer import Scorer
-from ctr_pe.serving.tables import column, keys, labels, lazy, newest, times
+from ctr_pe.serving.tables import column, ids, keys, labels, lazy, newest, times
 from ctr_pe.training import fit
 from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError, counted
@@ -90,9 +90,7 @@ def update(
     if not stored.height:
         stored = new.clear()
     for name in (names.user, names.item):
-        if stored[name].dtype != new[name].dtype:
-            kinds = f"holds {new[name].dtype}, in the stored histories {stored[name].dtype}"
-            raise UserError(f"new_events: column '{name}' {kinds}")
+        ids(new, name, "new_events", stored[name].dtype, "in the stored histories")
     older = stored.join(new, on=[names.user, names.item, *clock], how="anti", maintain_order="left")
     if again := stored.height - older.height:
         log.warning("%s of the stored histories are among the new ones: they count once", counted(again, "event"))
@@ -133,9 +131,9 @@ def _plain(
     table: pl.DataFrame, clock: list[str], names: ColumnNames, what: str, labelled: bool = False
 ) -> pl.DataFrame:
     """The columns of events that are read, as integers or strings; without a label all are chosen."""
-    users, items = (keys(column(table, name, what), what).alias(name) for name in (names.user, names.item))
-    at = [pl.Series(name, times(column(table, name, what), names.time_unit, what)) for name in clock]
-    label = labels(column(table, names.label or "label", what), what) if labelled else np.ones(table.height, bool)
+    users, items = (ids(table, name, what).alias(name) for name in (names.user, names.item))
+    at = [pl.Series(name, times(table, name, names.time_unit, what)) for name in clock]
+    label = labels(table, names.label or "label", what) if labelled else np.ones(table.height, bool)
     return pl.DataFrame([users, items, *at, pl.Series(CHOSEN, label.astype(np.int8))])
 
 
@@ -251,7 +249,7 @@ def with_new_items(
     encoder = scorer.encoder
     if encoder.items is None:
         raise UserError("this model has no catalogue of items: its vocabulary does not grow with events")
-    wanted = keys(column(events, encoder.columns.item, "new_events"), "new_events").alias(ITEM)
+    wanted = ids(events, encoder.columns.item, "new_events", encoder.items[ITEM].dtype, "the model's items").alias(ITEM)
     catalogue = _catalogue(encoder, wanted, items)
     seen = wanted.to_frame().join(catalogue, on=ITEM, how="left", maintain_order="left")
     maps = {}
@@ -324,9 +322,6 @@ def _catalogue(encoder: Encoder, wanted: pl.Series, items: pl.DataFrame | None) 
         changed = known.update(given, on=ITEM, include_nulls=True, maintain_order="left")
         parts = [changed, given.join(known, on=ITEM, how="anti", maintain_order="left")]
     catalogue = pl.concat(parts)
-    if wanted.dtype != catalogue[ITEM].dtype and len(wanted):
-        kinds = f"holds {wanted.dtype}, the model's items {catalogue[ITEM].dtype}"
-        raise UserError(f"new_events: column '{encoder.columns.item}' {kinds}")
     new = wanted.unique().sort().to_frame().join(catalogue, on=ITEM, how="anti", maintain_order="left")
     if new.height and len(known.columns) > 1:
         log.warning("%s without attributes: they take reserved ids", counted(new.height, "new item"))
@@ -355,10 +350,10 @@ def empty_dataset(recipe: Recipe, out: Path) -> Dataset:
         raise UserError(f"new_events: no column '{recipe.time or recipe.order or 'timestamp'}' says what is earlier")
     if recipe.attributes and recipe.demanded("attributes") and items is None:
         raise UserError(f"attributes {', '.join(recipe.attributes)}: need a table of items")
-    keys(column(events, recipe.user, "new_events"), "new_events")
-    raw = {ITEM: keys(column(events, recipe.item, "new_events"), "new_events")}
+    ids(events, recipe.user, "new_events")
+    raw = {ITEM: ids(events, recipe.item, "new_events")}
     if items is not None:
-        raw |= {name: keys(column(items, name, "items"), "items") for name in recipe.attributes or ()}
+        raw |= {name: ids(items, name, "items") for name in recipe.attributes or ()}
     maps = {name: IdMap.of(()) for name in raw}
     group = log_group(list(raw), recipe.time in events.columns)
     features = item_specs(maps, [group], recipe.max_len)
