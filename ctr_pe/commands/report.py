@@ -28,7 +28,8 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.reporting.html import Options, report
+    from ctr_pe.reporting.html import Options
+    from ctr_pe.reporting.html.content import report
 
     report(Options(args.results, args.out, args.weights, args.data_root, args.users))
     return 0

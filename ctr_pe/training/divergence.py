@@ -26,8 +26,6 @@ class Gradients(NamedTuple):
 
 
 class Step(NamedTuple):
-    """``epoch`` and ``batch`` from 1; ``gradients`` of models that keep them."""
-
     epoch: int
     batch: int
     loss: Tensor
@@ -45,7 +43,7 @@ class DivergenceDetector:
     def __init__(self, model: Any) -> None:
         self.model, self.every = model, EVERY if model.device.type == "cuda" else 1
         self.first: float | None = None  # batch's loss
-        self.constant: float | None = None  # known after an epoch
+        self.constant: float | None = None  # logloss of the click rate for every row, known after an epoch
         self.above = 0  # losses in a row, of whole epochs before this one
         self.unseen: list[Step] = []
         self._begin()
@@ -70,10 +68,10 @@ class DivergenceDetector:
             return
         steps, self.unseen = self.unseen, []
         norms = [step.gradients.norm for step in steps if step.gradients is not None]
-        values = torch.stack([*[step.loss for step in steps], *norms]).tolist()
-        if not all(map(math.isfinite, values)):
+        losses = torch.stack([*[step.loss for step in steps], *norms]).tolist()
+        if not all(map(math.isfinite, losses)):
             raise _not_finite(steps)
-        losses = values[: len(steps)]
+        del losses[len(steps) :]
         if self.first is None:
             self.first = losses.pop(0)
         self.least = min([self.least, *losses])
@@ -91,7 +89,8 @@ class DivergenceDetector:
         """After each epoch. Raises Diverged if the loss stays above that of a constant."""
         self.look()
         if self.constant is None:
-            self.constant = _entropy(distributed.average(float(self.clicks)) / distributed.average(self.rows))
+            rate = distributed.average(float(self.clicks)) / distributed.average(self.rows)
+            self.constant = -sum(part * math.log(part) for part in (rate, 1 - rate) if part > 0)
         assert self.first is not None
         again, lasting = self.above > 0 or (last and epoch == 1), self.above + self.count >= LEAST
         above = self.least > MARGIN * max(self.first, self.constant)
@@ -112,22 +111,15 @@ class DivergenceDetector:
         self.first, self.constant, self.above = state["first"], state["constant"], state["above"]
 
 
-def _entropy(rate: float) -> float:
-    """The logloss of predicting the click rate for every row."""
-    return -sum(part * math.log(part) for part in (rate, 1 - rate) if part > 0)
-
-
 def _not_finite(steps: list[Step]) -> Diverged:
     """About the first step with a number that is not finite."""
     for step in steps:
-        loss, gradients = float(step.loss), step.gradients
-        norms = {} if gradients is None else gradients.norms
-        names = [name for name, norm in norms.items() if not math.isfinite(float(norm))]
-        of = f"gradients not finite: {_some(names)}" if names else ""
-        if not math.isfinite(loss):
-            return _diverged(step.epoch, step.batch, "; ".join(filter(None, [f"the loss is {loss:g}", of])))
-        if names:
-            return _diverged(step.epoch, step.batch, of)
+        norms = step.gradients.norms if step.gradients else {}
+        names = [name for name, norm in norms.items() if not norm.isfinite()]
+        what = [] if step.loss.isfinite() else [f"the loss is {float(step.loss):g}"]
+        what += [f"gradients not finite: {_some(names)}"] if names else []
+        if what:
+            return _diverged(step.epoch, step.batch, "; ".join(what))
     raise AssertionError("no such step")
 
 
@@ -136,5 +128,4 @@ def _diverged(epoch: int, batch: int, what: str) -> Diverged:
 
 
 def _some(names: list[str]) -> str:
-    """The first names, and how many more there are."""
     return ", ".join(names[:NAMED]) + f" and {counted(len(names) - NAMED, 'other')}" * (len(names) > NAMED)

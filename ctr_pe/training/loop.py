@@ -7,7 +7,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -87,14 +87,20 @@ def fit(
         UserError: evaluation that would never happen, a monitor that is no metric or NaN at first.
     """
     training = _Training(model, batches, validation, epochs, progress, watch)
-    training.resume(checkpoint)
+    if checkpoint is not None and (state := distributed.broadcast(checkpoint.read)) is not None:
+        try:
+            training.restore(state)
+        except Exception as error:  # whatever a value of another type or shape leads to
+            why = one_line(f"{type(error).__name__}: {error}")[:100]
+            raise UserError(f"{checkpoint.file}: not the state of this training ({why}): remove it") from None
+        logging.info("Going on after epoch %d", training.epoch)
     before = sum(epoch.seconds for epoch in training.history)
     while not training.over:
         training.train_epoch()
         if checkpoint is not None:
-            random = distributed.all_gather(random_state(model.device))
+            state = training.state()
             if distributed.is_first():
-                checkpoint.write(training.state(random))
+                checkpoint.write(state)
     if validation is not None:
         if distributed.is_first():
             load(model, training.best_weights)
@@ -144,7 +150,6 @@ class _Training:
 
     @property
     def over(self) -> bool:
-        """Whether all epochs are done, or training stops early."""
         return self.epoch == self.epochs or self.stopped
 
     @property
@@ -203,10 +208,10 @@ class _Training:
         self._begin()
 
     def _metrics(self) -> dict[str, float]:
-        """On the validation rows."""
         names = [name for name in self.model.validation_metrics if name != "gAUC" or self.model.feature_map.group_id]
         names = list(dict.fromkeys([*names, *self.settings.monitor]))
-        metrics = dict(self.model.evaluate(self.validation, metrics=names))
+        found = self.model.evaluate(self.validation, metrics=names)
+        metrics = {name: float(value) for name, value in found.items()}
         self.model.train()
         self.progress({"epoch": self.epoch, "valid": metrics})
         if self.watch is not None:
@@ -227,9 +232,9 @@ class _Training:
         if not better and settings.reduce_lr_on_plateau and self.schedule is None:
             logging.info("No improvement: learning rate %g", self.model.lr_decay())
 
-    def state(self, random: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """All that the rest of the training depends on, at the end of an epoch. ``random``: of each process
-        :func:`random_state`; all else is equal."""
+    def state(self) -> dict[str, Any]:
+        """All that the rest of the training depends on, at the end of an epoch: of each process the random state, of
+        which all else is equal."""
         return {
             **{name: getattr(self, name) for name in COUNTS},
             "best": self.best,
@@ -238,21 +243,9 @@ class _Training:
             "history": [asdict(epoch) for epoch in self.history],
             "kept_weights": None if self.best is None else read_tensors(self.best_weights),
             "batches": getattr(self.batches, "epoch", None),
-            "random": random,
-            **{name: one.state_dict() for name, one in self._stateful()},
+            "random": distributed.all_gather(random_state(self.model.device)),
+            **{name: one.state_dict() for name, one in self._stateful().items()},
         }
-
-    def resume(self, checkpoint: Checkpoint | None) -> None:
-        """Go on from the checkpoint's state, if there is one."""
-        state = None if checkpoint is None else distributed.broadcast(checkpoint.read)
-        if checkpoint is None or state is None:
-            return
-        try:
-            self.restore(state)
-        except Exception as error:  # whatever a value of another type or shape leads to
-            why = one_line(f"{type(error).__name__}: {error}")[:100]
-            raise UserError(f"{checkpoint.file}: not the state of this training ({why}): remove it") from None
-        logging.info("Going on after epoch %d", self.epoch)
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
@@ -265,7 +258,7 @@ class _Training:
         if self.best is not None and distributed.is_first():
             write_tensors(state["kept_weights"], self.best_weights)
             load(self.model, self.best_weights)  # fails here rather than after all epochs
-        for name, one in self._stateful():
+        for name, one in self._stateful().items():
             one.load_state_dict(state[name])
         if state["batches"] is not None:
             self.batches.epoch = state["batches"]
@@ -274,17 +267,12 @@ class _Training:
         [random] = state["random"][distributed.rank_slice()]
         set_random_state(random, self.model.device)
 
-    def _stateful(self) -> Iterator[tuple[str, Any]]:
+    def _stateful(self) -> dict[str, Any]:
         """What keeps a state of its own."""
-        yield "model", self.model
-        yield "optimizer", self.model.optimizer
-        yield "divergence", self.divergence
-        for name, generators in generators_of(self.model):
-            yield f"random generators of {name}", generators
-        if self.schedule is not None:
-            yield "schedule", self.schedule
-        if self.average is not None:
-            yield "average", self.average
+        generators = {f"random generators of {name}": found for name, found in generators_of(self.model)}
+        found = {"model": self.model, "optimizer": self.model.optimizer, "divergence": self.divergence, **generators}
+        found |= {"schedule": self.schedule, "average": self.average}
+        return {name: one for name, one in found.items() if one is not None}
 
 
 def _monitored(monitor: Mapping[str, float], metrics: Mapping[str, float], first: bool) -> float:
@@ -294,10 +282,8 @@ def _monitored(monitor: Mapping[str, float], metrics: Mapping[str, float], first
             raise UserError(f"monitor '{name}' is not among the metrics: {nearest(name, metrics)}")
     value = monitored(monitor, metrics)
     if math.isnan(value) and first:
-        raise UserError(
-            f"monitor {monitor} is NaN on the validation data: labels of one class (in every group, for gAUC), or "
-            "scores that are not finite"
-        )
+        why = "labels of one class (in every group, for gAUC), or scores that are not finite"
+        raise UserError(f"monitor {monitor} is NaN on the validation data: {why}")
     if math.isnan(value):
         logging.warning("The monitor is NaN: no improvement.")
     return value

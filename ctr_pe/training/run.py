@@ -117,18 +117,14 @@ def _described(run: Run) -> dict[str, Any]:
     return {**run.params, **own, "protocol": run.protocol, "threads": run.threads, "gpu": run.gpu}
 
 
-def _identity(run: Run, source: DataSource) -> str:
-    """All that the state of a training depends on, but the code."""
-    facts = [_described(run), source.dataset and source.dataset.data_hash, distributed.processes()]
-    return json.dumps(facts, sort_keys=True, default=str)
-
-
 def _train(run: Run, progress: Progress | None, watch: loggers.Watch | None) -> Outcome:
     start = time.perf_counter()
     if run.threads > 0:
         torch.set_num_threads(run.threads)
     source, params = DataSource.of(run.dataset), {**run.params, "seed": run.seed}
-    identity = _identity(run, source)
+    # All that the state of a training depends on, but the code.
+    facts = [_described(run), source.dataset and source.dataset.data_hash, distributed.processes()]
+    identity = json.dumps(facts, sort_keys=True, default=str)
     run = replace(run, gpu=distributed.rank_gpu(run.gpu))
     if distributed.processes() > 1 and not hasattr(model_class(run.model), "build_encoding"):
         raise UserError(f"{model_class(run.model).__name__}: only models of ctr_pe train in several processes")
@@ -140,9 +136,8 @@ def _train(run: Run, progress: Progress | None, watch: loggers.Watch | None) -> 
         train_on, select_on = PROTOCOLS[run.protocol]
         rows = source.batches(model.feature_map, train_on, params, train=True)
         validation = source.batches(model.feature_map, [select_on], params)
-        torch.manual_seed(
-            distributed.rank_seed(run.seed + 1)
-        )  # dropout has a stream of its own, the same for every encoding
+        # Dropout has a stream of its own, the same for every encoding.
+        torch.manual_seed(distributed.rank_seed(run.seed + 1))
         checkpoint = None if run.resume is None else Checkpoint(run.resume, identity)
         epochs = int(params.get("epochs", 10))
         fitted = fit(model, rows, validation, epochs, progress=progress, watch=watch, checkpoint=checkpoint)

@@ -16,9 +16,6 @@ from ctr_pe.fuxictr.library import load_feature_map, npz_loader
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError, nearest
 
-PREFETCHED_PLANS = 2
-"""Batches whose plan is prefetched."""
-
 
 @dataclass(frozen=True)
 class DataSource:
@@ -85,7 +82,7 @@ def prefetch_plans(model: Any, batches: Any) -> Any:
     """The batches; for a model on an accelerator with its plan of each, prefetched so that no step waits for one."""
     if model.device.type == "cpu" or not hasattr(model, "planned"):
         return batches
-    return Prefetch(batches, PREFETCHED_PLANS, model.planned)
+    return Prefetch(batches, 2, model.planned)
 
 
 class Prefetch:

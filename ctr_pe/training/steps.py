@@ -19,8 +19,7 @@ def make_optimizer(model: Any, name: str, lr: float, table_optimizer: str | None
     """The optimiser ``name`` of torch for a model's parameters, with its fused step where it has one.
 
     ``table_optimizer``: embedding tables get one of their own (:mod:`ctr_pe.training.table_optimizers`). Raises
-    UserError for an
-    unknown name.
+    UserError for an unknown name.
     """
     name = valid("optimizer", OptimizerName, name)
     layers = {} if table_optimizer is None else model.embedding_layer.embedding_layers
@@ -44,18 +43,20 @@ def train_step(model: Any, batch: Mapping[str, Tensor], max_gradient_norm: float
     model.optimizer.zero_grad()
     loss = distributed.loss(model, batch)
     loss.backward()  # type: ignore[no-untyped-call]
-    clips = model.optimizer.clip if isinstance(model.optimizer, LazyTables) else clip
-    model.gradients = clips(dict(model.named_parameters()), max_gradient_norm)
+    if isinstance(model.optimizer, LazyTables):
+        model.optimizer.regularize()
+    model.gradients = clip(dict(model.named_parameters()), max_gradient_norm)
     model.optimizer.step()
     return distributed.average(loss)
 
 
 def clip(parameters: Mapping[str, Tensor], most: float) -> Gradients:
-    """torch's ``clip_grad_norm_``, which multiplies by 1 where there is nothing to clip. To know that is free on a CPU;
-    a GPU would have to be waited for."""
+    """torch's ``clip_grad_norm_``, also of sparse gradients, which multiplies by 1 where there is nothing to clip. To
+    know that is free on a CPU; a GPU would have to be waited for."""
     gradients = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-    norms = torch._foreach_norm(list(gradients.values()))
+    parts = [gradient.values() if gradient.is_sparse else gradient for gradient in gradients.values()]
+    norms = torch._foreach_norm(parts)
     norm = torch.linalg.vector_norm(torch.stack(norms))
     if norm.device.type != "cpu" or not norm + 1e-6 <= most:
-        nn.utils.clip_grads_with_norm_(parameters.values(), most, norm)
+        torch._foreach_mul_(parts, (most / (norm + 1e-6)).clamp(max=1.0))
     return Gradients(norm, dict(zip(gradients, norms, strict=True)))

@@ -8,7 +8,7 @@ V rows of a table, D their width, U rows in a batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from torch.optim import Optimizer, SparseAdam
 
 from ctr_pe.config.schema import TableOptimizer, valid
-from ctr_pe.training.divergence import Gradients
 
 
 class RowwiseAdagrad(Optimizer):
@@ -89,9 +88,8 @@ class LazyTables(Optimizer):
             optimizer.load_state_dict(state_dict[name])
 
     @torch.no_grad()
-    def clip(self, parameters: Mapping[str, Tensor], most: float) -> Gradients:
-        """Add the rows' regularisation to their gradients, then clip all gradients by their common norm, which
-        ``torch.nn.utils.clip_grad_norm_`` cannot do with sparse ones."""
+    def regularize(self) -> None:
+        """Add the rows' regularisation to their gradients."""
         for table in self.tables:
             if table.grad is not None:
                 gradient = table.grad.coalesce()
@@ -99,14 +97,5 @@ class LazyTables(Optimizer):
                 own = table[rows[0]]
                 for power, weight in self.regularizer:
                     values = values.add(own if power == 2 else own.sign(), alpha=weight)
-                table.grad = torch.sparse_coo_tensor(
-                    rows, values, table.shape, is_coalesced=True, check_invariants=False
-                )
-        found = {name: parameter.grad for name, parameter in parameters.items() if parameter.grad is not None}
-        parts = [gradient.values() if gradient.is_sparse else gradient for gradient in found.values()]
-        norms = [torch.linalg.vector_norm(part) for part in parts]
-        norm = torch.linalg.vector_norm(torch.stack(norms))
-        factor = (most / (norm + 1e-6)).clamp(max=1.0)
-        for part in parts:
-            part.mul_(factor)
-        return Gradients(norm, dict(zip(found, norms, strict=True)))
+                known = {"is_coalesced": True, "check_invariants": False}
+                table.grad = torch.sparse_coo_tensor(rows, values, table.shape, **known)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -25,9 +23,17 @@ def save(model: nn.Module, file: Path) -> None:
 
 def write_tensors(tensors: Mapping[str, Tensor], file: Path) -> None:
     """As :func:`save`, of weights by name that :func:`read_tensors` gave."""
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    _write(partial(save_file, dict(tensors)), file)
+    try:
+        with replacing(file) as part:
+            part.touch()
+            mode = part.stat().st_mode
+            save_file(dict(tensors), part)
+            part.chmod(mode)  # safetensors lets nobody else read it
+    except (OSError, SafetensorError) as error:
+        raise UserError(f"{file}: {getattr(error, 'strerror', None) or error}") from None
 
 
 def read_tensors(file: Path) -> dict[str, Tensor]:
@@ -46,7 +52,9 @@ def load(model: nn.Module, file: Path) -> None:
     Raises UserError for a file that is missing or damaged, or holds the weights of another model.
     """
     try:
-        if _is_safetensors(file):
+        with open(file, "rb") as stream:
+            is_safetensors = stream.read(9)[8:] == b"{"  # a JSON object, after its length in eight bytes
+        if is_safetensors:
             found, names = read_tensors(file), _names(model)
             by_first = {names.get(name, name): x for name, x in found.items()}
             found |= {name: by_first[first] for name, first in names.items() if first in by_first}
@@ -82,22 +90,3 @@ def _check_kinds(model: nn.Module, found: Mapping[str, Tensor]) -> None:
         there = found.get(name, x)
         if there.dtype != x.dtype and not (there.is_floating_point() and x.is_floating_point()):
             raise ValueError(f"{name} is {there.dtype}, not {x.dtype}".replace("torch.", ""))
-
-
-def _is_safetensors(file: Path) -> bool:
-    """Its header, a JSON object, follows eight bytes with the header's length."""
-    with open(file, "rb") as stream:
-        return stream.read(9)[8:] == b"{"
-
-
-def _write(write: Callable[[str], Any], file: Path) -> None:
-    from safetensors import SafetensorError
-
-    try:
-        with replacing(file) as part:
-            part.touch()
-            mode = part.stat().st_mode
-            write(str(part))
-            part.chmod(mode)  # safetensors lets nobody else read it
-    except (OSError, SafetensorError) as error:
-        raise UserError(f"{file}: {getattr(error, 'strerror', None) or error}") from None

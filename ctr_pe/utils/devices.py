@@ -36,7 +36,6 @@ def check_gpu(gpu: int) -> torch.device:
         raise UserError(f"gpu {gpu}: there is no GPU here ({option('gpu', -1)} for the CPU)")
     there = range(torch.accelerator.device_count())
     if gpu not in there:
-        raise UserError(
-            f"gpu {gpu}: there is none of this number ({option('gpu')}: {', '.join(map(str, there))}, -1: CPU)"
-        )
+        choices = f"{option('gpu')}: {', '.join(map(str, there))}, -1: CPU"
+        raise UserError(f"gpu {gpu}: there is none of this number ({choices})")
     return torch.device(kind.type, gpu)

@@ -80,10 +80,10 @@ def average(x: Number) -> Number:
     """Of a number, or of tensors of one shape, over the processes; a tensor's gradient is averaged likewise."""
     if _group is None:
         return x
-    if isinstance(x, Tensor):
-        found: Tensor = _Average.apply(x)  # type: ignore[no-untyped-call]
-        return found
-    return float(_Average.apply(torch.tensor(x, dtype=torch.float64)))  # type: ignore[no-untyped-call]
+    if not isinstance(x, Tensor):
+        return float(average(torch.tensor(x, dtype=torch.float64)))
+    found: Tensor = _Average.apply(x)  # type: ignore[no-untyped-call]
+    return found
 
 
 class _Average(torch.autograd.Function):
@@ -95,8 +95,7 @@ class _Average(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        averaged: Tensor = _Average.apply(grad)  # type: ignore[no-untyped-call]
-        return averaged
+        return average(grad)
 
 
 def all_gather(value: T) -> list[T]:
@@ -131,12 +130,12 @@ def loss(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
     Raises UserError for sparse gradients on a GPU, which cannot be averaged.
     """
     if _group is None:
-        return _Loss.of(model, batch)
+        return _loss(model, batch)
     if "_averaged" not in vars(model):
         if model.device.type != "cpu" and getattr(model.optimizer, "tables", ()):
             raise UserError("table_optimizer: several GPUs cannot average sparse gradients: leave it out, or --gpu -1")
-        averaged = DistributedDataParallel(_Loss(model), find_unused_parameters=True)
-        vars(model)["_averaged"] = averaged  # not a part of the model, which it has as a part
+        # In vars: not a part of the model, which it has as a part.
+        vars(model)["_averaged"] = DistributedDataParallel(_Loss(model), find_unused_parameters=True)
     found: Tensor = vars(model)["_averaged"](batch)
     return found
 
@@ -150,12 +149,12 @@ class _Loss(nn.Module):
         self.unused = nn.Parameter(torch.zeros(()))  # without one such torch warns that there may be none
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tensor:
-        return self.of(self.model, batch)
+        return _loss(self.model, batch)
 
-    @staticmethod
-    def of(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
-        found: Tensor = model.compute_loss(model.forward(batch), model.get_labels(batch))
-        return found
+
+def _loss(model: Any, batch: Mapping[str, Tensor]) -> Tensor:
+    found: Tensor = model.compute_loss(model.forward(batch), model.get_labels(batch))
+    return found
 
 
 @contextmanager
@@ -179,7 +178,8 @@ def process_group() -> Iterator[None]:
             logging.disable()
         yield
     except (UserError, RuntimeError) as error:
-        lost = _is_loss(error)
+        # Of a process that does not answer; gloo has no class of its own for that.
+        lost = isinstance(error, dist.DistError) or "gloo" in str(error)
         if not (lost or isinstance(error, UserError)):
             raise
         old = signal.SIG_IGN  # what torchrun sends would come between this and the line about it
@@ -199,8 +199,3 @@ def process_group() -> Iterator[None]:
 
 def _ended(signum: int, frame: FrameType | None) -> NoReturn:
     raise dist.DistNetworkError("ended by torchrun")
-
-
-def _is_loss(error: Exception) -> bool:
-    """Whether it says that another process does not answer; gloo has no class of its own for that."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error)

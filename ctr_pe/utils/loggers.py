@@ -20,10 +20,11 @@ import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
+from itertools import chain, count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.errors import UserError, nearest, one_line
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,11 +47,9 @@ class TensorBoard:
     def __init__(self, name: str, where: str) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        folder = first = Path(where or "runs") / name
-        number = 1
-        while folder.exists():  # a second run in one folder would be drawn into the first one's curves
-            number += 1
-            folder = first.with_name(f"{first.name}-{number}")
+        # A second run in one folder would be drawn into the first one's curves.
+        names = chain([name], (f"{name}-{number}" for number in count(2)))
+        folder = next(folder for one in names if not (folder := Path(where or "runs", one)).exists())
         try:
             self.writer = SummaryWriter(str(folder))
         except OSError as error:
@@ -82,17 +81,13 @@ class MLflow:
         try:
             self.client = self.mlflow.MlflowClient(where or None)
             experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME") or PROJECT
-            self.run = self.client.create_run(self._experiment(experiment), run_name=name).info.run_id
+            if (found := self.client.get_experiment_by_name(experiment)) is None:
+                with contextlib.suppress(self.mlflow.MlflowException):  # another process has just made it
+                    self.client.create_experiment(experiment)
+                found = self.client.get_experiment_by_name(experiment)
+            self.run = self.client.create_run(found.experiment_id, run_name=name).info.run_id
         except (self.mlflow.MlflowException, OSError) as error:
-            raise UserError(f"--track mlflow: {' '.join(str(error).split())}") from None
-
-    def _experiment(self, name: str) -> str:
-        found = self.client.get_experiment_by_name(name)
-        if found is None:
-            with contextlib.suppress(self.mlflow.MlflowException):  # another process has just made it
-                return str(self.client.create_experiment(name))
-            found = self.client.get_experiment_by_name(name)
-        return str(found.experiment_id)
+            raise UserError(f"--track mlflow: {one_line(str(error))}") from None
 
     def params(self, params: Mapping[str, Any]) -> None:
         make = self.mlflow.entities.Param
@@ -114,7 +109,7 @@ class WandB:
         try:
             self.run = wandb.init(project=where or PROJECT, name=name, reinit="create_new")
         except wandb.Error as error:
-            raise UserError(f"--track wandb: {' '.join(str(error).split())}") from None
+            raise UserError(f"--track wandb: {one_line(str(error))}") from None
 
     def params(self, params: Mapping[str, Any]) -> None:
         self.run.config.update({key: _plain(value) for key, value in params.items()})

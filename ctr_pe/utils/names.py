@@ -26,9 +26,8 @@ def check_new_path(what: str, path: Path) -> Path:
         UserError: it has one; ``what`` says whose it is.
     """
     if re.search(r"[\x00-\x1f\x7f\x85\u2028\u2029]", str(path)):
-        raise UserError(
-            f"{what} must be a path without line breaks and other control characters, got {shown(str(path))}"
-        )
+        rule = "a path without line breaks and other control characters"
+        raise UserError(f"{what} must be {rule}, got {shown(str(path))}")
     return path
 
 

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.metadata import EntryPoint, entry_points, packages_distributions, version
 from typing import TypeVar
 
-from ctr_pe.utils.errors import UserError, nearest, quoted
+from ctr_pe.utils.errors import UserError, nearest, one_line, quoted
 
 C = TypeVar("C")
 
@@ -95,11 +95,10 @@ def place(kind: str, name: str, built_in: Mapping[str, str]) -> str:
         return points[0].value
     if not is_dotted(name):
         raise UserError(f"{word} {quoted(name)} is unknown: {nearest(name, names(kind, built_in))}")
-    module, package = name.partition(":")[0], name.partition(":")[0].partition(".")[0]
+    module = name.partition(":")[0]
     if name not in _allowed and not any(f"{module}.".startswith(f"{given}.") for given in _allowed):
-        raise UserError(
-            f"{word} {quoted(name)} is code of a package that the command line does not name: --plugins {package}"
-        )
+        why = "is code of a package that the command line does not name"
+        raise UserError(f"{word} {quoted(name)} {why}: --plugins {module.partition('.')[0]}")
     _used[kind][name] = None
     return name
 
@@ -119,7 +118,7 @@ def load(kind: str, name: str, built_in: Mapping[str, str], base: type[C]) -> ty
     except Exception as error:
         if name in built_in:
             raise
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = one_line(f"{type(error).__name__}: {error}")
         raise UserError(f"{_WORDS[kind]} '{name}': {module} cannot be imported ({reason})") from error
     cls = getattr(found, attribute, None)
     if cls is None:
@@ -130,13 +129,6 @@ def load(kind: str, name: str, built_in: Mapping[str, str], base: type[C]) -> ty
     return cls
 
 
-@cache
-def _of_distribution(package: str) -> str:
-    """`` (my-pkg 0.3)`` of a package that was installed, else nothing."""
-    owners = packages_distributions().get(package, [])
-    return f" ({owners[0]} {version(owners[0])})" if owners else ""
-
-
 def origin(kind: str, name: str, built_in: Mapping[str, str]) -> str | None:
     """Class and package of a name, ``my_pkg.recency:Recency (my-pkg 0.3)``; None for a built-in one."""
     if name in built_in:
@@ -144,7 +136,8 @@ def origin(kind: str, name: str, built_in: Mapping[str, str]) -> str | None:
     where = place(kind, name, built_in)
     if points := registered(kind).get(name):
         return _described(points[0])
-    return where + _of_distribution(where.partition(":")[0].partition(".")[0])
+    owners = packages_distributions().get(re.split("[.:]", where)[0], [])
+    return where + (f" ({owners[0]} {version(owners[0])})" if owners else "")
 
 
 def listed(kind: str) -> dict[str, str]:

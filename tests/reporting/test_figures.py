@@ -34,7 +34,6 @@ from ctr_pe.reporting.figures.panels import (
     attention,
     merged,
     of_links,
-    panels_of,
 )
 from ctr_pe.reporting.figures.runs import Drawn, Wanted, drawn, some_requests
 from ctr_pe.reporting.figures.trial import AGES
@@ -322,7 +321,8 @@ def test_the_seeds_of_a_new_encoding_are_those_of_a_benchmark(root: Path) -> Non
     assert [one.run.seed for one in found] == [0, 1, 2, 3, 4]
     dataset, batch = found[0].dataset, some_requests(found[0].dataset, found[0].before, 100)
     assert dataset.dataset_id == "synthetic"
-    panels = merged([panels_of([("now", measure(one.before, batch, LONGEST))]) for one in found])
+    measured = [[("now", measure(one.before, batch, LONGEST))] for one in found]
+    panels = merged([[attention(moments), *of_links(moments)] for moments in measured])
     assert isinstance(panels[0], Lines)
     assert panels[0].curves[0].band is not None
     assert {panel.name for panel in panels} == {"attention", "vectors"} <= KINDS.keys()

@@ -21,14 +21,14 @@ import torch
 from ctr_pe.cli import main
 from ctr_pe.config.yaml import parse_overrides
 from ctr_pe.data.dataset import open_dataset
+from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.paired import Difference, compare
 from ctr_pe.reporting.figures.runs import Wanted, drawn
-from ctr_pe.reporting.html import Options, explorer, report
+from ctr_pe.reporting.html import Options, explorer
 from ctr_pe.reporting.html.charts import curves, length_bins
-from ctr_pe.reporting.html.content import colours, content, summary
-from ctr_pe.reporting.html.page import as_json, page
+from ctr_pe.reporting.html.content import as_json, colours, content, page, report, summary
 from ctr_pe.study.benchmark import Request, run
 from ctr_pe.study.differences import settings
 from ctr_pe.study.store import RunKey, Store
@@ -261,7 +261,7 @@ def test_the_explorers_weights_are_those_of_the_unit(made: tuple[Store, dict[str
     store, found = made
     dataset, (one,) = drawn(Wanted(["cape"], store.path, seed=0, data_root=root))
     users, rows = explorer.choose(dataset, 7)
-    batch = explorer.load(dataset, one.after, rows)
+    batch = BatchLoader(one.after.feature_map, dataset.split("test"), split="valid").batch(np.asarray(rows))
     seen: list[torch.Tensor] = []
     (unit,) = [module for module in one.after.modules() if isinstance(module, TargetAttention)]
     attend = unit.attend
@@ -285,7 +285,7 @@ def test_every_backbone_has_weights_for_every_item_of_a_history(root: Path, mode
     lengths = pl.read_parquet(dataset.split("test"))["item_history"].list.len().to_numpy()
     rows = [int(lengths.argmin()), int(lengths.argmax()), 3]
     assert lengths.max() > 20
-    batch = explorer.load(dataset, one.before, rows)
+    batch = BatchLoader(one.before.feature_map, dataset.split("test"), split="valid").batch(np.asarray(rows))
     targets, histories = explorer.named(dataset, one.before, batch)
     assert [len(history) for history in histories] == [min(20, int(lengths[row])) for row in rows]
     scores, units = explorer.look(dataset, one.before, batch)

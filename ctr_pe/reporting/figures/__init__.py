@@ -21,8 +21,9 @@ from ctr_pe.reporting.figures.panels import (
     Image,
     Lines,
     Panel,
+    attention,
     merged,
-    panels_of,
+    of_links,
 )
 from ctr_pe.reporting.figures.runs import Drawn, Wanted, drawn, some_requests
 from ctr_pe.utils.errors import UserError, counted, nearest
@@ -68,7 +69,7 @@ def picture(out: Path, wanted: Wanted, only: Sequence[str] = (), size: str = "pa
         moments = [(INITIAL if one.weights is None else BEFORE, measure(one.before, batch, longest))]
         if one.weights is not None:
             moments.append((AFTER, measure(one.after, batch, longest)))
-        by_seed.setdefault(one.pe, []).append(panels_of(moments))
+        by_seed.setdefault(one.pe, []).append([attention(moments), *of_links(moments)])
         first.setdefault(one.pe, []).append(moments[0][1])
     columns = {pe: merged(of_seeds) for pe, of_seeds in by_seed.items()}
     if only:
@@ -98,10 +99,10 @@ def _longest(group: Any, batch: Any) -> int:
 def _places(panels: Sequence[Panel], requests: int, longest: int) -> list[str]:
     """How many requests have an item at a place, and why the curves end where they do."""
     beyond = "one request in ten reaches further" if longest < LONGEST else "no further places are shown"
-    counted_ones = [panel for panel in panels if isinstance(panel, Lines) and panel.requests is not None]
-    if not counted_ones or counted_ones[0].requests is None:
+    found = [(of.curves[0].x, of.requests) for of in panels if isinstance(of, Lines) and of.requests is not None]
+    if not found:
         return [f"Shown up to {longest} items back: {beyond}."]
-    x, rows = counted_ones[0].curves[0].x, counted_ones[0].requests
+    x, rows = found[0]
     counts = ", ".join(f"{rows[index]:,} at {x[index]}" for index in dict.fromkeys([0, len(x) // 2, len(x) - 1]))
     few = f"fewer than {min(FEWEST, requests)} of {requests:,} requests reach further"
     return [
@@ -141,15 +142,14 @@ def _notes(
     for one in found:
         if one.result is not None and "gAUC" in one.result.metrics:
             scores.setdefault(one.pe, []).append(one.result.metrics["gAUC"])
-    if scores:
-        means = ", ".join(f"{pe} {mean_sd(values)[0]:.4f}" for pe, values in scores.items())
+    if means := ", ".join(f"{pe} {mean_sd(values)[0]:.4f}" for pe, values in scores.items()):
         lines.append(f"gAUC (AUC within users) on test: {means}.")
     if idle := [pe for pe, of_pe in effects.items() if pe != "none" and not any(one.visible for one in of_pe)]:
         lines.append(f"No effect {at_first}, they start as none: {', '.join(idle)}.")
     if biases := [panel for panel in panels if isinstance(panel, Lines) and panel.name == "bias"]:
         mean = any(curve.label == MEAN for panel in biases for curve in panel.curves)
-        own = "Mean: over requests, with their middle 80 %. " if mean else ""
-        lines.append(f"{own}Content-free bias: what is added to the logit if all vectors are 0.")
+        text = "Mean: over requests, with their middle 80 %. " * mean
+        lines.append(f"{text}Content-free bias: what is added to the logit if all vectors are 0.")
     if any(isinstance(panel, Lines) and panel.diagonal for panel in panels):
         lines.append("Contextual positions: a line per user; dotted: plain distance.")
     if any(isinstance(panel, Image) and panel.kind == "density" for panel in panels):

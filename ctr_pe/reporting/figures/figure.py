@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
@@ -35,16 +34,14 @@ LEAST = {"cosine": 1.0, "matrix": 0.1, "density": 1.0}
 """Where the colour scales end at the least, so that noise does not look like signal."""
 TICKS = {1: "1 s", 60: "1 min", 3600: "1 h", 86_400: "1 d", 30 * 86_400: "30 d", 365 * 86_400: "1 y"}
 
-Cell = list[Panel]
-"""What an encoding shows in a row: a panel, before and after training side by side, or nothing."""
-
 
 @dataclass(frozen=True)
 class Row:
-    """``label``: to its left; ``limits``: of y, if its panels share them; ``strip``: the number of requests below."""
+    """``cells``: an encoding's panel, those before and after training, or none; ``label``: to the left of the row;
+    ``limits``: of y, if its panels share them; ``strip``: the number of requests below."""
 
     label: str
-    cells: list[Cell]
+    cells: list[list[Panel]]
     limits: tuple[float, float] | None = None
     strip: bool = False
 
@@ -123,13 +120,13 @@ def _rows(
     def key(panel: Panel) -> tuple[str, ...]:
         return (panel.name, panel.title, panel.unit, *([] if pairs else [panel.when]))
 
-    first = {key(panel): panel for panels in reversed(columns) for panel in reversed(panels)}
     kinds = list(KINDS)
     rows = []
     for of_row in sorted(dict.fromkeys(map(key, chain(*columns))), key=lambda one: kinds.index(one[0])):
         cells = [[panel for panel in panels if key(panel) == of_row] for panels in columns]
-        panel = first[of_row]
-        parts = [panel.title, panel.unit, "" if pairs else _moment(panel), panel.y if isinstance(panel, Lines) else ""]
+        panel = next(chain(*cells))
+        when = "" if pairs else panel.when.replace(INITIAL, "")  # which the notes say
+        parts = [panel.title, panel.unit, when, panel.y if isinstance(panel, Lines) else ""]
         label = "\n".join(line for part in parts for line in textwrap.wrap(part, 24))
         cells += [[]] * (size - len(cells))
         shared = limits[panel.name] if isinstance(panel, Lines) and panel.share else None
@@ -138,35 +135,38 @@ def _rows(
     return rows
 
 
-def _moment(panel: Panel) -> str:
-    """Before or after training; the notes say it where all is as initialised."""
-    return panel.when if panel.when != INITIAL else ""
-
-
 def _limits(panels: Sequence[Panel]) -> dict[str, tuple[float, float]]:
     """By the kind of panel: limits of y in which all panels of the kind have room."""
-    found: dict[str, list[tuple[float, float]]] = defaultdict(list)
+    found: dict[str, tuple[float, float]] = {}
     for panel in panels:
         if isinstance(panel, Lines):
-            found[panel.name].append(_extent(panel))
-    return {name: (min(of)[0], max(high for _, high in of)) for name, of in found.items()}
+            (low, high), (least, most) = _extent(panel), found.get(panel.name, (math.inf, -math.inf))
+            found[panel.name] = min(low, least), max(high, most)
+    return found
 
 
 def _extent(panel: Lines) -> tuple[float, float]:
     """Limits of y: all curves and bands, and at the least what the panel wants, so that noise does not look like
     signal."""
-    values = [part for curve in panel.curves for part in (curve.y, *(curve.band or ()))]
-    if panel.diagonal:
-        values.append(np.array([max(float(curve.x[np.isfinite(curve.y)].max()) for curve in panel.curves)]))
-    low, high = min(float(np.nanmin(part)) for part in values), max(float(np.nanmax(part)) for part in values)
+    parts = [part for curve in panel.curves for part in (curve.y, *(curve.band or ()))]
+    values = np.concatenate([*parts, [_farthest(panel)] * panel.diagonal])
+    low, high = float(np.nanmin(values)), float(np.nanmax(values))
     margin = 0.04 * (high - low)
     least = panel.least or (0.0, 0.0)
     return min(low - margin, least[0]), max(high + margin, least[1])
 
 
+def _farthest(panel: Lines) -> float:
+    return max(float(curve.x[np.isfinite(curve.y)].max()) for curve in panel.curves)
+
+
 def _draw_band(part: Any, band: Band, scales: Mapping[str, Normalize]) -> None:
     grid = part.add_gridspec(len(band.heights), len(band.rows[0].cells), height_ratios=band.heights)
-    _name_columns(part, grid, band)
+    where: dict[str, Any] = {"x": 0.5, "ha": "center"} if band.rows[0].label else {"x": 0.0, "ha": "left"}
+    for column, name in enumerate(band.names):
+        axes = part.add_subplot(grid[0, column])
+        axes.axis("off")
+        axes.text(y=0.2, s=name, fontsize=TEXT, fontweight="bold", transform=axes.transAxes, **where)
     at = 1
     for row in band.rows:
         texts: set[str] = set()  # of legends: the same is not said twice in a row
@@ -189,7 +189,7 @@ def _draw_band(part: Any, band: Band, scales: Mapping[str, Normalize]) -> None:
                     axes.set_xlabel("")
                     _strip(part.add_subplot(grid[at + 1, column], sharex=axes), panel, first=column == 0)
                 if not row.label or len(cell) > 1:
-                    said = [panel.when] if row.label else [panel.title, panel.unit, _moment(panel)]
+                    said = [panel.when] if row.label else [panel.title, panel.unit, panel.when.replace(INITIAL, "")]
                     axes.set_title("\n".join(filter(None, said)), fontsize=SMALL, pad=3)
                 if not row.label and isinstance(panel, Lines):
                     axes.set_ylabel(panel.y, fontsize=SMALL)
@@ -197,29 +197,14 @@ def _draw_band(part: Any, band: Band, scales: Mapping[str, Normalize]) -> None:
                     axes.set_ylabel(row.label, fontsize=SMALL)
                 axes.tick_params(labelsize=SMALL, length=2, pad=1.5)
             if not cell:
-                _blank(part.add_subplot(grid[at, column]), row.label if column == 0 else "", column < len(band.names))
+                axes = part.add_subplot(grid[at, column], xticks=[], yticks=[])
+                axes.set_ylabel(row.label if column == 0 else "", fontsize=SMALL)
+                axes.spines[:].set_visible(False)
+                if column < len(band.names):  # the encoding has no such effect
+                    axes.text(0.5, 0.5, "–", ha="center", va="center", color="#999999", transform=axes.transAxes)
         if images:
             _colour_bar(part, images)
         at += 1 + row.strip
-
-
-def _name_columns(part: Any, grid: Any, band: Band) -> None:
-    for column, name in enumerate(band.names):
-        axes = part.add_subplot(grid[0, column])
-        axes.axis("off")
-        single = not band.rows[0].label
-        where: dict[str, Any] = {"x": 0.0, "ha": "left"} if single else {"x": 0.5, "ha": "center"}
-        axes.text(y=0.2, s=name, fontsize=TEXT, fontweight="bold", transform=axes.transAxes, **where)
-
-
-def _blank(axes: Any, label: str, known: bool) -> None:
-    """A cell without a panel: a dash where the encoding has no such effect."""
-    axes.set_xticks([])
-    axes.set_yticks([])
-    axes.spines[:].set_visible(False)
-    axes.set_ylabel(label, fontsize=SMALL)
-    if known:
-        axes.text(0.5, 0.5, "–", ha="center", va="center", color="#999999", transform=axes.transAxes)
 
 
 def _lines(axes: Any, panel: Lines, limits: tuple[float, float], texts: set[str]) -> None:
@@ -235,8 +220,8 @@ def _lines(axes: Any, panel: Lines, limits: tuple[float, float], texts: set[str]
         if curve.band is not None:
             axes.fill_between(curve.x, *curve.band, color=colour, alpha=0.2, linewidth=0)
     if panel.diagonal:
-        end = max(float(curve.x[np.isfinite(curve.y)].max()) for curve in panel.curves)
-        axes.plot([0, end], [0, end], color="#bbbbbb", linewidth=0.8, linestyle=":", zorder=0)
+        ends = [0, _farthest(panel)]
+        axes.plot(ends, ends, color="#bbbbbb", linewidth=0.8, linestyle=":", zorder=0)
     axes.set_ylim(*limits)
     if panel.ages:
         shown = dict(list(TICKS.items())[::2])
@@ -251,9 +236,8 @@ def _lines(axes: Any, panel: Lines, limits: tuple[float, float], texts: set[str]
     axes.spines[["top", "right"]].set_visible(False)
     new = {curve.label for curve in panel.curves if curve.label and curve.when != BEFORE}
     if new - texts:
-        columns = 1 + (len(new) > 4)
         style = {"fontsize": SMALL - 0.5, "frameon": False, "handlelength": 1, "labelspacing": 0.2}
-        axes.legend(ncols=columns, **style).set_in_layout(False)
+        axes.legend(ncols=1 + (len(new) > 4), **style).set_in_layout(False)
         texts |= new
 
 
@@ -285,10 +269,8 @@ def _colour_bar(part: Any, images: Sequence[tuple[Any, Any, Image]]) -> None:
 
 
 def _heat(axes: Any, panel: Image, scale: Normalize) -> Any:
-    size = len(panel.values)
-    edges = (-0.5, size - 0.5, size - 0.5, -0.5)
     if panel.kind == "matrix":
-        ends, names = [0, size - 1], ["oldest", "newest"]
+        ends, names = [0, len(panel.values) - 1], ["oldest", "newest"]
         for label, side in zip(axes.set_xticks(ends, names), ("left", "right"), strict=True):
             label.label1.set_horizontalalignment(side)
         for label, side in zip(axes.set_yticks(ends, names, rotation=90), ("top", "bottom"), strict=True):
@@ -296,7 +278,7 @@ def _heat(axes: Any, panel: Image, scale: Normalize) -> Any:
     else:
         axes.locator_params(nbins=4, integer=True)
     axes.set_xlabel("to item" if panel.kind == "matrix" else "distance", fontsize=SMALL, labelpad=1)
-    return axes.imshow(panel.values, cmap="PuOr", norm=scale, extent=edges, interpolation="nearest")
+    return axes.imshow(panel.values, cmap="PuOr", norm=scale, interpolation="nearest")
 
 
 def _rings(axes: Any, panel: Image, scale: Normalize) -> Any:

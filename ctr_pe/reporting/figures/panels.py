@@ -5,9 +5,11 @@ B requests, H heads, K offsets, k of these, A angles.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
+from operator import attrgetter
 from typing import Any, Literal
 
 import numpy as np
@@ -86,11 +88,6 @@ Moments = Sequence[tuple[str, Effects]]
 """("before training", …) and the encoding's effects then."""
 
 
-def panels_of(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Panel]:
-    """All panels of one encoding, of one run."""
-    return [attention(moments), *of_links(moments)]
-
-
 def attention(moments: Sequence[tuple[str, Sequence[Attention]]]) -> Lines:
     """Mean weight by offset, times the number of items: 1 is uniform attention, whatever the history's length."""
     curves, softmax = [], True
@@ -101,41 +98,35 @@ def attention(moments: Sequence[tuple[str, Sequence[Attention]]]) -> Lines:
             x, mean, _ = _means(weights.unsqueeze(1))
             curves.append(Curve(when, x, mean[0], unit.label, index))
     requests = (~moments[0][1][0].weights.isnan()).sum(0)[torch.from_numpy(curves[0].x)].numpy()
-    title = "attention relative to uniform" if softmax else "attention, no softmax"
-    return Lines(
-        title=title,
-        name="attention",
-        y="weight × items" if softmax else "mean weight",
-        curves=curves,
-        level=1.0 if softmax else None,
-        share=True,
-        least=(0.5, 1.5) if softmax else None,
-        requests=requests,
-    )
+    axes: dict[str, Any] = {"title": "attention, no softmax", "y": "mean weight"}
+    if softmax:
+        axes = {"title": "attention relative to uniform", "y": "weight × items", "level": 1.0, "least": (0.5, 1.5)}
+    return Lines(name="attention", curves=curves, share=True, requests=requests, **axes)
 
 
 def merged(by_seed: Sequence[Sequence[Panel]]) -> list[Panel]:
     """The panels of an encoding's runs as one run's: means over the seeds, of curves with ± one standard deviation as a
     band. A band over requests is averaged too. Phases stay those of the first seed: planes of two seeds have nothing in
     common."""
-    alike: dict[tuple[str, ...], list[Panel]] = {}
-    for panels in by_seed:
-        for panel in panels:
-            alike.setdefault((panel.name, panel.title, panel.unit, panel.when), []).append(panel)
-    return [_merge(found) for found in alike.values()]
+    return [_merge(panels) for panels in _alike(chain(*by_seed), "name", "title", "unit", "when")]
 
 
-def _merge(panels: Sequence[Panel]) -> Panel:
-    first = panels[0]
+def _alike(values: Iterable[Any], *attributes: str) -> list[list[Any]]:
+    """Those with equal attributes together."""
+    found: dict[Any, list[Any]] = {}
+    for value in values:
+        found.setdefault(attrgetter(*attributes)(value), []).append(value)
+    return list(found.values())
+
+
+def _merge(panels: Sequence[Any]) -> Panel:
+    first: Panel = panels[0]
+    if isinstance(first, Lines):
+        curves = chain.from_iterable(panel.curves for panel in panels)
+        return replace(first, curves=[_mean_curve(of) for of in _alike(curves, "when", "label", "colour")])
     if isinstance(first, Image) and first.kind != "density":
-        return replace(first, values=np.mean([one.values for one in panels if isinstance(one, Image)], axis=0))
-    if not isinstance(first, Lines):
-        return first
-    alike: dict[tuple[str, str, int], list[Curve]] = {}
-    for panel in panels:
-        for curve in panel.curves if isinstance(panel, Lines) else ():
-            alike.setdefault((curve.when, curve.label, curve.colour), []).append(curve)
-    return replace(first, curves=[_mean_curve(found) for found in alike.values()])
+        return replace(first, values=np.mean([one.values for one in panels], axis=0))
+    return first
 
 
 def _mean_curve(curves: Sequence[Curve]) -> Curve:
@@ -143,8 +134,7 @@ def _mean_curve(curves: Sequence[Curve]) -> Curve:
     bands = [curve.band for curve in curves if curve.band is not None]
     mean, band = y.mean(0), None
     if bands:
-        low, high = np.mean(bands, axis=0)
-        band = (low, high)
+        band = tuple(np.mean(bands, axis=0))
     elif len(curves) > 1 and first.when != BEFORE:
         spread = y.std(0, ddof=1)
         band = (mean - spread, mean + spread)
@@ -172,7 +162,6 @@ def of_links(moments: Sequence[tuple[str, Sequence[Attention]]]) -> list[Panel]:
 
 
 def _values(panels: Sequence[Panel]) -> list[list[Any]]:
-    """All that these panels show."""
     images = [panel.values for panel in panels if isinstance(panel, Image)]
     curves = [curve.y for panel in panels if isinstance(panel, Lines) for curve in panel.curves]
     return [values.tolist() for values in images + curves]
@@ -180,8 +169,7 @@ def _values(panels: Sequence[Panel]) -> list[list[Any]]:
 
 def _known(name: str, moments: Moments) -> list[tuple[str, Effects, Tensor]]:
     """The moments at which the encoding has the effect ``name``, and that effect."""
-    effects_of = [(when, effects, getattr(effects, name)) for when, effects in moments]
-    return [moment for moment in effects_of if moment[2] is not None]
+    return [(when, of, values) for when, of in moments if (values := getattr(of, name)) is not None]
 
 
 def _bias(moments: Moments) -> Iterator[Panel]:

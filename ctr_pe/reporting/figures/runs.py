@@ -94,7 +94,9 @@ def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
     seeds = common - {result.seed for result in lacking}
     if not seeds:
         one = min(lacking, key=lambda result: result.seed)
-        name, again = f"{one.model} {one.pe} seed {one.seed}", _command(wanted, one)
+        runs = [replace(one, pe=pe, dataset=wanted.dataset or one.dataset) for pe in wanted.encodings]
+        more = ("--keep-weights", "--out", f"{wanted.store}-weights")
+        name, again = f"{one.model} {one.pe} seed {one.seed}", benchmark_command(runs, *more, root=wanted.data_root)
         raise UserError(f"{wanted.store}: the run of {name} was stored without weights: `{again}` makes them")
     first = by_pe[0][0]
     dataset = find_dataset(wanted.dataset or first.dataset, wanted.data_root, first.protocol)
@@ -103,8 +105,7 @@ def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
     found = []
     for of_pe in by_pe:
         for result in sorted((one for one in of_pe if one.seed in seeds), key=lambda one: one.seed):
-            protocol, params = result.protocol, result.params
-            run = Run(result.model, dataset.path, result.pe, result.seed, protocol=protocol, params=params)
+            run = Run(result.model, dataset.path, result.pe, result.seed, result.protocol, result.params)
             left_out = len(of_pe) - len(seeds) if result.seed == min(seeds) else 0
             found.append(Drawn(result.pe, run, dataset, store.weights(result.key), result, left_out))
     return dataset, found
@@ -165,25 +166,16 @@ def _flag(option: str, value: object) -> str:
     return f"--{option}{'=' if option.startswith('set ') else ' '}{value}"
 
 
-def _command(wanted: Wanted, result: Result | None = None) -> str:
-    """The benchmark that makes the runs, or repeats ``result`` beside them, and keeps the weights."""
-    if result is not None:
-        runs = [replace(result, pe=pe, dataset=wanted.dataset or result.dataset) for pe in wanted.encodings]
-        out = f"{wanted.store}-weights"
-        return benchmark_command(runs, "--keep-weights", "--out", out, data_root=wanted.data_root)
-    options: dict[str, Any] = {
-        "model": wanted.model,
-        "pe": ",".join(wanted.encodings),
-        "dataset": wanted.dataset,
-        "seed": wanted.seed,
-    }
-    options |= {"repeats": 1, "data-root": wanted.data_root}
+def _command(wanted: Wanted) -> str:
+    """The benchmark that makes the runs and keeps their weights."""
+    options: dict[str, Any] = {"model": wanted.model, "pe": ",".join(wanted.encodings), "dataset": wanted.dataset}
+    options |= {"seed": wanted.seed, "repeats": 1, "data-root": wanted.data_root}
     words = [word for name, value in options.items() if value is not None for word in (f"--{name}", str(value))]
     words += [word for key, value in wanted.params.items() for word in ("--set", f"{key}={as_text(value)}")]
     return shlex.join(["ctr-pe", "benchmark", *words, "--keep-weights", "--out", str(wanted.store)])
 
 
-def benchmark_command(results: Collection[Result], *more: str, data_root: Path | None = None) -> str:
+def benchmark_command(results: Collection[Result], *more: str, root: Path | None = None) -> str:
     """``ctr-pe benchmark`` for results that differ only in encoding and seed, with ``more`` options at the end."""
     first = next(iter(results))
     seeds = [result.seed for result in results]
@@ -196,7 +188,7 @@ def benchmark_command(results: Collection[Result], *more: str, data_root: Path |
     for key, value in first.params.items():
         if key not in usual or as_text(usual[key]) != as_text(value):
             words += ["--set", f"{key}={as_text(value)}"]
-    words += [] if data_root is None else ["--data-root", str(data_root)]
+    words += [] if root is None else ["--data-root", str(root)]
     return shlex.join([*words, *more])
 
 

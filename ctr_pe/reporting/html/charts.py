@@ -90,11 +90,8 @@ def by_length(store: Store, setting: Setting) -> dict[str, Any]:
 def length_bins(lengths: Array, most: int = LENGTHS) -> list[tuple[int, int]]:
     """Smallest and largest length of each bin; they are about equally full, and rows of equal length are together."""
     edges = np.unique(np.quantile(lengths, np.linspace(0, 1, most + 1)[1:], method="inverted_cdf"))
-    bins, low = [], int(lengths.min())
-    for high in map(int, edges):
-        bins.append((int(lengths[lengths >= low].min()), high))
-        low = high + 1
-    return bins
+    below = [-1, *edges[:-1]]
+    return [(int(lengths[lengths > low].min()), int(high)) for low, high in zip(below, edges, strict=True)]
 
 
 def speed(setting: Setting, splits: Array | None) -> list[dict[str, Any]]:
@@ -103,21 +100,21 @@ def speed(setting: Setting, splits: Array | None) -> list[dict[str, Any]]:
     ``splits``: rows of train, valid and test. Rows per second: rows trained on and evaluated in the epochs, over the
     epochs' seconds. NaN where a run has no history, or without ``splits``.
     """
+    names = ("seconds", "epochs", "epoch_seconds", "rows_per_second")
     lines = []
     for pe, runs in setting.runs.items():
-        results = list(runs.values())
-        line = {"pe": pe, "parameters": results[0].parameters, "seconds": mean_sd(one.seconds for one in results)[0]}
-        ran = [_epochs(result, splits) for result in results if result.history]
-        for name in ("epochs", "epoch_seconds", "rows_per_second"):
-            line[name] = mean_sd(one[name] for one in ran if name in one)[0]
-        lines.append(line)
+        found = [_speed(result, splits) for result in runs.values()]
+        means = {name: mean_sd(one[name] for one in found if name in one)[0] for name in names}
+        lines.append({"pe": pe, "parameters": next(iter(runs.values())).parameters, **means})
     return lines
 
 
-def _epochs(result: Result, splits: Array | None) -> dict[str, float]:
-    """How many, and their speed."""
+def _speed(result: Result, splits: Array | None) -> dict[str, float]:
+    found: dict[str, float] = {"seconds": result.seconds}
+    if not result.history:
+        return found
     last, seconds = result.history[-1], sum(epoch["seconds"] for epoch in result.history)
-    found = {"epochs": last["number"], "epoch_seconds": seconds / last["number"]}
+    found |= {"epochs": last["number"], "epoch_seconds": seconds / last["number"]}
     if splits is not None and seconds:
         rows = dict(zip(("train", "valid", "test"), splits.tolist(), strict=True))
         train_on, select_on = PROTOCOLS[result.protocol]

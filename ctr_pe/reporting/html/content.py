@@ -1,20 +1,23 @@
-"""What the page says: for each table of a store its figures as plain numbers, and sentences for what is missing."""
+"""The page: for each table of a store its figures as plain numbers, and sentences for what is missing."""
 
 from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
+
+from pydantic_core import to_json
 
 import ctr_pe
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import mean_sd
 from ctr_pe.reporting.figures.runs import benchmark_command
+from ctr_pe.reporting.html import Options
 from ctr_pe.reporting.html.charts import by_length, calibration, curves, speed
 from ctr_pe.reporting.html.explorer import explorer
-from ctr_pe.reporting.html.options import Options
 from ctr_pe.study.benchmark import find_dataset, keep_rows
 from ctr_pe.study.differences import BASELINES, Setting, settings
 from ctr_pe.study.store import RunKey, Store
@@ -29,6 +32,49 @@ OTHERS = (
 )
 
 
+def report(options: Options) -> Path:
+    """Write the page; where it is.
+
+    Raises:
+        UserError: Plotly or Jinja2 is not installed, there are no results, or the page cannot be written.
+    """
+    try:
+        import jinja2  # noqa: F401
+        import plotly  # noqa: F401
+    except ImportError:
+        raise UserError("ctr-pe report needs Plotly and Jinja2: pip install 'ctr_pe[report]'") from None
+    html = page(content(options))
+    out = options.out or options.results / "report.html"
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(html, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{out}: {error.strerror}") from None
+    say(f"{out}: open it in a browser")
+    return out
+
+
+def page(content: Mapping[str, Any]) -> str:
+    """HTML. The numbers are JSON in ``<script id="content">``."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    # What is marked as HTML is a file of this package or of plotly's, or JSON without "<".
+    loader = PackageLoader("ctr_pe.reporting.html", "template")
+    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
+    style, script = (Markup(loader.get_source(environment, f"page.{of}")[0]) for of in ("css", "js"))  # nosec B704
+    numbers, plotly = Markup(as_json(content)), Markup(get_plotlyjs())  # nosec B704
+    template = environment.get_template("page.html")
+    return template.render(title=content["title"], numbers=numbers, style=style, script=script, plotly=plotly)
+
+
+def as_json(content: Any) -> str:
+    """JSON that may stand in a script element: without ``<``, and with null for what is not finite."""
+    text = to_json(content, inf_nan_mode="null").decode()
+    return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
+
+
 def content(options: Options) -> dict[str, Any]:
     """All numbers of the page.
 
@@ -41,9 +87,8 @@ def content(options: Options) -> dict[str, Any]:
         raise UserError(f"{options.results}: no results of a benchmark: `{command}` makes them")
     tables = [_table(options, store, setting) for setting in settings(store) if setting.runs]
     encodings = dict.fromkeys(pe for table in tables for pe in table["encodings"])
-    folder = options.results.resolve().name
     return {
-        "title": f"Position encodings: {folder}",
+        "title": f"Position encodings: {options.results.resolve().name}",
         "made": f"{datetime.now(UTC):%Y-%m-%d %H:%M} UTC by ctr_pe {ctr_pe.__version__}",
         "command": _command(options),
         "colours": colours(list(encodings)),
@@ -68,17 +113,17 @@ def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
     say(setting.title)
     key = setting.key
     no_data = _keep_rows(options, store, key)
-    main, *_ = make_tables(setting)
+    main = make_tables(setting)[0]
     differences = {base: setting.differences(base) for base in BASELINES}
     rows = store.about(key.data_hash)
     missing = _missing(store, setting)
     if not any(differences.values()):
         command = benchmark_command(setting.results).replace("--pe ", "--pe none,", 1)
-        sentence = f"There are no differences: `none` has not been run, or there is nothing else. `{command}` runs it."
-        missing["differences"] = sentence
+        why = "There are no differences: `none` has not been run, or there is nothing else."
+        missing["differences"] = f"{why} `{command}` runs it."
     if "lengths" not in rows and "lengths" not in missing:
-        stored = "The lengths of the histories are not stored, and the data set that has them cannot be read"
-        missing["lengths"] = f"{stored}: {no_data}."
+        why = "The lengths of the histories are not stored, and the data set that has them cannot be read"
+        missing["lengths"] = f"{why}: {no_data}."
     return {
         "title": setting.title,
         "notes": main.notes,
@@ -103,7 +148,7 @@ def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
         "missing": missing,
         "environment": _environment(setting),
         "params": {name: str(value) for name, value in setting.results[0].params.items()},
-        "command": benchmark_command(setting.results, "--out", str(options.results), data_root=options.data_root),
+        "command": benchmark_command(setting.results, "--out", str(options.results), root=options.data_root),
     }
 
 
@@ -131,16 +176,11 @@ def summary(setting: Setting) -> list[str]:
     seeds = counted(len(setting.runs[best]), "seed")
     lines = [f"The highest mean gAUC (AUC within users) is that of {best}: {gauc[best]:.4f} over {seeds}."]
     found = {pe: of["gAUC"] for pe, of in setting.differences("none").items() if not math.isnan(of["gAUC"].low)}
-    if not found:
-        return lines
-    better = [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if one.low > 0]
-    worse = [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if one.high < 0]
-    open_ = {pe: one for pe, one in found.items() if one.low <= 0 <= one.high}
     interval = "The 95 % interval of the difference to none, for other users and newly trained runs,"
-    lines += [
-        f"{interval} lies {what} zero for {_listed(of)}." for of, what in ((better, "above"), (worse, "below")) if of
-    ]
-    if open_:
+    for what, certain in ("above", lambda one: one.low > 0), ("below", lambda one: one.high < 0):
+        if of := [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if certain(one)]:
+            lines.append(f"{interval} lies {what} zero for {_listed(of)}.")
+    if open_ := {pe: one for pe, one in found.items() if one.low <= 0 <= one.high}:
         them = "it" if len(open_) == 1 else "them"
         lines.append(f"{interval} includes zero for {_listed(list(open_))}: these runs do not tell {them} from none.")
         most = max(one.detectable for one in open_.values())
@@ -150,9 +190,8 @@ def summary(setting: Setting) -> list[str]:
             f"number of seeds these users would show one of about {least:.4f}."
         )
     if len(found) > 1:
-        certain = [pe for pe, one in found.items() if one.p_holm < LEVEL]
-        small = _listed(certain) if certain else "none of them"
-        lines.append(f"Corrected for {counted(len(found), 'comparison')}, p is below {LEVEL} for {small}.")
+        small = [pe for pe, one in found.items() if one.p_holm < LEVEL] or ["none of them"]
+        lines.append(f"Corrected for {counted(len(found), 'comparison')}, p is below {LEVEL} for {_listed(small)}.")
     return [line.replace("(-", "(−") for line in lines]
 
 
@@ -179,14 +218,14 @@ def _missing(store: Store, setting: Setting) -> dict[str, str]:
 
 
 def _environment(setting: Setting) -> dict[str, str]:
-    """What the runs were made with; several values where runs differ."""
+    """Several values where runs differ."""
     results = setting.results
 
     def each(values: Sequence[object]) -> str:
         return ", ".join(dict.fromkeys(map(str, values)))
 
     names = dict.fromkeys(name for result in results for name in result.versions)
-    finished = sorted(result.finished for result in results)
+    finished = [result.finished for result in results]
     return {
         **{name: each([result.versions[name] for result in results if name in result.versions]) for name in names},
         "revision of ctr_pe": each([result.revision or "not known" for result in results]),
@@ -197,5 +236,5 @@ def _environment(setting: Setting) -> dict[str, str]:
         "protocol": setting.key.protocol,
         "hash of the hyper-parameters": setting.key.config_hash,
         "hash of the data": setting.key.data_hash,
-        "runs finished": " to ".join(dict.fromkeys([finished[0], finished[-1]])),
+        "runs finished": " to ".join(dict.fromkeys([min(finished), max(finished)])),
     }

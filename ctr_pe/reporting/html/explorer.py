@@ -10,7 +10,7 @@ import json
 import shlex
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -21,7 +21,7 @@ from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.reporting.figures.measure import Attention, measure
 from ctr_pe.reporting.figures.runs import Wanted, benchmark_command, drawn
-from ctr_pe.reporting.html.options import Options
+from ctr_pe.reporting.html import Options
 from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.study.differences import Setting
 from ctr_pe.study.store import Result, Store
@@ -29,13 +29,6 @@ from ctr_pe.utils.errors import UserError
 
 LONGEST = 100
 """Newest items of a history that are shown."""
-
-
-class Seen(NamedTuple):
-    """What a model makes of the rows: its predictions (B,), and by name what its attention units do in each row."""
-
-    scores: list[float]
-    units: dict[str, list[dict[str, Any]]]
 
 
 def explorer(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
@@ -58,10 +51,10 @@ def explorer(options: Options, store: Store, setting: Setting) -> dict[str, Any]
     if not users:
         return {"missing": f"No user of {dataset.dataset_id}'s test rows has a history, a clicked item and another."}
     model = models[found[0].pe]
-    batch = load(dataset, model, rows)
+    batch = BatchLoader(model.feature_map, dataset.split("test"), split="valid").batch(np.asarray(rows))
     targets, histories = named(dataset, model, batch)
     seen = {pe: look(dataset, model, batch) for pe, model in models.items()}
-    labels = [label for label in seen[first.pe].units if all(label in one.units for one in seen.values())]
+    labels = [label for label in seen[first.pe][1] if all(label in units for _, units in seen.values())]
     if not labels:
         return {"missing": f"No attention of {first.model} reads {dataset.groups[0].history[0]} item by item."}
 
@@ -69,11 +62,11 @@ def explorer(options: Options, store: Store, setting: Setting) -> dict[str, Any]
         return {
             "target": targets[row],
             "history": histories[row],
-            "scores": {pe: one.scores[row] for pe, one in seen.items()},
-            "units": [{pe: one.units[label][row] for pe, one in seen.items()} for label in labels],
+            "scores": {pe: scores[row] for pe, (scores, _) in seen.items()},
+            "units": [{pe: units[label][row] for pe, (_, units) in seen.items()} for label in labels],
         }
 
-    units = {pe: [one.units[label][0] for label in labels] for pe, one in seen.items()}
+    units = {pe: [of[label][0] for label in labels] for pe, (_, of) in seen.items()}
     without = [pe for pe in setting.runs if pe not in seen]
     return {
         "seed": first.seed,
@@ -104,11 +97,11 @@ def choose(dataset: Dataset, count: int) -> tuple[list[str], Sequence[int]]:
             user=pl.col(dataset.group_id),
             length=pl.col(dataset.groups[0].history[0]).list.len().cast(pl.Int64),
         )
+        .filter(pl.col("length") > 0)
         .collect()
     )
     both = (
-        rows.filter(pl.col("length") > 0)
-        .group_by("user")
+        rows.group_by("user")
         .agg(length=pl.col("length").max(), clicks=pl.col("label").sum(), rows=pl.len())
         .filter((pl.col("clicks") > 0) & (pl.col("clicks") < pl.col("rows")))
         .sort("length", "user")
@@ -116,28 +109,19 @@ def choose(dataset: Dataset, count: int) -> tuple[list[str], Sequence[int]]:
     at = np.linspace(0, max(0, len(both) - 1), min(count, len(both))).round().astype(int)
     users, found = [], []
     for user in both["user"].gather(at.tolist()):
-        own = rows.filter((pl.col("user") == user) & (pl.col("length") > 0))
-        clicked = own.filter(pl.col("label") == 1).row(-1, named=True)
-        same = (pl.col("length") - clicked["length"]).abs()
-        distance = (pl.col("row") - clicked["row"]).abs()
-        other = own.filter(pl.col("label") == 0).sort(same, distance).row(0, named=True)
+        clicked = rows.filter(user=user, label=1).row(-1, named=True)
+        nearest = [(pl.col(name) - clicked[name]).abs() for name in ("length", "row")]
+        other = rows.filter(user=user, label=0).sort(nearest).row(0, named=True)
         users.append(str(user))
         found += [clicked["row"], other["row"]]
     return users, found
 
 
-def load(dataset: Dataset, model: Any, rows: Sequence[int]) -> JaggedBatch:
-    """These test rows as one batch, in this order."""
-    return BatchLoader(model.feature_map, dataset.split("test"), split="valid").batch(np.asarray(rows))
-
-
 def _with_weights(store: Store, setting: Setting) -> list[Result]:
     """The runs of the seed at which most encodings have weights."""
     kept = [result for result in setting.results if store.weights(result.key).exists()]
-    if not kept:
-        return []
     counts = Counter(result.seed for result in kept)
-    seed = min(counts, key=lambda seed: (-counts[seed], seed))
+    seed = min(counts, key=lambda seed: (-counts[seed], seed), default=None)
     return [result for result in kept if result.seed == seed]
 
 
@@ -147,7 +131,7 @@ def _add_weights(options: Options, setting: Setting, only: Sequence[str] = ()) -
     seed = min(result.seed for result in results)
     runs = [result for result in results if result.seed == seed]
     folder = f"{options.results}-weights"
-    command = benchmark_command(runs, "--keep-weights", "--out", folder, data_root=options.data_root)
+    command = benchmark_command(runs, "--keep-weights", "--out", folder, root=options.data_root)
     again = shlex.join(["ctr-pe", "report", str(options.results), "--weights", folder])
     what = f"of {', '.join(only)} " if only else ""
     return f"The trained weights {what}were not kept. `{command}` makes them, and `{again}` shows them here."
@@ -177,13 +161,14 @@ def named(dataset: Dataset, model: Any, batch: JaggedBatch) -> tuple[list[Any], 
     return items([batch[field] for field in group.target]), histories
 
 
-def look(dataset: Dataset, model: Any, batch: JaggedBatch) -> Seen:
-    """Score the rows and record the attention units that read the history of the first field group."""
+def look(dataset: Dataset, model: Any, batch: JaggedBatch) -> tuple[list[float], dict[str, list[dict[str, Any]]]]:
+    """The model's predictions (B,), and by name what its attention units that read the history of the first field group
+    do in each row."""
     with torch.inference_mode():
         scores = model.eval()(batch)["y_pred"].view(-1).tolist()
     read = batch.lengths[dataset.groups[0].history[0]].clamp(max=model.groups[0].max_len).tolist()
     units = {unit.label: _items(unit, read) for unit in measure(model, batch, min(LONGEST, max(read)))}
-    return Seen(scores, {label: rows for label, rows in units.items() if rows is not None})
+    return scores, {label: rows for label, rows in units.items() if rows is not None}
 
 
 def _items(unit: Attention, read: Sequence[int]) -> list[dict[str, Any]] | None:
