@@ -97,5 +97,5 @@ class LazyTables(Optimizer):
                 own = table[rows[0]]
                 for power, weight in self.regularizer:
                     values = values.add(own if power == 2 else own.sign(), alpha=weight)
-                known = {"is_coalesced": True, "check_invariants": False}
+                known: dict[str, Any] = {"is_coalesced": True, "check_invariants": False}
                 table.grad = torch.sparse_coo_tensor(rows, values, table.shape, **known)

@@ -149,7 +149,7 @@ def _extent(panel: Lines) -> tuple[float, float]:
     """Limits of y: all curves and bands, and at the least what the panel wants, so that noise does not look like
     signal."""
     parts = [part for curve in panel.curves for part in (curve.y, *(curve.band or ()))]
-    values = np.concatenate([*parts, [_farthest(panel)] * panel.diagonal])
+    values = np.append(np.concatenate(parts), [_farthest(panel)] * panel.diagonal)
     low, high = float(np.nanmin(values)), float(np.nanmax(values))
     margin = 0.04 * (high - low)
     least = panel.least or (0.0, 0.0)

@@ -134,7 +134,8 @@ def _mean_curve(curves: Sequence[Curve]) -> Curve:
     bands = [curve.band for curve in curves if curve.band is not None]
     mean, band = y.mean(0), None
     if bands:
-        band = tuple(np.mean(bands, axis=0))
+        low, high = np.mean(bands, axis=0)
+        band = (low, high)
     elif len(curves) > 1 and first.when != BEFORE:
         spread = y.std(0, ddof=1)
         band = (mean - spread, mean + spread)
