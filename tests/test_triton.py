@@ -75,33 +75,33 @@ NUMBERS |= dict.fromkeys("rows H N Q L D P R T least programs table_size weight_
 CONSTANTS = {name: getattr(accelerator, name) for name in "QUERIES KEYS ROWS ENTRIES".split()}
 CONSTANTS |= {"PRECISION": "ieee"}
 OPTIONS = "GATED STEPPED DROPS AMONG SEPARATE".split()
+KERNELS = (
+    *("attention.attend", "attention.attend_backward", "bias.add_bias", "bias.add_bias_backward"),
+    *("tiles.total", "mask.keep_mask"),
+)
 
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.parametrize(("width", "places", "all_forms"), [(16, 16, True), (32, 32, False), (32, 64, True)])
-@pytest.mark.parametrize("capability", [80, 90])
 @pytest.mark.parametrize(
-    "name",
+    ("name", "width", "places", "all_forms", "capability"),
     [
-        "attention.attend",
-        "attention.attend_backward",
-        "bias.add_bias",
-        "bias.add_bias_backward",
-        "tiles.total",
-        "mask.keep_mask",
+        (name, *shape, (80, 90)[(row + column) % 2])
+        for row, name in enumerate(KERNELS)
+        for column, shape in enumerate([(16, 16, True), (32, 32, False), (32, 64, True)])
     ],
 )
 def test_they_compile_and_add_in_a_fixed_order(
     name: str,
-    capability: int,
     width: int,
     places: int,
     all_forms: bool,
+    capability: int,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """A GPU of the kind need not be there. Widths are those of the tiles or not, with all options or none."""
+    """A GPU of the kind need not be there: each shape for one kind, in turn. Widths are those of the tiles or not, with
+    all options or none."""
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
     from triton.compiler import compile as compiled

@@ -69,9 +69,13 @@ def test_kernels_give_what_torch_gives() -> None:
 
 @pytest.mark.slow
 @needs_triton
-@pytest.mark.parametrize("capability", [80, 90])
-@pytest.mark.parametrize("width", [16, 128, 256])
-@pytest.mark.parametrize("name", ["advance", "carry_back"])
+@pytest.mark.parametrize(
+    ("name", "width", "capability"),
+    [
+        *(("advance", 16, 80), ("advance", 128, 90), ("advance", 256, 80)),
+        *(("carry_back", 16, 90), ("carry_back", 128, 80), ("carry_back", 256, 90)),
+    ],
+)
 def test_kernels_compile_for_a_gpu_that_is_not_there(
     name: str, width: int, capability: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
