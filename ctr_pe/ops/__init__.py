@@ -1,9 +1,9 @@
 """Operators: what encodings and units compute in one call, by a compiled kernel where there is one, else in torch.
 
-A folder is one operator: its public function with the equation, ``reference.py``, the mathematics in torch, ``cpu.py``,
-the kernel in C, and for some ``gpu.py``, that for CUDA devices, registered with ``torch.library`` in the namespace
-``ctr_pe``. ``csrc`` and ``triton`` have the code of the kernels, ``native.py`` and ``accelerator.py`` call it. Callers
-do not know which one runs: a kernel takes what it can, the reference all others.
+A module is one operator: its public function with the equation, the mathematics in torch, and the kernels for CPU and
+CUDA devices, registered with ``torch.library`` in the namespace ``ctr_pe``; the larger ones are folders, with
+``reference.py``, ``cpu.py`` and ``gpu.py``. ``csrc`` and ``triton`` have the code of the kernels, ``native.py`` and
+``accelerator.py`` call it. Callers do not know which one runs: a kernel takes what it can, torch all others.
 """
 
 from __future__ import annotations

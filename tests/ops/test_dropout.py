@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from ctr_pe.ops import native
-from ctr_pe.ops.dropout import keep_mask, reference
+from ctr_pe.ops.dropout import in_torch, keep_mask
 from tests.support.comparing import calls, needs_kernels, threads
 from tests.support.fenced import Fenced
 
@@ -47,5 +47,5 @@ def test_no_memory_of_others_is_touched(count: int, at_end: bool) -> None:
     fence = Fenced(torch.zeros(count + 1, dtype=torch.int16), at_end)
     kept = fence.held[1:] if at_end else fence.held[:-1]
     native.call("keep_mask", seed, count, 100, kept)
-    assert torch.equal(kept, reference.keep_mask(seed, torch.Size([count]), 100))
+    assert torch.equal(kept, in_torch(seed, torch.Size([count]), 100))
     fence.protect()

@@ -10,12 +10,9 @@ from torch import Tensor
 
 from ctr_pe.ops.contextual import contextual_attention, contextual_bias
 from ctr_pe.ops.contextual import cpu as contextual
-from ctr_pe.ops.dice import cpu as of_dice
-from ctr_pe.ops.dice import dice
-from ctr_pe.ops.dropout import cpu as of_dropout
-from ctr_pe.ops.dropout import keep_mask
-from ctr_pe.ops.time_decay import cpu as time_decay
-from ctr_pe.ops.time_decay import time_decay_bias
+from ctr_pe.ops.dice import dice, dice_cpu
+from ctr_pe.ops.dropout import keep_mask, keep_mask_cpu
+from ctr_pe.ops.time_decay import time_decay_bias, time_decay_cpu
 from tests.support.comparing import needs_kernels, outcome
 
 pytestmark = needs_kernels
@@ -61,21 +58,21 @@ def detached(given: Sequence[object]) -> list[object]:
 def test_dice() -> None:
     x, factor, shift, alpha = leaf(6, 5), leaf(5), leaf(5), leaf(5)
     kept = (torch.rand(6, 5) < 0.7).short()
-    check(of_dice.dice, x, factor, shift, alpha, None, None, 1.0)
-    check(of_dice.dice, x, factor, shift, alpha, None, kept, 1.5)
-    check(of_dice.dice, x, factor.detach(), shift.detach(), alpha, x.mean(0).detach(), None, 1.0)
+    check(dice_cpu, x, factor, shift, alpha, None, None, 1.0)
+    check(dice_cpu, x, factor, shift, alpha, None, kept, 1.5)
+    check(dice_cpu, x, factor.detach(), shift.detach(), alpha, x.mean(0).detach(), None, 1.0)
     for mean in (None, x.mean(0).detach()):
         given = torch.randn(6, 5), *detached([x, factor, shift, alpha]), mean, kept, 1.5
         check(BACKWARD.dice_backward.default, *given)
 
 
 def test_dropout() -> None:
-    check(of_dropout.keep_mask, torch.tensor([5]), [3, 7], 100)
+    check(keep_mask_cpu, torch.tensor([5]), [3, 7], 100)
 
 
 def test_time_decay() -> None:
     given = leaf(H), leaf(H), leaf(32, H), *AGES, 60.0
-    check(time_decay.time_decay, *given)
+    check(time_decay_cpu, *given)
     check(BACKWARD.time_decay_backward.default, torch.randn(B, H, Q, L), *detached(given))
 
 

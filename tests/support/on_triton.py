@@ -19,9 +19,7 @@ from ctr_pe import Positions, build_pe
 from ctr_pe.ops import accelerator
 from ctr_pe.ops.contextual import contextual_attention, contextual_bias
 from ctr_pe.ops.contextual import gpu as contextual
-from ctr_pe.ops.dropout import gpu as of_dropout
-from ctr_pe.ops.dropout import keep_mask, least
-from ctr_pe.ops.dropout import reference as in_torch
+from ctr_pe.ops.dropout import in_torch, keep_mask, keep_mask_gpu, least
 from ctr_pe.units import SelfAttention, TargetAttention
 from tests.support.comparing import outcome
 
@@ -228,7 +226,7 @@ def test_open_gates_reach_whole_positions_exactly() -> None:
 def test_dropout_keeps_what_it_keeps_on_a_cpu(rate: float, count: int) -> None:
     for seed in (SEED, torch.tensor([7])):
         shape = torch.Size([count])
-        assert torch.equal(keep_mask(seed, shape, rate), in_torch.keep_mask(seed, shape, least(rate)))
+        assert torch.equal(keep_mask(seed, shape, rate), in_torch(seed, shape, least(rate)))
 
 
 @pytest.mark.skipif(DEVICE == "cuda", reason="test_gpu.py trains whole models")
@@ -303,4 +301,4 @@ def test_registration() -> None:
     logits = torch.randn(case.shape, requires_grad=True)
     given = logits, case.query.transpose(1, 2), *learned, logits.detach(), True, -1.0, 0.5
     torch.library.opcheck(contextual.contextual_bias, given, test_utils=tests)
-    torch.library.opcheck(of_dropout.keep_mask, (SEED, [3, 7], 100), test_utils=tests)
+    torch.library.opcheck(keep_mask_gpu, (SEED, [3, 7], 100), test_utils=tests)

@@ -1,4 +1,4 @@
-/* Dice, f(x) = x (alpha + (1 - alpha) sigmoid(factor x + shift)), and dropout: ops/dice/reference.py says it in torch. */
+/* Dice, f(x) = x (alpha + (1 - alpha) sigmoid(factor x + shift)), and dropout: ops/dice.py says it in torch. */
 
 typedef struct {
     int64_t rows, width;

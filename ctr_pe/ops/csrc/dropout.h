@@ -1,4 +1,4 @@
-/* Which entries dropout keeps: ops/dropout/reference.py says it in torch. Four numbers of 16 bits from each of 64, which
+/* Which entries dropout keeps: ops/dropout.py says it in torch. Four numbers of 16 bits from each of 64, which
    is a hash of the seed and its index (Steele et al. 2014, "Fast splittable pseudorandom number generators"). */
 
 typedef uint64_t Longs __attribute__((vector_size(4 * LANES)));

@@ -1,5 +1,5 @@
 /* A bias by the time between query and key, amount exp(-decay log(1 + time / unit)) + table[bucket]:
-   ops/time_decay/reference.py says it in torch. Bucket 0 holds time 0, bucket k the times of k bits. */
+   ops/time_decay.py says it in torch. Bucket 0 holds time 0, bucket k the times of k bits. */
 
 enum { BUCKETS = 32, SUMS = BUCKETS + 2 };
 

@@ -1,4 +1,4 @@
-"""Dropout's mask in Triton: the numbers of ``../dropout/reference.py``, each computed where it is needed."""
+"""Dropout's mask in Triton: the numbers of ``../dropout.py``, each computed where it is needed."""
 
 from __future__ import annotations
 
