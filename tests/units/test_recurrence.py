@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe.ops import accelerator
-from ctr_pe.ops.recurrence import gpu
-from ctr_pe.ops.recurrence.gradients import Recurrence
+from ctr_pe.ops.recurrence import Recurrence, gpu
 from ctr_pe.ops.recurrence.reference import attention_step
 from tests.support.comparing import outcome
 from tests.support.recurrences import CASES, Case
