@@ -17,13 +17,6 @@ def add_options(parser: Parser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    for name, value in facts().items():
-        print(f"{name + ':':<23} {value}")
-    return 0
-
-
-def facts() -> dict[str, str]:
-    """Versions and hardware that results and times depend on."""
     import torch
 
     from ctr_pe import ops
@@ -32,7 +25,7 @@ def facts() -> dict[str, str]:
 
     compilers = filter(None, map(shutil.which, [os.environ.get("CC") or "cc", "cc", "gcc", "clang"]))
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {
+    facts = {
         **versions(),
         "torch threads": str(torch.get_num_threads()),
         "cores": str(os.cpu_count()),
@@ -42,3 +35,6 @@ def facts() -> dict[str, str]:
         **{f"  {name}": kernel for name, kernel in ops.kernels().items()},
         "kernels on a GPU": accelerator.description(),
     }
+    for name, value in facts.items():
+        print(f"{name + ':':<23} {value}")
+    return 0

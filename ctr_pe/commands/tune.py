@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     from ctr_pe.study.tune import plan, tune
 
     params, space = overrides(args), parse_overrides(args.space, "--space")
-    how = (args.seed, args.threads, args.gpu, args.track)
-    search = plan(args.model, args.pe, args.dataset, args.data_root, params, space, *how)
+    how = {name: getattr(args, name) for name in ("seed", "threads", "gpu", "track")}
+    search = plan(args.model, args.pe, args.dataset, args.data_root, params, space, **how)
     out = args.out or Path("results") / f"tune-{args.model}-{args.pe}-{search.dataset.dataset_id}"
     return tune(search, args.trials, out, keep=keep_model)

@@ -137,7 +137,9 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             say(f"estimated time: {time} ({how}; less if training stops early)")
         trainer = stand_in or train
         if tuning.to_do:
-            runner.run_all(tuning.to_do, tuning.store, trainer, workers, figures=trials.figures)
+            # No figure on test rows, by which one could choose
+            figures = {"figures": lambda result: {"validation": trials.on_validation(result)}}
+            runner.run_all(tuning.to_do, tuning.store, trainer, workers, **figures)
             if missing := len(tuning.to_do):
                 say(f"{missing} of {len(tuning.by_cell)} trials failed; repeat the same command to try them again")
                 return 1

@@ -62,11 +62,11 @@ def settings(store: Store) -> list[Setting]:
     runs, failed = _by_setting(store.read()), _by_setting(store.failures())
     alike = Counter(setting[:3] for setting in {**runs, **failed})
     statistics = {data: user_statistics(store, data) for data in {setting[4] for setting in {**runs, **failed}}}
-    found = []
-    for name in sorted({**runs, **failed}):
-        setting = Setting("", runs.get(name, {}), statistics[name[4]], failed.get(name, {}))
-        found.append(replace(setting, title=_title(setting, alike[name[:3]] > 1)))
-    return found
+    found = {
+        name: Setting("", runs.get(name, {}), statistics[name[4]], failed.get(name, {}))
+        for name in sorted({**runs, **failed})
+    }
+    return [replace(one, title=_title(one, alike[name[:3]] > 1)) for name, one in found.items()]
 
 
 def _by_setting(results: Mapping[RunKey, Result]) -> dict[tuple[str, ...], dict[str, dict[int, Result]]]:

@@ -63,12 +63,10 @@ def panels(settings: Sequence[Setting]) -> list[list[ForestPanel]]:
     """One row of panels per setting that has differences."""
     rows = []
     for setting in settings:
-        found = {baseline: setting.differences(baseline).items() for baseline in BASELINES}
-        known = {
-            name: {pe: of["gAUC"] for pe, of in all_ if not math.isnan(of["gAUC"].value)}
-            for name, all_ in found.items()
-        }
-        rows.append([ForestPanel(setting.title, baseline, of) for baseline, of in known.items() if of])
+        found = {baseline: setting.differences(baseline) for baseline in BASELINES}
+        gauc = {base: {pe: of["gAUC"] for pe, of in all_.items()} for base, all_ in found.items()}
+        known = {base: {pe: one for pe, one in of.items() if not math.isnan(one.value)} for base, of in gauc.items()}
+        rows.append([ForestPanel(setting.title, base, of) for base, of in known.items() if of])
     return [row for row in rows if row]
 
 
@@ -78,13 +76,8 @@ def _draw(axes: Any, panel: ForestPanel) -> None:
         axes.plot([found.low, found.high], [place, place], color=OURS, linewidth=2, solid_capstyle="butt")
         axes.plot([found.value], [place], marker="s", markersize=6, color=OURS)
         interval = "" if math.isnan(found.low) else f"  [{found.low:+.4f}, {found.high:+.4f}]"
-        axes.annotate(
-            f"{found.value:+.4f}{interval}".replace("-", "−"),
-            (1.02, place),
-            xycoords=("axes fraction", "data"),
-            va="center",
-            fontsize=8,
-        )
+        text = f"{found.value:+.4f}{interval}".replace("-", "−")
+        axes.annotate(text, (1.02, place), xycoords=("axes fraction", "data"), va="center", fontsize=8)
     axes.set_yticks(range(len(panel.differences)), list(panel.differences), fontsize=9)
     axes.set_ylim(len(panel.differences) - 0.5, -0.5)
     axes.spines[["top", "right", "left"]].set_visible(False)

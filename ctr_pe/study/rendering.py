@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import math
+import re
 import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -85,32 +86,18 @@ def as_latex(tables: Iterable[Table]) -> str:
     """A table environment for each; ``\\input`` it after ``\\usepackage{booktabs}``."""
     parts = [r"% needs \usepackage{booktabs}"]
     for table in tables:
-        header, *rows = table.shown()
-        lines = [" & ".join(map(escaped, line)) + r" \\" for line in [header, *rows]]
-        parts.append(
-            "\n".join(
-                [
-                    r"\begin{table}[t]",
-                    r"\centering",
-                    rf"\caption{{{escaped(table.title)}}}",
-                    rf"\begin{{tabular}}{{l{'r' * (len(header) - 1)}}}",
-                    *[r"\toprule", lines[0], r"\midrule", *lines[1:], r"\bottomrule"],
-                    r"\end{tabular}",
-                    *[rf"\par\footnotesize {escaped(note)}" for note in table.notes],
-                    r"\end{table}",
-                ]
-            )
-        )
+        header, *rows = [" & ".join(map(escaped, line)) + r" \\" for line in table.shown()]
+        lines = [r"\begin{table}[t]", r"\centering", rf"\caption{{{escaped(table.title)}}}"]
+        lines += [rf"\begin{{tabular}}{{l{'r' * (len(table.shown()[0]) - 1)}}}", r"\toprule", header, r"\midrule"]
+        lines += [*rows, r"\bottomrule", r"\end{tabular}"]
+        lines += [rf"\par\footnotesize {escaped(note)}" for note in table.notes]
+        parts.append("\n".join([*lines, r"\end{table}"]))
     return "\n\n".join(parts) + "\n"
 
 
 def escaped(text: str) -> str:
     """Text as LaTeX shows it; a sign before a digit is a minus, not a hyphen."""
-    found = []
-    for before, sign, after in zip(" " + text, text, text[1:] + " ", strict=False):
-        minus = sign == "-" and after.isdigit() and before in " [(/"
-        found.append("$-$" if minus else LATEX.get(sign, sign))
-    return "".join(found)
+    return re.sub(r"(?<![^ \[(/])-(?=\d)", "−", text).translate(str.maketrans(LATEX))
 
 
 def texts(tables: Sequence[Table], name: str = "table") -> dict[str, str]:

@@ -94,22 +94,17 @@ class Trials:
 
 def on_validation(result: Result) -> float:
     """The monitor after the best epoch; NaN if it has a number after none."""
-    monitor, found = result.params.get("monitor", "AUC"), []
-    for epoch in result.history:
-        metrics = {name: math.nan if value is None else value for name, value in epoch["metrics"].items()}
-        found.append(monitored(monitor, metrics))
-    return max(filter(math.isfinite, found), key=lambda value: _sign(result) * value, default=math.nan)
-
-
-def figures(result: Result) -> dict[str, float]:
-    """For the line of a finished trial: no figure on test rows, by which one could choose."""
-    return {"validation": on_validation(result)}
+    good = _goodness(result)
+    return _sign(result) * good if math.isfinite(good) else math.nan
 
 
 def _goodness(result: Result) -> float:
-    """More is better."""
-    value = on_validation(result)
-    return -math.inf if math.isnan(value) else _sign(result) * value
+    """Of the best epoch, more is better; -inf if the monitor has a number after none."""
+    found = []
+    for epoch in result.history:
+        metrics = {name: math.nan if value is None else value for name, value in epoch["metrics"].items()}
+        found.append(monitored(result.params.get("monitor", "AUC"), metrics))
+    return max((_sign(result) * value for value in found if math.isfinite(value)), default=-math.inf)
 
 
 def _sign(result: Result) -> int:

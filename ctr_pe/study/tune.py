@@ -106,15 +106,12 @@ def plan(
     root: Path | None = None,
     overrides: Mapping[str, Any] | None = None,
     given: Mapping[str, Any] | None = None,
-    seed: int = 0,
-    threads: int = 1,
-    gpu: int = -1,
-    track: str | None = None,
+    **how: Any,
 ) -> Search:
     """The search of a model's packaged configuration with ``overrides``.
 
     Its space is ``position_dim`` if the encoding has one, heads and dropout rates if the model has them, as far as the
-    model can be built with them; ``given`` adds, replaces, or with None removes.
+    model can be built with them; ``given`` adds, replaces, or with None removes. ``how``: other fields of Search.
 
     Raises:
         UserError: an unknown name, an invalid value, or nothing to search.
@@ -124,15 +121,15 @@ def plan(
     refuse_own_keys("--set", overrides)
     refuse_own_keys("--space", given)
     check_encodings(pe)
-    check(ExperimentSection, {"gpu": gpu, "seed": seed})
-    check_gpu(gpu)
-    loggers.check(track)
+    check(ExperimentSection, {key: how[key] for key in ("gpu", "seed") if key in how})
+    check_gpu(how.get("gpu", -1))
+    loggers.check(how.get("track"))
     params = run_params(model, Path(dataset).name, overrides)
     check_params(model, params)
     check_names(model, given)
     if line := unread(model, [pe], overrides, overrides):
         say(f"--set: {model}: {line}")
-    search = Search(model, pe, find_dataset(dataset, root, "heldout"), params, {}, seed, threads, gpu, track)
+    search = Search(model, pe, find_dataset(dataset, root, "heldout"), params, {}, **how)
     return replace(search, space=_space(search, given))
 
 
@@ -265,9 +262,8 @@ def _report(search: Search, study: optuna.Study, out: Path) -> None:
     best = study.best_trial
     chosen, test = best.user_attrs["params"], best.user_attrs["test"]
     in_words = "  ".join(f"{name} {value:.6f}" for name, value in test.items())
-    text = (
-        f"# Trial {best.number} of {len(_finished(study))}: {best.value:.6f} on the validation rows; test: {in_words}\n"
-    )
+    count = len(_finished(study))
+    text = f"# Trial {best.number} of {count}: {best.value:.6f} on the validation rows; test: {in_words}\n"
     text += f"# python model_zoo/run_expid.py --config {out / 'best.yaml'} --expid {EXPID}\n"
     path = search.dataset.path
     own: dict[str, Any] = {"model": search.model, "dataset_id": path.name, "data_root": str(path.parent)}
@@ -282,7 +278,7 @@ def _report(search: Search, study: optuna.Study, out: Path) -> None:
             metrics = [found.get("test", {}).get(name) for name in test]
             values = [found["params"][key] for key in chosen]
             writer.writerow([trial.number, state, trial.value, found.get("epoch"), *metrics, *values])
-    print(f"best of {len(_finished(study))} trials on the validation rows: trial {best.number}, {best.value:.6f}")
+    print(f"best of {count} trials on the validation rows: trial {best.number}, {best.value:.6f}")
     print(f"test: {in_words}")
     print(" ".join(f"--set '{key}={json.dumps(value)}'" for key, value in chosen.items()))
     model = [str(_model(out, best.number).relative_to(out))] if _model(out, best.number).is_dir() else []

@@ -45,13 +45,9 @@ class RunDistances:
 
     def among(self, names: list[str], metric: str) -> Floats:
         """Between runs of these names; NaN to runs that are not kept."""
-        places = {name: place for place, name in enumerate(self.runs)}
-        found = np.full((len(names), len(names)), np.nan)
-        kept = [at for at, name in enumerate(names) if name in places]
-        at = [places[names[one]] for one in kept]
-        if kept:
-            found[np.ix_(kept, kept)] = self.distances[metric][np.ix_(at, at)]
-        return found
+        at = [self.runs.index(name) if name in self.runs else -1 for name in names]
+        kept = self.distances.get(metric, np.zeros((0, 0)))
+        return np.pad(kept, (0, 1), constant_values=np.nan)[np.ix_(at, at)]  # the last one is not kept
 
 
 @dataclass(frozen=True)
@@ -114,9 +110,8 @@ def user_statistics(store: Store, data_hash: str) -> UserStatistics:
             scores = store.scores(key)
             if scores is not None and len(scores) == len(labels):
                 values = user_values(*check_rows(labels, scores), codes, len(users.rows))
-                new[key.name] = {
-                    name: np.rint(values[name] / step).astype(kind) for name, (step, kind) in STEPS.items()
-                }
+                of_run = {name: np.rint(values[name] / step).astype(kind) for name, (step, kind) in STEPS.items()}
+                new[key.name] = of_run
     click_rate = float(about.get("click_rate", math.nan))
     found = UserStatistics(users, click_rate, {**kept.values, **new}, kept.published)
     if new:
@@ -140,6 +135,8 @@ def save(file: Path, found: UserStatistics) -> None:
 
 def _read(file: Path) -> UserStatistics:
     """Nothing, if the file is not there. Raises UserError if it cannot be read, or holds something else."""
+    from scipy.spatial.distance import squareform
+
     if not file.exists():
         return UserStatistics()
     try:
@@ -157,15 +154,8 @@ def _read(file: Path) -> UserStatistics:
                 raise ValueError(f"{name} {content[name].dtype}{list(content[name].shape)}")
         by_run = zip(*(content[metric] for metric in METRICS), strict=True) if runs else ()
         values = {name: dict(zip(METRICS, of, strict=True)) for name, of in zip(runs, by_run, strict=True)}
-        distances = {metric: _symmetric(content[f"{metric}_distances"]) for metric in METRICS if published}
+        distances = {metric: squareform(content[f"{metric}_distances"]) for metric in METRICS if published}
         return UserStatistics(users, float(content["click_rate"]), values, RunDistances(published, distances))
     except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, BadZipFile, zlib.error) as error:
-        raise UserError(
-            f"{file}: damaged ({one_line(str(error))[:100]}): bring back a whole one, or remove it"
-        ) from None
-
-
-def _symmetric(upper: npt.NDArray[Any]) -> Floats:
-    from scipy.spatial.distance import squareform
-
-    return np.asarray(squareform(upper))
+        what = f"damaged ({one_line(str(error))[:100]})"
+        raise UserError(f"{file}: {what}: bring back a whole one, or remove it") from None
