@@ -138,7 +138,7 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         trainer = stand_in or train
         if tuning.to_do:
             # No figure on test rows, by which one could choose
-            figures = {"figures": lambda result: {"validation": trials.on_validation(result)}}
+            figures: dict[str, Any] = {"figures": lambda result: {"validation": trials.on_validation(result)}}
             runner.run_all(tuning.to_do, tuning.store, trainer, workers, **figures)
             if missing := len(tuning.to_do):
                 say(f"{missing} of {len(tuning.by_cell)} trials failed; repeat the same command to try them again")
@@ -235,7 +235,7 @@ def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: S
     device = "cuda" if request.gpu >= 0 else "cpu"
     for seed in range(request.seed, request.seed + suite.seeds):
         same: dict[str, Any] = {"model": cell.model, "pe": cell.pe, "protocol": suite.protocol, "seed": seed}
-        hashes = {"config_hash": hash_of(params), "data_hash": dataset.data_hash}
+        hashes: dict[str, Any] = {"config_hash": hash_of(params), "data_hash": dataset.data_hash}
         key = RunKey(**same, **hashes, dataset=dataset.dataset_id, device=device)
         run = Run(
             **same,

@@ -97,7 +97,7 @@ def as_latex(tables: Iterable[Table]) -> str:
 
 def escaped(text: str) -> str:
     """Text as LaTeX shows it; a sign before a digit is a minus, not a hyphen."""
-    return re.sub(r"(?<![^ \[(/])-(?=\d)", "−", text).translate(str.maketrans(LATEX))
+    return re.sub(r"(?<![^ \[(/])-(?=\d)", "−", text).translate(str.maketrans({**LATEX}))
 
 
 def texts(tables: Sequence[Table], name: str = "table") -> dict[str, str]:
