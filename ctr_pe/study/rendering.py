@@ -18,7 +18,7 @@ DASH = "–"  # no number
 FAILED = "✗"  # before the number of runs that failed
 WORSE = "‡"  # after a logloss above that of a constant prediction
 GAUC = "gAUC: AUC within users."
-LATEX = {  # sign -> how LaTeX writes it
+LATEX: dict[str, str | int | None] = {  # sign -> how LaTeX writes it
     "\\": r"\textbackslash{}",
     **{sign: f"\\{sign}" for sign in "&%$#_{}"},
     "~": r"\textasciitilde{}",
@@ -97,7 +97,7 @@ def as_latex(tables: Iterable[Table]) -> str:
 
 def escaped(text: str) -> str:
     """Text as LaTeX shows it; a sign before a digit is a minus, not a hyphen."""
-    return re.sub(r"(?<![^ \[(/])-(?=\d)", "−", text).translate(str.maketrans({**LATEX}))
+    return re.sub(r"(?<![^ \[(/])-(?=\d)", "−", text).translate(str.maketrans(LATEX))
 
 
 def texts(tables: Sequence[Table], name: str = "table") -> dict[str, str]:
