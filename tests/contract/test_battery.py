@@ -15,13 +15,24 @@ from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.vectors import Vectors
 from ctr_pe.sequence.positions import Pairs, Positions
 from ctr_pe.testing import CHECKS, UNITS, UNITS_OF, check_pe, checks
-from tests.support.encoding_cases import CASES, factory
+from tests.support.encoding_cases import CASES, NAMES, factory
 
 PAIRS = [(unit, check) for check in CHECKS for unit in UNITS_OF.get(check, UNITS)]
+UNITS_FIRST = sorted(CHECKS, key=UNITS_OF.__contains__)  # checks of all units first: each variant meets each unit
+CELLS = [
+    pytest.param(
+        case, unit, check, marks=[] if case in NAMES or unit == units[(row + column) % len(units)] else pytest.mark.slow
+    )
+    for row, case in enumerate(CASES)
+    for column, check in enumerate(UNITS_FIRST)
+    for units in [UNITS_OF.get(check, UNITS)]
+    for unit in units
+]
+"""Every encoding with every check and unit; of its variants, every two of variant, check and unit together. The others
+are slow, because they are many."""
 
 
-@pytest.mark.parametrize(("unit", "check"), PAIRS)
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(("case", "unit", "check"), CELLS)
 def test_contract(case: str, unit: str, check: str) -> None:
     CHECKS[check](factory(case), unit)
 
@@ -37,6 +48,14 @@ class IsNoNumber(PositionEncoding):
 def test_no_check_ends_without_having_checked(unit: str, check: str) -> None:
     with pytest.raises(AssertionError):
         CHECKS[check](IsNoNumber, unit)
+
+
+def test_every_two_of_variant_check_and_unit_meet_in_fast_tests() -> None:
+    fast = [cell.values for cell in CELLS if not cell.marks]
+    assert {(case, check) for case, _, check in fast} == {(case, check) for case in CASES for check in CHECKS}
+    assert {(case, unit) for case, unit, _ in fast} == {(case, unit) for case in CASES for unit in UNITS}
+    assert {(unit, check) for case, unit, check in fast if case not in NAMES} == set(PAIRS)
+    assert {cell.values for cell in CELLS} == {(case, *pair) for case in CASES for pair in PAIRS}
 
 
 def test_every_check_and_every_unit_is_asked_for() -> None:
