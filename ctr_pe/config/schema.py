@@ -31,7 +31,7 @@ from pydantic.errors import PydanticUndefinedAnnotation, PydanticUserError
 from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
-from ctr_pe.evaluation.metrics import METRICS, monitor_mode
+from ctr_pe.evaluation.metrics import METRICS, is_metric, like_metric, monitor_mode
 from ctr_pe.utils import loggers
 from ctr_pe.utils.errors import UserError, explain, nearest, quoted, short, shown
 from ctr_pe.utils.names import RULE, is_name
@@ -84,11 +84,20 @@ def _one_of(names: Sequence[str], any_case: bool = False) -> AfterValidator:
     def chosen(value: str) -> str:
         found = spelling.get(value.lower() if any_case else value)
         if found is None:
-            said = f"{quoted(value)} is unknown: {nearest(value, names)}"
-            raise PydanticCustomError("unknown_name", "{said}", {"said": said})
+            raise _unknown_name(value, nearest(value, names))
         return found
 
     return AfterValidator(chosen)
+
+
+def _unknown_name(value: str, choice: str) -> PydanticCustomError:
+    return PydanticCustomError("unknown_name", "{said}", {"said": f"{quoted(value)} is unknown: {choice}"})
+
+
+def _metric(value: str) -> str:
+    if not is_metric(value):
+        raise _unknown_name(value, like_metric(value))
+    return value
 
 
 def _tracker(value: str) -> str:
@@ -133,7 +142,7 @@ OptimizerName = Annotated[str, _one_of(OPTIMIZERS, any_case=True)]
 TableOptimizer = Annotated[str, _one_of(("lazy_adam", "rowwise_adagrad"))]
 Loss = Annotated[str, _one_of(LOSSES)]
 Schedule = Annotated[str, _one_of(("constant", "linear", "cosine"))]
-Metric = Annotated[str, _one_of(METRICS)]
+Metric = Annotated[str, AfterValidator(_metric)]
 Monitor = Annotated[
     Metric | Annotated[dict[Metric, Finite], Field(min_length=1)],
     Field(description="a metric, or a weight per metric"),

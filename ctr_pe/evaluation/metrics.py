@@ -1,12 +1,28 @@
-"""gAUC, AUC and logloss, the three metrics of CTR papers, without a loop over groups.
+"""Metrics of click models under FuxiCTR's names and definitions, without a loop over groups.
 
-gAUC is the one of Deep Interest Network (Zhou et al., KDD 2018) as FuxiCTR computes it: the AUC inside each group
-(user), averaged with the group's number of rows as weight; groups with clicked rows only, or none, are left out.
+``gAUC``, ``AUC`` and ``logloss`` are those of CTR papers, and the default. gAUC is the one of Deep Interest Network
+(Zhou et al., KDD 2018): the AUC inside each group (user), averaged with the group's number of rows as weight; groups
+with clicked rows only, or none, are left out. ``avgAUC`` is the same mean with every group's weight 1.
+``binary_crossentropy`` is logloss.
+
+``MRR`` and ``NDCG@k`` (FuxiCTR's ``NDCG(k=5)``; ``NDCG()`` is that of k = 1) rank the rows of each group by score and
+are means over all groups, of which one without a clicked row counts 0. With r the ranks, from 1, of a group's p clicked
+rows:
+
+MRR      mean of 1 / r over the clicked rows
+MRR@k    the same, where a clicked row below rank k counts 0
+NDCG@k   Σ 1 / log2(1 + r) over r <= k, divided by its largest value, that of ranks 1 … p
+HR@k     hit rate, 1 if a clicked row has r <= k (FuxiCTR has none)
+
+Equal scores are ranked as in FuxiCTR: in the order of ``np.argsort``, which is not stable, reversed. It depends on the
+order of the rows and on the processor, so metrics of ranks say little about scores with many ties; gAUC, avgAUC and AUC
+count a tie one half.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -15,11 +31,33 @@ import numpy.typing as npt
 from ctr_pe.utils.errors import UserError, nearest, shown
 
 METRICS = ("gAUC", "AUC", "logloss")
-LOSSES = {"logloss"}  # less is better
+"""The default."""
+LOSSES = ("logloss", "binary_crossentropy")
+"""Metrics of which less is better."""
+NAMES = ("gAUC", "avgAUC", "AUC", *LOSSES, "MRR")
+CUT = re.compile(r"(MRR|NDCG|HR|HitRate)(?:@([1-9]\d{0,8})|\((?:k *= *)?([1-9]\d{0,8})\))|NDCG\(\)")
+"""Metrics of the first k of each group, in either spelling."""
+TINY = 1e-12
+"""What FuxiCTR adds to what it divides by."""
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+
+
+def is_metric(name: object) -> bool:
+    return name in NAMES or CUT.fullmatch(str(name)) is not None
+
+
+def like_metric(name: object) -> str:
+    """The end of the error line about an unknown metric: the nearest one, with the same k."""
+    k = re.sub(r"\D", "", str(name))[:9].lstrip("0") or "10"
+    return nearest(name, [*NAMES, *(f"{cut}@{k}" for cut in ("MRR", "NDCG", "HR"))])
+
+
+def is_grouped(name: str) -> bool:
+    """Whether the metric compares the rows of a group with each other."""
+    return name not in ("AUC", *LOSSES)
 
 
 def evaluate(
@@ -33,37 +71,72 @@ def evaluate(
     Args:
         labels: (N,) 0 or 1; a numpy array, a torch tensor or anything numpy can read.
         scores: (N,) finite; for logloss probabilities between 0 and 1.
-        group_id: (N,) integers or strings, the user of each row; only gAUC needs it.
-        metrics: any of ``gAUC``, ``AUC``, ``logloss``; the result has them in this order.
+        group_id: (N,) integers or strings, the user of each row, which all metrics but AUC and logloss need.
+        metrics: names, see :mod:`ctr_pe.evaluation.metrics`; the result has them in this order.
 
     Returns:
-        Metric name to value. AUC is NaN when all labels are equal, gAUC when that holds inside every group.
-        Ties count one half. logloss clips probabilities at float64's epsilon as scikit-learn does.
+        Metric name, as given, to value. AUC is NaN when all labels are equal, gAUC and avgAUC when that holds inside
+        every group. logloss clips probabilities at float64's epsilon as scikit-learn does.
 
     Raises:
-        UserError: unknown metric, gAUC without ``group_id``, no rows, different lengths, labels other than 0 and 1,
-            scores that are not finite, or not probabilities where logloss is asked for.
+        UserError: unknown metric, no ``group_id`` for one that needs it, no rows, different lengths, labels other than
+            0 and 1, scores that are not finite, or not probabilities where logloss is asked for.
     """
     names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     for name in names:
-        if name not in METRICS:
-            raise UserError(f"unknown metric '{name}': {nearest(name, METRICS)}")
+        if not is_metric(name):
+            raise UserError(f"unknown metric '{name}': {like_metric(name)}")
     clicked, score = check_rows(labels, scores)
+    grouped = [name for name in names if is_grouped(name)]
+    codes, count = np.zeros(len(score), np.int64), 1
+    if grouped:
+        if group_id is None:
+            raise UserError(f"{grouped[0]} needs group_id, the user of each row")
+        codes, count = group_codes(group_id, len(score))
     values: dict[str, float] = {}
-    for name in names:
-        if name == "AUC":
-            values[name] = float(group_auc(clicked, score, np.zeros(len(score), np.int64), 1)[0])
-        elif name == "logloss":
-            values[name] = float(row_loss(clicked, score).mean())
-        else:
-            if group_id is None:
-                raise UserError("gAUC needs group_id, the user of each row")
-            codes, count = group_codes(group_id, len(score))
-            auc = group_auc(clicked, score, codes, count)
-            weight = np.where(np.isnan(auc), 0, np.bincount(codes, minlength=count))
+    if {"gAUC", "avgAUC"}.intersection(names):
+        auc = group_auc(clicked, score, codes, count)
+        for name, weights in {"gAUC": np.bincount(codes, minlength=count), "avgAUC": np.ones(count)}.items():
+            weight = np.where(np.isnan(auc), 0, weights)
             total = weight.sum()
             values[name] = float(weight @ np.nan_to_num(auc) / total) if total else float("nan")
-    return values
+    if "AUC" in names:
+        values["AUC"] = float(group_auc(clicked, score, np.zeros(len(score), np.int64), 1)[0])
+    if set(LOSSES).intersection(names):
+        values |= dict.fromkeys(LOSSES, float(row_loss(clicked, score).mean()))
+    if ranked := [name for name in grouped if name not in values]:
+        values |= rank_metrics(ranked, clicked, score, codes, count)
+    return {name: values[name] for name in names}
+
+
+def rank_metrics(names: Sequence[str], clicked: Bools, scores: Floats, codes: Ints, count: int) -> dict[str, float]:
+    """MRR, MRR@k, NDCG@k and HR@k: means over the ``count`` groups, ranked size by size of group."""
+    sizes = np.bincount(codes, minlength=count)
+    rows, start = np.lexsort((codes, sizes[codes])), 0
+    totals = dict.fromkeys(names, 0.0)
+    for size, many in zip(*np.unique(sizes, return_counts=True), strict=True):
+        block = rows[start : start + size * many].reshape(many, size)
+        start += size * many
+        ranking = np.argsort(scores[block], axis=1)[:, ::-1]  # as FuxiCTR's of one group, ties included
+        hits = np.take_along_axis(clicked[block], ranking, axis=1)
+        for name in names:
+            totals[name] += float(_at_ranks(name, hits).sum())
+    return {name: total / count for name, total in totals.items()}
+
+
+def _at_ranks(name: str, hits: Bools) -> npt.NDArray[Any]:
+    """A metric of each group (G,) from whether its rows (G, n) were clicked, the highest score first."""
+    cut = CUT.fullmatch(name)
+    kind, k = (cut[1] or "NDCG", int(cut[2] or cut[3] or 1)) if cut else (name, hits.shape[1])
+    first, positives = hits[:, :k], hits.sum(1)
+    ranks = np.arange(1, first.shape[1] + 1)
+    if kind == "MRR":
+        return np.asarray(first @ (1 / ranks) / (positives + TINY))
+    if kind == "NDCG":
+        gains = 1 / np.log2(1 + ranks)
+        best = np.append(0, gains.cumsum())[np.minimum(positives, len(gains))]
+        return np.asarray(first @ gains / (best + TINY))
+    return np.asarray(first.any(1))
 
 
 def check_rows(labels: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Bools, Floats]:
@@ -150,6 +223,15 @@ def monitored(monitor: str | Mapping[str, float], metrics: Mapping[str, float]) 
     """The monitor's value: a metric, or a weighted sum of metrics."""
     weights = {monitor: 1.0} if isinstance(monitor, str) else monitor
     return sum(weight * metrics[name] for name, weight in weights.items())
+
+
+def without_groups(params: Mapping[str, Any]) -> Iterator[str]:
+    """What an experiment cannot measure without a ``group_id``, a line each; gAUC among ``metrics`` is left out."""
+    monitor = params.get("monitor", "AUC")
+    asked = {"monitor": [monitor] if isinstance(monitor, str) else [*monitor], "metrics": params.get("metrics") or []}
+    for key, names in asked.items():
+        if found := [name for name in names if is_grouped(name) and (key, name) != ("metrics", "gAUC")]:
+            yield f"{key} {found[0]} needs a group_id: the column whose rows are compared with each other"
 
 
 def _column(values: Any, name: str) -> npt.NDArray[Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property, partial
 from pathlib import Path
@@ -212,11 +211,9 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         return train_step(self, batch_data, self._max_gradient_norm)
 
     def evaluate(self, data_generator: Any, metrics: Iterable[str] | None = None) -> dict[str, float]:
-        from ctr_pe.training import score
+        from ctr_pe.training.scoring import evaluated
 
-        found = score(self, data_generator).metrics(tuple(metrics or self.validation_metrics))
-        logging.info("[Metrics] " + " - ".join(f"{name}: {value:.6f}" for name, value in found.items()))
-        return found
+        return evaluated(self, data_generator, tuple(metrics or self.validation_metrics))
 
     def predict(self, data_generator: Any) -> npt.NDArray[np.float64]:
         from ctr_pe.training import score

@@ -224,7 +224,8 @@ class CTRRanker:
         return ranked.filter(pl.col("rank") <= k).sort("row", "rank").select(*request, names.item, "score", "rank")
 
     def evaluate(self, requests: AnyTable, history: AnyTable | None = None) -> dict[str, float]:
-        """gAUC (within users), AUC and logloss of requests with a label; otherwise as ``predict_proba``."""
+        """gAUC (within users), AUC and logloss of requests with a label, and the other ``metrics`` that it was trained
+        with; otherwise as ``predict_proba``."""
         table = tables.frame(requests, "requests")
         return self._metrics(table, self._scores(table, self._events(history)))
 
@@ -330,10 +331,12 @@ class CTRRanker:
 
     def _metrics(self, table: pl.DataFrame, scores: npt.NDArray[np.float32]) -> dict[str, float]:
         from ctr_pe.evaluation import evaluate
+        from ctr_pe.evaluation.metrics import METRICS
 
         names = self._scorer.encoder.columns
         clicked = tables.labels(table, names.label or "label", "requests")
-        return evaluate(clicked, scores, tables.column(table, names.user, "requests").to_numpy())
+        metrics = dict.fromkeys([*METRICS, *self._scorer.config["params"].get("metrics", ())])
+        return evaluate(clicked, scores, tables.column(table, names.user, "requests").to_numpy(), list(metrics))
 
     def _without_history(self, table: pl.DataFrame) -> npt.NDArray[np.bool_]:
         """(n,) the rows of users without stored events; none where no column says which row is earlier."""

@@ -16,6 +16,7 @@ from ctr_pe.config.schema import ExperimentSection, check
 from ctr_pe.config.yaml import model_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.synthetic.built_in import DEFAULT, open_or_generate
+from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.models.sections import check_names, check_params, origins, unread
 from ctr_pe.pe import check_encodings
 from ctr_pe.study import estimate, runner, trials
@@ -212,8 +213,12 @@ def refuse_own_keys(option: str, params: Mapping[str, Any]) -> None:
 
 
 def run_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
-    """A model's packaged configuration with ``overrides``, without the keys that the benchmark sets itself."""
+    """A model's packaged configuration with ``overrides``, without the keys that the benchmark sets itself. Metrics
+    other than the default ones are measured beside these, which tables are made of."""
     params = model_params(model, dataset_id, overrides)
+    named = params.get("metrics")
+    if isinstance(named, list) and not {*map(str, named)} <= {*METRICS}:
+        params["metrics"] = list(dict.fromkeys([*METRICS, *named]))
     return {key: value for key, value in params.items() if key not in OWN_KEYS}
 
 

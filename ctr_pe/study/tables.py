@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -62,6 +62,7 @@ def make_tables(setting: Setting) -> list[Table]:
     identity = {name: value for name, value in key._asdict().items() if name not in ("pe", "seed")}
     to_none, to_naive = (setting.differences(baseline) for baseline in BASELINES)
     incomplete = incomplete_notes(setting.runs, setting.failed, setting.seeds)
+    others = other_metrics(setting.results)
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
     for pe in {**setting.runs, **setting.failed}:
@@ -72,10 +73,13 @@ def make_tables(setting: Setting) -> list[Table]:
             for baseline, found in zip(BASELINES, (to_none, to_naive), strict=True):
                 line |= difference_columns(metric, baseline, found[pe][metric] if pe in found else UNKNOWN)
             line[f"{metric}_published"] = printed.get(pe, {}).get(metric, math.nan)
+        line |= {key: value for name in others for key, value in mean_columns(runs, name).items()}
         lines.append({**line, "logloss_base_rate": base, "notes": " ".join([*reading, *incomplete])})
         difference = to_none[pe]["gAUC"] if pe in to_none else UNKNOWN
         seeds = seeds_cell(runs, setting.failed.get(pe, {}), len(setting.seeds))
-        cells.append({"encoding": pe + dagger, **row_cells(line, base, difference, pe in printed), "seeds": seeds})
+        cells.append(
+            {"encoding": pe + dagger, **row_cells(line, others, base, difference, pe in printed), "seeds": seeds}
+        )
     notes = [
         f"{GAUC} gAUC, AUC: higher is better; logloss: lower is better. Mean ± standard deviation over the seeds.",
         *unmeasured_notes(setting.runs),
@@ -185,17 +189,24 @@ def mean_columns(runs: Runs, metric: str) -> dict[str, float]:
     return dict(zip((f"{metric}_mean", f"{metric}_sd"), mean_sd(measured(runs, metric)), strict=True))
 
 
-def row_cells(line: Mapping[str, Any], base: float, to_none: Difference, printed: bool) -> dict[str, str | None]:
+def row_cells(
+    line: Mapping[str, Any], others: Iterable[str], base: float, to_none: Difference, printed: bool
+) -> dict[str, str | None]:
     """As text, from a line of the CSV: metrics, a logloss above that of a constant marked, difference, and figures that
     are published."""
     cells: dict[str, str | None] = {}
-    for name in METRICS:
+    for name in (*METRICS, *others):
         mean, sd = line[f"{name}_mean"], line[f"{name}_sd"]
         cells[name] = number(mean) if math.isnan(sd) else f"{mean:.4f} ± {sd:.4f}"
     if line["logloss_mean"] > base:
         cells["logloss"] = f"{cells['logloss']} {WORSE}"
     published = figures(line, "published") if printed else None
     return {**cells, **difference_cells("none", to_none), "CAPE paper†": published}
+
+
+def other_metrics(results: Iterable[Result]) -> list[str]:
+    """Those that runs have beside the default ones, such as NDCG@5."""
+    return list(dict.fromkeys(name for run in results for name in run.metrics if name not in METRICS))
 
 
 def difference_columns(metric: str, baseline: str, found: Difference) -> dict[str, float]:
@@ -290,6 +301,7 @@ def _suite_tables(
     changed = changes(statistics, runs)
     comparable = original(dataset) == dataset  # generated content is not that of the published figures
     columns = [key for key in varied if 2 * sum(key in cell.shown for cell in runs) >= len(runs)]
+    others = other_metrics(result for of_cell in runs.values() for result in of_cell.values())
     lines: list[dict[str, Any]] = []
     cells: list[dict[str, str | None]] = []
     for cell, of_cell in runs.items():
@@ -303,6 +315,7 @@ def _suite_tables(
             line |= mean_columns(of_cell, metric)
             off = line[f"{metric}_mean"] - figure if comparable else math.nan
             line |= {f"{metric}_published": figure, f"{metric}_off": off}
+        line |= {key: value for name in others for key, value in mean_columns(of_cell, name).items()}
         difference = differences.get(cell, UNKNOWN)
         line |= difference_columns("gAUC", "none", difference)
         lines.append(line | difference_columns("gAUC", "default", changed.get(cell, UNKNOWN)))
@@ -312,7 +325,7 @@ def _suite_tables(
                 **{key: str(values[key]) if key in values else None for key in columns},
                 "encoding": cell.pe + dagger,
                 "varied": " ".join(f"{key}={value}" for key, value in values.items() if key not in columns) or None,
-                **row_cells(line, base, difference, bool(printed)),
+                **row_cells(line, others, base, difference, bool(printed)),
                 "ours − paper": figures(line, "off", "+.4f") if printed and comparable else None,
                 "seeds": seeds_cell(of_cell, failed[cell], seeds),
             }

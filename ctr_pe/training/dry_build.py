@@ -20,6 +20,7 @@ from ctr_pe.data.dataset import read_report
 from ctr_pe.data.published.sets import SETS, original
 from ctr_pe.data.root import REPORT
 from ctr_pe.data.synthetic.built_in import BUILT_IN
+from ctr_pe.evaluation.metrics import without_groups
 from ctr_pe.fuxictr.csv import feature_specs
 from ctr_pe.fuxictr.feature_specs import FEATURES, age_spec, history_spec, read_feature_map, target_spec
 from ctr_pe.fuxictr.library import small_feature_map
@@ -68,10 +69,8 @@ def _model_problems(cls: Any, params: dict[str, Any], root: Path) -> Iterator[st
     for name, key in missing.items():
         yield f"{key}: no feature {quoted(name)} in data set '{params.get('dataset_id')}': {nearest(name, specs)}"
     complete |= {name: {"type": "meta"} for name in missing if name not in complete}
-    monitor = params.get("monitor", "AUC")
-    group_id = params.get("group_id") or own_id
-    if specs and "gAUC" in (monitor if isinstance(monitor, dict) else [monitor]) and not group_id:
-        yield "monitor gAUC needs a group_id: the column whose rows are compared with each other"
+    if specs and not (params.get("group_id") or own_id):
+        yield from without_groups(params)
     try:
         feature_map = small_feature_map(str(params.get("dataset_id")), complete, params)
         check_other_model(cls, feature_map, params)

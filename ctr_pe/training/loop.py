@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,10 +18,11 @@ from torch import Tensor
 from tqdm import tqdm
 
 from ctr_pe.evaluation.metrics import monitor_mode, monitored
-from ctr_pe.fuxictr.library import training_settings
+from ctr_pe.fuxictr.library import base_model, training_settings
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
 from ctr_pe.training.divergence import DivergenceDetector
 from ctr_pe.training.schedule import MovingAverage, schedule
+from ctr_pe.training.scoring import evaluated
 from ctr_pe.training.source import prefetch_plans
 from ctr_pe.training.weights import SUFFIX, load, read_tensors, save, write_tensors
 from ctr_pe.utils import distributed
@@ -210,7 +212,10 @@ class _Training:
     def _metrics(self) -> dict[str, float]:
         names = [name for name in self.model.validation_metrics if name != "gAUC" or self.model.feature_map.group_id]
         names = list(dict.fromkeys([*names, *self.settings.monitor]))
-        found = self.model.evaluate(self.validation, metrics=names)
+        evaluate = self.model.evaluate
+        if getattr(evaluate, "__func__", None) is vars(base_model())["evaluate"]:  # FuxiCTR's knows fewer names
+            evaluate = partial(evaluated, self.model)
+        found = evaluate(self.validation, metrics=names)
         metrics = {name: float(value) for name, value in found.items()}
         self.model.train()
         self.progress({"epoch": self.epoch, "valid": metrics})

@@ -20,6 +20,7 @@ import torch
 from ctr_pe.config.field_groups import field_value, group_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.evaluation import evaluate
+from ctr_pe.evaluation.metrics import without_groups
 from ctr_pe.models.sections import check_other_model, model_class, prefixes
 from ctr_pe.training.checkpoint import Checkpoint
 from ctr_pe.training.deterministic import deterministic
@@ -173,6 +174,8 @@ def build_model(run: Run, data: Dataset | DataSource, folder: str | Path) -> Any
     """
     source, cls = DataSource.of(data), model_class(run.model)
     feature_map = source.feature_map({"embedding_dim": 64, **run.params})
+    if not feature_map.group_id and (problem := next(without_groups(run.params), None)):
+        raise UserError(problem)
     params: dict[str, Any] = {"model_id": _name(run), **run.params}
     params |= {"gpu": run.gpu, "model_root": folder, "position_encoding": run.pe}
     named = all(field_value(params, key, prefixes(cls)) for key in ("target_field", "sequence_field"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain, zip_longest
@@ -49,6 +50,13 @@ def score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Scored:
         raise UserError("no rows to evaluate")
     labels, scores, groups = zip(*own, strict=True)
     return Scored(np.concatenate(labels), np.concatenate(scores), None if groups[0] is None else np.concatenate(groups))
+
+
+def evaluated(model: Any, batches: Iterable[Mapping[str, Tensor]], metrics: Sequence[str]) -> dict[str, float]:
+    """Metrics of all rows, which are logged."""
+    found = score(model, batches).metrics(metrics)
+    logging.info("[Metrics] %s", " - ".join(f"{name}: {value:.6f}" for name, value in found.items()))
+    return found
 
 
 def _scored(model: Any, batch: Mapping[str, Tensor]) -> Scored:

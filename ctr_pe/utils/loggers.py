@@ -6,7 +6,8 @@ MLflow, a project of W&B. What is told:
 - parameters of the run;
 - ``train/loss`` and ``train/<name>`` of each loss with a name, means over the steps since the last report, about every
   1 % of an epoch; ``learning_rate``; ``rows_per_second`` of training;
-- ``valid/<metric>`` and ``epoch`` after each evaluation; ``test/<metric>`` at the end.
+- ``valid/<metric>`` and ``epoch`` after each evaluation; ``test/<metric>`` at the end; NDCG@5 as NDCG_5, as MLflow
+  takes no other characters.
 
 The step of a value counts training steps. A tracker of one's own has the methods of :class:`Tracker`.
 """
@@ -17,6 +18,7 @@ import contextlib
 import importlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
@@ -199,7 +201,8 @@ class Watch:
 
     def evaluated(self, split: str, metrics: Mapping[str, float], **more: float) -> None:
         """After an evaluation, whose time is not training's."""
-        self.tracker.metrics({f"{split}/{name}": value for name, value in metrics.items()} | more, self.steps)
+        told = {re.sub(r"\W+", "_", name).strip("_"): value for name, value in metrics.items()}
+        self.tracker.metrics({f"{split}/{name}": value for name, value in told.items()} | more, self.steps)
         self._begin()
 
 

@@ -146,6 +146,8 @@ def test_gauc_needs_groups(tmp_path: Path) -> None:
     given = {"feature_cols": columns, "data_format": "csv", "target_field": "item_id", "sequence_field": "clicks"}
     (found,) = of_model(tmp_path, tmp_path, **given, monitor={"gAUC": 1, "AUC": 1})
     assert "needs a group_id" in found
+    (found,) = of_model(tmp_path, tmp_path, **given, metrics=["gAUC", "AUC", "NDCG(k=5)"], monitor="AUC")
+    assert "metrics NDCG(k=5) needs a group_id" in found
     assert of_model(tmp_path, tmp_path, **given) == []
 
 

@@ -43,6 +43,44 @@ def test_equal_to_fuxictr(seed: int) -> None:
         assert found[name] == pytest.approx(value, rel=0, abs=1e-12)
 
 
+RANKED = ["MRR", "NDCG(k=1)", "NDCG(k=5)", "NDCG(k=1000)", "NDCG(3)", "NDCG()"]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_every_metric_is_fuxictrs(seed: int) -> None:
+    """Also in ties, in groups of one row or one class, and in one group larger than all others together."""
+    from fuxictr.metrics import evaluate_metrics
+
+    labels, scores, users = random_table(seed, decimals=1 if seed % 2 else 12)
+    users[::3] = -1
+    names = ["avgAUC", *RANKED, "binary_crossentropy", "gAUC", "logloss", "AUC"]
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        expected = evaluate_metrics(labels.astype(float), scores, names, users)
+    found = evaluate(labels, scores, users, names)
+    assert list(found) == names
+    assert found == pytest.approx(dict(expected), rel=0, abs=1e-12)
+    for name, same in {
+        "NDCG@5": "NDCG(k=5)",
+        "NDCG(k = 5)": "NDCG(k=5)",
+        "NDCG@1": "NDCG()",
+        "MRR@1000": "MRR",
+    }.items():
+        assert evaluate(labels, scores, users, name)[name] == found[same]
+
+
+def test_metrics_of_ranks_by_hand() -> None:
+    labels = [0, 1, 1, 0, 1, 0, 0, 1]
+    scores = [0.9, 0.8, 0.1, 0.5, 0.3, 0.7, 0.2, 0.4]
+    users = ["a", "a", "a", "a", "b", "b", "c", "d"]  # clicked ranks: a 2 and 4 of 4, b 2 of 2, c none, d 1 of 1
+    found = evaluate(labels, scores, users, ["MRR", "MRR@2", "HR@1", "HR@2", "HitRate(k=2)", "NDCG@2"])
+    assert found["MRR"] == pytest.approx(((1 / 2 + 1 / 4) / 2 + 1 / 2 + 0 + 1) / 4)
+    assert found["MRR@2"] == pytest.approx((1 / 2 / 2 + 1 / 2 + 0 + 1) / 4)
+    assert (found["HR@1"], found["HR@2"], found["HitRate(k=2)"]) == (0.25, 0.75, 0.75)
+    gain = 1 / math.log2(3)
+    assert found["NDCG@2"] == pytest.approx((gain / (1 + gain) + gain + 0 + 1) / 4)
+
+
 def test_gauc_by_hand() -> None:
     labels = [1, 0, 0, 1, 0, 1, 1]
     scores = [0.9, 0.1, 0.9, 0.3, 0.5, 0.2, 0.8]
@@ -75,6 +113,7 @@ def test_one_class_is_nan_without_a_warning() -> None:
         warnings.simplefilter("error")
         found = evaluate([1, 1, 1], [0.1, 0.5, 0.2], [0, 0, 1])
         assert math.isnan(found["gAUC"])
+        assert math.isnan(evaluate([1, 1, 1], [0.1, 0.5, 0.2], [0, 0, 1], "avgAUC")["avgAUC"])
         assert math.isnan(found["AUC"])
         assert math.isfinite(found["logloss"])
         found = evaluate([1, 1, 0], [0.1, 0.5, 0.2], [0, 0, 1])
@@ -93,6 +132,10 @@ def test_one_class_is_nan_without_a_warning() -> None:
         (([], [], []), "empty"),
         (([0, 1], [0.1, 0.2]), "gAUC needs group_id"),
         (([0, 1], [0.1, 0.2], [0, 0], ["AUC", "log_loss"]), "unknown metric 'log_loss': did you mean 'logloss'?"),
+        (([0, 1], [0.1, 0.2], [0, 0], "NDGC@7"), "unknown metric 'NDGC@7': did you mean 'NDCG@7'?"),
+        (([0, 1], [0.1, 0.2], [0, 0], "NDCG@0"), "unknown metric 'NDCG@0': did you mean"),
+        (([0, 1], [0.1, 0.2], [0, 0], "MRR()"), "unknown metric 'MRR()': did you mean 'MRR'?"),
+        (([0, 1], [0.1, 0.2], None, ["AUC", "HR@3"]), "HR@3 needs group_id"),
         (([0, 1], [0.1, 1.2], [0, 0]), "logloss needs probabilities: 1 of 2"),
         (([0, 1], [0.1, 0.2], [0.5, 0.5]), "group_id must be integers or strings"),
         (([0, 1], [0.1, 0.2], ["a", None]), "group_id must be all integers or all strings"),

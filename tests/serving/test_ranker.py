@@ -163,6 +163,16 @@ def test_evaluate_is_that_of_the_scores(ranker: CTRRanker, impressions: pl.DataF
         ranker.evaluate(clicks.with_columns(label=pl.lit(2, pl.Int64)), clicks)
 
 
+def test_a_ranker_is_chosen_by_any_metric(impressions: pl.DataFrame) -> None:
+    monitor = {"NDCG(k=3)": 1.0, "MRR": 0.5}
+    fitted = CTRRanker("DIN", "cape", **SMALL, monitor=monitor, metrics=["AUC", "HR@2"]).fit(impressions)
+    assert set(fitted.metrics_) == {"AUC", "HR@2"}
+    assert {"NDCG(k=3)", "MRR"} <= fitted.history_[0]["metrics"].keys()
+    assert list(fitted.evaluate(impressions)) == ["gAUC", "AUC", "logloss", "HR@2"]
+    with pytest.raises(UserError, match="monitor 'NDGC@3' is unknown: did you mean 'NDCG@3'"):
+        CTRRanker("DIN", monitor="NDGC@3").fit(impressions)
+
+
 def test_a_log_of_impressions_learns_from_its_labels(
     impressions: pl.DataFrame, items: pl.DataFrame, tmp_path: Path
 ) -> None:

@@ -71,6 +71,16 @@ def test_numbers_are_those_of_the_runs(tmp_path: Path) -> None:
     assert float(lines[3]["logloss_minus_none"]) < 0
 
 
+def test_other_metrics_have_columns(tmp_path: Path) -> None:
+    store = Store(tmp_path)
+    for job in jobs_of(["none", "cape"], seeds=2):
+        measured = {**result_of(job.key).metrics, "NDCG@5": 0.25 * job.key.seed}
+        store.append(result_of(job.key, metrics=measured), None)
+    [table] = tables_in(store)
+    assert [cells["NDCG@5"] for cells in table.cells] == ["0.3750 ± 0.1768"] * 2
+    assert [line["NDCG@5_mean"] for line in table.lines] == [0.375] * 2
+
+
 def test_terminal_table(tmp_path: Path) -> None:
     (table,) = tables_of(tmp_path, jobs_of(seeds=3))
     text = as_text(table)

@@ -50,6 +50,13 @@ class Recorder:
         return [values[name] for values, _ in self.rows if name in values]
 
 
+def test_names_of_metrics_are_ones_that_every_tracker_takes() -> None:
+    Recorder.made = []
+    loggers.Watch(Recorder("one", "")).evaluated("valid", {"NDCG(k=5)": 0.5, "NDCG@5": 0.25, "gAUC": 1.0}, epoch=1)
+    [told] = Recorder.made[0].rows
+    assert told == ({"valid/NDCG_k_5": 0.5, "valid/NDCG_5": 0.25, "valid/gAUC": 1.0, "epoch": 1}, 0)
+
+
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("data")
