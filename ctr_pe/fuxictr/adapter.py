@@ -211,7 +211,7 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         return train_step(self, batch_data, self._max_gradient_norm)
 
     def evaluate(self, data_generator: Any, metrics: Iterable[str] | None = None) -> dict[str, float]:
-        from ctr_pe.training.scoring import evaluated
+        from ctr_pe.training import evaluated
 
         return evaluated(self, data_generator, tuple(metrics or self.validation_metrics))
 

@@ -3,7 +3,7 @@
 from ctr_pe.training.divergence import Gradients
 from ctr_pe.training.loop import Epoch, Fitted, fit
 from ctr_pe.training.run import PROTOCOLS, Outcome, Run, build_model, train
-from ctr_pe.training.scoring import score
+from ctr_pe.training.scoring import evaluated, score
 from ctr_pe.training.source import DataSource
 from ctr_pe.training.steps import make_optimizer, train_step
 from ctr_pe.training.weights import load, save
@@ -17,6 +17,7 @@ __all__ = [
     "Outcome",
     "Run",
     "build_model",
+    "evaluated",
     "fit",
     "load",
     "make_optimizer",
