@@ -18,7 +18,6 @@ import logging
 import os
 import re
 import shutil
-import struct
 import sys
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
@@ -41,6 +40,7 @@ if TYPE_CHECKING:
 
 FORMAT = 2
 CHUNK_ROWS = 65_536
+TAIL = 1 << 20  # bytes of a parquet file that hold its footer
 Array = npt.NDArray[Any]
 Chunk = tuple[pa.Array, pa.Array, Array | None]
 log = logging.getLogger(__name__)
@@ -119,19 +119,17 @@ def _map(path: Path, dtype: str) -> Array:
 
 
 def _fingerprint(parquet: Path) -> str:
-    """Of the file's size, time and footer, which lists the statistics of all columns."""
+    """Of the file's size, time and end, in which the footer lists the statistics of all columns."""
     try:
         with parquet.open("rb") as file:
             stat = os.fstat(file.fileno())
-            file.seek(max(0, stat.st_size - 8))
-            tail = file.read(8)
-            if stat.st_size < 12 or tail[4:] != b"PAR1":
-                raise UserError(f"{parquet}: not a complete parquet file")
-            file.seek(max(0, stat.st_size - 8 - struct.unpack("<I", tail[:4])[0]))
-            footer = file.read()
+            file.seek(max(0, stat.st_size - TAIL))
+            end = file.read()
     except OSError as error:
         raise UserError(f"{parquet}: {error.strerror}") from None
-    return hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns} ".encode() + footer, digest_size=8).hexdigest()
+    if len(end) < 12 or not end.endswith(b"PAR1"):
+        raise UserError(f"{parquet}: not a complete parquet file")
+    return hashlib.blake2b(f"{stat.st_size} {stat.st_mtime_ns} ".encode() + end, digest_size=8).hexdigest()
 
 
 def _is_ours(parquet: Path) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -21,13 +21,6 @@ Integers = npt.NDArray[Any]
 KINDS = ("categorical", "sequence", "meta", "numeric", "embedding")
 
 
-class FeatureMap(Protocol):
-    """What the loader reads of FuxiCTR's feature map."""
-
-    features: Any
-    labels: list[str]
-
-
 class BatchLoader:
     """Loads the rows of one or several parquet files; fits FuxiCTR's ``RankDataLoader(..., data_loader=BatchLoader)``.
 
@@ -41,6 +34,7 @@ class BatchLoader:
     its slice of the batches. A last batch of fewer rows than processes joins the one before, too.
 
     Args:
+        feature_map: with FuxiCTR's ``features`` and ``labels``.
         data_path: parquet file, or directory of parquet files, or several of either; their rows follow one another.
         shuffle: a new order in each epoch; never for split "test", as in FuxiCTR.
         like_length: with ``shuffle``, rows of so many batches are sorted by the lengths of their histories, and the
@@ -56,7 +50,7 @@ class BatchLoader:
 
     def __init__(
         self,
-        feature_map: FeatureMap,
+        feature_map: Any,
         data_path: str | Path | Sequence[str | Path],
         split: str = "train",
         batch_size: int = 1024,
@@ -165,7 +159,7 @@ class BatchLoader:
         return pieces
 
 
-def _wants(feature_map: FeatureMap) -> dict[str, Want]:
+def _wants(feature_map: Any) -> dict[str, Want]:
     wants = {}
     for name, spec in feature_map.features.items():
         if spec["type"] not in KINDS:

@@ -224,7 +224,7 @@ class _Build:
             if column.pretrained_emb is not None and self.tables.get(column.name) == column.name
         }
         try:
-            tables = self._vocabularies(frames["train"], {name: keys for name, (keys, _) in vectors.items()})
+            tables = self._vocabularies(frames["train"], {name: _texts(keys) for name, (keys, _) in vectors.items()})
             self.maps = {name: tables[table] for name, table in self.tables.items()}
             self.max_lens = self._max_lens(frames["train"])
             self.scales = self._scales(frames["train"])
@@ -405,8 +405,8 @@ def _parsed(column: FeatureColumn, kind: pl.DataType) -> pl.Expr:
     return raw.cast(pl.Int64).cast(pl.String) if column.dtype == "int" else raw.replace("", None)
 
 
-def vectors_of(file: Path) -> tuple[list[str], Any]:
-    """Original ids that have a vector, as text, and the vectors (n, dim) of an .h5, .npz or .parquet file with ``key``
+def vectors_of(file: Path) -> tuple[Any, Any]:
+    """Original ids (n,) that have a vector, and the vectors (n, dim) of an .h5, .npz or .parquet file with ``key``
     and ``value``. All these ids are known to a vocabulary: one that train rows lack may occur in test rows.
 
     Raises:
@@ -419,13 +419,19 @@ def vectors_of(file: Path) -> tuple[list[str], Any]:
         raise UserError(f"{file}: pretrained vectors are in {', '.join(readers)} files")
     try:
         content = readers[file.suffix](file)
+        if missing := {"key", "value"} - set(content):
+            raise KeyError(f"no data set '{min(missing)}'; {nearest(min(missing), content)}")
         keys, values = content["key"][:], content["value"]  # those of an .h5 file stay on disk
     except (OSError, KeyError, IndexError, ValueError, BadZipFile, pl.exceptions.PolarsError) as error:
-        reason = str(error).splitlines()[0]
+        reason = str(error.args[0] if isinstance(error, KeyError) else error).splitlines()[0]
         raise UserError(f"{file}: no {file.suffix} file with 'key' and 'value' ({reason})") from None
-    if len(values.shape) != 2 or len(keys) != len(values):
+    if len(values.shape) != 2 or keys.shape != values.shape[:1]:
         raise UserError(f"{file}: {len(keys)} keys, values of shape {values.shape}: one vector per key is needed")
-    return [key.decode() if isinstance(key, bytes) else str(key) for key in keys.tolist()], values
+    return keys, values
+
+
+def _texts(keys: Any) -> list[str]:
+    return [key.decode() if isinstance(key, bytes) else str(key) for key in keys.tolist()]
 
 
 def _lists_of(file: Path) -> dict[str, Any]:
@@ -436,7 +442,7 @@ def _lists_of(file: Path) -> dict[str, Any]:
     return {"key": content["key"].to_numpy(), "value": values.to_numpy().astype(np.float32)}
 
 
-def _keep_vectors(column: FeatureColumn, keys: list[str], values: Any, folder: Path) -> tuple[str, int]:
+def _keep_vectors(column: FeatureColumn, keys: Any, values: Any, folder: Path) -> tuple[str, int]:
     """Keep the vectors of a column beside its rows, in a form that FuxiCTR reads: the file's name, their dim."""
     file, dim = Path(str(column.pretrained_emb)), int(values.shape[1])
     if column.pretrain_dim not in (None, dim):
@@ -444,7 +450,7 @@ def _keep_vectors(column: FeatureColumn, keys: list[str], values: Any, folder: P
     if file.suffix != ".parquet":
         return Path(shutil.copyfile(file, folder / f"pretrained_{column.name}{file.suffix}")).name, dim
     kept = f"pretrained_{column.name}.npz"  # FuxiCTR reads only parquet's arrays, no lists
-    np.savez(folder / kept, key=np.array(keys), value=values)
+    np.savez(folder / kept, key=np.array(_texts(keys)), value=values)
     return kept, dim
 
 

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 import numpy.typing as npt
 import polars as pl
@@ -26,6 +25,7 @@ from ctr_pe.data.id_map import Array, IdMap
 from ctr_pe.data.published.sets import MAX_LEN, SETS, Field, Published, found_in
 from ctr_pe.data.root import data_root
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
+from ctr_pe.fuxictr.csv import vectors_of
 from ctr_pe.fuxictr.feature_specs import history_spec, target_spec
 from ctr_pe.utils.errors import UserError, nearest, no_such_file
 
@@ -339,17 +339,7 @@ def _vectors(directory: Path, field: Field) -> tuple[Array, int]:
     if field.vectors is None:
         return np.zeros(0, np.int64), 0
     file = directory / field.vectors
-    if not file.is_file():
-        raise no_such_file(file)
-    try:
-        with h5py.File(file) as content:
-            if missing := {"key", "value"} - set(content):
-                raise UserError(f"{file}: no data set '{min(missing)}'; {nearest(min(missing), content)}")
-            keys, shape = content["key"][:], content["value"].shape
-    except OSError as error:
-        raise UserError(f"{file}: not a readable HDF5 file ({str(error).splitlines()[0]})") from None
-    if keys.ndim != 1 or keys.dtype.kind not in "iu" or len(shape) != 2 or len(keys) != shape[0]:
-        raise UserError(f"{file}: needs 'key' (n,) of integers and 'value' (n, dim), has {keys.shape} and {shape}")
-    if len(keys) and not (keys.min() >= 0 and keys.max() < ID_LIMIT):
+    keys, values = vectors_of(file)
+    if keys.dtype.kind not in "iu" or (len(keys) and not 0 <= keys.min() <= keys.max() < ID_LIMIT):
         raise UserError(f"{file}: 'key' has an id outside 0 … {ID_LIMIT - 1}")
-    return keys, int(shape[1])
+    return keys, int(values.shape[1])

@@ -295,7 +295,7 @@ def test_missing_or_wrong_vectors_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no data set 'key'; did you mean 'keys'"):
         read_published(files, KUAI, tmp_path / "out")
     vectors.write_bytes(b"not HDF5")
-    with pytest.raises(UserError, match="not a readable HDF5 file"):
+    with pytest.raises(UserError, match=r"no \.h5 file with 'key' and 'value'"):
         read_published(files, KUAI, tmp_path / "out")
     vectors.unlink()
     with pytest.raises(UserError, match=r"item_visual_emb_dim64\.h5: no such file"):
