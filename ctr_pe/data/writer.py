@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,7 +122,13 @@ class DatasetWriter:
             groups=tuple(content.groups),
             max_len=max((int(spec.get("max_len", 0)) for spec in content.features.values()), default=0),
         )
-        self._write_config(rows, content)
+        keys = {
+            "group_id": content.group_id,
+            "target_field": [list(group.target) for group in content.groups],
+            "sequence_field": [list(group.history) for group in content.groups],
+            "age_field": [group.age for group in content.groups],
+        }
+        write_config(self.path, self.out, self.dataset_id, rows, "parquet", **keys)
         if content.items is not None:
             content.items.write_parquet(self.path / ITEMS)
         facts = report.model_dump(mode="json")
@@ -131,20 +137,17 @@ class DatasetWriter:
         move(self.path, self.out, replace=True)
         return open_dataset(str(self.out.resolve()))
 
-    def _write_config(self, rows: Mapping[str, int], content: Content) -> None:
-        import yaml
 
-        config = {
-            "data_root": str(self.out.parent),
-            "data_format": "parquet",
-            **{f"{split}_data": str(self.out / f"{split}.parquet") for split in rows},
-            "group_id": content.group_id,
-            "target_field": [list(group.target) for group in content.groups],
-            "sequence_field": [list(group.history) for group in content.groups],
-            "age_field": [group.age for group in content.groups],
-        }
-        with open(self.path / CONFIG, "w", encoding="utf-8") as file:
-            yaml.safe_dump({self.dataset_id: config}, file, sort_keys=False, allow_unicode=True)
+def write_config(
+    folder: Path, out: Path, dataset_id: str, splits: Iterable[str], data_format: str, **more: Any
+) -> None:
+    """The dataset config of ``out`` for FuxiCTR, in ``folder`` until the set is complete."""
+    import yaml
+
+    data = {f"{split}_data": str(out / f"{split}.{data_format}") for split in splits}
+    config = {dataset_id: {"data_root": str(out.parent), "data_format": data_format, **data, **more}}
+    text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
+    (folder / CONFIG).write_text(text, encoding="utf-8")
 
 
 def item_specs(maps: Mapping[str, IdMap], groups: Sequence[Group], max_len: int) -> dict[str, dict[str, Any]]:

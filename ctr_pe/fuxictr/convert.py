@@ -14,10 +14,9 @@ from typing import Any
 
 import numpy as np
 import polars as pl
-import yaml
 
-from ctr_pe.data.dataset import CONFIG, Dataset
-from ctr_pe.data.writer import written
+from ctr_pe.data.dataset import Dataset
+from ctr_pe.data.writer import write_config, written
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.utils.errors import UserError, nearest
 from ctr_pe.utils.files import new_folder, write_json
@@ -58,12 +57,7 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
                 shutil.copyfile(file, folder / file.name)
         features = [{name: spec} for name, spec in kept.items()]
         write_json(folder / FEATURES, {**described.content, "dataset_id": out.resolve().name, "features": features})
-        config = {
-            "data_root": str(out.parent),
-            "data_format": data_format,
-            **{f"{split}_data": str(out / f"{split}.{data_format}") for split in dataset.rows},
-        }
-        (folder / CONFIG).write_text(yaml.safe_dump({out.resolve().name: config}, sort_keys=False), encoding="utf-8")
+        write_config(folder, out, out.resolve().name, dataset.rows, data_format)
     return ages
 
 
