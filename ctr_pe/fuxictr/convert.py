@@ -51,7 +51,8 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
                 rows.sink_parquet(file)
             else:
                 made = [one.list.to_array(len(one[0])) if one.dtype == pl.List else one for one in rows.collect()]
-                np.savez_compressed(file, **{one.name: one.to_numpy() for one in made})
+                arrays: dict[str, Any] = {one.name: one.to_numpy() for one in made}
+                np.savez_compressed(file, **arrays)
         for file in dataset.path.iterdir():
             if file.name.startswith(("pretrained_", "feature_vocab")):
                 shutil.copyfile(file, folder / file.name)
