@@ -86,9 +86,7 @@ def check_datasets(sections: Mapping[str, dict[str, Any]]) -> Iterator[str]:
 def _of_dataset(section: Mapping[str, Any]) -> Iterator[str]:
     wrong = problems(DatasetSection, section)
     yield from wrong.values()
-    demanded = {"csv": ("train_data", "valid_data", "test_data", "feature_cols")}.get(
-        str(section.get("data_format")), ()
-    )
+    demanded = {"csv": ("train_data", "valid_data", "feature_cols")}.get(str(section.get("data_format")), ())
     for key in (*demanded, *(["label_col"] if demanded or section.get("feature_cols") else [])):
         if not section.get(key):
             yield f"'{key}' is missing"

@@ -106,8 +106,8 @@ class DatasetWriter:
             if different := {content.label, *content.features} ^ set(file.schema.to_arrow_schema().names):
                 raise ValueError(f"{split}.parquet: columns differ from the features in {sorted(different)}")
             rows[split] = int(file.num_rows)
-        if not {"train", "test"} <= rows.keys():
-            raise ValueError(f"{self.path}: a data set needs train.parquet and test.parquet")
+        if "train" not in rows or len(rows) == 1:
+            raise ValueError(f"{self.path}: a data set needs train.parquet, and valid.parquet or test.parquet")
         specs = FeatureSpecs.of(self.dataset_id, content.features, [content.label])
         write_json(self.path / FEATURES, specs.content)
         write_json(self.path / "feature_vocab.json", content.vocabs)

@@ -120,20 +120,20 @@ def rank_metrics(names: Sequence[str], clicked: Bools, scores: Floats, codes: In
         ranking = np.argsort(scores[block], axis=1)[:, ::-1]  # as FuxiCTR's of one group, ties included
         hits = np.take_along_axis(clicked[block], ranking, axis=1)
         for name in names:
-            totals[name] += float(_at_ranks(name, hits).sum())
+            totals[name] += float(_of_groups(name, hits).sum())
     return {name: total / count for name, total in totals.items()}
 
 
-def _at_ranks(name: str, hits: Bools) -> npt.NDArray[Any]:
+def _of_groups(name: str, hits: Bools) -> npt.NDArray[Any]:
     """A metric of each group (G,) from whether its rows (G, n) were clicked, the highest score first."""
     cut = CUT.fullmatch(name)
     kind, k = (cut[1] or "NDCG", int(cut[2] or cut[3] or 1)) if cut else (name, hits.shape[1])
     first, positives = hits[:, :k], hits.sum(1)
-    ranks = np.arange(1, first.shape[1] + 1)
+    rank = np.arange(1, first.shape[1] + 1)
     if kind == "MRR":
-        return np.asarray(first @ (1 / ranks) / (positives + TINY))
+        return np.asarray(first @ (1 / rank) / (positives + TINY))
     if kind == "NDCG":
-        gains = 1 / np.log2(1 + ranks)
+        gains = 1 / np.log2(1 + rank)
         best = np.append(0, gains.cumsum())[np.minimum(positives, len(gains))]
         return np.asarray(first @ gains / (best + TINY))
     return np.asarray(first.any(1))
@@ -228,8 +228,8 @@ def monitored(monitor: str | Mapping[str, float], metrics: Mapping[str, float]) 
 def without_groups(params: Mapping[str, Any]) -> Iterator[str]:
     """What an experiment cannot measure without a ``group_id``, a line each; gAUC among ``metrics`` is left out."""
     monitor = params.get("monitor", "AUC")
-    asked = {"monitor": [monitor] if isinstance(monitor, str) else [*monitor], "metrics": params.get("metrics") or []}
-    for key, names in asked.items():
+    named = {"monitor": [monitor] if isinstance(monitor, str) else [*monitor], "metrics": params.get("metrics") or []}
+    for key, names in named.items():
         if found := [name for name in names if is_grouped(name) and (key, name) != ("metrics", "gAUC")]:
             yield f"{key} {found[0]} needs a group_id: the column whose rows are compared with each other"
 

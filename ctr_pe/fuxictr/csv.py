@@ -21,7 +21,7 @@ from zipfile import BadZipFile
 import h5py
 import numpy as np
 import polars as pl
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from ctr_pe.config.field_groups import Group
 from ctr_pe.config.schema import Count, DataSection, Encoder, Place, Width, check, problems
@@ -45,8 +45,20 @@ LOGGED = {
 log = logging.getLogger(__name__)
 
 
+_BUCKETS = "FuxiCTR 2.3 cannot build with it either: write the number of the bucket as a column of its own"
+REFUSED = {
+    **dict.fromkeys(("category_processor", "category_encoder", "num_buckets"), _BUCKETS),
+    **dict.fromkeys(
+        ("embedding_callback", "embedding_hook"), "now feature_encoder, such as nn.Linear(64, 64, bias=False)"
+    ),
+    "vocab_size": "ids are counted in the train rows; a data set that FuxiCTR has built is read with its own",
+}
+"""Options of a column that some version of FuxiCTR has -> why they are not read, and what to do."""
+
+
 class FeatureColumn(BaseModel):
-    """One entry of ``feature_cols``, under FuxiCTR's keys; ``padding`` has no effect, as the loader pads."""
+    """One entry of ``feature_cols``, under FuxiCTR's keys, also those before 2.1, ``na_value`` and ``encoder``.
+    ``padding`` has no effect, as the loader pads."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -62,7 +74,7 @@ class FeatureColumn(BaseModel):
     splitter: str = Field("^", min_length=1)
     max_len: int = Field(0, ge=0, le=10**6)
     padding: Literal["post", "pre"] = "post"
-    fill_na: str | int | float | None = None
+    fill_na: str | int | float | None = Field(None, validation_alias=AliasChoices("fill_na", "na_value"))
     min_categr_count: Count | None = None
     remap: bool = True
     preprocess: str | None = None
@@ -78,14 +90,32 @@ class FeatureColumn(BaseModel):
         copied = COPIED.fullmatch(self.preprocess or "")
         return copied[1] if copied else self.name
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_any_version(cls, given: dict[str, Any]) -> dict[str, Any]:
+        for key in REFUSED.keys() & given.keys():
+            raise ValueError(f"'{key}' is not read: {REFUSED[key]}")
+        encoder = given.get("encoder")
+        if encoder is None or "feature_encoder" in given:
+            return given
+        new = {key: value for key, value in given.items() if key != "encoder"}
+        return new | {"feature_encoder": "null" if encoder in ("null", "None", "none") else f"layers.{encoder}()"}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not self.remap and self.type != "meta":
+            raise ValueError(f"remap: false is for meta columns: a {self.type} column is numbered: leave it out")
+        if self.pretrained_emb and self.type not in ("categorical", "sequence"):
+            raise ValueError(f"a {self.type} column has no ids: pretrained_emb has vectors of ids, leave it out")
         if self.normalizer and self.type != "numeric":
             raise ValueError(f"a {self.type} column has no normalizer, numeric ones have")
         if self.type == "embedding" and not self.pretrain_dim:
             raise ValueError("an embedding column needs pretrain_dim, its numbers per row")
         if self.preprocess and not COPIED.fullmatch(self.preprocess):
-            raise ValueError(f"preprocess '{self.preprocess}' is not copy_from(column)")
+            raise ValueError(
+                f"preprocess '{self.preprocess}' is not copy_from(column), and no other function is run: write what it "
+                "makes as a column of the files"
+            )
         return self
 
 
@@ -197,8 +227,10 @@ def _label(params: Mapping[str, Any]) -> str:
 
 def _files(params: Mapping[str, Any]) -> dict[str, Path]:
     files = {split: Path(params[f"{split}_data"]) for split in SPLITS if params.get(f"{split}_data")}
-    if missing := [split for split in ("train", "test") if split not in files]:
-        raise UserError(f"{missing[0]}_data is missing: the CSV file of the {missing[0]} rows")
+    if missing := [split for split in ("train", "valid") if split not in files]:
+        raise UserError(
+            f"{missing[0]}_data is missing: the file of the {missing[0]} rows (test_data alone is optional)"
+        )
     if gone := [file for file in files.values() if not file.is_file()]:
         raise no_such_file(gone[0])
     return files
@@ -390,19 +422,23 @@ def _parsed(column: FeatureColumn, kind: pl.DataType) -> pl.Expr:
     if column.type == "embedding":
         numbers = raw.str.split(column.splitter) if kind == pl.String else raw
         return numbers.cast(pl.List(pl.Float64))
+    fill = "" if column.fill_na is None else str(column.fill_na)
     if column.type == "sequence":
-        lists = raw.cast(pl.List(pl.String)).list.eval(pl.element().fill_null(""))
-        lists = pl.when(raw != "").then(raw.str.split(column.splitter)) if kind == pl.String else lists
+        lists = raw.cast(pl.List(pl.String))
+        if kind == pl.String:
+            lists = pl.when(~raw.is_in(["", fill])).then(raw.str.split(column.splitter))
+        lists = lists.list.eval((pl.element().replace(fill, "") if fill else pl.element()).fill_null(""))
         return pl.coalesce(lists, pl.lit([], dtype=pl.List(pl.String)))
     raw = raw.cast(pl.String)
-    if column.fill_na is not None:
-        raw = raw.fill_null(str(column.fill_na))
+    if column.type in ("numeric", "meta") and column.fill_na is not None:
+        raw = raw.fill_null(fill)
     if column.type == "numeric":
         return raw.fill_null("0").cast(pl.Float64)
     if column.type == "meta":
         return raw
-    # FuxiCTR reads int columns as numbers, so 07 is 7; a missing id is unknown
-    return raw.cast(pl.Int64).cast(pl.String) if column.dtype == "int" else raw.replace("", None)
+    # FuxiCTR reads int columns as numbers, so 07 is 7; a missing id is unknown, and so is fill_na, as in FuxiCTR
+    raw = raw.cast(pl.Int64).cast(pl.String) if column.dtype == "int" else raw.replace("", None)
+    return raw.replace(fill, None) if fill else raw
 
 
 def vectors_of(file: Path) -> tuple[Any, Any]:

@@ -201,8 +201,8 @@ class Watch:
 
     def evaluated(self, split: str, metrics: Mapping[str, float], **more: float) -> None:
         """After an evaluation, whose time is not training's."""
-        told = {re.sub(r"\W+", "_", name).strip("_"): value for name, value in metrics.items()}
-        self.tracker.metrics({f"{split}/{name}": value for name, value in told.items()} | more, self.steps)
+        shortened = {re.sub(r"\W+", "_", name).strip("_"): value for name, value in metrics.items()}
+        self.tracker.metrics({f"{split}/{name}": value for name, value in shortened.items()} | more, self.steps)
         self._begin()
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,13 @@ import numpy as np
 import polars as pl
 import pytest
 import sklearn.preprocessing
+import yaml
 
+from ctr_pe.commands.run_expid import main
 from ctr_pe.config.field_groups import Group
+from ctr_pe.config.validation import check
 from ctr_pe.data.loader import BatchLoader
-from ctr_pe.fuxictr.csv import build_csv
+from ctr_pe.fuxictr.csv import REFUSED, FeatureColumn, build_csv, feature_specs
 from ctr_pe.fuxictr.experiment import open_source
 from ctr_pe.training import DataSource, Run, build_model, train
 from ctr_pe.utils.errors import UserError
@@ -303,6 +307,13 @@ def test_mistakes_in_vectors(
         ("item_history", {"max_len": "3"}, "'item_history': 'max_len': input should be a valid integer"),
         ("item_history", {"type": "sequences"}, "'item_history': 'type': input should be 'categorical'"),
         ("item_history", {"preprocess": "__import__('os')"}, "is not copy_from(column)"),
+        ("price", {"preprocess": "convert_weekday"}, "write what it makes as a column of the files"),
+        ("price", {"pretrained_emb": "x.npz"}, "a numeric column has no ids: pretrained_emb has vectors of ids"),
+        ("cate_id", {"remap": False}, "remap: false is for meta columns"),
+        ("cate_id", {"category_processor": "hash_bucket", "num_buckets": 9}, "is not read: FuxiCTR 2.3 cannot build"),
+        ("cate_id", {"vocab_size": 9}, "'vocab_size' is not read: ids are counted in the train rows"),
+        ("cate_id", {"embedding_callback": "nn.Linear(4, 4)"}, "is not read: now feature_encoder"),
+        ("item_history", {"feature_encoder": "default", "encoder": "MaskedSumPooling"}, "key 'encoder' is unknown"),
         ("price", {"dtype": "__import__('os')"}, "'price': 'dtype': input should be 'str', 'int', 'float' or 'list'"),
         ("price", {"name": "item_id"}, "'item_id' is given twice"),
         ("price", {"name": "prise"}, "no column 'prise': did you mean 'price'?"),
@@ -320,7 +331,7 @@ def test_mistakes_in_feature_cols(params: dict[str, Any], name: str, keys: dict[
     ("changes", "message"),
     [
         ({"train_data": "nowhere.csv"}, "nowhere.csv: no such file"),
-        ({"test_data": None}, "test_data is missing"),
+        ({"valid_data": None, "valid_size": 0.1}, "valid_data is missing: the file of the valid rows"),
         ({"label_col": {"name": "lable"}}, "did you mean 'label'?"),
         ({"label_col": None}, "label_col"),
         ({"feature_cols": None}, "feature_cols is missing"),
@@ -331,6 +342,58 @@ def test_mistakes_in_the_rest(params: dict[str, Any], changes: dict[str, Any], m
         build_csv({**params, **changes})
     assert message in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_every_option_of_fuxictr_is_read_or_refused_and_in_the_documents(checkout: Path) -> None:
+    from fuxictr.preprocess import feature_processor
+
+    source = Path(str(feature_processor.__file__)).read_text()
+    written = re.findall(r'col\["(\w+)"|col\.get\("(\w+)"|"(\w+)" (?:not )?in col\b', source)
+    options = {name for found in written for name in found} - {""}
+    options |= {"na_value", "encoder", "embedding_callback", "embedding_hook"}  # of FuxiCTR before 2.1
+    assert {"normalizer", "category_processor", "vocab_size", "fill_na"} <= options
+    known = {*FeatureColumn.model_fields, "na_value", "encoder"}
+    assert not known & REFUSED.keys()
+    assert options <= known | REFUSED.keys()
+    table = (checkout / "docs" / "fuxictr.md").read_text().partition("## Options of a column")[2].partition("\n## ")[0]
+    assert [name for name in [*known, *REFUSED] if f"`{name}`" not in table] == []
+
+
+@pytest.mark.parametrize("key", ["fill_na", "na_value"])
+def test_the_value_of_missing_ones_is_missing(params: dict[str, Any], key: str) -> None:
+    """As in FuxiCTR: unknown as an id, nothing as an item of a history."""
+    params = change(change(params, "cate_id", **{key: "b"}), "cate_history", **{key: "a"})
+    assert originals(params, "cate_id", "train") == ["a", "?", "a", "?"]
+    assert originals(params, "cate_history", "train") == [[], [], ["b", ""], ["c", ""]]
+    whole = change(params, "item_id", dtype="int", **{key: 5})
+    assert originals(whole, "item_id", "train") == ["?", "6", "?", "8"]
+
+
+def test_encoders_before_2_1(params: dict[str, Any]) -> None:
+    for old, new in {"MaskedSumPooling": "layers.MaskedSumPooling()", "null": None}.items():
+        columns = [{**column} for column in params["feature_cols"]]
+        columns[2] = {key: value for key, value in columns[2].items() if key != "feature_encoder"} | {"encoder": old}
+        assert feature_specs({**params, "feature_cols": columns})["item_history"].get("feature_encoder") == new
+
+
+def test_test_rows_are_optional(params: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained and evaluated on the validation rows, as in FuxiCTR, and validated alike."""
+    monkeypatch.chdir(tmp_path)
+    dataset = {key: value for key, value in params.items() if key not in ("dataset_id", "test_data")}
+    model = {"model": "DIN", "dataset_id": "tiny", "epochs": 1, "embedding_dim": 4, "dnn_hidden_units": [4]}
+    model |= {"attention_hidden_units": [4], "metrics": ["AUC", "NDCG(k=2)", "MRR"], "monitor": {"MRR": 1, "AUC": 0.5}}
+    model |= {"target_field": [["item_id"]], "sequence_field": [["item_history"]]}
+    dataset["feature_cols"] = [column for column in COLUMNS if column["name"] != "cate_history"]
+    Path("config").mkdir()
+    Path("config/dataset_config.yaml").write_text(yaml.safe_dump({"tiny": dataset}))
+    Path("config/model_config.yaml").write_text(yaml.safe_dump({"X": model}))
+    for file in ("dataset_config", "model_config"):
+        assert check(Path(f"config/{file}.yaml"), tmp_path)[1] == []
+    assert main(["--config", "config", "--expid", "X"]) == 0
+    [line] = Path("config.csv").read_text().splitlines()
+    assert "[val] AUC: " in line
+    assert "NDCG(k=2): " in line
+    assert line.endswith("[test] ")
 
 
 def test_values_of_the_wrong_type_name_the_file(params: dict[str, Any], tmp_path: Path) -> None:
