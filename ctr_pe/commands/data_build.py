@@ -15,6 +15,9 @@ examples:
       --out data/amazon_sports
   ctr-pe data build --protocol impressions --interactions log.csv --user uid --item video --time ts --label click \\
       --attributes author,tag --out data/videos
+  ctr-pe data build --protocol impressions --interactions log.csv --items videos.csv --users people.csv \\
+      --column hour=event --column watch_time=event,numeric,afterwards --column "tags=item,sequence,splitter=;" \\
+      --column age=user,numeric --out data/videos
   ctr-pe data build --append-to data/videos --interactions log.csv     a log that has grown: no id changes
 `ctr-pe list` names the recipes. A column that is there but must not be used: --time none.
 """
@@ -33,6 +36,7 @@ def add_options(parser: Parser) -> None:
     files = partial(parser.option, group=parser.add_argument_group("files"))
     files("--interactions FILE", "one row per event: user, item, time or order, label", type=Path)
     files("--items FILE", "one row per item: item and its attributes", type=Path)
+    files("--users FILE", "one row per user: user and its columns", type=Path)
     files("--out DIR", "the data set; its name is the directory's", type=Path, default=None)
     files(
         "--append-to DIR",
@@ -57,6 +61,13 @@ def add_options(parser: Parser) -> None:
     columns("--order COLUMN", "what comes first when times tie; default: position, if there", type=_column)
     columns("--label COLUMN", "0 or 1; default: label, if there", type=_column)
     columns("--attributes COLUMN,…", "of the items, beside their id; default: cate_id, if there", type=_columns)
+    columns(
+        "--column NAME=WORDS",
+        "what else is read, such as hour=event or price=event,numeric: user, item or event; categorical, numeric or "
+        "sequence; afterwards for what exists only after the event; key=value",
+        several=True,
+        type=_declared,
+    )
 
 
 def _column(text: str) -> str:
@@ -67,12 +78,19 @@ def _columns(text: str) -> tuple[str, ...] | str:
     return "" if text == "none" else tuple(comma_list(text))
 
 
+def _declared(text: str) -> tuple[str, str]:
+    name, _, words = text.partition("=")
+    return name, words
+
+
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.data.logs.log import build, summary
     from ctr_pe.data.logs.recipe import Recipe, load_recipe
 
     options = {key: value for key, value in vars(args).items() if key in Recipe.model_fields}
     given = {key: None if value == "" else value for key, value in options.items()}
+    if args.column:
+        given["columns"] = dict(args.column)
     out = args.out or given.get("append_to") or args.parser.error("the following arguments are required: --out")
     overwrite = args.overwrite or args.out is None
     dataset = build(load_recipe(args.recipe, given), out, overwrite=overwrite, progress=True)

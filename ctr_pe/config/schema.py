@@ -177,6 +177,10 @@ class FeatureSpec(BaseModel):
     pretrain_dim: Width | None = None
     pretrain_usage: Literal["init", "sum", "concat"] = "init"
     freeze_emb: bool = True
+    values: Length | None = None
+    splitter: str | None = None
+    category_encoder: Literal["quantile_bucket", "hash_bucket"] | None = None
+    known: Literal["before", "afterwards"] = "before"
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:

@@ -49,11 +49,12 @@ log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Want:
     """What the feature map asks of a column. ``kind``: "label", "categorical", "sequence", "meta", "numeric", or
-    "embedding", a vector per row."""
+    "embedding", a vector per row. ``values``: ids of a field with several categories, in each row or history item."""
 
     kind: str
     vocab_size: int | None = None
     max_len: int | None = None
+    values: int | None = None
 
 
 @dataclass
@@ -77,7 +78,7 @@ class Columns:
 
     Attributes:
         rows: how many.
-        data: column name to its values, flat for a history.
+        data: column name to its values, flat for a history; of several categories (n, values).
         offsets: (rows + 1,) per offsets file; row i of a history is ``offsets[i]:offsets[i + 1]``.
         spans: history column to its offsets file.
         truncated: history column to the rows that were cut to their most recent ``max_len`` items.
@@ -104,7 +105,8 @@ class Columns:
             if want.vocab_size is not None and not 0 <= worst < want.vocab_size:
                 known = f"0 … {want.vocab_size - 1}"
                 raise UserError(f"{parquet}: column '{name}' has id {worst}, outside its vocabulary {known}")
-            self.data[name] = _map(folder / column.file, column.dtype)
+            data = _map(folder / column.file, column.dtype)
+            self.data[name] = data if want.values is None else data.reshape(-1, want.values)
             if column.offsets is not None:
                 self.spans[name] = column.offsets
                 self.truncated[name] = column.truncated
@@ -142,7 +144,13 @@ def _is_ours(parquet: Path) -> bool:
 
 def _open_or_make(parquet: Path, wants: Mapping[str, Want]) -> Path:
     # The vocabulary is checked at each opening and does not change what is stored.
-    stored, ours = {name: [want.kind, want.max_len] for name, want in sorted(wants.items())}, _is_ours(parquet)
+    stored, ours = (
+        {
+            name: [want.kind, want.max_len, *([want.values] if want.values else [])]
+            for name, want in sorted(wants.items())
+        },
+        _is_ours(parquet),
+    )
     wanted = hashlib.blake2b(json.dumps([FORMAT, ours, stored]).encode(), digest_size=8).hexdigest()
     fingerprint = _fingerprint(parquet)
     home = parquet.parent / "columns" / parquet.stem
@@ -194,16 +202,21 @@ def _make(parquet: Path, wants: Mapping[str, Want], folder: Path, ours: bool) ->
     (folder / "index.json").write_text(json.dumps(index, indent=1))
 
 
-def _chunks(file: pq.ParquetFile, names: Mapping[str, object]) -> Iterator[dict[str, Chunk]]:
+def _chunks(file: pq.ParquetFile, wants: Mapping[str, Want]) -> Iterator[dict[str, Chunk]]:
     """Block by block, per column: its rows, their values in one flat array, and of lists the rows' lengths."""
-    for batch in batches(file, CHUNK_ROWS, list(names)):
+    for batch in batches(file, CHUNK_ROWS, list(wants)):
         block: dict[str, Chunk] = {}
-        for name in names:
+        for name, want in wants.items():
             chunk = array = batch.column(name)
+            several = want.values is not None
+            if several and pa.types.is_fixed_size_list(array.type):
+                block[name] = chunk, array.flatten(), None
+                continue
             if pa.types.is_fixed_size_list(array.type):
                 array = array.cast(pa.list_(array.type.value_type))
             if pa.types.is_list(array.type) or pa.types.is_large_list(array.type):
-                block[name] = chunk, array.flatten(), np.diff(array.offsets.to_numpy())
+                flat = array.flatten()
+                block[name] = chunk, flat.flatten() if several else flat, np.diff(array.offsets.to_numpy())
             else:
                 block[name] = chunk, array, None
         yield block
@@ -223,7 +236,7 @@ def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want], ours
         if nulls:
             raise UserError(f"{parquet}: column '{name}' has null values ({nulls} in one block of rows)")
         is_list = kind in ("sequence", "embedding")
-        if (lengths is None) if is_list else (lengths is not None and kind != "meta"):
+        if (lengths is None and wants[name].values is None) if is_list else (lengths is not None and kind != "meta"):
             raise UserError(f"{parquet}: column '{name}' holds {chunk.type}, but the feature map calls it {kind}")
         values = flat.to_numpy(zero_copy_only=False)
         allowed = "biuf" if kind in ("label", "numeric", "embedding") else "biu"
@@ -246,7 +259,8 @@ def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want], ours
         if kind == "embedding" and column.shortest != column.longest:
             dims = f"{column.shortest} … {column.longest}"
             raise UserError(f"{parquet}: column '{name}' has vectors of {dims} numbers, but all rows need the same")
-        column.padded = not ours and kind == "sequence" and 0 < column.shortest == column.longest
+        jagged = kind == "sequence" and wants[name].values is None
+        column.padded = not ours and jagged and 0 < column.shortest == column.longest
         smallest = np.result_type(np.min_scalar_type(int(column.least)), np.min_scalar_type(int(column.most)))
         column.dtype = {"label": "uint8", "numeric": "float32", "embedding": "float32"}.get(kind, smallest.name)
     return columns
@@ -264,6 +278,7 @@ def _write(
                 files[column.offsets].write(np.zeros(1, offsets_dtype).tobytes())
         for block in _chunks(file, wants):
             flat = {name: chunk[1].to_numpy(zero_copy_only=False) for name, chunk in block.items()}
+            flat |= {name: flat[name].reshape(-1, want.values) for name, want in wants.items() if want.values}
             filled = _filled(flat, columns, wants)
             for name, column in columns.items():
                 values, lengths = flat[name], block[name][2]

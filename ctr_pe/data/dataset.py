@@ -6,6 +6,7 @@
     dataset_config.yaml                         a dataset config for FuxiCTR; not part of the data hash
     items.parquet                               of a log: raw items, their attributes, and the ids of both in columns
                                                 that end with ":id"; not part of the data hash
+    users.parquet                               likewise the users, where columns of theirs are declared
     report.json                                 written last: sizes and hashes of the files, rows, the builder's counts
 """
 
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 FORMAT: Literal[1] = 1
 SPLITS = ("train", "valid", "test")
 CONFIG = "dataset_config.yaml"
-ITEMS = "items.parquet"
+ITEMS, USERS = "items.parquet", "users.parquet"
 LABEL, USER, ITEM = "label", "user_id", "item_id"  # columns of every data set of a log, whatever the log calls them
 ID = ":id"  # in items.parquet the column ``cate_id:id`` has the ids of the column ``cate_id``
 

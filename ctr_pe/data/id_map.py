@@ -16,6 +16,11 @@ from ctr_pe.utils.errors import UserError, counted, nearest, option
 
 Array = npt.NDArray[Any]
 Ints = npt.NDArray[np.int64]
+TEXTS = (pl.String, pl.Categorical, pl.Enum)
+NO_VALUE = frozenset(
+    ["", "NULL", "Null", "null", "NaN", "NAN", "nan", "NA", "N/A", "n/a", "#N/A", "None", "<NA>", "\\N", "undefined"]
+)
+"""Texts that programs write where there is no value."""
 PAD, UNSEEN = "__PAD__", "__OOV__"  # FuxiCTR's reserved entries
 
 
@@ -93,7 +98,7 @@ class IdMap:
     def ids(self, values: pl.Series) -> Array:
         """(n,) ids of raw values of any type, in the smallest type that holds all ids of the map."""
         index, ids = self._lookup
-        return ids[index.find(values.cast(pl.String))]
+        return ids[index.find(texts(values))]
 
     def ids_of_texts(self, texts: pl.Expr) -> pl.Expr:
         """The same for texts in a lazy table, int64; of a new map."""
@@ -119,7 +124,23 @@ class IdMap:
         return pl.Enum(list(self.known))
 
 
-def with_ids(items: pl.DataFrame, maps: Mapping[str, IdMap]) -> pl.DataFrame:
+def categories(values: pl.Series) -> pl.Series:
+    """As :func:`texts`; one that stands for no value is null."""
+    found = texts(values)
+    return found.set(found.is_in(list(NO_VALUE)).fill_null(False), None)
+
+
+def texts(values: pl.Series) -> pl.Series:
+    """Raw values as text, whole floats as the integers they are."""
+    if values.dtype.is_float():
+        whole = values.cast(pl.Int64, strict=False)
+        exact = (values == whole).fill_null(False)
+        fraction = values.set(values.is_nan().fill_null(False), None).cast(pl.String)
+        return whole.cast(pl.String).zip_with(exact, fraction)
+    return values.cast(pl.String)
+
+
+def with_ids(items: pl.DataFrame, maps: Mapping[str, Any]) -> pl.DataFrame:
     """The catalogue with the ids of these columns, each in the column of its name and ``:id``."""
     return items.with_columns(pl.Series(name + ID, ids.ids(items[name])) for name, ids in maps.items())
 

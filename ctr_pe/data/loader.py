@@ -26,9 +26,9 @@ class BatchLoader:
 
     An iteration is an epoch and yields a :class:`~ctr_pe.sequence.batch.JaggedBatch` of B rows after the other: every
     feature of the feature map (meta too) as (B,) int64, "numeric" ones float32, "embedding" ones (B, dim) float32;
-    labels (B,) float32; histories int64, oldest item first. As a mapping it has them in FuxiCTR's form: (B, L), 0 after
-    the items. The order of an epoch depends on ``seed`` and the epoch's number only. In split "train" a last batch of
-    one row joins the batch before it: batch norm cannot train on one row.
+    labels (B,) float32; histories int64, oldest item first; those of several categories have an axis more. As a mapping
+    it has them in FuxiCTR's form: (B, L), 0 after the items. The order of an epoch depends on ``seed`` and the epoch's
+    number only. In split "train" a last batch of one row joins the batch before it: batch norm cannot train on one row.
 
     Several processes have the same batches: each yields its slice of the rows of each batch of split "train", and else
     its slice of the batches. A last batch of fewer rows than processes joins the one before, too.
@@ -78,6 +78,7 @@ class BatchLoader:
         self.spans, self.own = (every, rank_slice) if split == "train" else (every[rank_slice], slice(None))
         self.is_shared = processes > 1
         self.vectors = {name for name, want in wants.items() if want.kind == "embedding"}
+        self.several = {name: (want.values,) for name, want in wants.items() if want.values}
         self.padded = frozenset(name for part in self.parts for name in part.padded)
         self.scalars: dict[str, torch.dtype] = {}
         self.histories: dict[tuple[str, ...], list[str]] = {}  # offsets in each part -> the columns that share them
@@ -124,7 +125,7 @@ class BatchLoader:
         """The rows of these numbers, in this order."""
         batch, pieces = JaggedBatch({}, {}, {}, self.padded), self._pieces(rows)
         for name, dtype in self.scalars.items():
-            batch.rows[name] = torch.empty(len(rows), dtype=dtype)
+            batch.rows[name] = torch.empty(len(rows), *self.several.get(name, ()), dtype=dtype)
             filled = batch.rows[name].numpy()
             for part, slots, local in pieces:
                 filled[slots] = self.parts[part].data[name][local]
@@ -137,7 +138,8 @@ class BatchLoader:
             source = np.arange(lengths.sum()) + np.repeat(starts - np.cumsum(lengths) + lengths, lengths)
             counts, of_item = torch.from_numpy(lengths), np.repeat(owner, lengths) if len(pieces) > 1 else None
             for name in names:
-                values = torch.empty(len(source), dtype=torch.float32 if name in self.vectors else torch.int64)
+                dtype = torch.float32 if name in self.vectors else torch.int64
+                values = torch.empty(len(source), *self.several.get(name, ()), dtype=dtype)
                 for part, *_ in pieces:
                     where = slice(None) if of_item is None else of_item == part
                     values.numpy()[where] = self.parts[part].data[name][source[where]]
@@ -164,7 +166,7 @@ def _wants(feature_map: Any) -> dict[str, Want]:
     for name, spec in feature_map.features.items():
         if spec["type"] not in KINDS:
             raise UserError(f"feature '{name}': type '{spec['type']}' is not loaded; {nearest(spec['type'], KINDS)}")
-        wants[name] = Want(spec["type"], spec.get("vocab_size"), spec.get("max_len"))
+        wants[name] = Want(spec["type"], spec.get("vocab_size"), spec.get("max_len"), spec.get("values"))
     return wants | {name: Want("label") for name in feature_map.labels}
 
 

@@ -6,17 +6,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import polars as pl
 import pyarrow.parquet as pq
 
+from ctr_pe.config.columns import DeclaredColumn
 from ctr_pe.config.field_groups import Group
 from ctr_pe.data.dataset import (
     CONFIG,
     ITEMS,
     SPLITS,
     USER,
+    USERS,
     Dataset,
     DatasetReport,
     check_out,
@@ -24,8 +27,8 @@ from ctr_pe.data.dataset import (
     facts_of,
     open_dataset,
 )
-from ctr_pe.data.id_map import IdMap
 from ctr_pe.data.root import REPORT
+from ctr_pe.data.value_maps import Several, ValueMap, field_spec
 from ctr_pe.fuxictr.feature_specs import FEATURES, FeatureSpecs, age_spec, history_spec, target_spec
 from ctr_pe.utils.errors import UserError, reason
 from ctr_pe.utils.files import move, scratch_beside, write_json
@@ -39,7 +42,7 @@ class Content:
     """What a source returns about the rows it has added.
 
     ``features``: FuxiCTR's specification per column; ``vocabs``: per table, the id of each original value; ``report``:
-    the source's counts; ``items``: the catalogue, see :mod:`ctr_pe.data.dataset`.
+    the source's counts; ``items``, ``users``: the catalogue and the table of users, see :mod:`ctr_pe.data.dataset`.
     """
 
     label: str
@@ -49,6 +52,7 @@ class Content:
     vocabs: Mapping[str, Mapping[str, int]]
     report: Mapping[str, Any]
     items: pl.DataFrame | None = None
+    users: pl.DataFrame | None = None
 
 
 class DatasetWriter:
@@ -129,6 +133,8 @@ class DatasetWriter:
             "age_field": [group.age for group in content.groups],
         }
         write_config(self.path, self.out, self.dataset_id, rows, "parquet", **keys)
+        if content.users is not None:
+            content.users.write_parquet(self.path / USERS)
         if content.items is not None:
             content.items.write_parquet(self.path / ITEMS)
         facts = report.model_dump(mode="json")
@@ -150,15 +156,26 @@ def write_config(
     (folder / CONFIG).write_text(text, encoding="utf-8")
 
 
-def item_specs(maps: Mapping[str, IdMap], groups: Sequence[Group], max_len: int) -> dict[str, dict[str, Any]]:
-    """The features of a log: its user, the target fields with their ids, and the histories of each group, of which the
-    second has the items that were not chosen."""
+def item_specs(
+    maps: Mapping[str, ValueMap | Several],
+    groups: Sequence[Group],
+    max_len: int,
+    columns: Mapping[str, DeclaredColumn] = MappingProxyType({}),
+) -> dict[str, dict[str, Any]]:
+    """The features of a log: its user, the fields with ids, and the histories of each group, of which the second has
+    the items that were not chosen. ``columns``: how the fields were declared."""
     specs: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
-    specs |= {name: target_spec(ids.size - 2, unseen=ids.unseen) for name, ids in maps.items()}
+    specs |= {
+        name: target_spec(ids.size - 2, unseen=ids.unseen) | field_spec(columns.get(name)) for name, ids in maps.items()
+    }
     for group, chosen in zip(groups, (True, False), strict=False):
         for name, history in zip(group.target, group.history, strict=True):
-            ids = maps[name]
-            specs[history] = history_spec(name, ids.size - 2, max_len, chosen=chosen, unseen=ids.unseen)
+            ids, declared = maps[name], columns.get(name)
+            pooled = {key: specs[name][key] for key in ("values", "splitter", "feature_encoder") if key in specs[name]}
+            spec = history_spec(name, ids.size - 2, max_len, chosen=chosen, unseen=ids.unseen) | pooled
+            specs[history] = spec | (
+                {"embedding_dim": declared.embedding_dim} if declared and declared.embedding_dim else {}
+            )
     return specs | {group.age: age_spec(max_len) for group in groups if group.age}
 
 

@@ -55,8 +55,9 @@ def small_feature_map(dataset_id: str, specs: Mapping[str, dict[str, Any]], para
 
 def take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
     """A copy of the feature map without feature encoders, and the encoders: FuxiCTR would run their text as code."""
-    from fuxictr.pytorch import layers
     from torch import nn
+
+    from ctr_pe.units.pooling import Pooling
 
     feature_map = copy.deepcopy(feature_map)
     encoders: dict[str, nn.Module] = {}
@@ -76,7 +77,7 @@ def take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
         if pooling is None:
             encoders[field] = nn.Linear(int(width), int(out), bias=bias != "False")
         else:
-            encoders[field] = getattr(layers, pooling)()
+            encoders[field] = Pooling(mean=pooling == "MaskedAveragePooling")
         spec["feature_encoder"] = None
     return feature_map, encoders
 

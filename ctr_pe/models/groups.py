@@ -17,7 +17,7 @@ class SizedGroup(Group):
     """A field group as a model sees it, with the encoding of its attention.
 
     ``dims``: width of each field's embedding; an item's has them side by side.
-    ``sizes``: ids of each field, 0 for a field of vectors.
+    ``sizes``: ids of each field, 0 for one of vectors or of several categories.
     ``negative``: fields that hold, slot by slot of the history, an item that was not chosen; () without.
     ``chosen``: whether the user chose the items of the history.
     """
@@ -81,7 +81,7 @@ def other_fields(
 ) -> list[str]:
     """The fields of the tower. Raises UserError if a history is pooled by an encoder, or another sequence is not."""
     for field, encoder in encoders.items():
-        if field in histories and not isinstance(encoder, nn.Linear):
+        if field in histories and not isinstance(encoder, nn.Linear) and "values" not in features[field]:
             raise UserError(f"feature_map: history field '{field}' is pooled: set its feature_encoder to null")
     others = [name for name, spec in features.items() if spec["type"] != "meta" and name not in histories]
     for name in others:
@@ -99,4 +99,8 @@ def field_dim(spec: Mapping[str, Any], embedding_dim: int) -> int:
 
 
 def _size(spec: Mapping[str, Any]) -> int:
-    return 0 if spec["type"] == "numeric" or "pretrained_emb" in spec else int(spec.get("vocab_size", 0))
+    return (
+        0
+        if spec["type"] == "numeric" or "pretrained_emb" in spec or "values" in spec
+        else int(spec.get("vocab_size", 0))
+    )

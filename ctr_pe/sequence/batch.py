@@ -23,7 +23,7 @@ class JaggedBatch(Mapping[str, Tensor]):
     Attributes:
         rows: columns of one value or vector per row, (B,) or (B, dim); labels too.
         histories: columns of histories, (N,): the items of all rows one after the other, the oldest of a row first. An
-            id is 0 where the item has none.
+            id is 0 where the item has none. A field of several categories is (N, values), with 0 after the last.
         lengths: of each of ``histories``, (B,) int64; columns of one history share the tensor.
         padded: of ``histories`` those that FuxiCTR padded: at either end of a row there may be padding, which
             :func:`ctr_pe.fuxictr.padded.history` tells from items.
@@ -66,9 +66,9 @@ class JaggedBatch(Mapping[str, Tensor]):
 
 
 def pad(values: Tensor, lengths: Tensor) -> Tensor:
-    """(N,) -> (B, L): 0 after the items of each row, one slot at least."""
+    """(N, …) -> (B, L, …): 0 after the items of each row, one slot at least."""
     width = max(1, int(lengths.max()) if len(lengths) else 0)
-    padded = values.new_zeros(len(lengths), width)
+    padded = values.new_zeros(len(lengths), width, *values.shape[1:])
     padded[torch.arange(width, device=lengths.device) < lengths.unsqueeze(1)] = values
     return padded
 

@@ -89,7 +89,7 @@ def align(mask: Tensor, *padded: Tensor, longest: int | None = None) -> tuple[Te
 
     Args:
         mask: (B, L) bool, padding anywhere.
-        padded: (B, L) each.
+        padded: (B, L, …) each.
         longest: items kept of a history, the newest; None for all.
 
     Returns:
@@ -101,7 +101,8 @@ def align(mask: Tensor, *padded: Tensor, longest: int | None = None) -> tuple[Te
     kept = distance <= mask.sum(1, keepdim=True)
     if longest is not None:
         kept = kept & (distance <= longest)
-    return kept, *(torch.zeros_like(values).scatter(1, slot, values) for values in padded)
+    into = (slot.view(*slot.shape, *[1] * (values.dim() - 2)).expand_as(values) for values in padded)
+    return kept, *(torch.zeros_like(values).scatter(1, at, values) for at, values in zip(into, padded, strict=True))
 
 
 __all__ = ["Dense", "align"]

@@ -101,7 +101,7 @@ def predict(
     _check_output(source, output, overwrite)
     scorer = read_model(model, gpu)
     columns = scorer.encoder.reads(source.schema.names)
-    source.check_nulls(columns)
+    source.check_nulls([name for name in columns if not scorer.encoder.optional(name)])
     key = {
         "ctr_pe": __version__,
         "model": hashlib.blake2b((model / MANIFEST).read_bytes()).hexdigest(),

@@ -3,7 +3,8 @@
 Legend: n requests, E events of all histories, B rows of a batch.
 
 An item's fields come from the catalogue, by its raw id; what the catalogue lacks comes from the table's own columns, by
-the vocabulary of each; what is nowhere takes the reserved id of unseen values. Models of data sets without a catalogue
+the vocabulary of each; what is nowhere takes the reserved id of unseen values. Fields of the user come likewise from
+the table of users, fields of the event from the table's columns. Models of data sets without a catalogue
 (published sets, FuxiCTR's CSV) take every column by its vocabulary.
 """
 
@@ -13,19 +14,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import polars as pl
 
 from ctr_pe.data.dataset import ID, ITEM
-from ctr_pe.data.id_map import Array, IdMap, Index, Ints
+from ctr_pe.data.id_map import Array, IdMap, Index, Ints, categories
 from ctr_pe.data.logs.clock import SECONDS, implausible
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.timeline import Codes, EncodedLog, Timeline, sorted_events
+from ctr_pe.data.value_maps import Buckets, Several, ValueMap, numbers, several, stored_map
 from ctr_pe.fuxictr.feature_specs import FeatureSpecs, table_of, unseen_id
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.serving.tables import Unit, column, labels, times
+from ctr_pe.serving.tables import Unit, column, labels, of_log, times
 from ctr_pe.serving.tables import ids as raw_ids
 from ctr_pe.utils.errors import UserError, nearest
 
@@ -39,7 +42,8 @@ class ColumnNames:
 
     ``time`` in ``time_unit``; ``order``: a column that decides what is earlier where the history has it; ``label``: of
     events, 0 for an item that was shown and not chosen; ``raw``: the column that a feature is read from, where it is
-    called otherwise; ``normalizers``: of a numeric feature, what is subtracted and divided by.
+    called otherwise; ``normalizers``: of a numeric feature, what is subtracted and divided by; ``columns``: those that
+    were declared, see :mod:`ctr_pe.config.columns`.
     """
 
     user: str = "user_id"
@@ -50,6 +54,7 @@ class ColumnNames:
     time_unit: Unit = "s"
     raw: Mapping[str, str] = field(default_factory=dict)
     normalizers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
+    columns: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Encoder:
@@ -61,6 +66,7 @@ class Encoder:
         vocabularies: feature -> original as text -> id, FuxiCTR's reserved entries included.
         columns: what raw columns are called.
         items: the catalogue: the item's raw id, its attributes, and the id of each, in columns that end with ``:id``.
+        users: likewise the users whose columns were declared: the raw id in the column ``user``.
     """
 
     def __init__(
@@ -70,8 +76,10 @@ class Encoder:
         vocabularies: Mapping[str, Mapping[str, int]],
         columns: ColumnNames,
         items: pl.DataFrame | None = None,
+        users: pl.DataFrame | None = None,
     ) -> None:
         self.feature_map, self.vocabularies, self.columns, self.items = feature_map, vocabularies, columns, items
+        self.users = users
         self.features: Mapping[str, Any] = model.feature_map.features
         self.groups: list[SizedGroup] = list(model.groups)
         self.chosen = [bool(self.features[group.history[0]].get("chosen", True)) for group in self.groups]
@@ -80,7 +88,9 @@ class Encoder:
         self.other_fields = [name for name in model.other_fields if name not in of_items]
         encodings = [module for module in model.modules() if isinstance(module, PositionEncoding)]
         self.needs_age = any(encoding.about.needs_age for encoding in encodings)
-        self._maps: dict[str, IdMap] = {}
+        self._maps: dict[str, ValueMap | Several] = {}
+        catalogue = set() if items is None else set(items.columns)
+        self.event_fields = [] if items is None else [name for name in self.item_fields if name + ID not in catalogue]
 
     @cached_property
     def catalogue(self) -> Index | None:
@@ -90,21 +100,46 @@ class Encoder:
     @cached_property
     def item_ids(self) -> dict[str, Ints]:
         """Target field -> the ids of the catalogue's items, and after them that of an item that is not in it."""
-        if self.items is None:
-            return {}
-        made = {name: self.items[name + ID].to_numpy() for name in self.item_fields if name + ID in self.items.columns}
-        return {name: np.append(ids, self.unseen(name)).astype(np.int64) for name, ids in made.items()}
+        return {} if self.items is None else self._ids_of(self.items, self.item_fields)
+
+    @cached_property
+    def _owners(self) -> tuple[Index | None, dict[str, Ints]]:
+        """Raw id of a user -> its row of ``users``; and as :attr:`item_ids`."""
+        if self.users is None:
+            return None, {}
+        return Index(self.users["user"]), self._ids_of(self.users, self.other_fields)
+
+    def _ids_of(self, table: pl.DataFrame, names: Iterable[str]) -> dict[str, Ints]:
+        found = {name: table[name + ID].to_numpy() for name in names if name + ID in table.columns}
+        return {name: np.concatenate([ids, self._none(name, ids)]).astype(np.int64) for name, ids in found.items()}
+
+    def _none(self, name: str, like: Array) -> Ints:
+        """(1, …) ids of a missing value of the field."""
+        none = np.zeros((1, *like.shape[1:]), np.int64)
+        none.reshape(-1)[0] = self.unseen(name)
+        return none
 
     def unseen(self, name: str) -> int:
         """The id of values that are not known."""
         return unseen_id(self.features[name])
 
-    def id_map(self, name: str) -> IdMap | None:
+    def id_map(self, name: str) -> ValueMap | Several | None:
         """Of a feature's embedding table; None where the data set has no vocabulary of it."""
         table = table_of(name, self.features, self.vocabularies)
         if table in self.vocabularies and table not in self._maps:
-            self._maps[table] = IdMap(self.vocabularies[table], self.unseen(name))
+            self._maps[table] = stored_map(self.features[table], self.vocabularies[table], self.unseen(name))
         return self._maps.get(table)
+
+    def plain(self, name: str, values: pl.Series) -> pl.Series:
+        """Raw values of a declared column in the one type that its kind has: float64, text or lists of texts."""
+        ids = self.id_map(name)
+        if isinstance(ids, Several):
+            return several(values, ids.splitter).alias(values.name)
+        return (numbers(values) if isinstance(ids, Buckets) else categories(values)).alias(values.name)
+
+    def optional(self, name: str) -> bool:
+        """Whether missing values of a raw column are values."""
+        return name in self.columns.columns
 
     def reads(self, table: Iterable[str]) -> list[str]:
         """Those columns of a table of requests that are read."""
@@ -175,7 +210,7 @@ class Encoder:
         if events is None and not given:
             raise UserError(f"{what}: no history: give one, or save the model with the histories of its users")
         counts: Counter[str] = Counter({"requests": requests.height})
-        ids = self._items(requests, what)
+        ids = self._items(requests, what, target=True)
         now = self._times(requests, self.columns.time, what, None if events is None else events.newest)
         lists: list[RequestHistories] = []
         if given:
@@ -185,8 +220,18 @@ class Encoder:
                 now = np.full(requests.height, events.newest)
             lists += self._seen(requests, events, now, counts, what)
         scalars: dict[str, Array] = dict(ids)
+        owners, of_users = self._owners
+        row = (
+            None
+            if owners is None
+            else owners.find(raw_ids(requests, self.columns.user, what, owners.dtype, "the table of users"))
+        )
         for name in self.other_fields:
-            if self.features[name]["type"] == "sequence":
+            if row is not None and name in of_users:
+                scalars[name] = of_users[name][row]
+                if name in requests.columns:
+                    scalars[name] = self._encode(requests[name], name, what)
+            elif self.features[name]["type"] == "sequence" and "values" not in self.features[name]:
                 lists.append(self._given(requests, (name,), None, int(self.features[name]["max_len"]), what))
             else:
                 scalars[name] = self._column(requests, name, what)
@@ -199,30 +244,63 @@ class Encoder:
         candidates: Sequence[Any],
         times: Sequence[int] | None = None,
         now: int | None = None,
+        *,
+        user: Any = None,
+        context: Mapping[str, Any] = MappingProxyType({}),
+        history_context: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     ) -> EncodedRequests:
-        """One user's history and candidates, as :meth:`~ctr_pe.serving.scorer.Scorer.score_one` takes them."""
-        if self.catalogue is None or self.other_fields:
+        """One user's history and candidates, as :meth:`~ctr_pe.serving.scorer.Scorer.score_one` takes them.
+
+        ``user``: the raw id, which fields of the user are looked up by. ``context``: raw values of the request's fields
+        of the event, and of the user where the table of users lacks them; ``history_context``: field -> a raw value per
+        item of the history.
+        """
+        if self.catalogue is None:
             raise UserError("candidates: this model has no catalogue of items: score requests with all their columns")
         if times is None and self.needs_age and len(history):
             raise UserError("times: this model's encoding reads the age of events: give the time of each")
         if times is not None and len(times) != len(history):
             raise UserError(f"times: {len(times)} for {len(history)} items of the history")
+        self._check_names("context", context, [*self.item_fields[1:], *self.other_fields])
+        self._check_names("history_context", history_context, self.event_fields)
         per_second, ages = SECONDS[self.columns.time_unit], None
         if times is not None:
             at = np.asarray(times, np.int64)
             ages = ((now if now is not None else int(at.max(initial=0))) - at) // per_second
         past, wanted = (self.catalogue.find(self.catalogue.of(ids)) for ids in (history, candidates))
+        of_past = {name: ids[past] for name, ids in self.item_ids.items()}
+        for name in self.event_fields:
+            given = history_context.get(name, [None] * len(past))
+            if len(given) != len(past):
+                raise UserError(
+                    f"history_context: {len(given)} values of '{name}' for {len(past)} items of the history"
+                )
+            of_past[name] = self._encode(pl.Series(name, given, strict=False), name, "history_context")
         scalars = {name: ids[wanted] for name, ids in self.item_ids.items()}
+        owners, of_users = self._owners
+        row = -1 if owners is None or user is None else int(owners.find(owners.of([user]))[0])
+        scalars |= {name: np.repeat(ids[[row]], len(wanted), axis=0) for name, ids in of_users.items()}
+        for name in (*self.event_fields, *self.other_fields, *context):
+            if name in scalars and name not in context:
+                continue
+            afterwards = self.features[name].get("known") == "afterwards"
+            value = None if afterwards else context.get(name)
+            ids = self._encode(pl.Series(name, [value], strict=False), name, "context")
+            scalars[name] = np.repeat(ids, len(wanted), axis=0)
         begin, end = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(past))
         lists = []
         for group, chosen in zip(self.groups, self.chosen, strict=True):
-            ids = {name: self.item_ids[target][past] for target, name in zip(group.target, group.history, strict=True)}
+            ids_of = {name: of_past[target] for target, name in zip(group.target, group.history, strict=True)}
             first = np.maximum(begin, end - group.max_len) if chosen else end
-            lists.append(RequestHistories(ids, first, end, group.age, age=ages))
+            lists.append(RequestHistories(ids_of, first, end, group.age, age=ages))
         counts = Counter({"requests": len(wanted), "unknown items": self._unknown(scalars)})
-        of_history = {name: self.item_ids[name][past] for name in self.item_fields[:1]}
-        counts["unknown history items"] = self._unknown(of_history)
+        counts["unknown history items"] = self._unknown({name: of_past[name] for name in self.item_fields[:1]})
         return EncodedRequests(len(wanted), scalars, lists, None, per_second, counts)
+
+    def _check_names(self, what: str, given: Iterable[str], known: Sequence[str]) -> None:
+        for name in given:
+            if name not in known:
+                raise UserError(f"{what}: no field '{name}' in this model: {nearest(name, known) if known else 'none'}")
 
     def _seen(
         self, requests: pl.DataFrame, events: EncodedLog, now: Ints | None, counts: Counter[str], what: str
@@ -265,14 +343,19 @@ class Encoder:
         ids = {name: self._of_items(flat[name], self._encode(flat[name], name, what)) for name in fields}
         return RequestHistories(ids, end - first, end, age, age=flat[age].to_numpy() if age else None)
 
-    def _items(self, table: pl.DataFrame, what: str) -> dict[str, Ints]:
-        """Target field -> ids (n,) of the table's items."""
+    def _items(self, table: pl.DataFrame, what: str, target: bool = False) -> dict[str, Ints]:
+        """Target field -> ids (n,) of the table's items, and of their events; of targets what is known before."""
         row = None
         if self.catalogue is not None:
             raw = raw_ids(table, self.columns.item, what, self.catalogue.dtype, "the model's items")
             row = self.catalogue.find(raw) if len(raw) else np.zeros(0, np.int64)
         ids = {}
         for name in self.item_fields:
+            if target and self.features[name].get("known") == "afterwards":
+                none = np.zeros((table.height, *self._several(name)), np.int64)
+                none.reshape(table.height, -1)[:, :1] = self.unseen(name)
+                ids[name] = none
+                continue
             if row is None or name not in self.item_ids:
                 ids[name] = np.asarray(self._column(table, name, what), np.int64)
                 continue
@@ -282,12 +365,17 @@ class Encoder:
                 ids[name][new] = self._encode(table[name].gather(new), name, what)
         return ids
 
+    def _several(self, name: str) -> tuple[int, ...]:
+        """The axis of a field of several categories."""
+        return (int(self.features[name]["values"]),) if "values" in self.features[name] else ()
+
     def _unknown(self, ids: Mapping[str, Ints]) -> int:
         item = self.item_fields[0]
         return int((ids[item] == self.unseen(item)).sum()) if item in ids else 0
 
     def _column(self, table: pl.DataFrame, name: str, what: str) -> Array:
-        values = column(table, self._raw(name), what)
+        raw = self._raw(name)
+        values = of_log(table, raw, what) if self.optional(name) else column(table, raw, what)
         if self.features[name]["type"] == "numeric":
             if not values.dtype.is_numeric():
                 raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not numbers")
@@ -301,7 +389,7 @@ class Encoder:
         if ids is None:
             others = nearest(name, self.vocabularies) if self.vocabularies else "its data set has none"
             raise UserError(f"feature '{name}' has no vocabulary: {others}")
-        if values.dtype.is_float():
+        if values.dtype.is_float() and isinstance(ids, IdMap):
             raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not integers or strings")
         return ids.ids(values).astype(np.int64)
 

@@ -91,7 +91,9 @@ def description(scorer: Scorer) -> dict[str, Any]:
 
     ``inputs``: name -> ``of`` (``history``, ``age``, ``length`` of the histories, ``target`` or ``request``),
     ``column`` of the raw ids, ``ids``: the vocabulary in which they are looked up, ``unknown``: the id of others. A
-    number has a column, and if training normalised it a ``normalizer``: what to subtract and divide by.
+    number has a column, and if training normalised it a ``normalizer``: what to subtract and divide by. Of declared
+    columns also ``category_encoder`` (``quantile_bucket``: the keys of the vocabulary are upper edges; ``hash_bucket``:
+    1 + CRC-32 of the text modulo ``unknown`` - 1), ``splitter`` and ``values``, and ``known``.
     ``vocabularies``: name -> raw id as text -> id. Ages are seconds from the event to the request. ``max_len``: the
     scorer keeps so many items of a history, the newest.
     """
@@ -115,6 +117,8 @@ def description(scorer: Scorer) -> dict[str, Any]:
             inputs[name]["normalizer"] = list(encoder.columns.normalizers[field])
         if ids is not None:  # none of numbers and vectors
             inputs[name] |= {"ids": table, "unknown": encoder.unseen(field)}
+            kept = ("category_encoder", "splitter", "values", "known")
+            inputs[name] |= {key: encoder.features[field][key] for key in kept if key in encoder.features[field]}
             vocabularies[table] = ids
     known = ("model", "position_encoding", "metrics", "vocabulary", "versions", "created")
     return {

@@ -7,6 +7,7 @@ feature_map.json      FuxiCTR's, and
 feature_vocab.json    id of each original value, as text, per feature
 columns.json          what the columns of raw tables are called
 items.parquet         the catalogue, of models whose data set was made from a log
+users.parquet         likewise the users, where columns of theirs were declared
 histories.parquet     optional: the newest events of each user
 """
 
@@ -27,7 +28,7 @@ from pydantic_core import from_json, to_json
 
 from ctr_pe.config.field_groups import FIELD_KEYS, field_keys
 from ctr_pe.config.schema import Count, DataSection, Name, Seed
-from ctr_pe.data.dataset import ITEMS, FileFacts, facts_of
+from ctr_pe.data.dataset import ITEMS, USERS, FileFacts, facts_of
 from ctr_pe.data.logs.tables import readable
 from ctr_pe.data.published.sets import SETS, original
 from ctr_pe.data.root import REPORT
@@ -110,7 +111,9 @@ def scorer_of(model: Any, run: Run, source: DataSource, outcome: Outcome) -> Sco
     }
     columns = _columns(source.dataset_id, report.get("recipe", {}), model.feature_map.group_id)
     columns = replace(columns, normalizers=report.get("normalizers", {}))
-    encoder = Encoder(model, feature_map, vocabularies, columns, _table(source.folder / ITEMS))
+    encoder = Encoder(
+        model, feature_map, vocabularies, columns, _table(source.folder / ITEMS), _table(source.folder / USERS)
+    )
     return Scorer(model, encoder, from_json(to_json(config, inf_nan_mode="null", fallback=str)))
 
 
@@ -145,6 +148,8 @@ def write_model(folder: str | Path, scorer: Scorer, histories: bool = True) -> N
             write_json(made / COLUMNS, asdict(encoder.columns), allow_nan=False)
             if encoder.items is not None:
                 encoder.items.write_parquet(made / ITEMS)
+            if encoder.users is not None:
+                encoder.users.write_parquet(made / USERS)
             if histories and scorer.histories is not None:
                 scorer.histories.write_parquet(made / HISTORIES)
             write_stand_ins(made, encoder)
@@ -176,7 +181,7 @@ def read_model(folder: str | Path, gpu: int = -1, model: type | None = None) -> 
     except ValueError as error:  # a UserError, or what a unit raises
         raise UserError(f"{folder / MANIFEST}: {error}") from None
     load(built, folder / WEIGHTS)
-    encoder = Encoder(built, feature_map, vocabularies, columns, _table(folder / ITEMS))
+    encoder = Encoder(built, feature_map, vocabularies, columns, _table(folder / ITEMS), _table(folder / USERS))
     return Scorer(built, encoder, config, _table(folder / HISTORIES))
 
 
@@ -249,7 +254,8 @@ def _columns(dataset_id: str, recipe: Mapping[str, Any], group_id: str | None) -
         names |= {name: column for field in published.fields for name, column in field.histories}
         raw = {name: column for name, column in names.items() if name != column}
         return ColumnNames(user=published.user, time=published.time, label=published.label, raw=raw)
-    given = {ours: recipe[ours] for ours in ("user", "item", "time", "order", "label", "time_unit") if ours in recipe}
+    roles = ("user", "item", "time", "order", "label", "time_unit", "columns")
+    given = {ours: recipe[ours] for ours in roles if ours in recipe}
     return ColumnNames(**{"user": group_id or "user_id", **given})
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 import polars as pl
 import torch
 
+from ctr_pe.config.columns import declared
 from ctr_pe.serving import tables
 from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of, write_model
 from ctr_pe.serving.scorer import Scorer
@@ -54,6 +55,8 @@ class CTRRanker:
             three are used where a table has them, as by ``ctr-pe data build``; None leaves one alone. ``order`` decides
             what is earlier; without it ``time`` does, and events of the same time do not see each other.
         attributes: columns of the items that the model reads; None for all that hold integers or strings.
+        columns: what else it reads of events, items and users: column -> words such as ``"event"`` or ``"event,
+            numeric"``, or a mapping of the keys of :class:`~ctr_pe.config.columns.DeclaredColumn`.
         time_unit: ``s`` or ``ms``, of times that are numbers.
         gpu: -1 for the CPU.
         threads: of training; 0 leaves torch's as they are.
@@ -84,6 +87,7 @@ class CTRRanker:
         order: str | None = "position",
         label: str | None = "label",
         attributes: Sequence[str] | None = None,
+        columns: Mapping[str, Any] | None = None,
         time_unit: str = "s",
         gpu: int = -1,
         threads: int = 0,
@@ -101,19 +105,23 @@ class CTRRanker:
         self.order = order
         self.label = label
         self.attributes = attributes
+        self.columns = columns
         self.time_unit = time_unit
         self.gpu = gpu
         self.threads = threads
         for name, value in hyper_parameters.items():
             setattr(self, name, value)
 
-    def fit(self, events: AnyTable, y: Any = None, *, items: AnyTable | None = None) -> Self:
+    def fit(
+        self, events: AnyTable, y: Any = None, *, items: AnyTable | None = None, users: AnyTable | None = None
+    ) -> Self:
         """Train on a log.
 
         Args:
             events: a row per event: user, item, time or order, and the label where there is one.
             y: (n,) labels of the events, in place of the column of labels.
             items: a row per item, those of the log and others that may be ranked later: item, and its attributes.
+            users: a row per user, with the columns that are declared of users; without it the log has them.
 
         Raises:
             UserError: a hyper-parameter or column that cannot be used, with its name; rows that cannot be read.
@@ -125,7 +133,7 @@ class CTRRanker:
         label = self.label if y is None else self.label or "label"
         made: list[Scorer] = []
         with scratch_folder() as folder:
-            files = self._files(_with_labels(events, y, label, "events"), items, folder)
+            files = self._files(_with_labels(events, y, label, "events"), items, users, folder)
             try:
                 recipe = self._recipe(files, label)
                 dataset = build(recipe, folder / "log")
@@ -138,6 +146,8 @@ class CTRRanker:
                 log.warning("no user has validation rows of both labels: the best epoch is that of AUC, not of gAUC")
                 params["monitor"] = "AUC"
             self.report_ = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
+            if unread := self.report_["unread"]:
+                log.info("events: not read: %s (columns={'%s': 'event'} reads one)", ", ".join(unread), unread[0])
             run = Run(
                 self.model, dataset.path, self.position_encoding, seed, "heldout", params, self.gpu, self.threads,
                 keep=lambda *trained: made.append(scorer_of(*trained)),
@@ -148,7 +158,13 @@ class CTRRanker:
         return self._fitted(made[0])
 
     def partial_fit(
-        self, new_events: AnyTable, y: Any = None, *, items: AnyTable | None = None, epochs: int = 1
+        self,
+        new_events: AnyTable,
+        y: Any = None,
+        *,
+        items: AnyTable | None = None,
+        users: AnyTable | None = None,
+        epochs: int = 1,
     ) -> Self:
         """Train further on new events, ``epochs`` times on each: the daily update.
 
@@ -164,6 +180,7 @@ class CTRRanker:
             new_events, y: as in ``fit``, those since the last call alone; they are read into memory.
             items: new items, or known ones whose attributes have changed; a new item without a row here has reserved
                 ids for its attributes.
+            users: likewise of users, where the model has a table of them.
 
         Raises:
             UserError: as ``fit``; a model that was saved without histories or is of no log.
@@ -175,7 +192,8 @@ class CTRRanker:
         label = self.label if y is None else self.label or "label"
         new = tables.frame(_with_labels(new_events, y, label, "new_events"), "new_events")
         changed = None if items is None else tables.frame(items, "items")
-        before = self.scorer_ if hasattr(self, "scorer_") else self._cold_start(new, items, label)
+        owners = None if users is None else tables.frame(users, "users")
+        before = self.scorer_ if hasattr(self, "scorer_") else self._cold_start(new, items, users, label)
         labelled = label in new.columns
         protocol = self.protocol or ("impressions" if labelled else "din")
         if protocol == "din" and labelled:
@@ -183,7 +201,7 @@ class CTRRanker:
         if self.threads:
             torch.set_num_threads(self.threads)
         training = {name: value for name, value in self._params().items() if name in OF_TRAINING}
-        return self._fitted(update(before, new, changed, protocol, epochs, training))
+        return self._fitted(update(before, new, changed, protocol, epochs, training, owners))
 
     def predict_proba(self, requests: AnyTable, history: AnyTable | None = None) -> npt.NDArray[np.float64]:
         """(n, 2) probabilities that the user passes the item over, and clicks it.
@@ -265,7 +283,7 @@ class CTRRanker:
         scorer = read_model(folder, gpu)
         config, columns = scorer.config, scorer.encoder.columns
         given = {**config["params"], "gpu": gpu, "random_state": config["seed"], "max_len": config["max_len"]}
-        given |= {name: getattr(columns, name) for name in COLUMNS}
+        given |= {name: getattr(columns, name) for name in COLUMNS} | {"columns": columns.columns or None}
         return cls(config["model"], config["position_encoding"], **given)._fitted(scorer)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -367,14 +385,16 @@ class CTRRanker:
             raise UserError(f"CTRRanker: '{name}' is not a parameter: the log and the other parameters decide it")
         check_params(self.model, params)
 
-    def _cold_start(self, events: pl.DataFrame, items: AnyTable | None, label: str | None) -> Scorer:
+    def _cold_start(
+        self, events: pl.DataFrame, items: AnyTable | None, users: AnyTable | None, label: str | None
+    ) -> Scorer:
         """A scorer with initial weights and without any item or user."""
         from ctr_pe.serving.update import empty_dataset
         from ctr_pe.training import Outcome, Run, build_model
         from ctr_pe.training.source import DataSource
 
         with scratch_folder() as scratch:
-            recipe = self._recipe(self._files(events, items, scratch), label)
+            recipe = self._recipe(self._files(events, items, users, scratch), label)
             source = DataSource.of(empty_dataset(recipe, scratch / "log"))
             run = Run(
                 self.model, source, self.position_encoding, self._seed(), params=self._params(), gpu=self.gpu,
@@ -384,12 +404,12 @@ class CTRRanker:
             before = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=0)
             scorer = scorer_of(model, run, source, before)
         clock = [name for name in (recipe.order, recipe.time) if name in events.columns]
-        scorer.histories = events.head(0).select(recipe.user, recipe.item, *clock)
+        scorer.histories = events.head(0).select(recipe.user, recipe.item, *clock, *_of_log(recipe))
         return scorer
 
-    def _files(self, events: AnyTable, items: AnyTable | None, folder: Path) -> dict[str, Path]:
+    def _files(self, events: AnyTable, items: AnyTable | None, users: AnyTable | None, folder: Path) -> dict[str, Path]:
         """The tables as files, in ``folder`` if they are none."""
-        named = {"events": events, "items": items}
+        named = {"events": events, "items": items, "users": users}
         return {name: tables.as_file(table, folder, name) for name, table in named.items() if table is not None}
 
     def _recipe(self, files: dict[str, Path], label: str | None) -> Recipe:
@@ -399,14 +419,17 @@ class CTRRanker:
         given = {name: getattr(self, name) for name in COLUMNS} | {"label": label}
         # Under their default names columns may be absent.
         given = {name: value for name, value in given.items() if value != Recipe.model_fields[name].default}
-        attributes = self.attributes
+        attributes, columns = self.attributes, declared(self.columns or {})
         if attributes is None and items is not None:
             kinds = tables.schema(items, "items")
-            attributes = [name for name, kind in kinds.items() if name != self.item and tables.is_key(kind)]
-            if left_out := kinds.keys() - {self.item, *attributes}:
-                log.warning("items: not read, neither integers nor strings: %s", ", ".join(sorted(left_out)))
+            others = {name: kind for name, kind in kinds.items() if name not in {self.item, *columns}}
+            attributes = [name for name, kind in others.items() if tables.is_key(kind)]
+            if left_out := sorted(others.keys() - set(attributes)):
+                how = f"columns={{'{left_out[0]}': 'item, numeric'}} reads one"
+                log.warning("items: not read, neither integers nor strings: %s (%s)", ", ".join(left_out), how)
         protocol = self.protocol or ("impressions" if label in tables.schema(events, "events") else "din")
-        given |= {"interactions": events, "items": items, "protocol": protocol, "max_len": self.max_len}
+        given |= {"interactions": events, "items": items, "users": files.get("users"), "columns": columns}
+        given |= {"protocol": protocol, "max_len": self.max_len}
         return load_recipe(None, {**given, "attributes": None if attributes is None else tuple(attributes)})
 
     def _seed(self) -> int:
@@ -455,7 +478,12 @@ def newest_events(recipe: Recipe) -> pl.DataFrame:
     if recipe.label is not None and recipe.label in names:
         events = events.filter(pl.col(recipe.label) == 1)
     clock = [name for name in (recipe.order, recipe.time) if name is not None and name in names]
-    return tables.newest(events, recipe.user, recipe.item, clock, recipe.max_len)
+    return tables.newest(events, recipe.user, recipe.item, clock, recipe.max_len, _of_log(recipe))
+
+
+def _of_log(recipe: Recipe) -> list[str]:
+    """Declared columns that the log has."""
+    return [*recipe.of("event"), *(() if recipe.users else recipe.of("user"))]
 
 
 def load(folder: str | Path, gpu: int = -1) -> CTRRanker:

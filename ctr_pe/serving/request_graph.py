@@ -62,12 +62,15 @@ class RequestGraph(nn.Module):
         for group in model.groups:
             names = [*group.history, *([group.age] if group.age in self.inputs else [])]
             # One empty slot more: torch's tracer takes every size for 2 or more, and a history may have one slot.
-            columns = [nn.functional.pad(given[name], (0, 1)) for name in names]
+            columns = [nn.functional.pad(given[name], [0, 0] * (given[name].dim() - 2) + [0, 1]) for name in names]
             lengths = given[length_of(group)].unsqueeze(1)
             mask = torch.arange(columns[0].shape[1], device=lengths.device) < lengths
             mask, *moved = align(mask, *columns, longest=model.max_len)
             positions = Dense.from_mask(mask, moved[-1] if group.age in self.inputs else None)
-            ids = {name: x.masked_fill(~mask, 0).flatten(0, 1) for name, x in zip(group.history, moved, strict=False)}
+            ids = {
+                name: x.masked_fill(~mask.view(*mask.shape, *[1] * (x.dim() - 2)), 0).flatten(0, 1)
+                for name, x in zip(group.history, moved, strict=False)
+            }
             histories.append(Histories(positions, ids, {}))
         encoded = encode_histories(model, histories)
         others: dict[str, dict[str, Tensor]] = {"target": {}, "request": {}}
@@ -155,9 +158,11 @@ def random_request(model: Any, rows: int, slots: int, targets: int, seed: int = 
             continue
         else:
             more = [spec["max_len"]] if kind != "history" and spec["type"] == "sequence" else []
+            more = [spec["values"]] if "values" in spec else more
             drawn = torch.randint(1, max(2, spec["vocab_size"]), [*shape, *more], generator=draw)
         if kind == "history":
-            drawn = drawn * (torch.rand(shape, generator=draw) < 0.75)
+            there = torch.rand(shape, generator=draw) < 0.75
+            drawn = drawn * there.view(*shape, *[1] * (drawn.dim() - 2))
         found[name] = drawn
     return found
 

@@ -72,6 +72,7 @@ class Scorer:
         candidates: Sequence[Any],
         times: Sequence[int] | None = None,
         now: int | None = None,
+        **fields: Any,
     ) -> Scores:
         """Click probabilities (K,) of one user's candidates.
 
@@ -80,11 +81,12 @@ class Scorer:
             candidates: K raw item ids.
             times: of the history, in the unit of the log; only encodings by time need them.
             now: of the request, by default the newest of ``times``. All of the history is seen.
+            fields: ``user``, ``context`` and ``history_context`` of :meth:`~ctr_pe.serving.encoder.Encoder.one`.
 
         Raises:
             UserError: the model needs times or further columns, or there are not as many times as items.
         """
-        return self.score(self.encoder.one(history, candidates, times, now))
+        return self.score(self.encoder.one(history, candidates, times, now, **fields))
 
     @torch.inference_mode()
     def score(self, encoded: EncodedRequests, batch_size: int = BATCH) -> Scores:

@@ -78,6 +78,7 @@ def _item(value: Any) -> Any:
 
 
 Item = Annotated[int | str, BeforeValidator(_item)]
+Value = int | float | str | list[int | str] | None
 Time = Annotated[int, Field(strict=True, ge=-(2**53), le=2**53)]
 
 
@@ -198,6 +199,11 @@ class RankRequest(BaseModel):
     times: list[Time] | None = Field(None, description="when each item of the history was chosen, rising")
     now: Time | None = Field(None, description="time of the request; by default that of the newest item")
     k: int | None = Field(None, strict=True, ge=1, description="how many of the best to return; by default all")
+    user: Item | None = Field(None, description="raw id of the user, by which the model's own fields are looked up")
+    context: dict[str, Value] = Field({}, description="field of the request, or of the user -> raw value")
+    history_context: dict[str, list[Value]] = Field(
+        {}, description="field of the event -> raw value of each history item"
+    )
 
 
 class RankedItem(BaseModel):
@@ -344,7 +350,10 @@ class RequestMeter:
 
 def _rank(model: WatchedModel, request: RankRequest) -> RankResponse:
     try:
-        encoded = model.scorer.encoder.one(request.history, request.candidates, request.times, request.now)
+        encoded = model.scorer.encoder.one(
+            request.history, request.candidates, request.times, request.now,
+            user=request.user, context=request.context, history_context=request.history_context,
+        )  # fmt: skip
     except UserError as error:
         _wrong((), str(error))
     scores = model.scorer.score(encoded)

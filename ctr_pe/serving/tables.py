@@ -82,6 +82,13 @@ def column(table: pl.DataFrame, name: str, what: str) -> pl.Series:
     return table[name]
 
 
+def of_log(table: pl.DataFrame, name: str, what: str) -> pl.Series:
+    """A declared column, whose missing values are values. Raises UserError if there is none of this name."""
+    if name not in table.columns:
+        raise UserError(f"{what}: no column '{name}': {nearest(name, table.columns)}")
+    return table[name]
+
+
 def is_key(kind: pl.DataType) -> bool:
     """Whether a column of this type can hold raw ids."""
     return kind.is_integer() or kind in (pl.String, pl.Categorical, pl.Enum)
@@ -131,8 +138,11 @@ def labels(table: pl.DataFrame, name: str, what: str) -> npt.NDArray[np.bool_]:
     return values.cast(pl.Boolean).to_numpy()
 
 
-def newest(events: pl.LazyFrame, user: str, item: str, clock: Sequence[str], count: int) -> pl.DataFrame:
-    """The last ``count`` events of every user by ``clock``, then by item: columns user, item and those of the clock."""
-    kept = [item, *clock]
+def newest(
+    events: pl.LazyFrame, user: str, item: str, clock: Sequence[str], count: int, fields: Sequence[str] = ()
+) -> pl.DataFrame:
+    """The last ``count`` events of every user by ``clock``, then by item: columns user, item, those of the clock and
+    ``fields``."""
+    kept = [item, *clock, *fields]
     last = events.group_by(user).agg(pl.col(kept).top_k_by([*clock, item], count))
     return last.explode(kept, empty_as_null=False).sort(user, *clock, item).collect(engine="streaming")

@@ -7,6 +7,7 @@ it, to the last bit, until it is trained further.
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -23,18 +24,18 @@ import pyarrow as pa
 import torch
 
 from ctr_pe.config.field_groups import log_group
-from ctr_pe.data.dataset import ID, ITEM, ITEMS, LABEL, USER, Dataset
-from ctr_pe.data.id_map import IdMap, Index, check_growth, with_ids
-from ctr_pe.data.logs.events import NO_VALUE
+from ctr_pe.data.dataset import ID, ITEM, ITEMS, LABEL, USER, USERS, Dataset
+from ctr_pe.data.id_map import NO_VALUE, IdMap, Index, check_growth, texts, with_ids
 from ctr_pe.data.logs.log import never_clicked
 from ctr_pe.data.requests import EncodedRequests
+from ctr_pe.data.value_maps import Several, several, value_map
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map, unseen_id
 from ctr_pe.sequence.batch import JaggedBatch
-from ctr_pe.serving.encoder import ColumnNames, Encoder
+from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.model_folder import VOCABULARY, Vocabularies, read_json, read_model, rebuild, vocabulary_hash
 from ctr_pe.serving.scorer import Scorer
-from ctr_pe.serving.tables import column, ids, keys, labels, lazy, newest, times
+from ctr_pe.serving.tables import column, ids, keys, labels, lazy, newest, of_log, times
 from ctr_pe.training import fit
 from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError, counted
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from torch import Tensor
 
+    from ctr_pe.config.columns import DeclaredColumn
     from ctr_pe.data.logs.recipe import Recipe
 
 log = logging.getLogger(__name__)
@@ -62,6 +64,7 @@ def update(
     protocol: str,
     epochs: int,
     training: Mapping[str, Any] = MappingProxyType({}),
+    users: pl.DataFrame | None = None,
 ) -> Scorer:
     """A scorer of its own that was trained further on new events; the given one stays as it is.
 
@@ -75,6 +78,7 @@ def update(
         protocol: ``impressions``: rows are the new events, with their labels; ``din``: the new events but a user's very
             first, each with a known item that the user has no stored or new event with.
         training: those of ``OF_TRAINING`` that have changed since the last training.
+        users: new users and their declared columns, or known ones whose columns have changed.
 
     Raises:
         UserError: a scorer without catalogue or histories; a column that is missing, has nulls or another type.
@@ -85,8 +89,8 @@ def update(
     if not events.height:
         raise UserError("new_events: no rows")
     clock = [name for name in (names.order, names.time) if name is not None and name in scorer.histories.columns]
-    stored = _plain(scorer.histories, clock, names, "histories")
-    new = _plain(events, clock, names, "new_events", labelled=protocol == "impressions")
+    stored = _plain(scorer.histories, clock, scorer.encoder, "histories")
+    new = _plain(events, clock, scorer.encoder, "new_events", labelled=protocol == "impressions")
     if not stored.height:
         stored = new.clear()
     for name in (names.user, names.item):
@@ -100,7 +104,9 @@ def update(
     trained, params = bool(scorer.config["epoch"] or updates), {**scorer.config["params"], **training}
     # A new Adam moves every row with a gradient by the learning rate, also one that has only its regularisation.
     lazy = trained and not params.get("table_optimizer") and params.get("optimizer", "adam").lower() == "adam"
-    found = with_new_items(scorer, both, items, trained, **params | ({"table_optimizer": "lazy_adam"} if lazy else {}))
+    found = with_new_items(
+        scorer, both, items, trained, users, **params | ({"table_optimizer": "lazy_adam"} if lazy else {})
+    )
     draw = np.random.default_rng([seed, 1 + len(updates)])
     rows = both.filter(NEW) if protocol == "impressions" else _sampled(both, clock, found.encoder, draw)
     history = found.encoder.events(both.rename({CHOSEN: names.label}) if names.label else both, "new_events")
@@ -111,7 +117,8 @@ def update(
     fitted = fit(found.model, batches, epochs=epochs) if encoded.rows and epochs else None
     found.model.eval()
     chosen = pl.concat([older, new]).filter(pl.col(CHOSEN) == 1)
-    found.histories = newest(chosen.lazy(), names.user, names.item, clock, int(scorer.config["max_len"]))
+    count, fields = int(scorer.config["max_len"]), _of_events(scorer.encoder)
+    found.histories = newest(chosen.lazy(), names.user, names.item, clock, count, fields)
     before = {name: len(known) for name, known in scorer.encoder.vocabularies.items()}
     done = {
         "events": new.height,
@@ -127,14 +134,20 @@ def update(
     return found
 
 
-def _plain(
-    table: pl.DataFrame, clock: list[str], names: ColumnNames, what: str, labelled: bool = False
-) -> pl.DataFrame:
-    """The columns of events that are read, as integers or strings; without a label all are chosen."""
+def _plain(table: pl.DataFrame, clock: list[str], encoder: Encoder, what: str, labelled: bool = False) -> pl.DataFrame:
+    """The columns of events that are read, each in the type of its kind; without a label all are chosen."""
+    names = encoder.columns
     users, items = (ids(table, name, what).alias(name) for name in (names.user, names.item))
     at = [pl.Series(name, times(table, name, names.time_unit, what)) for name in clock]
     label = labels(table, names.label or "label", what) if labelled else np.ones(table.height, bool)
-    return pl.DataFrame([users, items, *at, pl.Series(CHOSEN, label.astype(np.int8))])
+    fields = [encoder.plain(name, of_log(table, name, what)) for name in _of_events(encoder)]
+    return pl.DataFrame([users, items, *at, *fields, pl.Series(CHOSEN, label.astype(np.int8))])
+
+
+def _of_events(encoder: Encoder) -> list[str]:
+    """Declared columns that the table of events has."""
+    of_user = [name for name, column in encoder.columns.columns.items() if column["source"] == "user"]
+    return [*encoder.event_fields, *(of_user if encoder.users is None else ())]
 
 
 def _sampled(both: pl.DataFrame, clock: list[str], encoder: Encoder, draw: np.random.Generator) -> pl.DataFrame:
@@ -184,8 +197,12 @@ def load_onto(folder: str | Path, dataset: Dataset | Path | DataSource, gpu: int
     """
     scorer, source = read_model(folder, gpu), DataSource.of(dataset)
     vocabularies = _vocabularies(scorer, source, folder)
-    items = pl.read_parquet(source.folder / ITEMS) if (source.folder / ITEMS).is_file() else scorer.encoder.items
-    return _grown(scorer, source.folder, vocabularies, items, folder, dataset_id=source.dataset_id)
+    known = {ITEMS: scorer.encoder.items, USERS: scorer.encoder.users}
+    items, users = (
+        pl.read_parquet(source.folder / file) if (source.folder / file).is_file() else table
+        for file, table in known.items()
+    )
+    return _grown(scorer, source.folder, vocabularies, (items, users), folder, dataset_id=source.dataset_id)
 
 
 def start_from(folder: str | Path) -> Callable[[Any, DataSource], None]:
@@ -232,14 +249,16 @@ def carry_over(trained: Any, model: Any, whose: object = "the model") -> None:
 
 
 def with_new_items(
-    scorer: Scorer, events: pl.DataFrame, items: pl.DataFrame | None = None, trained: bool = True, **training: Any
-) -> Scorer:
-    """The scorer, on a model of its own, with ids for all values that the items of ``events`` have.
+    scorer: Scorer, events: pl.DataFrame, items: pl.DataFrame | None = None, trained: bool = True,
+    users: pl.DataFrame | None = None, **training: Any,
+) -> Scorer:  # fmt: skip
+    """The scorer, on a model of its own, with ids for all values that ``events``, their items and users have.
 
     Args:
         events: a row per event, with the column of items.
         items: new items and their attributes, or known ones whose attributes have changed. Attributes of an item that
             has no row anywhere take their reserved ids; such items are counted in the log.
+        users: likewise of users, where the model has a table of them.
         trained: whether the weights are carried over; else the model has initial ones that depend on its seed.
         training: hyper-parameters of training the new model, instead of those of the old one.
 
@@ -252,21 +271,25 @@ def with_new_items(
     wanted = ids(events, encoder.columns.item, "new_events", encoder.items[ITEM].dtype, "the model's items").alias(ITEM)
     catalogue = _catalogue(encoder, wanted, items)
     seen = wanted.to_frame().join(catalogue, on=ITEM, how="left", maintain_order="left")
-    maps = {}
-    for name in encoder.item_ids:
-        often = IdMap.by_frequency(seen[name], np.ones(seen.height, np.int64))
-        maps[name] = IdMap(encoder.vocabularies[name], encoder.unseen(name)).grow(often.known)
+    maps = {name: _grow(encoder, name, seen[name]) for name in encoder.item_ids}
     catalogue = with_ids(catalogue, maps)
+    owners = _with_users(encoder, users)
+    if owners is not None:
+        of_users = {name: _grow(encoder, name, owners[name]) for name in owners.columns[1:]}
+        owners, maps = with_ids(owners, of_users), maps | of_users
+    maps |= {name: _grow(encoder, name, events[name]) for name in _of_events(encoder)}
     vocabularies = {**encoder.vocabularies, **{name: ids.stored for name, ids in maps.items()}}
     with scratch_folder() as scratch:
         write_json(
             scratch / FEATURES, encoder.feature_map.sized({name: ids.size for name, ids in maps.items()}).content
         )
-        return _grown(scorer, scratch, vocabularies, catalogue, "the model" if trained else None, training)
+        whose = "the model" if trained else None
+        return _grown(scorer, scratch, vocabularies, (catalogue, owners), whose, training)
 
 
 def _grown(
-    scorer: Scorer, folder: Path, vocabularies: Mapping[str, Mapping[str, int]], items: pl.DataFrame | None,
+    scorer: Scorer, folder: Path, vocabularies: Mapping[str, Mapping[str, int]],
+    tables: tuple[pl.DataFrame | None, pl.DataFrame | None],
     whose: object, training: Mapping[str, Any] = MappingProxyType({}), **changes: Any,
 ) -> Scorer:  # fmt: skip
     """The scorer on the features of ``folder``, with the weights of the given one, or with initial ones if they are
@@ -281,8 +304,32 @@ def _grown(
     if whose is not None:
         carry_over(scorer.model, model, whose)
     config["parameters"] = sum(parameter.numel() for parameter in model.parameters())
-    encoder = Encoder(model, read_feature_map(folder / FEATURES), vocabularies, scorer.encoder.columns, items)
+    encoder = Encoder(model, read_feature_map(folder / FEATURES), vocabularies, scorer.encoder.columns, *tables)
     return Scorer(model, encoder, config, scorer.histories)
+
+
+def _grow(encoder: Encoder, name: str, values: pl.Series) -> Any:
+    """The map of a feature, with the new categories among raw values, the most frequent first."""
+    ids = encoder.id_map(name)
+    assert ids is not None
+    if isinstance(ids, Several):
+        values = several(values, ids.splitter).list.head(ids.most).explode(empty_as_null=False, keep_nulls=False)
+    if not isinstance(ids.of_one if isinstance(ids, Several) else ids, IdMap):
+        return ids
+    often = IdMap.by_frequency(texts(values), np.ones(len(values), np.int64))
+    return ids.grow(list(often.known))
+
+
+def _with_users(encoder: Encoder, users: pl.DataFrame | None) -> pl.DataFrame | None:
+    """The raw table of users with the rows of ``users``."""
+    if encoder.users is None:
+        return None
+    known = encoder.users.select(name for name in encoder.users.columns if not name.endswith(ID))
+    if users is None:
+        return known
+    given = [ids(users, encoder.columns.user, "users").alias("user")]
+    given += [encoder.plain(name, of_log(users, name, "users")).cast(known[name].dtype) for name in known.columns[1:]]
+    return pl.concat([pl.DataFrame(given), known]).unique("user", keep="first", maintain_order=True)
 
 
 def _vocabularies(scorer: Scorer, source: DataSource, folder: object) -> dict[str, dict[str, int]]:
@@ -314,7 +361,11 @@ def _catalogue(encoder: Encoder, wanted: pl.Series, items: pl.DataFrame | None) 
     parts = [known]
     if items is not None:
         raw = {name: encoder.columns.item if name == ITEM else name for name in known.columns}
-        given = pl.DataFrame({name: _typed(items, column_name, known[name].dtype) for name, column_name in raw.items()})
+        given = pl.DataFrame({
+            name: encoder.plain(name, of_log(items, name, "items")).cast(known[name].dtype)
+            if encoder.optional(name) else _typed(items, column_name, known[name].dtype)
+            for name, column_name in raw.items()
+        })  # fmt: skip
         if nulls := given[ITEM].null_count():
             raise UserError(f"items: column '{raw[ITEM]}' has null values: {nulls:,} of {given.height:,} rows")
         if repeated := given.height - given[ITEM].n_unique():
@@ -338,6 +389,13 @@ def _typed(items: pl.DataFrame, name: str, kind: pl.DataType) -> pl.Series:
     return values.set(values.is_in(list(NO_VALUE)), None) if kind == pl.String else values
 
 
+def _empty(table: pl.DataFrame, name: str, spec: DeclaredColumn, what: str) -> pl.Series:
+    """No values of a declared column, in the type that its table in a model folder has."""
+    kinds = {"numeric": pl.Float64(), "sequence": pl.List(pl.String)}
+    of_log(table, name, what)
+    return pl.Series(name, [], kinds.get(spec.type, pl.String()))
+
+
 def empty_dataset(recipe: Recipe, out: Path) -> Dataset:
     """The features of a log without any known value: id 0 is padding, 1 stays that of unseen values for ever.
 
@@ -352,18 +410,35 @@ def empty_dataset(recipe: Recipe, out: Path) -> Dataset:
         raise UserError(f"attributes {', '.join(recipe.attributes)}: need a table of items")
     ids(events, recipe.user, "new_events")
     raw = {ITEM: ids(events, recipe.item, "new_events")}
+    of_items, columns = recipe.of("item"), recipe.columns
     if items is not None:
-        raw |= {name: ids(items, name, "items") for name in recipe.attributes or ()}
-    maps = {name: IdMap.of(()) for name in raw}
-    group = log_group(list(raw), recipe.time in events.columns)
-    features = item_specs(maps, [group], recipe.max_len)
-    vocabs = {name: ids.stored for name, ids in maps.items()}
+        attributes = [name for name in recipe.attributes or () if name not in of_items]
+        raw |= {name: ids(items, name, "items") for name in attributes}
+        raw |= {name: _empty(items, name, columns[name], "items") for name in of_items}
+    users, of_users = None, recipe.of("user")
+    if recipe.users is not None and of_users:
+        table = lazy(recipe.users, "users").head(0).collect()
+        given = {name: _empty(table, name, one, "users") for name, one in of_users.items()}
+        users = pl.DataFrame({"user": ids(events, recipe.user, "new_events"), **given})
+    maps: dict[str, Any] = {name: IdMap.of(()) for name in raw}
+    every = lazy(recipe.interactions, "new_events")
+    for name, one in columns.items():
+        whole = {"event": every, "user": every if users is None else users.lazy(), "item": pl.LazyFrame(raw)}[
+            one.source
+        ]
+        values = of_log(whole.select(pl.col(f"^{re.escape(name)}$")).collect(), name, "new_events")
+        values = values if one.type == "numeric" else values.head(0)
+        maps[name] = value_map(one, values, np.ones(len(values), np.int64))
+    group = log_group([*raw, *recipe.of("event")], recipe.time in events.columns)
+    features = item_specs(maps, [group], recipe.max_len, columns)
+    vocabs, of_raw = {name: ids.stored for name, ids in maps.items()}, {name: maps[name] for name in raw}
     unordered = {} if recipe.order in events.columns else {"order": None}
     report = {"recipe": recipe.model_dump(mode="json") | unordered}
 
     def source(writer: DatasetWriter) -> Content:
         for split in ("train", "test"):
             writer.add(split, pa.table({name: pa.array([], pa.int64()) for name in (LABEL, *features)}))
-        return Content(LABEL, USER, features, [group], vocabs, report, with_ids(pl.DataFrame(raw), maps))
+        owners = None if users is None else with_ids(users, {name: maps[name] for name in users.columns[1:]})
+        return Content(LABEL, USER, features, [group], vocabs, report, with_ids(pl.DataFrame(raw), of_raw), owners)
 
     return make_dataset(source, out)

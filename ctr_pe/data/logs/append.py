@@ -10,7 +10,9 @@ from typing import Any
 import polars as pl
 
 from ctr_pe.data.dataset import ID, ITEMS, open_dataset
-from ctr_pe.data.id_map import UNSEEN, IdMap
+from ctr_pe.data.id_map import UNSEEN
+from ctr_pe.data.value_maps import Several, ValueMap, stored_map
+from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.utils.errors import UserError, option
 
 
@@ -27,7 +29,8 @@ class Before:
         self.folder, dataset = folder, open_dataset(str(folder.resolve()))
         self.data_hash = dataset.data_hash
         text = (dataset.path / "feature_vocab.json").read_text(encoding="utf-8")
-        self.maps = {feature: IdMap(stored, stored[UNSEEN]) for feature, stored in json.loads(text).items()}
+        specs = read_feature_map(dataset.path / FEATURES).features
+        self.maps = {name: stored_map(specs[name], ids, ids[UNSEEN]) for name, ids in json.loads(text).items()}
         file = dataset.path / ITEMS
         found = pl.read_parquet(file) if file.is_file() else None
         self.items = None if found is None else found.select(name for name in found.columns if not name.endswith(ID))
@@ -58,7 +61,7 @@ class Before:
                 f"{option('append_to')} {self.folder}: its features are {there}, not {here}: {min(different)} differs"
             )
 
-    def report(self, maps: Mapping[str, IdMap]) -> dict[str, Any]:
+    def report(self, maps: Mapping[str, ValueMap | Several]) -> dict[str, Any]:
         """What has been added."""
         new = {name: len(maps[name].stored) - len(ids.stored) for name, ids in self.maps.items()}
         return {"data_hash": self.data_hash, "new_ids": new}

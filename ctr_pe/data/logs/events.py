@@ -10,10 +10,12 @@ import numpy.typing as npt
 import polars as pl
 
 from ctr_pe.data.dataset import ITEM, ITEMS, SPLITS
+from ctr_pe.data.id_map import NO_VALUE, TEXTS
 from ctr_pe.data.logs.append import Before
 from ctr_pe.data.logs.clock import WORDS, implausible, in_words
 from ctr_pe.data.logs.tables import broken_line, readable, scan
 from ctr_pe.data.timeline import Timeline, sorted_events
+from ctr_pe.data.value_maps import readable_as
 from ctr_pe.utils.errors import UserError, nearest, option
 
 if TYPE_CHECKING:
@@ -22,12 +24,8 @@ if TYPE_CHECKING:
     from ctr_pe.data.logs.recipe import Recipe
 
 BLOCK = 500_000  # events read at once
-NO_VALUE = frozenset(
-    ["", "NULL", "Null", "null", "NaN", "NAN", "nan", "NA", "N/A", "n/a", "#N/A", "None", "<NA>", "\\N", "undefined"]
-)
-"""Texts that programs write where there is no id."""
-TEXTS = (pl.String, pl.Categorical, pl.Enum)
 PART = 4_000_000  # events partitioned into blocks at once; polars may hold all of them
+COLUMN = "column "  # what the names of declared columns begin with in tables of events
 BINS = 1 << 20  # resolution of a split by time, of the log's time span
 
 Bools = npt.NDArray[np.bool_]
@@ -54,10 +52,11 @@ class EventBlock:
     def users(self) -> int:
         return int(self.is_first.sum())
 
-    def timeline(self, field: str, chosen: bool = True) -> Timeline:
-        """Of the events with a positive label, or of the others; ``field``: of the item's row in the catalogue."""
-        listed = self.events.filter(pl.col("positive") == chosen)
-        return Timeline.of(listed, self.users, {field: "tie"})
+    def timeline(self, code: str, event: str, chosen: bool = True) -> Timeline:
+        """Of the events with a positive label, or of the others; ``code``: field of the item's row in the catalogue,
+        ``event``: of the event's row in ``events``."""
+        listed = self.events.with_row_index(event).filter(pl.col("positive") == chosen)
+        return Timeline.of(listed, self.users, {code: "tie", event: event})
 
 
 class Log:
@@ -67,7 +66,9 @@ class Log:
     same for every item that is known, nulls where an attribute is missing; ``before`` the data set whose ids stay, or
     None; ``rows`` read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column;
     ``read_as`` what was found in each column that is used, in words; ``without`` per attribute how many items
-    of the log lack it, which have the id of values out of vocabulary.
+    of the log lack it, which have the id of values out of vocabulary; ``users`` the table of users with their columns,
+    or None; ``missing`` per declared column of the log how many rows lack it; ``unread``: columns of the log that
+    nothing reads.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -89,6 +90,9 @@ class Log:
             self.without: dict[str, int] = {}
             self._events = self._checked(raw, columns)
             self.catalogue, self.items = self._catalogue()
+            self.users = self._users()
+            read = {name for column in columns.values() for name in column.meta.root_names()}
+            self.unread = [name for name in schema if name not in read]
             if recipe.protocol == "impressions":
                 self._events = self._split()
 
@@ -97,6 +101,9 @@ class Log:
         codes = self.catalogue.lazy().select(item=ITEM, tie=pl.int_range(pl.len(), dtype=pl.Int64))
 
         def coded(events: pl.LazyFrame) -> pl.LazyFrame:
+            if self.users is not None:
+                owners = self.users.lazy().select("user", owner=pl.int_range(pl.len(), dtype=pl.Int64))
+                events = events.join(owners, on="user", how="left").with_columns(pl.col("owner").fill_null(-1))
             return events.join(codes, on="item", how="left").drop("item")
 
         count = -(-self.kept // size)
@@ -140,6 +147,9 @@ class Log:
                 columns[role] = _typed(self.file, role, name, raw, recipe.time_unit)
         if recipe.split:
             columns["split"] = pl.col(recipe.split.column)
+        of_log = recipe.of("event") | ({} if recipe.users else recipe.of("user"))
+        for name, declared in of_log.items():
+            columns[COLUMN + name] = readable_as(self.file, raw, name, declared)
         used: list[tuple[str, str, Any]] = [("drop", name, value) for name, value in recipe.drop.items()]
         used += [("split", recipe.split.column, [recipe.split.test, recipe.split.valid])] if recipe.split else []
         for key, name, values in used:
@@ -174,12 +184,15 @@ class Log:
         events = raw.filter(keep).select(**columns)
         nulls = events.null_count().collect(engine="streaming").row(0, named=True)
         names = {role: column.meta.root_names()[0] for role, column in columns.items()}
+        lacking = {name: nulls.pop(name) for name in list(nulls) if name.startswith(COLUMN)}
+        self.missing = {name.removeprefix(COLUMN): count for name, count in lacking.items() if count}
         if found := ", ".join(f"{names[role]}: {count:,}" for role, count in nulls.items() if count):
-            row = _row(raw, keep & pl.any_horizontal(column.is_null() for column in columns.values()))
+            row = _row(raw, keep & pl.any_horizontal(columns[role].is_null() for role in nulls))
             problem = f"{self.file}: null values: {found} of {self.rows:,} rows, the first in row {row}"
             raise UserError(broken_line(self.file) or f"{problem}; drop them or name another column")
         for role in ("user", "item"):
             self.read_as[names[role]] = _kind(events.collect_schema()[role])
+        self.read_as |= {name: recipe_column.type for name, recipe_column in self.recipe.columns.items()}
         if "time" in columns:
             self._check_times(names["time"], raw.filter(keep).select(time=columns["time"]))
         if "label" in columns:
@@ -213,8 +226,8 @@ class Log:
             wanted = [ITEM, *(recipe.attributes or ())]
             items, file = self.before.all_items(items, wanted, file), file or self.before.folder / ITEMS
         if items is None or file is None:
-            if recipe.demanded("attributes") and recipe.attributes:
-                raise UserError(f"attributes {', '.join(recipe.attributes)}: need a file of items: {option('items')}")
+            if needed := [*(recipe.attributes or () if recipe.demanded("attributes") else ()), *recipe.of("item")]:
+                raise UserError(f"{', '.join(needed)}: columns of items need a file of items: {option('items')}")
             return catalogue, catalogue
         if items[ITEM].dtype != catalogue[ITEM].dtype:
             types = f"{items[ITEM].dtype} in {file}, {catalogue[ITEM].dtype} in {self.file}"
@@ -246,9 +259,11 @@ class Log:
             names = [name for name in recipe.attributes or () if name in schema or demanded]
             if ITEM in names:
                 raise UserError(f"{file}: attribute '{ITEM}' would take the name of the item's own column: rename it")
-            items = frame.select(
-                **columns, **{name: _typed(file, "attribute", name, frame) for name in names}
-            ).collect()
+            declared = recipe.of("item")
+            names = [name for name in names if name not in declared]
+            columns |= {name: _typed(file, "attribute", name, frame) for name in names}
+            columns |= {name: readable_as(file, frame, name, column) for name, column in declared.items()}
+            items = frame.select(**columns).collect()
         self.read_as |= {name: _kind(items.schema[name]) for name in names}
         if nulls := items[ITEM].null_count():
             row = _row(items.lazy(), pl.col(ITEM).is_null())
@@ -257,6 +272,25 @@ class Log:
         if repeated := items.height - items[ITEM].n_unique():
             raise UserError(f"{file}: {repeated:,} of {items.height:,} rows repeat another row's {recipe.item}")
         return items
+
+    def _users(self) -> pl.DataFrame | None:
+        """The file of users: their ids in the column ``user``, and the declared columns."""
+        recipe, file, declared = self.recipe, self.recipe.users, self.recipe.of("user")
+        if file is None or not declared:
+            return None
+        with readable(file):
+            frame = scan(file)
+            columns = {"user": _typed(file, "user", recipe.user, frame)}
+            columns |= {name: readable_as(file, frame, name, column) for name, column in declared.items()}
+            users = frame.select(**columns).collect()
+        here, there = users.schema["user"], self._events.collect_schema()["user"]
+        if here != there:
+            raise UserError(f"user column '{recipe.user}': different types: {here} in {file}, {there} in {self.file}")
+        if nulls := users["user"].null_count():
+            raise UserError(f"{file}: null values: {recipe.user}: {nulls:,} of {users.height:,} rows")
+        if repeated := users.height - users["user"].n_unique():
+            raise UserError(f"{file}: {repeated:,} of {users.height:,} rows repeat another row's {recipe.user}")
+        return users
 
     def _split(self) -> pl.LazyFrame:
         """The events with their column ``split``, index into SPLITS, by the recipe's column or by time."""

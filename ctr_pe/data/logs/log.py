@@ -21,26 +21,54 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import polars as pl
 import pyarrow as pa
 from tqdm import tqdm
 
+from ctr_pe.config.columns import DeclaredColumn
 from ctr_pe.config.field_groups import Group, log_group
-from ctr_pe.data.dataset import LABEL, SPLITS, USER, Dataset
-from ctr_pe.data.id_map import Array, IdMap, Ints, with_ids
+from ctr_pe.data.dataset import ID, LABEL, SPLITS, USER, Dataset
+from ctr_pe.data.id_map import Array, Ints, with_ids
 from ctr_pe.data.logs.clock import SECONDS
-from ctr_pe.data.logs.events import BLOCK, Bools, EventBlock, Log
+from ctr_pe.data.logs.events import BLOCK, COLUMN, Bools, EventBlock, Log
 from ctr_pe.data.logs.recipe import Recipe
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.root import REPORT
 from ctr_pe.data.timeline import Timeline
+from ctr_pe.data.value_maps import Several, ValueMap, value_map
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
 from ctr_pe.utils.errors import UserError, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+CATEGORY = DeclaredColumn(source="item")
 LIST_ITEMS = 4_000_000  # list items in memory while a row group is written
-CODE = "code"  # the item's row in the catalogue, in place of all of its ids
+CODE, EVENT = "code", "event"  # the item's row in the catalogue and the event's in its block, in place of all ids
+
+
+@dataclass(frozen=True)
+class BlockIds:
+    """By target field the ids of a block. ``item`` (N,): of an item of the catalogue; ``event`` (E,): of an event;
+    ``user`` (E,): of an event's user; all with a further axis where a value has several ids. ``afterwards``: fields
+    of ``event`` that only histories have -> the id that a target has in their place."""
+
+    item: Mapping[str, Array]
+    event: Mapping[str, Array]
+    user: Mapping[str, Array]
+    afterwards: Mapping[str, int]
+
+    def of_target(self, name: str, code: Ints, event: Ints) -> Array:
+        """(T, …) of targets: their items and events."""
+        if name in self.afterwards:
+            ids = np.zeros_like(self.event[name][event])
+            ids.reshape(len(event), -1)[:, 0] = self.afterwards[name]
+            return ids
+        return self.item[name][code] if name in self.item else (self.event | self.user)[name][event]
+
+    def of_history(self, name: str, line: Timeline) -> Array:
+        """(E', …) of the events of a timeline."""
+        return self.item[name][line.ids[CODE]] if name in self.item else self.event[name][line.ids[EVENT]]
 
 
 @dataclass(frozen=True)
@@ -72,13 +100,11 @@ class LabelledRequests:
             for begin, end in (line.newest(user, at, max_len, by_order) for line in self.timelines)
         ]
 
-    def encoded(
-        self, ids: Mapping[str, Array], groups: Sequence[Group], max_len: int, per_second: int
-    ) -> EncodedRequests:
-        """The rows with the ids of their items; ``ids``: target field -> (N,)."""
+    def encoded(self, ids: BlockIds, groups: Sequence[Group], max_len: int, per_second: int) -> EncodedRequests:
+        """The rows with the ids of their items, events and users."""
         lists = [
             RequestHistories(
-                {name: ids[target][line.ids[CODE]] for target, name in zip(group.target, group.history, strict=True)},
+                {name: ids.of_history(target, line) for target, name in zip(group.target, group.history, strict=True)},
                 begin,
                 end,
                 group.age,
@@ -87,7 +113,8 @@ class LabelledRequests:
             for line, group, (begin, end) in zip(self.timelines, groups, self.histories(max_len), strict=True)
         ]
         now = self.block.column("time")[self.event] if "time" in self.block.events.columns else None
-        scalars = {name: of_item[self.code] for name, of_item in ids.items()}
+        names = dict.fromkeys([*groups[0].target, *ids.user])
+        scalars = {name: ids.of_target(name, self.code, self.event) for name in names}
         return EncodedRequests(len(self.label), scalars, lists, now, per_second, Counter())
 
 
@@ -104,14 +131,16 @@ def din(block: EventBlock, items: int, seed: list[int]) -> LabelledRequests:
     negative = never_clicked(user, item, target, items, np.random.default_rng(seed))
     code = np.stack([item[target], negative], axis=1).reshape(-1)
     label = np.tile(np.array([1, 0], np.uint8), len(target))
-    rows = LabelledRequests(block, (block.timeline(CODE),), np.repeat(target, 2), code, label, np.repeat(split, 2))
+    rows = LabelledRequests(
+        block, (block.timeline(CODE, EVENT),), np.repeat(target, 2), code, label, np.repeat(split, 2)
+    )
     return rows.select(code >= 0)
 
 
 def impressions(block: EventBlock, recipe: Recipe) -> LabelledRequests:
     """One row per impression with the user's earlier positives, and the earlier negatives if the recipe wants them."""
     label = block.column("positive").astype(np.uint8)
-    lines = tuple(block.timeline(CODE, chosen) for chosen in (True, False)[: 1 + recipe.negatives])
+    lines = tuple(block.timeline(CODE, EVENT, chosen) for chosen in (True, False)[: 1 + recipe.negatives])
     return LabelledRequests(block, lines, np.arange(len(label)), block.column("tie"), label, block.column("split"))
 
 
@@ -138,20 +167,30 @@ def never_clicked(user: Ints, code: Ints, target: Ints, items: int, generator: n
 
 def _groups(log: Log) -> tuple[Group, ...]:
     """The item's features, and the columns of each list of earlier items."""
-    names = log.catalogue.columns
+    names = [*log.catalogue.columns, *log.recipe.of("event")]
     groups = tuple(log_group(names, log.timed, of) for of in ("history", "neg_history")[: 1 + log.recipe.negatives])
-    made = [LABEL, USER, *names, *(name for group in groups for name in (*group.history, group.age) if name)]
+    made = [
+        LABEL,
+        USER,
+        *names,
+        *log.recipe.of("user"),
+        *(name for group in groups for name in (*group.history, group.age) if name),
+    ]
     if twice := {name for name in made if made.count(name) > 1}:
-        raise UserError(f"{log.recipe.items}: attributes would make the column '{min(twice)}' twice: rename one")
+        raise UserError(f"{log.file}: columns would make the column '{min(twice)}' twice: rename one")
     return groups
 
 
 class _Counter:
-    """What the first pass over a log counts. ``items`` (N,): occurrences of each item in the training rows."""
+    """What the first pass over a log counts. ``items`` (N,): occurrences of each item in the training rows; ``values``:
+    declared column of the log -> tables of its values and how often they occur there; ``users``: rows of each user in
+    the table of users."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self.items = np.zeros(log.catalogue.height, np.int64)
+        self.users = np.zeros(0 if log.users is None else log.users.height + 1, np.int64)
+        self.values: dict[str, list[pl.DataFrame]] = {}
         self.counts = Counter[str]()
 
     def add(self, rows: LabelledRequests) -> None:
@@ -162,11 +201,26 @@ class _Counter:
             self.counts["without_negative"] += 2 * int(rows.label.sum()) - len(rows.label)
         train = rows.select(rows.split == 0)
         self.items += np.bincount(train.code, minlength=len(self.items))
+        targets, listed = (
+            np.bincount(train.event, minlength=len(block.is_first)),
+            np.zeros(len(block.is_first), np.int64),
+        )
         for line, (begin, end) in zip(train.timelines, train.histories(recipe.max_len), strict=True):
             # how many rows list each event: rows that begin at or before it minus rows that end there
             code = line.ids[CODE]
             edges = np.bincount(begin, minlength=len(code) + 1) - np.bincount(end, minlength=len(code) + 1)
-            self.items += np.bincount(code, np.cumsum(edges)[:-1], len(self.items)).astype(np.int64)
+            rows_with = np.cumsum(edges)[:-1]
+            self.items += np.bincount(code, rows_with, len(self.items)).astype(np.int64)
+            listed[line.ids[EVENT]] += rows_with
+        if len(self.users):
+            self.users += np.bincount(block.column("owner") % len(self.users), targets, len(self.users)).astype(
+                np.int64
+            )
+        for name in filter(lambda name: name.startswith(COLUMN), block.events.columns):
+            column = recipe.columns[name.removeprefix(COLUMN)]
+            seen = targets * (column.known == "before") + listed * (column.source == "event")
+            table = pl.DataFrame({"value": block.events[name], "count": seen}).filter(pl.col("count") > 0)
+            self.values.setdefault(name.removeprefix(COLUMN), []).append(table.group_by("value").sum())
 
     def check(self) -> None:
         """Raises UserError for mistakes that only the sorted log shows."""
@@ -202,24 +256,61 @@ class _Rows:
     """The second pass: numbers the values of each feature by frequency in the training rows, and writes the rows."""
 
     def __init__(self, writer: DatasetWriter, log: Log, groups: tuple[Group, ...], counter: _Counter) -> None:
-        self.writer, self.groups, self.max_len = writer, groups, log.recipe.max_len
+        self.log, self.writer, self.groups, self.max_len = log, writer, groups, log.recipe.max_len
         self.per_second = SECONDS[log.recipe.time_unit]
         self.group_rows = max(1, min(65_536, LIST_ITEMS // self.max_len))
         self.first_user, self.user = 0, np.min_scalar_type(counter.counts["users"])
         self.counts = {split: Counter[str]() for split in SPLITS}
         self.unseen = {split: Counter[str]() for split in SPLITS}
+        columns = log.recipe.columns
+        self.maps: dict[str, ValueMap | Several] = {
+            column.name: value_map(columns.get(column.name, CATEGORY), column, counter.items)
+            for column in log.catalogue
+        }
+        if log.users is not None:
+            self.maps |= {
+                name: value_map(columns[name], log.users[name], counter.users[:-1]) for name in log.users.columns[1:]
+            }
+        for name, tables in counter.values.items():
+            table = pl.concat(tables)
+            self.maps[name] = value_map(columns[name], table["value"], table["count"].to_numpy())
         if log.before is not None:
-            log.before.check(log.catalogue.columns)
-        self.maps = {column.name: IdMap.by_frequency(column, counter.items) for column in log.catalogue}
-        if log.before is not None:
-            self.maps = {name: log.before.maps[name].grow(ids.stored) for name, ids in self.maps.items()}
-        self.ids = {name: ids.ids(log.catalogue[name]) for name, ids in self.maps.items()}  # (N,) of each item
-        self.items = with_ids(log.items, self.maps)  # every item that is known
-        self.features = item_specs(self.maps, groups, self.max_len)
+            log.before.check(self.maps)
+            self.maps = {name: log.before.maps[name].grow(list(ids.stored)) for name, ids in self.maps.items()}
+        self.of_items = {name: self.maps[name].ids(log.catalogue[name]) for name in log.catalogue.columns}  # (N,)
+        self.items = with_ids(log.items, {name: self.maps[name] for name in log.items.columns})
+        self.users = (
+            None
+            if log.users is None
+            else with_ids(log.users, {name: self.maps[name] for name in log.users.columns[1:]})
+        )
+        self.features = item_specs(self.maps, groups, self.max_len, columns)
+        self.afterwards = {
+            name: self.maps[name].unseen for name, column in columns.items() if column.known == "afterwards"
+        }
+
+    def _ids(self, block: EventBlock) -> BlockIds:
+        """Those of a block's fields."""
+        events, of_user = block.events, {}
+        of_event = {
+            name: self.maps[name].ids(events[COLUMN + name]) for name in self.maps if COLUMN + name in events.columns
+        }
+        if self.users is not None:
+            owner = block.column("owner")
+            for name in self.users.columns:
+                if name.endswith(ID):
+                    ids, feature = self.users[name].to_numpy(), name.removesuffix(ID)
+                    none = np.zeros_like(ids[:1])
+                    none.reshape(-1)[0] = self.maps[feature].unseen
+                    of_user[feature] = np.concatenate([ids, none])[owner]
+        of_user |= {
+            name: of_event.pop(name) for name in list(of_event) if self.log.recipe.columns[name].source == "user"
+        }
+        return BlockIds(self.of_items, of_event, of_user, self.afterwards)
 
     def write(self, rows: LabelledRequests) -> None:
         """The rows of one block, whose users follow those of the blocks before, a row group at a time."""
-        encoded = rows.encoded(self.ids, self.groups, self.max_len, self.per_second)
+        encoded = rows.encoded(self._ids(rows.block), self.groups, self.max_len, self.per_second)
         user = (rows.user() + self.first_user).astype(self.user)
         for number, split in enumerate(SPLITS):
             part = np.flatnonzero(rows.split == number)
@@ -245,15 +336,15 @@ class _Rows:
 
     def _features(self, encoded: EncodedRequests, chosen: Ints, unseen: Counter[str]) -> dict[str, Any]:
         """Columns of these rows: ids, histories, and after them ages."""
-        columns: dict[str, Any] = {name: values[chosen] for name, values in encoded.scalars.items()}
+        flat = {name: values[chosen] for name, values in encoded.scalars.items()}
+        columns: dict[str, Any] = {name: _arrow(values) for name, values in flat.items()}
         ages: dict[str, Any] = {}
-        flat = dict(columns)
         for lists in encoded.lists:
             lengths, values = lists.gather(chosen, encoded.now, encoded.per_second)
             offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
             for name, of_items in values.items():
                 into = ages if name == lists.age_field else columns
-                into[name] = pa.ListArray.from_arrays(offsets, pa.array(of_items))
+                into[name] = pa.ListArray.from_arrays(offsets, _arrow(of_items))
             flat |= {name: values[name] for name in lists.ids}
         for name, ids in flat.items():
             unseen[name] += int(np.count_nonzero(ids == self.features[name]["oov_idx"]))
@@ -266,6 +357,12 @@ class _Rows:
             means = {f"{name}_mean": round(counts[f"{name}_items"] / max(counts["rows"], 1), 2) for name in lists}
             found[split] = {**counts, **means, "unseen": dict(self.unseen[split])}
         return found
+
+
+def _arrow(ids: Array) -> pa.Array:
+    """(n,) or (n, M) ids as a column, the latter of lists of M."""
+    flat = pa.array(ids.reshape(-1))
+    return flat if ids.ndim == 1 else pa.FixedSizeListArray.from_arrays(flat, ids.shape[1])
 
 
 def build(
@@ -311,6 +408,8 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "log": counter.report(),
         "read_as": log.read_as,
         "items_without": log.without,
+        "missing": log.missing,
+        "unread": log.unread,
         "splits": written.report(),
         "seconds": round(seconds, 3),
         "rows_per_second": round(counter.counts["rows"] / seconds),
@@ -318,7 +417,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
     if log.before is not None:
         report["append_to"] = log.before.report(written.maps)
     vocabs = {name: ids.stored for name, ids in written.maps.items()}
-    return Content(LABEL, USER, written.features, groups, vocabs, report, written.items)
+    return Content(LABEL, USER, written.features, groups, vocabs, report, written.items, written.users)
 
 
 def summary(dataset: Dataset) -> str:
@@ -331,6 +430,10 @@ def summary(dataset: Dataset) -> str:
         events += f"; at the same time as the event before: {log['tied_in_time']:,}"
     if report["items_without"]:
         events += f"; items without {', '.join(f'{name}: {n:,}' for name, n in report['items_without'].items())}"
+    if report["missing"]:
+        events += f"; rows without {', '.join(f'{name}: {n:,}' for name, n in report['missing'].items())}"
+    if report["unread"]:
+        events += f"\nnot read: {', '.join(report['unread'])} (declare one with {option('column')})"
     if "append_to" in report:
         new = ", ".join(f"{feature} {count:,}" for feature, count in report["append_to"]["new_ids"].items())
         events += f"; new ids: {new}"

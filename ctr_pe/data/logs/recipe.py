@@ -7,10 +7,11 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
 
+from ctr_pe.config.columns import Declared, DeclaredColumn, Source
 from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
-from ctr_pe.data.dataset import open_dataset
+from ctr_pe.data.dataset import ITEM, LABEL, USER, open_dataset
 from ctr_pe.data.root import REPORT
 from ctr_pe.utils.errors import UserError, explain, nearest, option, shown
 
@@ -49,6 +50,7 @@ class Recipe(BaseModel):
 
     interactions: Path
     items: Path | None = None
+    users: Path | None = None
     append_to: Path | None = None
     protocol: Literal["din", "impressions"]
     user: str = "user_id"
@@ -57,6 +59,7 @@ class Recipe(BaseModel):
     order: str | None = "position"
     label: str | None = "label"
     attributes: tuple[str, ...] | None = ("cate_id",)
+    columns: dict[str, Declared] = {}  # what else is read, see ctr_pe.config.columns
     time_unit: Literal["s", "ms"] = "s"
     max_len: int = Field(100, ge=1, le=10**6)  # most recent items kept of a history
     seed: int = Field(0, ge=0, lt=2**32)  # of the sampled negatives
@@ -66,6 +69,10 @@ class Recipe(BaseModel):
     valid_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, before the test rows
     test_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, the newest
 
+    @field_serializer("columns")
+    def _as_given(self, columns: dict[str, DeclaredColumn]) -> dict[str, Any]:
+        return {name: column.model_dump(mode="json", exclude_defaults=True) for name, column in columns.items()}
+
     @model_validator(mode="after")
     def _check(self) -> Self:
         of_impressions = {"negatives", "split", "valid_fraction", "test_fraction"} & self.model_fields_set
@@ -74,12 +81,21 @@ class Recipe(BaseModel):
         roles = {role: getattr(self, role) for role in ("user", "item", "time", "order", "label")}
         if self.item in (self.attributes or ()):
             roles["attributes"] = self.item
+        for name, column in self.columns.items():
+            if name in (*roles.values(), LABEL, USER, ITEM):
+                raise ValueError(f"columns: '{name}' is the name of another column of the data set: rename it")
+            if column.source == "item" and name in (self.attributes or ()) and "attributes" in self.model_fields_set:
+                raise ValueError(f"'{name}' is both in attributes and in columns")
         for (role, name), (other, same) in combinations(roles.items(), 2):
             if name == same is not None:
                 raise ValueError(f"column '{name}' is both '{role}' and '{other}': a column has one role")
         if self.valid_fraction + self.test_fraction >= 1:
             raise ValueError("valid_fraction + test_fraction leave no training rows")
         return self
+
+    def of(self, source: Source) -> dict[str, DeclaredColumn]:
+        """The declared columns of the user, item or event."""
+        return {name: column for name, column in self.columns.items() if column.source == source}
 
     def demanded(self, role: str) -> bool:
         """Whether the column of this role was named, so that its absence is an error."""
@@ -106,7 +122,7 @@ def _rules_of(folder: Path) -> dict[str, Any]:
     recipe = json.loads((dataset.path / REPORT).read_text(encoding="utf-8")).get("recipe")
     if not isinstance(recipe, dict):
         raise UserError(f"{folder}: not a data set of a log: it has no recipe to go on with")
-    files = {"interactions", "items", "append_to"}
+    files = {"interactions", "items", "users", "append_to"}
     default = {key: field.default for key, field in Recipe.model_fields.items() if key in recipe.keys() - files}
     default = {key: list(value) if isinstance(value, tuple) else value for key, value in default.items()}  # as in JSON
     return {key: recipe[key] for key, value in default.items() if recipe[key] != value}
@@ -124,7 +140,7 @@ def _read(name: str) -> dict[str, Any]:
         raise UserError(f"--recipe {name}: no such recipe, a file ends with .yaml: {nearest(name, shipped)}")
     if not isinstance(content, dict):
         raise UserError(f"{name}: a recipe is a mapping of keys: {nearest('', Recipe.model_fields)}")
-    for key in ("interactions", "items", "append_to"):  # beside the recipe, wherever the command runs
+    for key in ("interactions", "items", "users", "append_to"):  # beside the recipe, wherever the command runs
         if isinstance(content.get(key), str):
             content[key] = path.parent / content[key]
     return content

@@ -1,0 +1,132 @@
+"""Declared columns of users, items and events, from a log to the rows of its data set."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pytest
+
+from ctr_pe.config.yaml import load_json
+from ctr_pe.data.dataset import Dataset
+from ctr_pe.data.id_map import UNSEEN
+from ctr_pe.data.logs.log import build, summary
+from ctr_pe.data.logs.recipe import load_recipe
+from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
+from ctr_pe.utils.errors import UserError
+
+COLUMNS = {
+    "hour": "event",
+    "price": "event, numeric, num_buckets=4",
+    "watch_time": "event, numeric, num_buckets=4, afterwards",
+    "tags": "item, sequence, max_len=2",
+    "cost": "item, numeric, num_buckets=3",
+    "group": "user",
+}
+PROTOCOLS = ("din", "impressions")
+
+
+def tables() -> dict[str, pl.DataFrame]:
+    draw, rows = np.random.default_rng(0), 600
+    prices = [None if place % 7 == 0 else float(price) for place, price in enumerate(draw.random(rows))]
+    events = pl.DataFrame({
+        "user_id": draw.integers(0, 30, rows), "item_id": draw.integers(0, 20, rows),
+        "timestamp": 1_600_000_000 + 60 * np.arange(rows), "label": draw.integers(0, 2, rows),
+        "hour": draw.integers(0, 24, rows), "price": prices, "watch_time": draw.random(rows), "spare": 0,
+    })  # fmt: skip
+    items = pl.DataFrame({"item_id": range(20), "cate_id": [item % 3 for item in range(20)]})
+    items = items.with_columns(
+        tags=pl.Series(["|".join("abcd"[: item % 4]) for item in range(20)]), cost=pl.col("item_id") * 1.5
+    )
+    users = pl.DataFrame({"user_id": range(25), "group": [f"g{user % 4}" for user in range(25)]})
+    return {"interactions": events, "items": items, "users": users}
+
+
+def built(folder: Path, protocol: str, given: dict[str, pl.DataFrame] | None = None, **options: Any) -> Dataset:
+    files = {}
+    for name, table in (given or tables()).items():
+        files[name] = folder / f"{name}.parquet"
+        table.write_parquet(files[name])
+    recipe = load_recipe(None, {**files, "protocol": protocol, "columns": COLUMNS, **options})
+    return build(recipe, folder / f"set_{protocol}", overwrite=True)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_row_has_the_fields_of_its_event_item_and_user(protocol: str, tmp_path: Path) -> None:
+    given, dataset = tables(), built(tmp_path, protocol)
+    vocabulary = load_json(dataset.path / "feature_vocab.json")
+    rows = pl.concat([pl.read_parquet(dataset.split(split)) for split in dataset.rows])
+    raw = {name: {number: text for text, number in ids.items()} for name, ids in vocabulary.items()}
+    hours = {
+        (user, int(item)): set(of["hour"].to_list())
+        for (user, item), of in given["interactions"].filter(pl.col("label") == 1).group_by("user_id", "item_id")
+    }
+    groups = dict(given["users"].iter_rows())
+    tags = dict(given["items"].select("item_id", "tags").iter_rows())
+    assert rows.height > 100
+    owners = sorted(set(given["interactions"].filter((pl.col("label") == 1) | (protocol == "impressions"))["user_id"]))
+    for row in rows.iter_rows(named=True):
+        user = owners[row["user_id"]]
+        assert raw["group"][row["group"]] == groups.get(user, UNSEEN)
+        texts = [raw["tags"][number] for number in row["tags"] if number]
+        assert texts == (tags[int(raw["item_id"][row["item_id"]])].split("|")[:2] if texts != [UNSEEN] else [UNSEEN])
+        for item, hour in zip(row["item_history"], row["hour_history"], strict=True):
+            assert int(raw["hour"][hour]) in hours[user, int(raw["item_id"][item])]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_what_is_known_afterwards_cannot_enter_the_target(protocol: str, tmp_path: Path) -> None:
+    """A planted leak: the watch time is the label. The target's column has one value, and histories have true ones."""
+    given = tables()
+    given["interactions"] = given["interactions"].with_columns(watch_time=pl.col("label") + pl.col("watch_time") / 10)
+    dataset = built(tmp_path, protocol, given)
+    ids = load_json(dataset.path / "feature_vocab.json")["watch_time"]
+    for split in dataset.rows:
+        rows = pl.read_parquet(dataset.split(split))
+        assert rows["watch_time"].unique().to_list() == [ids[UNSEEN]]
+    assert rows["watch_time_history"].explode(empty_as_null=False).n_unique() > 1
+
+
+def test_what_is_missing_or_not_read_is_counted(tmp_path: Path) -> None:
+    dataset = built(tmp_path, "impressions")
+    report = load_json(dataset.path / "report.json")
+    assert report["missing"] == {"price": 86}
+    assert report["unread"] == ["spare"]
+    assert report["items_without"] == {"tags": 5}
+    assert "not read: spare" in summary(dataset)
+    specs = read_feature_map(dataset.path / FEATURES).features
+    assert specs["watch_time"]["known"] == "afterwards"
+
+
+def test_ids_stay_when_a_log_grows(tmp_path: Path) -> None:
+    first = built(tmp_path, "impressions")
+    before = load_json(first.path / "feature_vocab.json")
+    given = tables()
+    given["interactions"] = given["interactions"].with_columns(hour=pl.col("hour") + 100)
+    (tmp_path / "more").mkdir()
+    more = built(tmp_path / "more", "impressions", given, append_to=first.path)
+    after = load_json(more.path / "feature_vocab.json")
+    for name, ids in before.items():
+        assert {text: after[name][text] for text in ids} == ids
+    assert after["price"] == before["price"]
+    assert len(after["hour"]) > len(before["hour"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"columns": {"huor": "event"}}, "interactions.parquet: no event column 'huor': did you mean 'hour'?"),
+        ({"columns": {"tagz": "item"}}, "items.parquet: no item column 'tagz': did you mean 'tags'?"),
+        ({"columns": {"grp": "user"}}, "users.parquet: no user column 'grp': did you mean 'group'?"),
+        ({"columns": {"timestamp": "event"}}, "'timestamp' is the name of another column"),
+        ({"columns": {"tags": "item"}, "items": None}, "tags: columns of items need a file of items"),
+        ({"columns": {"group": "user, numeric"}}, "numeric column 'group' holds 'g0' in row 1, no number"),
+    ],
+)
+def test_a_mistake_is_one_line(options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError) as found:
+        built(tmp_path, "impressions", **options)
+    assert message in str(found.value)
+    assert "\n" not in str(found.value)

@@ -1,0 +1,183 @@
+"""Every kind of declared column, from a log to the scores of the estimator, the service and an exported file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pytest
+import torch
+from fastapi.testclient import TestClient
+
+from ctr_pe import CTRRanker
+from ctr_pe.cli import main
+from ctr_pe.serving.request_graph import inputs_from, inputs_of
+from ctr_pe.serving.service import application
+from ctr_pe.utils.errors import UserError
+from tests.data.logs.test_columns import COLUMNS, tables
+
+MODELS = ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
+QUICK: dict[str, Any] = {"epochs": 1, "embedding_dim": 8, "batch_size": 256, "columns": COLUMNS}
+EVENT = ("hour", "price")
+COUNT = 200
+
+
+@pytest.fixture(scope="module")
+def given() -> dict[str, pl.DataFrame]:
+    found = tables()
+    return {"events": found["interactions"], "items": found["items"], "users": found["users"]}
+
+
+def fitted(given: dict[str, pl.DataFrame], model: str = "DIN", **options: Any) -> CTRRanker:
+    return CTRRanker(model, "cape", **QUICK, **options).fit(**given)
+
+
+@pytest.fixture(scope="module", params=MODELS)
+def ranker(request: pytest.FixtureRequest, given: dict[str, pl.DataFrame]) -> CTRRanker:
+    return fitted(given, request.param)
+
+
+def asked(given: dict[str, pl.DataFrame]) -> pl.DataFrame:
+    """Requests for known and unknown items of known and unknown users, with and without a price."""
+    draw = np.random.default_rng(1)
+    prices = [None if place % 5 == 0 else float(price) for place, price in enumerate(draw.random(COUNT))]
+    return pl.DataFrame({
+        "user_id": draw.integers(0, 34, COUNT), "item_id": draw.integers(0, 24, COUNT),
+        "hour": draw.integers(0, 26, COUNT), "price": prices,
+    })  # fmt: skip
+
+
+def offline(ranker: CTRRanker, requests: pl.DataFrame) -> npt.NDArray[np.float64]:
+    return ranker.predict_proba(requests)[:, 1]
+
+
+def bodies(ranker: CTRRanker, requests: pl.DataFrame) -> list[dict[str, Any]]:
+    """The same requests as the service takes them, with the histories that the model has stored."""
+    assert ranker.scorer_.histories is not None
+    past = ranker.scorer_.histories.sort("user_id", "timestamp", "item_id", maintain_order=True)
+    found = []
+    for row in requests.iter_rows(named=True):
+        own = past.filter(pl.col("user_id") == row["user_id"])
+        context = {name: row[name] for name in EVENT}
+        of_past = {name: own[name].to_list() for name in (*EVENT, "watch_time")}
+        found.append({
+            "history": own["item_id"].to_list(), "candidates": [row["item_id"]], "user": row["user_id"],
+            "context": context, "history_context": of_past,
+        })  # fmt: skip
+    return found
+
+
+def test_the_service_gives_the_scores_of_the_estimator(
+    ranker: CTRRanker, given: dict[str, pl.DataFrame], tmp_path: Path
+) -> None:
+    requests = asked(given)
+    ranker.save(tmp_path / "model")
+    with TestClient(application(tmp_path / "model")) as client:
+        answers = [client.post("/rank", json=body) for body in bodies(ranker, requests)]
+    assert {answer.status_code for answer in answers} == {200}
+    served = [answer.json()["ranked"][0]["score"] for answer in answers]
+    np.testing.assert_allclose(served, offline(ranker, requests), atol=1e-5)
+
+
+def test_a_saved_model_and_the_command_give_the_same(given: dict[str, pl.DataFrame], tmp_path: Path) -> None:
+    ranker, requests = fitted(given), asked(given)
+    ranker.save(tmp_path / "model")
+    again = CTRRanker.load(tmp_path / "model")
+    assert np.array_equal(offline(again, requests), offline(ranker, requests))
+    assert again.columns == QUICK["columns"] or set(again.columns or {}) == set(COLUMNS)
+    requests.write_parquet(tmp_path / "requests.parquet")
+    made = ["--input", str(tmp_path / "requests.parquet"), "--output", str(tmp_path / "scores.parquet")]
+    assert main(["predict", "--model", str(tmp_path / "model"), *made]) == 0
+    scores = pl.read_parquet(tmp_path / "scores.parquet")["score"].to_numpy()
+    np.testing.assert_allclose(scores, offline(ranker, requests), atol=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_an_exported_file_gives_the_same(model: str, given: dict[str, pl.DataFrame], tmp_path: Path) -> None:
+    import onnxruntime
+
+    ranker, requests = fitted(given, model), asked(given)
+    ranker.save(tmp_path / "model")
+    file = tmp_path / "model.onnx"
+    assert main(["export", "--model", str(tmp_path / "model"), "--format", "onnx", "--output", str(file)]) == 0
+    session, scorer = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"]), ranker.scorer_
+    encoded = scorer.encoder.requests(requests, scorer.stored)
+    rows = np.arange(encoded.rows)
+    inputs, kinds = inputs_from(scorer.model, encoded.histories(rows), encoded.fields(rows)), inputs_of(scorer.model)
+    for name, kind in kinds.items():
+        if kind == "target":
+            inputs[name] = inputs[name].unsqueeze(1)
+    found = session.run(None, {name: inputs[name].to(torch.int64).numpy() for name in kinds})[0][:, 0]
+    np.testing.assert_allclose(found, offline(ranker, requests), atol=1e-5)
+
+
+def test_an_attribute_in_a_request_overrides_the_catalogue_s(given: dict[str, pl.DataFrame]) -> None:
+    ranker = fitted(given)
+    requests = asked(given).filter(pl.col("user_id") < 25)
+    other = requests.with_columns(group=pl.lit("g3"))
+    same = requests.join(given["users"], on="user_id", how="left", maintain_order="left")
+    assert np.array_equal(offline(ranker, same), offline(ranker, requests))
+    assert not np.array_equal(offline(ranker, other), offline(ranker, requests))
+
+
+def test_what_is_known_afterwards_is_not_read_of_a_request(given: dict[str, pl.DataFrame]) -> None:
+    ranker, requests = fitted(given), asked(given)
+    leaked = requests.with_columns(watch_time=pl.Series(np.linspace(0, 1, COUNT)))
+    assert np.array_equal(offline(ranker, leaked), offline(ranker, requests))
+
+
+def test_the_daily_update_learns_new_values_of_every_kind(given: dict[str, pl.DataFrame]) -> None:
+    ranker = fitted(given)
+    before = offline(ranker, asked(given))
+    new = (
+        given["events"]
+        .tail(80)
+        .with_columns(timestamp=pl.col("timestamp") + 10**6, item_id=pl.col("item_id") + 15, hour=pl.col("hour") + 5)
+    )
+    items = pl.DataFrame({"item_id": range(20, 35), "cate_id": 1, "tags": "a|zz", "cost": 2.5})
+    ranker.partial_fit(new, items=items, users=pl.DataFrame({"user_id": [26, 27], "group": ["g9", "g1"]}))
+    grown = {name: count for name, count in ranker.updates_[-1]["new_ids"].items() if count}
+    assert grown.keys() == {"item_id", "tags", "group", "hour"}
+    assert (grown["tags"], grown["group"]) == (1, 1)
+    assert not np.array_equal(offline(ranker, asked(given)), before)
+    again = CTRRanker("DIN", "cape", **QUICK).partial_fit(
+        **{"new_events" if k == "events" else k: v for k, v in given.items()}
+    )
+    assert np.isfinite(offline(again, asked(given))).all()
+
+
+def test_columns_that_are_not_declared_are_named_once(
+    given: dict[str, pl.DataFrame], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO"):
+        fitted(given)
+    lines = [record.getMessage() for record in caplog.records if "not read" in record.getMessage()]
+    assert lines == ["events: not read: spare (columns={'spare': 'event'} reads one)"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"context": {"huor": 3}}, "context: no field 'huor' in this model: did you mean 'hour'?"),
+        ({"history_context": {"tags": []}}, "history_context: no field 'tags'"),
+        ({"history": [1], "history_context": {"hour": [1, 2]}}, "2 values of 'hour' for 1 items"),
+        ({"context": {"hour": {"a": 1}}}, "valid"),
+    ],
+)
+def test_a_wrong_request_is_told_in_one_line(
+    change: dict[str, Any], message: str, given: dict[str, pl.DataFrame], tmp_path: Path
+) -> None:
+    fitted(given).save(tmp_path / "model")
+    with TestClient(application(tmp_path / "model")) as client:
+        answer = client.post("/rank", json={"history": [], "candidates": [1]} | change)
+    assert answer.status_code == 422
+    assert message in str(answer.json())
+
+
+def test_a_missing_column_of_the_event_is_named(given: dict[str, pl.DataFrame]) -> None:
+    with pytest.raises(UserError, match="requests: no column 'hour'"):
+        offline(fitted(given), asked(given).drop("hour"))
