@@ -140,6 +140,13 @@ def texts(values: pl.Series) -> pl.Series:
     return values.cast(pl.String)
 
 
+def missing(unseen: int, count: int, like: Array) -> Array:
+    """(count, …) ids of missing values, of the type and the further axes of ``like`` (n, …)."""
+    one = np.zeros((1, *like.shape[1:]), like.dtype)
+    one.flat[0] = unseen
+    return np.repeat(one, count, axis=0)
+
+
 def with_ids(items: pl.DataFrame, maps: Mapping[str, Any]) -> pl.DataFrame:
     """The catalogue with the ids of these columns, each in the column of its name and ``:id``."""
     return items.with_columns(pl.Series(name + ID, ids.ids(items[name])) for name, ids in maps.items())

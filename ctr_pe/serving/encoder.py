@@ -21,7 +21,7 @@ import numpy as np
 import polars as pl
 
 from ctr_pe.data.dataset import ID, ITEM
-from ctr_pe.data.id_map import Array, IdMap, Index, Ints, categories
+from ctr_pe.data.id_map import Array, IdMap, Index, Ints, categories, missing
 from ctr_pe.data.logs.clock import SECONDS, implausible
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.timeline import Codes, EncodedLog, Timeline, sorted_events
@@ -111,13 +111,10 @@ class Encoder:
 
     def _ids_of(self, table: pl.DataFrame, names: Iterable[str]) -> dict[str, Ints]:
         found = {name: table[name + ID].to_numpy() for name in names if name + ID in table.columns}
-        return {name: np.concatenate([ids, self._none(name, ids)]).astype(np.int64) for name, ids in found.items()}
-
-    def _none(self, name: str, like: Array) -> Ints:
-        """(1, …) ids of a missing value of the field."""
-        none = np.zeros((1, *like.shape[1:]), np.int64)
-        none.reshape(-1)[0] = self.unseen(name)
-        return none
+        return {
+            name: np.concatenate([ids, missing(self.unseen(name), 1, ids)]).astype(np.int64)
+            for name, ids in found.items()
+        }
 
     def unseen(self, name: str) -> int:
         """The id of values that are not known."""
@@ -352,9 +349,8 @@ class Encoder:
         ids = {}
         for name in self.item_fields:
             if target and self.features[name].get("known") == "afterwards":
-                none = np.zeros((table.height, *self._several(name)), np.int64)
-                none.reshape(table.height, -1)[:, :1] = self.unseen(name)
-                ids[name] = none
+                axes = [int(self.features[name]["values"])] if "values" in self.features[name] else []
+                ids[name] = missing(self.unseen(name), table.height, np.zeros((0, *axes), np.int64))
                 continue
             if row is None or name not in self.item_ids:
                 ids[name] = np.asarray(self._column(table, name, what), np.int64)
@@ -364,10 +360,6 @@ class Encoder:
             if len(new) and name in table.columns and name != ITEM:
                 ids[name][new] = self._encode(table[name].gather(new), name, what)
         return ids
-
-    def _several(self, name: str) -> tuple[int, ...]:
-        """The axis of a field of several categories."""
-        return (int(self.features[name]["values"]),) if "values" in self.features[name] else ()
 
     def _unknown(self, ids: Mapping[str, Ints]) -> int:
         item = self.item_fields[0]

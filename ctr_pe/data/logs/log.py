@@ -25,10 +25,10 @@ import polars as pl
 import pyarrow as pa
 from tqdm import tqdm
 
-from ctr_pe.config.columns import DeclaredColumn
+from ctr_pe.config.columns import declared
 from ctr_pe.config.field_groups import Group, log_group
 from ctr_pe.data.dataset import ID, LABEL, SPLITS, USER, Dataset
-from ctr_pe.data.id_map import Array, Ints, with_ids
+from ctr_pe.data.id_map import Array, Ints, missing, with_ids
 from ctr_pe.data.logs.clock import SECONDS
 from ctr_pe.data.logs.events import BLOCK, COLUMN, Bools, EventBlock, Log
 from ctr_pe.data.logs.recipe import Recipe
@@ -42,7 +42,7 @@ from ctr_pe.utils.errors import UserError, option
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CATEGORY = DeclaredColumn(source="item")
+CATEGORY = declared({"attribute": "item"})["attribute"]
 LIST_ITEMS = 4_000_000  # list items in memory while a row group is written
 CODE, EVENT = "code", "event"  # the item's row in the catalogue and the event's in its block, in place of all ids
 
@@ -61,10 +61,8 @@ class BlockIds:
     def of_target(self, name: str, code: Ints, event: Ints) -> Array:
         """(T, …) of targets: their items and events."""
         if name in self.afterwards:
-            ids = np.zeros_like(self.event[name][event])
-            ids.reshape(len(event), -1)[:, 0] = self.afterwards[name]
-            return ids
-        return self.item[name][code] if name in self.item else (self.event | self.user)[name][event]
+            return missing(self.afterwards[name], len(event), self.event[name])
+        return self.item[name][code] if name in self.item else {**self.event, **self.user}[name][event]
 
     def of_history(self, name: str, line: Timeline) -> Array:
         """(E', …) of the events of a timeline."""
@@ -300,9 +298,7 @@ class _Rows:
             for name in self.users.columns:
                 if name.endswith(ID):
                     ids, feature = self.users[name].to_numpy(), name.removesuffix(ID)
-                    none = np.zeros_like(ids[:1])
-                    none.reshape(-1)[0] = self.maps[feature].unseen
-                    of_user[feature] = np.concatenate([ids, none])[owner]
+                    of_user[feature] = np.concatenate([ids, missing(self.maps[feature].unseen, 1, ids)])[owner]
         of_user |= {
             name: of_event.pop(name) for name in list(of_event) if self.log.recipe.columns[name].source == "user"
         }
