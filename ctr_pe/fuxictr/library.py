@@ -57,7 +57,7 @@ def take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
     """A copy of the feature map without feature encoders, and the encoders: FuxiCTR would run their text as code."""
     from torch import nn
 
-    from ctr_pe.units.pooling import Pooling
+    from ctr_pe.fuxictr.pooling import Pooling
 
     feature_map = copy.deepcopy(feature_map)
     encoders: dict[str, nn.Module] = {}
