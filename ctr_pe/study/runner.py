@@ -126,8 +126,8 @@ def run_all(
                     failed += 1
                     progress.fail(worker.job, _explain(worker.job, store.path, *content))
                 if kind == "diverged":
-                    nothing: dict[str, Any] = {"metrics": {}, "epoch": 0, "seconds": 0.0, "parameters": 0}
-                    store.append(_result(worker.job, failed=content[0], **nothing), None)
+                    without: dict[str, Any] = {"metrics": {}, "epoch": 0, "seconds": 0.0, "parameters": 0}
+                    store.append(_result(worker.job, failed=content[0], **without), None)
                 if kind in ("done", "diverged"):
                     store.tidy([worker.job.key])
                 if kind != "died" and (job := next_job()):
