@@ -6,6 +6,7 @@ import inspect
 import json
 import logging
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
@@ -57,6 +58,8 @@ class CTRRanker:
         attributes: columns of the items that the model reads; None for all that hold integers or strings.
         columns: what else it reads of events, items and users: column -> words such as ``"event"`` or ``"event,
             numeric"``, or a mapping of the keys of :class:`~ctr_pe.config.columns.DeclaredColumn`.
+        tune: before training, try so many settings of learning rate, regularisation and dropout on the validation rows
+            in short trainings (:mod:`ctr_pe.study.halving`); ``quick`` for 6.
         time_unit: ``s`` or ``ms``, of times that are numbers.
         gpu: -1 for the CPU.
         threads: of training; 0 leaves torch's as they are.
@@ -67,6 +70,7 @@ class CTRRanker:
         classes_: (2,) 0 and 1, the columns of ``predict_proba``.
         metrics_: of the test rows, which are each user's last event (``din``) or the newest tenth (``impressions``).
         history_: of the epochs: loss, validation metrics, seconds.
+        tuned_: the settings that ``tune`` chose.
         report_: of the log: rows, what was dropped, users, items, rows per split; of models from ``fit``.
         updates_: of every ``partial_fit``: events, rows, loss, new ids, seconds.
         unknown_: of the last call: ``requests``, ``unknown items``, ``unknown history items``, ``unknown users``.
@@ -88,6 +92,7 @@ class CTRRanker:
         label: str | None = "label",
         attributes: Sequence[str] | None = None,
         columns: Mapping[str, Any] | None = None,
+        tune: int | str | None = None,
         time_unit: str = "s",
         gpu: int = -1,
         threads: int = 0,
@@ -106,6 +111,7 @@ class CTRRanker:
         self.label = label
         self.attributes = attributes
         self.columns = columns
+        self.tune = tune
         self.time_unit = time_unit
         self.gpu = gpu
         self.threads = threads
@@ -127,9 +133,10 @@ class CTRRanker:
             UserError: a hyper-parameter or column that cannot be used, with its name; rows that cannot be read.
         """
         from ctr_pe.data.logs.log import build
+        from ctr_pe.study.halving import budget, search
         from ctr_pe.training import Run, train
 
-        params, seed = self._params(), self._seed()
+        params, seed, tried = self._params(), self._seed(), budget(self.tune)
         label = self.label if y is None else self.label or "label"
         made: list[Scorer] = []
         with scratch_folder() as folder:
@@ -148,11 +155,10 @@ class CTRRanker:
             self.report_ = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
             if unread := self.report_["unread"]:
                 log.info("events: not read: %s (columns={'%s': 'event'} reads one)", ", ".join(unread), unread[0])
-            run = Run(
-                self.model, dataset.path, self.position_encoding, seed, "heldout", params, self.gpu, self.threads,
-                keep=lambda *trained: made.append(scorer_of(*trained)),
-            )  # fmt: skip
-            outcome = train(run)
+            run = Run(self.model, dataset.path, self.position_encoding, seed, "heldout", params, self.gpu, self.threads)
+            self.tuned_ = search(run, tried) if tried else {}
+            keep: Any = lambda *trained: made.append(scorer_of(*trained))  # noqa: E731
+            outcome = train(replace(run, params={**params, **self.tuned_}, keep=keep))
             made[0].histories = newest_events(recipe)
         log.info("%s: test %s", self, outcome.metrics)
         return self._fitted(made[0])
