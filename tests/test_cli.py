@@ -187,7 +187,7 @@ def test_build_has_an_option_for_every_simple_key_of_a_recipe() -> None:
 
     helped = subprocess.check_output([sys.executable, "-m", "ctr_pe.cli", "data", "build", "--help"], text=True)
     for key in Recipe.model_fields.keys() - {"drop", "split"}:
-        assert f"--{key.replace('_', '-')} " in helped
+        assert f"--{key.replace('_', '-').replace('columns', 'column')} " in helped
 
 
 def test_fetch_options(called: list[tuple[Any, ...]]) -> None:

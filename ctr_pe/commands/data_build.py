@@ -37,6 +37,7 @@ def add_options(parser: Parser) -> None:
     files("--interactions FILE", "one row per event: user, item, time or order, label", type=Path)
     files("--items FILE", "one row per item: item and its attributes", type=Path)
     files("--users FILE", "one row per user: user and its columns", type=Path)
+    files("--separator SIGN", "between the columns of text files: ; or | or tab (default: , in .csv, tab in .tsv)")
     files("--out DIR", "the data set; its name is the directory's", type=Path, default=None)
     files(
         "--append-to DIR",

@@ -17,6 +17,7 @@ import polars as pl
 
 from ctr_pe.config.columns import DeclaredColumn
 from ctr_pe.data.id_map import NO_VALUE, PAD, TEXTS, UNSEEN, Array, IdMap, categories
+from ctr_pe.data.logs.tables import decimal_comma
 from ctr_pe.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -202,6 +203,7 @@ def readable_as(file: Path, table: pl.LazyFrame, name: str, spec: DeclaredColumn
             strange = table.select(row=wrong.arg_true().first(), value=text.filter(wrong).first()).collect()
             if strange["row"][0] is not None:
                 held = f"holds {strange['value'][0]!r} in row {strange['row'][0] + 1}, no number"
+                held += decimal_comma(strange["value"][0])
                 raise UserError(f"{file}: numeric column '{name}' {held}")
         return pl.when(value.is_finite()).then(value)
     if spec.type == "sequence" and not dtype.is_temporal():

@@ -27,6 +27,7 @@ from ctr_pe.config.field_groups import Group
 from ctr_pe.config.schema import Count, DataSection, Encoder, Place, Width, check, problems
 from ctr_pe.data.dataset import SPLITS, Dataset, open_dataset
 from ctr_pe.data.id_map import IdMap
+from ctr_pe.data.logs.tables import check_start
 from ctr_pe.data.root import REPORT
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.fuxictr.feature_specs import target_spec
@@ -288,6 +289,7 @@ class _Build:
             frame = pl.scan_parquet(file)
             types: Mapping[str, Any] = frame.collect_schema()
         else:
+            check_start(file, separator, "sep")
             types = pl.scan_csv(file, separator=separator, infer_schema=False).collect_schema()  # reads one line
         for name in (self.label, *(column.read_from for column in self.columns)):
             if name not in types:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
+import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
@@ -108,7 +109,7 @@ def option(name: str, *value: object) -> str:
     ``name``: of the Python argument; ``value``: the one to set, if the message names one.
     """
     if _COMMAND_LINE.get():
-        written = ["none" if one is None else str(one) for one in value if one is not True]
+        written = ["none" if one is None else shlex.quote(str(one)) for one in value if one is not True]
         return " ".join(["--" + name.replace("_", "-"), *written])
     return name + "=" + "".join(map(repr, value))
 

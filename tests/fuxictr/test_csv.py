@@ -114,6 +114,15 @@ def test_the_first_rows_do_not_decide_what_a_column_holds(params: dict[str, Any]
     assert pl.read_parquet(source.split("train"))["item_history"].list.len().to_list()[-4:] == [0, 1, 2, 2]
 
 
+def test_another_separator_is_named(params: dict[str, Any]) -> None:
+    for split in ("train", "valid", "test"):
+        file = Path(params[f"{split}_data"])
+        file.write_text(file.read_text().replace(",", "\t"))
+    with pytest.raises(UserError, match=r"train\.csv: line 1: tab is between columns, not ',': sep: .\\t., or"):
+        build_csv(params)
+    assert originals({**params, "sep": "\t"}, "item_id", "train") == ["5", "6", "5", "8"]
+
+
 def test_what_is_cut_empty_and_unseen_is_counted(params: dict[str, Any]) -> None:
     report = json.loads((build_csv(params).path / "report.json").read_text())["splits"]
     train, test = report["train"], report["test"]

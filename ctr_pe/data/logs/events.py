@@ -13,7 +13,7 @@ from ctr_pe.data.dataset import ITEM, ITEMS, SPLITS
 from ctr_pe.data.id_map import NO_VALUE, TEXTS
 from ctr_pe.data.logs.append import Before
 from ctr_pe.data.logs.clock import WORDS, implausible, in_words
-from ctr_pe.data.logs.tables import broken_line, readable, scan
+from ctr_pe.data.logs.tables import broken_line, decimal_comma, readable, scan
 from ctr_pe.data.timeline import Timeline, sorted_events
 from ctr_pe.data.value_maps import readable_as
 from ctr_pe.utils.errors import UserError, nearest, option
@@ -74,8 +74,8 @@ class Log:
     def __init__(self, recipe: Recipe) -> None:
         self.recipe, self.file = recipe, recipe.interactions
         self.before = Before(recipe.append_to) if recipe.append_to else None
-        with readable(self.file):
-            raw = scan(self.file)
+        with readable(self.file, recipe.separator):
+            raw = scan(self.file, recipe.separator)
             schema = raw.collect_schema()
             if raw.head(1).collect().is_empty():
                 raise UserError(f"{self.file}: an empty log: no rows, columns {', '.join(schema)}")
@@ -108,7 +108,7 @@ class Log:
 
         count = -(-self.kept // size)
         if count == 1:
-            with readable(self.file):
+            with readable(self.file, self.recipe.separator):
                 return [coded(self._events).collect(engine="streaming").lazy()]
         block = pl.col("user").hash(seed=0) % count
         for start in range(0, self.kept, PART):
@@ -189,7 +189,9 @@ class Log:
         if found := ", ".join(f"{names[role]}: {count:,}" for role, count in nulls.items() if count):
             row = _row(raw, keep & pl.any_horizontal(columns[role].is_null() for role in nulls))
             problem = f"{self.file}: null values: {found} of {self.rows:,} rows, the first in row {row}"
-            raise UserError(broken_line(self.file) or f"{problem}; drop them or name another column")
+            raise UserError(
+                broken_line(self.file, self.recipe.separator) or f"{problem}; drop them or name another column"
+            )
         for role in ("user", "item"):
             self.read_as[names[role]] = _kind(events.collect_schema()[role])
         self.read_as |= {name: recipe_column.type for name, recipe_column in self.recipe.columns.items()}
@@ -251,8 +253,8 @@ class Log:
         recipe, file = self.recipe, self.recipe.items
         if file is None:
             return None
-        with readable(file):
-            frame = scan(file)
+        with readable(file, recipe.separator):
+            frame = scan(file, recipe.separator)
             schema = frame.collect_schema()
             columns = {ITEM: _typed(file, "item", recipe.item, frame)}
             demanded = recipe.demanded("attributes")
@@ -268,7 +270,7 @@ class Log:
         if nulls := items[ITEM].null_count():
             row = _row(items.lazy(), pl.col(ITEM).is_null())
             problem = f"{file}: null values: {recipe.item}: {nulls:,} of {items.height:,} rows, the first in row {row}"
-            raise UserError(broken_line(file) or problem)
+            raise UserError(broken_line(file, recipe.separator) or problem)
         if repeated := items.height - items[ITEM].n_unique():
             raise UserError(f"{file}: {repeated:,} of {items.height:,} rows repeat another row's {recipe.item}")
         return items
@@ -278,8 +280,8 @@ class Log:
         recipe, file, declared = self.recipe, self.recipe.users, self.recipe.of("user")
         if file is None or not declared:
             return None
-        with readable(file):
-            frame = scan(file)
+        with readable(file, recipe.separator):
+            frame = scan(file, recipe.separator)
             columns = {"user": _typed(file, "user", recipe.user, frame)}
             columns |= {name: readable_as(file, frame, name, column) for name, column in declared.items()}
             users = frame.select(**columns).collect()
@@ -354,7 +356,8 @@ def _typed(file: Path, role: str, name: str, table: pl.LazyFrame, unit: Literal[
     elif dtype.is_float():
         wrong = (column % 1).ne(0)  # NaN too
     if row := _row(table, wrong):
-        found = f" ({table.select(name).slice(row - 1, 1).collect().item()!r} in row {row})"
+        value = table.select(name).slice(row - 1, 1).collect().item()
+        found = f" ({value!r} in row {row}{decimal_comma(value)})"
     raise UserError(
         f"{file}: {role} column '{name}' holds {dtype}, not {wanted.get(role, 'integers or strings')}{found}"
     )

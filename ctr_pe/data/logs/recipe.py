@@ -7,7 +7,7 @@ from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
 
 from ctr_pe.config.columns import Declared, DeclaredColumn, Source
 from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
@@ -61,6 +61,7 @@ class Recipe(BaseModel):
     attributes: tuple[str, ...] | None = ("cate_id",)
     columns: dict[str, Declared] = {}  # what else is read, see ctr_pe.config.columns
     time_unit: Literal["s", "ms"] = "s"
+    separator: str | None = None  # of the columns of text files; without it a tab in .tsv, a comma in .csv
     max_len: int = Field(100, ge=1, le=10**6)  # most recent items kept of a history
     seed: int = Field(0, ge=0, lt=2**32)  # of the sampled negatives
     drop: dict[str, Value | list[Value]] = {}  # rows whose column has this value (or one of these)
@@ -68,6 +69,14 @@ class Recipe(BaseModel):
     split: SplitColumn | None = None  # impressions; without it by time:
     valid_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, before the test rows
     test_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, the newest
+
+    @field_validator("separator")
+    @classmethod
+    def _one_sign(cls, given: str | None) -> str | None:
+        sign = {"tab": "\t", "\\t": "\t"}.get(given or "", given)
+        if sign is not None and (len(sign.encode()) != 1 or sign in '"\r\n'):
+            raise ValueError("one sign, such as ; or |, or tab")
+        return sign
 
     @field_serializer("columns")
     def _as_given(self, columns: dict[str, DeclaredColumn]) -> dict[str, Any]:

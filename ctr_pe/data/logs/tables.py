@@ -5,13 +5,15 @@ from __future__ import annotations
 import codecs
 import csv
 import gzip
+import json
 import os
+import re
 from contextlib import contextmanager
 from typing import IO, TYPE_CHECKING, Any, cast
 
 import polars as pl
 
-from ctr_pe.utils.errors import UserError, counted, no_such_file, reason
+from ctr_pe.utils.errors import UserError, counted, no_such_file, option, reason
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -21,19 +23,24 @@ START = 2**16  # bytes of a text file that are looked at first
 INFERRED = 10_000  # rows by which polars guesses the types of a text file's columns
 
 
-def scan(file: Path) -> pl.LazyFrame:
+SEPARATORS = {",": "','", ";": "';'", "|": "'|'", "\t": "tab"}
+"""What may stand between the columns of a text file -> how an error names it, and the option takes it."""
+
+
+def scan(file: Path, separator: str | None = None) -> pl.LazyFrame:
     """A table's file, or a directory of parquet files, lazily.
 
-    A column of a text file holds whole numbers only if all of its values, in all rows, are written as such: ``007`` is
-    not, because it would become 7.
+    ``separator``: of the columns of a text file; None for a tab in .tsv and a comma in .csv. A column of a text file
+    holds whole numbers only if all of its values, in all rows, are written as such: ``007`` is not, because it would
+    become 7.
 
     Raises:
-        UserError: no such file, one of another kind, or a text that cannot be read.
+        UserError: no such file, one of another kind, or a text that cannot be read or has another separator.
     """
     if not os.path.exists(file):
         raise no_such_file(file)
     if is_text(file):
-        return _scan_text(file)
+        return _scan_text(file, separator or _separator(file))
     if file.is_dir() and not any(path.is_file() for path in file.rglob("*")):
         raise UserError(f"{file}: an empty folder: it needs parquet files")
     if file.is_dir() or file.name.endswith((".parquet", ".pq")):
@@ -47,22 +54,22 @@ def is_text(file: Path) -> bool:
 
 
 @contextmanager
-def readable(file: Path) -> Iterator[None]:
+def readable(file: Path, separator: str | None = None) -> Iterator[None]:
     """What polars and the system say about a file that cannot be read, in one line."""
     try:
         yield
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError) as error:
-        raise UserError(broken_line(file) or f"{file}: cannot be read: {reason(error)}") from None
+        raise UserError(broken_line(file, separator) or f"{file}: cannot be read: {reason(error)}") from None
 
 
-def broken_line(file: Path) -> str | None:
+def broken_line(file: Path, separator: str | None = None) -> str | None:
     """Which line of a text file has other fields than the header; None if all have the same, or it is no text."""
     if not is_text(file):
         return None
     begin = 1
     try:
         with _opened(file) as stream:
-            rows = csv.reader((line.decode() for line in stream), delimiter=_separator(file))
+            rows = csv.reader((line.decode() for line in stream), delimiter=separator or _separator(file))
             width = len(next(rows, []))
             begin = rows.line_num + 1
             for fields in rows:
@@ -80,10 +87,10 @@ def broken_line(file: Path) -> str | None:
     return None
 
 
-def _scan_text(file: Path) -> pl.LazyFrame:
-    _check_start(file)
-    with readable(file):
-        how: dict[str, Any] = {"separator": _separator(file), "infer_schema_length": INFERRED, "try_parse_dates": True}
+def _scan_text(file: Path, separator: str) -> pl.LazyFrame:
+    check_start(file, separator)
+    with readable(file, separator):
+        how: dict[str, Any] = {"separator": separator, "infer_schema_length": INFERRED, "try_parse_dates": True}
         guessed = pl.scan_csv(file, **how).collect_schema()
         numbers = [name for name, kind in guessed.items() if kind.is_integer()]
         texts = pl.scan_csv(file, **how, schema_overrides=dict.fromkeys(numbers, pl.String))
@@ -93,8 +100,10 @@ def _scan_text(file: Path) -> pl.LazyFrame:
         return texts.with_columns(pl.col(name).cast(pl.Int64) for name, same in whole.items() if same)
 
 
-def _check_start(file: Path) -> None:
-    """Raises UserError for another encoding, other line ends, or a column that is there twice."""
+def check_start(file: Path, separator: str, key: str | None = None) -> None:
+    """Raises UserError for another encoding, other line ends, another separator, or a column that is there twice.
+
+    ``key``: of a config that has the separator; None where it is an option of a build."""
     try:
         with _opened(file) as stream:
             start = stream.read(START)
@@ -105,10 +114,35 @@ def _check_start(file: Path) -> None:
     if b"\r" in start and b"\n" not in start:
         raise UserError(f"{file}: its lines end with CR alone: save it with LF or CRLF")
     text = start.decode("utf-8-sig", errors="replace").splitlines(keepends=True)
-    names = next(csv.reader(text, delimiter=_separator(file)), [])
+    if text and text[0].lower().startswith("sep="):
+        raise UserError(f"{file}: line 1: '{text[0].strip()}' is no header: remove this line")
+    if (fits := _fitting(text, separator)) != separator:
+        found, wanted = (SEPARATORS.get(one, repr(one)) for one in (fits, separator))
+        sign = "tab" if fits == "\t" else fits
+        how = f"{key}: {json.dumps(fits)}" if key else f"{option('separator', sign)} in a build"
+        raise UserError(f"{file}: line 1: {found} is between columns, not {wanted}: {how}, or save it with {wanted}")
+    names = next(csv.reader(text, delimiter=separator), [])
     for name in names:
         if name and names.count(name) > 1:
             raise UserError(f"{file}: line 1: column '{name}' is there {names.count(name)} times")
+
+
+def _fitting(lines: list[str], separator: str) -> str:
+    """``separator``, unless it gives the header one column and another gives it several, the most of all."""
+
+    def width(between: str) -> int:
+        try:
+            return len(next(csv.reader(lines, delimiter=between), []))
+        except csv.Error:
+            return 0
+
+    widths = {between: width(between) for between in SEPARATORS if width(separator) <= 1}
+    return max(widths, key=lambda between: widths[between]) if max(widths.values(), default=0) > 1 else separator
+
+
+def decimal_comma(text: object) -> str:
+    """What an error about ``text`` adds where a comma was meant as a decimal point."""
+    return f": write {str(text).replace(',', '.')}" if re.fullmatch(r"\s*[+-]?\d+,\d+\s*", str(text)) else ""
 
 
 def _separator(file: Path) -> str:

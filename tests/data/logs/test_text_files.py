@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gzip
+import re
 from pathlib import Path
 
 import polars as pl
@@ -83,3 +85,49 @@ def test_a_column_has_one_role(tmp_path: Path, option: list[str], capsys: pytest
     command = ["data", "build", "--protocol", "din", "--interactions", str(tmp_path / "log.csv")]
     assert main([*command, "--out", str(tmp_path / "set"), *option]) == 2
     assert f"column '{option[1]}' is both" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.tsv", "log.csv.gz"])
+@pytest.mark.parametrize(("sign", "said"), [(";", "';'"), ("\t", "tab"), ("|", "'|'"), (",", "','")])
+def test_a_separator_is_asked_for(tmp_path: Path, name: str, sign: str, said: str) -> None:
+    """Never guessed: an error names the one that fits, and with it the file is read as with a comma."""
+    text = log_of(["a", "b,c", "d", "e"]).replace("b,c", '"b,c"').splitlines()
+    rows = [line.replace(",", sign) if '"' not in line else sign.join(line.split(",", 1)) for line in text]
+    rows = [row if '"' not in row else sign.join(row.rsplit(",", 1)) for row in rows]
+    content = ("\n".join(rows) + "\n").encode("utf-8-sig")  # a byte order mark is fine
+    (tmp_path / name).write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    given = {"interactions": tmp_path / name, "protocol": "din", "attributes": None}
+    if sign != ("\t" if "tsv" in name else ","):
+        option = "separator='tab'" if sign == "\t" else f"separator='{sign}'"
+        with pytest.raises(UserError, match=re.escape(f"{name}: line 1: {said} is between columns")) as error:
+            build(load_recipe(None, given), tmp_path / "set")
+        assert option in str(error.value)
+    dataset = build(load_recipe(None, {**given, "separator": "tab" if sign == "\t" else sign}), tmp_path / "set")
+    items = pl.read_parquet(dataset.path / "items.parquet")["item_id"]
+    assert set(items) == {"a", "b,c", "d", "e"}
+    with pytest.raises(UserError, match="is between columns"):
+        build(load_recipe(None, {**given, "separator": "|" if sign != "|" else ";"}), tmp_path / "other")
+
+
+@pytest.mark.parametrize("sign", ["", ";;", '"', "\n", "é"])
+def test_a_separator_is_one_sign(tmp_path: Path, sign: str) -> None:
+    with pytest.raises(UserError, match="'separator': one sign, such as"):
+        load_recipe(None, {"interactions": tmp_path / "log.csv", "protocol": "din", "separator": sign})
+
+
+def test_one_column_and_text_with_other_signs_are_no_mistake(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("tags\na|b;c\nd|e;f\n")
+    assert scan(tmp_path / "a.csv").collect()["tags"].to_list() == ["a|b;c", "d|e;f"]
+
+
+def test_decimal_commas_and_the_line_of_spreadsheets_are_named(tmp_path: Path) -> None:
+    rows = "\n".join(f"{user};{item};{item};{item},5" for user in range(3) for item in range(5))
+    (tmp_path / "log.csv").write_text(f"user_id;item_id;position;price\n{rows}\n")
+    given = {"interactions": tmp_path / "log.csv", "protocol": "din", "separator": ";"}
+    with pytest.raises(UserError, match=r"'price' holds '0,5' in row 1, no number: write 0\.5$"):
+        build(load_recipe(None, {**given, "columns": {"price": "event, numeric"}}), tmp_path / "set")
+    with pytest.raises(UserError, match=r"'0,5' in row 1: write 0\.5"):
+        build(load_recipe(None, {**given, "order": "price"}), tmp_path / "set")
+    (tmp_path / "log.csv").write_text(f"sep=;\nuser_id;item_id;position;price\n{rows}\n")
+    with pytest.raises(UserError, match="line 1: 'sep=;' is no header: remove this line"):
+        build(load_recipe(None, given), tmp_path / "set")

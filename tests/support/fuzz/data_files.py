@@ -183,7 +183,7 @@ def no_header(log: Log) -> Case:
 @fault
 def another_separator(log: Log) -> Case:
     between = str(log.draw.choice([";", "\t", "|"]))
-    return log.text([line.replace(",", between) for line in log.lines()], "another separator", "log.csv", "'user_id'")
+    return log.text([line.replace(",", between) for line in log.lines()], "another separator", "log.csv", "--separator")
 
 
 @fault
