@@ -329,9 +329,10 @@ def run(copy: Path) -> Iterator[Callable[..., tuple[int, str]]]:
     # What does not change is compiled once; by the content, for a fault may come within a second.
     compiled = ["-m", "compileall", "-q", "--invalidation-mode", "checked-hash", *PACKAGE, "tests/support"]
     subprocess.run([sys.executable, *compiled], cwd=copy, check=True)
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
     command = [sys.executable, "-m", "tests.support.forked_tests"]
-    with subprocess.Popen(command, cwd=copy, env=environment(copy), **pipes) as process:
+    with subprocess.Popen(
+        command, cwd=copy, env=environment(copy), stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
 
         def ran(*tests: str) -> tuple[int, str]:
             arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-n", "0", *tests]
