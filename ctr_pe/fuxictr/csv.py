@@ -26,7 +26,7 @@ from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 from ctr_pe.config.field_groups import Group
 from ctr_pe.config.schema import Count, DataSection, Encoder, Place, Width, check, problems
 from ctr_pe.data.dataset import SPLITS, Dataset, open_dataset
-from ctr_pe.data.id_map import IdMap
+from ctr_pe.data.id_map import NO_VALUE, IdMap
 from ctr_pe.data.logs.tables import check_start
 from ctr_pe.data.root import REPORT
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
@@ -40,6 +40,7 @@ COPIED = re.compile(r"copy_from\((\w+)\)")
 LOGGED = {
     "truncated": "histories of %s cut to their most recent items",
     "missing": "items of %s have no value",
+    "filled": "numbers of %s are missing, NaN or infinite and are its fill_na",
     "unseen": "ids of %s are out of vocabulary: not in the train rows, or too rarely",
 }
 """What is counted of a column in a split -> how the log says it."""
@@ -91,6 +92,14 @@ class FeatureColumn(BaseModel):
         copied = COPIED.fullmatch(self.preprocess or "")
         return copied[1] if copied else self.name
 
+    @property
+    def filling(self) -> float:
+        """The number that missing, NaN and infinite ones of a numeric column become; NaN for a wrong ``fill_na``."""
+        try:
+            return float(self.fill_na or 0)
+        except ValueError:
+            return float("nan")
+
     @model_validator(mode="before")
     @classmethod
     def _of_any_version(cls, given: dict[str, Any]) -> dict[str, Any]:
@@ -108,6 +117,8 @@ class FeatureColumn(BaseModel):
             raise ValueError(f"remap: false is for meta columns: a {self.type} column is numbered: leave it out")
         if self.pretrained_emb and self.type not in ("categorical", "sequence"):
             raise ValueError(f"a {self.type} column has no ids: pretrained_emb has vectors of ids, leave it out")
+        if self.type == "numeric" and not np.isfinite(self.filling):
+            raise ValueError(f"fill_na of a numeric column is a finite number, not {shown(self.fill_na)}")
         if self.normalizer and self.type != "numeric":
             raise ValueError(f"a {self.type} column has no normalizer, numeric ones have")
         if self.type == "embedding" and not self.pretrain_dim:
@@ -246,6 +257,7 @@ class _Build:
         self.label, self.files = _label(params), _files(params)
         described = {key: params.get(key) for key in ("feature_cols", "label_col", "min_categr_count", "sep")}
         facts = {split: (str(file), file.stat().st_size, file.stat().st_mtime_ns) for split, file in self.files.items()}
+        described |= {"rules": 2}  # of an earlier version, numbers that are NaN or infinite stayed so
         text = json.dumps([described, facts], sort_keys=True, default=str)
         self.fingerprint = hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
@@ -263,6 +275,7 @@ class _Build:
             self.scales = self._scales(frames["train"])
             made = [self._encoded(column, frames.values()) for column in self.columns]
             made += [pl.col(name).list.len().alias(f"{name} length") for name in self.max_lens]
+            made += [f"{column.name} filled" for column in self.columns if column.type == "numeric"]
             splits = {
                 name: self._write(writer, name, frame.select(self.label, *made)) for name, frame in frames.items()
             }
@@ -280,6 +293,7 @@ class _Build:
         if vectors and len(vocabs) == 1:  # FuxiCTR's layer of pretrained vectors fails where there is one entry
             vocabs |= {name: ids.stored for name, ids in self.maps.items()}
         report = {"source": self.fingerprint, "splits": splits, "normalizers": self.scales}
+        report["fill_na"] = {column.name: column.filling for column in self.columns if column.type == "numeric"}
         return Content(self.label, self.params.get("group_id"), features, self.groups, vocabs, report)
 
     def _scan(self, file: Path) -> pl.LazyFrame:
@@ -300,9 +314,11 @@ class _Build:
             text = {column.read_from: pl.String for column in self.columns}
             frame = pl.scan_csv(file, separator=separator, schema_overrides={**text, self.label: pl.Float64})
         read = [_parsed(column, types[column.read_from] if is_parquet else pl.String()) for column in self.columns]
-        frame = frame.select(
-            self.label, *[parsed.alias(column.name) for column, parsed in zip(self.columns, read, strict=True)]
-        )
+        named = [parsed.alias(column.name) for column, parsed in zip(self.columns, read, strict=True)]
+        frame = frame.select(self.label, *named)
+        numeric = {column.name: column.filling for column in self.columns if column.type == "numeric"}
+        frame = frame.with_columns(pl.col(name).is_null().alias(f"{name} filled") for name in numeric)
+        frame = frame.with_columns(pl.col(name).fill_null(filling) for name, filling in numeric.items())
         for fields in filter(None, self._histories()):
             # An empty text is also what a history of one item without this attribute looks like.
             one = pl.any_horizontal(pl.col(fields).list.len() == 1) & (pl.col(fields).list.len() == 0)
@@ -400,6 +416,8 @@ class _Build:
                     if column.name in self.maps:
                         ids = values.explode(empty_as_null=False) if column.type == "sequence" else values
                         counts[f"{column.name}_unseen"] += int((ids == self.maps[column.name].unseen).sum())
+                    if column.type == "numeric":
+                        counts[f"{column.name}_filled"] += int(frame[f"{column.name} filled"].sum())
                     if column.type == "sequence":
                         length = frame[f"{column.name} length"]
                         counts[f"{column.name}_empty"] += int((length == 0).sum())
@@ -432,10 +450,11 @@ def _parsed(column: FeatureColumn, kind: pl.DataType) -> pl.Expr:
         lists = lists.list.eval((pl.element().replace(fill, "") if fill else pl.element()).fill_null(""))
         return pl.coalesce(lists, pl.lit([], dtype=pl.List(pl.String)))
     raw = raw.cast(pl.String)
-    if column.type in ("numeric", "meta") and column.fill_na is not None:
-        raw = raw.fill_null(fill)
     if column.type == "numeric":
-        return raw.fill_null("0").cast(pl.Float64)
+        number = pl.when(~raw.is_in(list(NO_VALUE))).then(raw).cast(pl.Float64)
+        return pl.when(number.is_finite()).then(number)
+    if column.type == "meta" and column.fill_na is not None:
+        raw = raw.fill_null(fill)
     if column.type == "meta":
         return raw
     # FuxiCTR reads int columns as numbers, so 07 is 7; a missing id is unknown, and so is fill_na, as in FuxiCTR

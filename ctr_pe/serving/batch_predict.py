@@ -43,8 +43,8 @@ OURS = re.compile(r"lock|key\.json|output|\d{6,}\.(parquet|tmp)")
 @dataclass(frozen=True)
 class PredictionReport:
     """What was scored: ``rows``, of which ``reused`` had been scored by an earlier call; ``seconds`` of this call;
-    ``counts`` of what is unknown: ``unknown items`` and ``requests of unknown users`` in the input, in rows, and
-    ``unknown history items`` in the events."""
+    ``counts`` of what is unknown: ``unknown items`` and ``requests of unknown users`` in the input, in rows, ``missing
+    numbers`` of it, and ``unknown history items`` in the events."""
 
     output: Path
     rows: int
@@ -59,6 +59,7 @@ class PredictionReport:
             made += f", {self.reused:,} of them scored by an earlier call"
         named = {
             "unknown items": ("row", "of items the model does not know"),
+            "missing numbers": ("number", "missing, NaN or infinite, which took fill_na"),
             "requests of unknown users": ("row", "of users without events"),
             "unknown history items": ("event", "of items the model does not know"),
         }

@@ -42,8 +42,9 @@ class ColumnNames:
 
     ``time`` in ``time_unit``; ``order``: a column that decides what is earlier where the history has it; ``label``: of
     events, 0 for an item that was shown and not chosen; ``raw``: the column that a feature is read from, where it is
-    called otherwise; ``normalizers``: of a numeric feature, what is subtracted and divided by; ``columns``: those that
-    were declared, see :mod:`ctr_pe.config.columns`.
+    called otherwise; of a numeric feature, ``fill_na``: what missing, NaN and infinite numbers become, 0 where it is
+    not given, and ``normalizers``: what is then subtracted and divided by; ``columns``: those that were declared, see
+    :mod:`ctr_pe.config.columns`.
     """
 
     user: str = "user_id"
@@ -53,6 +54,7 @@ class ColumnNames:
     label: str | None = "label"
     time_unit: Unit = "s"
     raw: Mapping[str, str] = field(default_factory=dict)
+    fill_na: Mapping[str, float] = field(default_factory=dict)
     normalizers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     columns: Mapping[str, Any] = field(default_factory=dict)
 
@@ -134,9 +136,14 @@ class Encoder:
             return several(values, ids.splitter).alias(values.name)
         return (numbers(values) if isinstance(ids, Buckets) else categories(values)).alias(values.name)
 
+    @cached_property
+    def numeric(self) -> list[str]:
+        """Features whose numbers the model takes as they are."""
+        return [name for name in self.other_fields if self.features[name]["type"] == "numeric"]
+
     def optional(self, name: str) -> bool:
         """Whether missing values of a raw column are values."""
-        return name in self.columns.columns
+        return name in self.columns.columns or any(self._raw(feature) == name for feature in self.numeric)
 
     def reads(self, table: Iterable[str]) -> list[str]:
         """Those columns of a table of requests that are read."""
@@ -232,6 +239,9 @@ class Encoder:
                 lists.append(self._given(requests, (name,), None, int(self.features[name]["max_len"]), what))
             else:
                 scalars[name] = self._column(requests, name, what)
+        if self.numeric:
+            given_numbers = [requests[self._raw(name)] for name in self.numeric]
+            counts["missing numbers"] += sum(numbers(values).null_count() for values in given_numbers)
         counts["unknown items"] += self._unknown(ids)
         return EncodedRequests(requests.height, scalars, lists, now, SECONDS[self.columns.time_unit], counts)
 
@@ -282,7 +292,7 @@ class Encoder:
                 continue
             afterwards = self.features[name].get("known") == "afterwards"
             value = None if afterwards else context.get(name)
-            ids = self._encode(pl.Series(name, [value], strict=False), name, "context")
+            ids = self._values(pl.Series(name, [value], strict=False), name, "context")
             scalars[name] = np.repeat(ids, len(wanted), axis=0)
         begin, end = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(past))
         lists = []
@@ -367,12 +377,17 @@ class Encoder:
 
     def _column(self, table: pl.DataFrame, name: str, what: str) -> Array:
         raw = self._raw(name)
-        values = of_log(table, raw, what) if self.optional(name) else column(table, raw, what)
+        values = of_log(table, raw, what) if self.optional(raw) else column(table, raw, what)
+        return self._values(values, name, what)
+
+    def _values(self, values: pl.Series, name: str, what: str) -> Array:
+        """(n, …) ids of raw values of a feature, or numbers as training normalised them."""
         if self.features[name]["type"] == "numeric":
-            if not values.dtype.is_numeric():
+            if not (values.dtype.is_numeric() or values.dtype == pl.Null):
                 raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not numbers")
             shift, scale = self.columns.normalizers.get(name, (0.0, 1.0))
-            return ((values.cast(pl.Float64) - shift) / scale).cast(pl.Float32).to_numpy()
+            filled = numbers(values).fill_null(self.columns.fill_na.get(name, 0.0))
+            return ((filled - shift) / scale).cast(pl.Float32).to_numpy()
         return self._encode(values, name, what)
 
     def _encode(self, values: pl.Series, name: str, what: str) -> Ints:

@@ -91,7 +91,8 @@ def description(scorer: Scorer) -> dict[str, Any]:
 
     ``inputs``: name -> ``of`` (``history``, ``age``, ``length`` of the histories, ``target`` or ``request``),
     ``column`` of the raw ids, ``ids``: the vocabulary in which they are looked up, ``unknown``: the id of others. A
-    number has a column, and if training normalised it a ``normalizer``: what to subtract and divide by. Of declared
+    number has a column, ``fill_na``: what missing, NaN and infinite ones become, and if training normalised it a
+    ``normalizer``: what to subtract and divide by. Of declared
     columns also ``category_encoder`` (``quantile_bucket``: the keys of the vocabulary are upper edges; ``hash_bucket``:
     1 + CRC-32 of the text modulo ``unknown`` - 1), ``splitter`` and ``values``, and ``known``.
     ``vocabularies``: name -> raw id as text -> id. Ages are seconds from the event to the request. ``max_len``: the
@@ -113,6 +114,8 @@ def description(scorer: Scorer) -> dict[str, Any]:
         inputs[name]["column"] = encoder.columns.raw.get(field, field)
         if field in encoder.item_ids:
             table, ids, inputs[name]["column"] = field, _of_items(encoder, field), encoder.columns.item
+        if field in encoder.numeric:
+            inputs[name]["fill_na"] = encoder.columns.fill_na.get(field, 0.0)
         if field in encoder.columns.normalizers:
             inputs[name]["normalizer"] = list(encoder.columns.normalizers[field])
         if ids is not None:  # none of numbers and vectors

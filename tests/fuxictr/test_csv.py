@@ -114,6 +114,38 @@ def test_the_first_rows_do_not_decide_what_a_column_holds(params: dict[str, Any]
     assert pl.read_parquet(source.split("train"))["item_history"].list.len().to_list()[-4:] == [0, 1, 2, 2]
 
 
+@pytest.mark.parametrize("form", ["csv", "parquet"])
+@pytest.mark.parametrize("normalizer", [None, "StandardScaler"])
+@pytest.mark.parametrize(("fill", "number"), [({}, 0.0), ({"fill_na": 2}, 2.0), ({"fill_na": "-1.5"}, -1.5)])
+def test_a_number_that_is_none_is_filled_and_counted(
+    params: dict[str, Any], form: str, normalizer: str | None, fill: dict[str, Any], number: float
+) -> None:
+    """Null, NaN and infinite ones alike, before anything is normalised."""
+    numbers, keys = ["", "nan", "inf", "-Infinity", "NULL", "3.5", "8"], {"normalizer": normalizer, **fill}
+    for split in ("train", "valid", "test"):
+        lines = [f"{row % 2},u{row % 3},5,a,,,{price}" for row, price in enumerate(numbers)]
+        file = Path(params[f"{split}_data"])
+        file.write_text("\n".join([TRAIN.splitlines()[0], *lines, ""]))
+        if form == "parquet":
+            prices = [None, float("nan"), float("inf"), float("-inf"), None, 3.5, 8.0]
+            pl.read_csv(file, infer_schema=False).with_columns(price=pl.Series(prices)).write_parquet(file)
+    for column in params["feature_cols"]:
+        column.pop("fill_na", None)
+    dataset = build_csv(change({**params, "data_format": form}, "price", **keys))
+    wanted = np.array([number] * 5 + [3.5, 8.0])
+    wanted = (wanted - wanted.mean()) / wanted.std() if normalizer else wanted
+    np.testing.assert_allclose(pl.read_parquet(dataset.split("test"))["price"].to_numpy(), wanted)
+    report = json.loads((dataset.path / "report.json").read_text())
+    assert report["splits"]["train"]["price_filled"] == 5
+    assert report["fill_na"] == {"price": number}
+
+
+@pytest.mark.parametrize("fill", ["none", "nan", float("inf")])
+def test_a_number_is_filled_with_a_finite_one(params: dict[str, Any], fill: Any) -> None:
+    with pytest.raises(UserError, match="'price': fill_na of a numeric column is a finite number, not"):
+        build_csv(change(params, "price", fill_na=fill))
+
+
 def test_another_separator_is_named(params: dict[str, Any]) -> None:
     for split in ("train", "valid", "test"):
         file = Path(params[f"{split}_data"])

@@ -25,7 +25,9 @@ from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.fuxictr.csv import build_csv
 from ctr_pe.model_zoo import MODELS
 from ctr_pe.model_zoo.din import DIN
+from ctr_pe.serving.batch_predict import predict
 from ctr_pe.serving.encoder import ColumnNames, Encoder
+from ctr_pe.serving.export import description
 from ctr_pe.serving.model_folder import _columns, keep_model, read_model, scorer_of, write_model
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.training import DataSource, Outcome, Run, build_model, score, train
@@ -298,7 +300,14 @@ def csv(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, dict[str, pl
         "feature_cols": [
             {**ids, "name": "user"},
             {**ids, "name": "item", "source": "item"} | vectors | {"pretrain_usage": "init"},
-            {"name": "price", "active": True, "dtype": "float", "type": "numeric", "normalizer": "MinMaxScaler"},
+            {
+                "name": "price",
+                "active": True,
+                "dtype": "float",
+                "type": "numeric",
+                "normalizer": "MinMaxScaler",
+                "fill_na": 2.5,
+            },
             {**lists, "name": "clicked", "share_embedding": "item", "feature_encoder": None},
             {**lists, "name": "tags"},
         ],
@@ -335,6 +344,33 @@ def test_a_data_set_without_a_catalogue_is_scored_column_by_column(
         again.score_requests(None, requests.drop("price"))
     with pytest.raises(UserError, match="no catalogue of items: score requests with all their columns"):
         again.score_one([1], [2])
+
+
+def test_numbers_that_are_none_are_filled_as_in_training(
+    csv: tuple[Dataset, dict[str, pl.DataFrame]], tmp_path: Path
+) -> None:
+    """In tables, in `predict` and in what an export says of itself; and they are counted."""
+    write_model(tmp_path / "m", untrained("DIN", "none", csv[0]))
+    scorer, lists = read_model(tmp_path / "m"), ("clicked", "tags")
+    requests = csv[1]["test"].with_columns(pl.col(lists).str.split("^").list.filter(pl.element() != ""))
+    filled = scorer.encoder.columns.fill_na["price"]
+    assert filled == 2.5
+    rows = requests.height
+    prices = [[None, float("nan"), float("inf"), float("-inf")][row % 4] for row in range(rows)]
+    broken = requests.with_columns(price=pl.Series(prices, dtype=pl.Float64))
+    wanted = scorer.score_requests(None, requests.with_columns(price=pl.lit(filled)))
+    scorer.counts.clear()
+    np.testing.assert_array_equal(scorer.score_requests(None, broken), wanted)
+    assert scorer.counts["missing numbers"] == rows
+    nothing = requests.with_columns(price=pl.lit(None))
+    np.testing.assert_array_equal(scorer.score_requests(None, nothing), wanted)
+    broken.write_parquet(tmp_path / "requests.parquet")
+    report = predict(tmp_path / "m", tmp_path / "requests.parquet", tmp_path / "scores.parquet")
+    np.testing.assert_array_equal(pl.read_parquet(tmp_path / "scores.parquet")["score"].to_numpy(), wanted)
+    assert f"{rows:,} numbers missing, NaN or infinite, which took fill_na" in str(report)
+    assert description(scorer)["inputs"]["price"]["fill_na"] == filled
+    with pytest.raises(UserError, match="requests: column 'price' holds String, not numbers"):
+        scorer.score_requests(None, requests.with_columns(price=pl.lit("cheap")))
 
 
 def test_names_are_there_without_torch() -> None:
