@@ -263,12 +263,17 @@ class _Worker:
 
 
 def _work(connection: Connection, train: Train, known: Mapping[str, list[str]]) -> None:
-    """The loop of a worker process: receives runs, sends progress and outcomes, ends when the pipe is closed."""
+    """A worker process."""
     keep_memory()
     plugins.restore(known)
     # An exception, so that temporary files are removed
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     threading.Thread(target=_end_with_parent, daemon=True).start()
+    _train_each(connection, train)
+
+
+def _train_each(connection: Connection, train: Train) -> None:
+    """The loop of a worker: receives runs, sends progress and outcomes, ends when the pipe is closed."""
     last = 0.0
 
     def progress(state: Mapping[str, Any]) -> None:

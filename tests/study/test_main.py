@@ -72,6 +72,7 @@ def test_mistakes_are_refused_before_anything_starts(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_tables_and_store_grow_with_each_call(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -109,6 +110,7 @@ def test_tables_and_store_grow_with_each_call(
     assert len(log.read_text().splitlines()) == 7
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_a_table_without_a_baseline_is_announced(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +135,7 @@ def test_failed_runs_make_the_exit_code_1(
     assert "none" in shown.out
 
 
+@pytest.mark.usefixtures("worker_threads")
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_a_built_in_set_is_generated_once(
     name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], small_built_in_sets: None
@@ -201,6 +204,7 @@ def test_ctrl_c_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
     assert last == ["stopped: 0 of 10 runs are stored; repeat the same command to run what is missing"]
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_weights_are_kept_where_asked_for_and_are_no_part_of_a_runs_key(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

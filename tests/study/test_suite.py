@@ -100,6 +100,7 @@ def test_overrides_replace_what_varies() -> None:
     assert all(cell.overrides["max_len"] == 3 and cell.overrides["dnn_hidden_units"] == [8] for cell in found)
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_runs_resumes_and_prints_every_cell(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
     assert run(arguments(root, out, pe=["none", "cape"], repeats=1), fast) == 0
@@ -162,6 +163,7 @@ CHANGES: dict[str, Any] = {
 }
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_what_a_change_of_an_encoding_brings(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second table compares each changed cell with the same encoding as it is by default."""
     out = tmp_path / "out"
@@ -193,6 +195,7 @@ def test_what_a_change_of_an_encoding_brings(root: Path, tmp_path: Path, capsys:
     assert "differences to the default" not in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_runs_that_fail_leave_their_cell_in_the_table(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -23,6 +23,7 @@ from ctr_pe.utils.errors import UserError
 from tests.support.fake_training import jobs_of, result_of, train_by_rate
 from tests.support.fake_training import train as failing
 
+pytestmark = pytest.mark.usefixtures("worker_threads")
 RATES = "learning_rate=[1e-1, 1e-2, 1e-3]"
 
 
