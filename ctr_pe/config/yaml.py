@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Hashable, Iterable, Mapping
+from copy import deepcopy
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
@@ -88,13 +90,18 @@ def parse_yaml(text: str, source: str) -> Any:
     Raises UserError, ``source:line: what``: a syntax error, a tag that could run code, or a key given twice.
     """
     try:
-        return _Loader(text).get_single_data()
+        return deepcopy(_parsed(text))
     except yaml.MarkedYAMLError as error:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark else ""
         raise UserError(f"{source}{line}: {error.problem or error.context}") from None
     except (yaml.YAMLError, ValueError, RecursionError) as error:
         raise UserError(f"{source}: {' '.join(str(error).split())}") from None
+
+
+@lru_cache(64)
+def _parsed(text: str) -> Any:
+    return _Loader(text).get_single_data()
 
 
 def parse_overrides(pairs: Iterable[str], option: str = "--set") -> dict[str, Any]:
