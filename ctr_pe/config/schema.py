@@ -53,6 +53,11 @@ def _number(value: Any) -> Any:
     return float(value) if isinstance(value, str) and re.fullmatch(r"[-+]?[\d.]+([eE][-+]?\d+)?", value) else value
 
 
+def _class(key: Any) -> Any:
+    """A class of a label, which JSON makes text of."""
+    return int(key) if key in ("0", "1") or isinstance(key, np.integer) else key
+
+
 def regularizer(value: Any) -> float | str | None:
     """L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``. FuxiCTR ignores an integer and refuses text such as
     5e-3: numbers become floats, and 0 None.
@@ -122,6 +127,11 @@ WeightText = Annotated[Weight, BeforeValidator(_number)]
 Rate = Annotated[float, Field(ge=0, lt=1, description="from 0 to less than 1")]
 Chance = Annotated[float, Field(ge=0, le=1, description="from 0 to at most 1")]
 Share = Annotated[float, Field(gt=0, le=1, description="above 0 and at most 1")]
+ClassWeight = Annotated[
+    Literal["balanced"] | dict[Literal[0, 1], Weight],
+    BeforeValidator(lambda value: {_class(key): of for key, of in value.items()} if isinstance(value, dict) else value),
+    Field(description="balanced, or a weight of 0 or more for each class, {0: 1, 1: 5}"),
+]
 Regularizer = Annotated[
     float | str | None,
     AfterValidator(regularizer),
@@ -181,6 +191,7 @@ class FeatureSpec(BaseModel):
     splitter: str | None = None
     category_encoder: Literal["quantile_bucket", "hash_bucket"] | None = None
     known: Literal["before", "afterwards"] = "before"
+    weight: bool = False
 
     @model_validator(mode="after")
     def _sizes(self) -> Self:
@@ -259,6 +270,7 @@ class TrainingSection(Section):
     accumulation_steps: Literal[1] = 1
     amp: bool = False
     batch_size: Count = 10_000
+    class_weight: ClassWeight | None = None
     deterministic: bool = False
     early_stop_patience: Index = 2
     embedding_init: PositiveText = 1e-4
@@ -285,6 +297,7 @@ class TrainingSection(Section):
     task: Annotated[str, _one_of(("binary_classification",))] = "binary_classification"
     verbose: Index = 0
     weight_average: PositiveText | None = None
+    weighted_metrics: bool = False
 
     @model_validator(mode="after")
     def _mode(self) -> Self:

@@ -48,8 +48,9 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Want:
-    """What the feature map asks of a column. ``kind``: "label", "categorical", "sequence", "meta", "numeric", or
-    "embedding", a vector per row. ``values``: ids of a field with several categories, in each row or history item."""
+    """What the feature map asks of a column. ``kind``: "label", "categorical", "sequence", "meta", "numeric",
+    "weight", of a row, or "embedding", a vector per row. ``values``: ids of a field with several categories, in each
+    row or history item."""
 
     kind: str
     vocab_size: int | None = None
@@ -239,7 +240,7 @@ def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want], ours
         if (lengths is None and wants[name].values is None) if is_list else (lengths is not None and kind != "meta"):
             raise UserError(f"{parquet}: column '{name}' holds {chunk.type}, but the feature map calls it {kind}")
         values = flat.to_numpy(zero_copy_only=False)
-        allowed = "biuf" if kind in ("label", "numeric", "embedding") else "biu"
+        allowed = "biuf" if kind in ("label", "numeric", "embedding", "weight") else "biu"
         if values.dtype.kind not in allowed:
             raise UserError(f"{parquet}: column '{name}' holds {chunk.type}; a {kind} column needs integers")
         if lengths is not None:
@@ -252,6 +253,8 @@ def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want], ours
             least, most = values.min().item(), values.max().item()
             if not np.isfinite([least, most]).all():
                 raise UserError(f"{parquet}: column '{name}' has values that are not finite")
+            if kind == "weight" and least < 0:
+                raise UserError(f"{parquet}: column '{name}' has the weight {least:g}; a weight is 0 or more")
             column.least, column.most = min(least, column.least), max(most, column.most)
             column.values += len(values)
     for name, column in columns.items():
@@ -262,7 +265,8 @@ def _survey(file: pq.ParquetFile, parquet: Path, wants: Mapping[str, Want], ours
         jagged = kind == "sequence" and wants[name].values is None
         column.padded = not ours and jagged and 0 < column.shortest == column.longest
         smallest = np.result_type(np.min_scalar_type(int(column.least)), np.min_scalar_type(int(column.most)))
-        column.dtype = {"label": "uint8", "numeric": "float32", "embedding": "float32"}.get(kind, smallest.name)
+        floats = kind in ("numeric", "embedding", "weight")
+        column.dtype = "float32" if floats else "uint8" if kind == "label" else smallest.name
     return columns
 
 

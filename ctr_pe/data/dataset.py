@@ -34,6 +34,7 @@ SPLITS = ("train", "valid", "test")
 CONFIG = "dataset_config.yaml"
 ITEMS, USERS = "items.parquet", "users.parquet"
 LABEL, USER, ITEM = "label", "user_id", "item_id"  # columns of every data set of a log, whatever the log calls them
+WEIGHT = "sample_weight"  # and of one whose rows have weights
 ID = ":id"  # in items.parquet the column ``cate_id:id`` has the ids of the column ``cate_id``
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -77,6 +78,7 @@ class BatchLoader:
         every = [slice(*span) for span in pairwise(cuts)]
         self.spans, self.own = (every, rank_slice) if split == "train" else (every[rank_slice], slice(None))
         self.is_shared = processes > 1
+        self.labels = next(name for name, want in wants.items() if want.kind == "label")
         self.vectors = {name for name, want in wants.items() if want.kind == "embedding"}
         self.several = {name: (want.values,) for name, want in wants.items() if want.values}
         self.padded = frozenset(name for part in self.parts for name in part.padded)
@@ -85,7 +87,7 @@ class BatchLoader:
         for name, want in wants.items():
             spans = [part.spans[name] for part in self.parts if name in part.spans]
             if not spans:
-                self.scalars[name] = torch.float32 if want.kind in ("label", "numeric") else torch.int64
+                self.scalars[name] = torch.float32 if want.kind in ("label", "numeric", "weight") else torch.int64
             elif len(spans) == len(self.parts):
                 self.histories.setdefault(tuple(spans), []).append(name)
             else:
@@ -107,6 +109,11 @@ class BatchLoader:
         self.epoch += 1
         for span in spans:
             yield self.batch(rows[span][self.own].astype(np.int64))
+
+    @cached_property
+    def positives(self) -> float:
+        """The share of rows with label 1."""
+        return sum(int(part.data[self.labels].sum()) for part in self.parts) / self.num_samples
 
     def _sort(self, rows: Integers) -> None:
         """By the items of a row's longest history, within ``like_length`` batches; rows of one length stay as drawn."""
@@ -166,7 +173,8 @@ def _wants(feature_map: Any) -> dict[str, Want]:
     for name, spec in feature_map.features.items():
         if spec["type"] not in KINDS:
             raise UserError(f"feature '{name}': type '{spec['type']}' is not loaded; {nearest(spec['type'], KINDS)}")
-        wants[name] = Want(spec["type"], spec.get("vocab_size"), spec.get("max_len"), spec.get("values"))
+        kind = "weight" if spec.get("weight") else spec["type"]
+        wants[name] = Want(kind, spec.get("vocab_size"), spec.get("max_len"), spec.get("values"))
     return wants | {name: Want("label") for name in feature_map.labels}
 
 

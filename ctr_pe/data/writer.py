@@ -20,6 +20,7 @@ from ctr_pe.data.dataset import (
     SPLITS,
     USER,
     USERS,
+    WEIGHT,
     Dataset,
     DatasetReport,
     check_out,
@@ -161,10 +162,13 @@ def item_specs(
     groups: Sequence[Group],
     max_len: int,
     columns: Mapping[str, DeclaredColumn] = MappingProxyType({}),
+    weighted: bool = False,
 ) -> dict[str, dict[str, Any]]:
     """The features of a log: its user, the fields with ids, and the histories of each group, of which the second has
-    the items that were not chosen. ``columns``: how the fields were declared."""
+    the items that were not chosen. ``columns``: how the fields were declared; ``weighted``: whether rows have weights.
+    """
     specs: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
+    specs |= {WEIGHT: {"type": "meta", "weight": True}} if weighted else {}
     specs |= {
         name: target_spec(ids.size - 2, unseen=ids.unseen) | field_spec(columns.get(name)) for name, ids in maps.items()
     }

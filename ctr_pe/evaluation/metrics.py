@@ -65,6 +65,7 @@ def evaluate(
     scores: npt.ArrayLike,
     group_id: npt.ArrayLike | None = None,
     metrics: Sequence[str] = METRICS,
+    weights: npt.ArrayLike | None = None,
 ) -> dict[str, float]:
     """Metrics of predicted click probabilities.
 
@@ -73,6 +74,8 @@ def evaluate(
         scores: (N,) finite; for logloss probabilities between 0 and 1.
         group_id: (N,) integers or strings, the user of each row, which all metrics but AUC and logloss need.
         metrics: names, see :mod:`ctr_pe.evaluation.metrics`; the result has them in this order.
+        weights: (N,) of the rows, 0 or more. A pair of rows counts the product of theirs, as in scikit-learn, a group
+            in gAUC the sum of its rows'; metrics of ranks have no such form.
 
     Returns:
         Metric name, as given, to value. AUC is NaN when all labels are equal, gAUC and avgAUC when that holds inside
@@ -80,13 +83,15 @@ def evaluate(
 
     Raises:
         UserError: unknown metric, no ``group_id`` for one that needs it, no rows, different lengths, labels other than
-            0 and 1, scores that are not finite, or not probabilities where logloss is asked for.
+            0 and 1, scores that are not finite, or not probabilities where logloss is asked for; weights that are no
+            weights, or of metrics of ranks.
     """
     names = (metrics,) if isinstance(metrics, str) else tuple(metrics)
     for name in names:
         if not is_metric(name):
             raise UserError(f"unknown metric '{name}': {like_metric(name)}")
     clicked, score = check_rows(labels, scores)
+    weight = None if weights is None else check_weights(weights, len(score))
     grouped = [name for name in names if is_grouped(name)]
     codes, count = np.zeros(len(score), np.int64), 1
     if grouped:
@@ -95,16 +100,18 @@ def evaluate(
         codes, count = group_codes(group_id, len(score))
     values: dict[str, float] = {}
     if {"gAUC", "avgAUC"}.intersection(names):
-        auc = group_auc(clicked, score, codes, count)
-        for name, weights in {"gAUC": np.bincount(codes, minlength=count), "avgAUC": np.ones(count)}.items():
-            weight = np.where(np.isnan(auc), 0, weights)
-            total = weight.sum()
-            values[name] = float(weight @ np.nan_to_num(auc) / total) if total else float("nan")
+        auc = group_auc(clicked, score, codes, count, weight)
+        for name, of_group in {"gAUC": np.bincount(codes, weight, count), "avgAUC": np.ones(count)}.items():
+            counted = np.where(np.isnan(auc), 0, of_group)
+            total = counted.sum()
+            values[name] = float(counted @ np.nan_to_num(auc) / total) if total else float("nan")
     if "AUC" in names:
-        values["AUC"] = float(group_auc(clicked, score, np.zeros(len(score), np.int64), 1)[0])
+        values["AUC"] = float(group_auc(clicked, score, np.zeros(len(score), np.int64), 1, weight)[0])
     if set(LOSSES).intersection(names):
-        values |= dict.fromkeys(LOSSES, float(row_loss(clicked, score).mean()))
+        values |= dict.fromkeys(LOSSES, float(np.average(row_loss(clicked, score), weights=weight)))
     if ranked := [name for name in grouped if name not in values]:
+        if weight is not None:
+            raise UserError(f"{ranked[0]}: a metric of ranks has no form with weights: gAUC, avgAUC, AUC, logloss do")
         values |= rank_metrics(ranked, clicked, score, codes, count)
     return {name: values[name] for name in names}
 
@@ -159,6 +166,22 @@ def check_rows(labels: npt.ArrayLike, scores: npt.ArrayLike) -> tuple[Bools, Flo
     return label.astype(bool), score
 
 
+def check_weights(weights: npt.ArrayLike, rows: int) -> Floats:
+    """Weights of rows as float64, or a UserError that says what is wrong with them."""
+    found = _column(weights, "weights")
+    if found.dtype.kind not in "biuf":
+        raise UserError(f"weights must be numbers, not {found.dtype}")
+    if len(found) != rows:
+        raise UserError(f"weights have {len(found)} rows, labels {rows}")
+    found = found.astype(np.float64)
+    strange = ~((found >= 0) & np.isfinite(found))
+    if strange.any():
+        raise UserError(f"weights must be 0 or more: {strange.sum()} of {rows} are not ({found[strange][0]})")
+    if not found.any():
+        raise UserError("weights are all 0: no row counts")
+    return found
+
+
 def group_codes(group_id: npt.ArrayLike, rows: int) -> tuple[Ints, int]:
     """Group of each row as 0 … n-1 and n."""
     groups = _column(group_id, "group_id")
@@ -173,18 +196,20 @@ def group_codes(group_id: npt.ArrayLike, rows: int) -> tuple[Ints, int]:
     return codes.astype(np.int64, copy=False), len(unique)
 
 
-def group_auc(clicked: Bools, scores: Floats, codes: Ints, count: int) -> Floats:
+def group_auc(clicked: Bools, scores: Floats, codes: Ints, count: int, weights: Floats | None = None) -> Floats:
     """AUC of every group at once, a tie counting one half; NaN where all labels are equal. Counts the pairs (clicked,
-    other) in the right order."""
+    other) in the right order, each by the product of their ``weights``."""
     order = np.lexsort((scores, codes)) if count > 1 else np.argsort(scores)
-    code, score, positive = codes[order], scores[order], clicked[order]
+    code, score = codes[order], scores[order]
+    weight = np.ones(len(order), np.int64) if weights is None else weights[order]
+    positive = np.where(clicked[order], weight, 0)
     first = np.ones(len(order), bool)
     first[1:] = (code[1:] != code[:-1]) | (score[1:] != score[:-1])
     blocks = np.flatnonzero(first)  # a block: rows of one group with the same score
-    block_positives = np.add.reduceat(positive, blocks, dtype=np.int64)
-    block_negatives = np.diff(blocks, append=len(order)) - block_positives
-    positives = np.bincount(codes, weights=clicked, minlength=count).astype(np.int64)
-    negatives = np.bincount(codes, minlength=count) - positives
+    block_positives = np.add.reduceat(positive, blocks)
+    block_negatives = np.add.reduceat(weight - positive, blocks)
+    positives = np.bincount(code, positive, count).astype(weight.dtype)
+    negatives = np.bincount(code, weight - positive, count).astype(weight.dtype)
     below = np.cumsum(block_negatives) - block_negatives - (np.cumsum(negatives) - negatives)[code[blocks]]
     won = np.bincount(code[blocks], weights=block_positives * (below + block_negatives / 2), minlength=count)
     with np.errstate(invalid="ignore"):

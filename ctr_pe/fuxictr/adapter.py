@@ -10,14 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
+import torch
 from fuxictr.pytorch import layers
 from fuxictr.pytorch.models import BaseModel
 from fuxictr.pytorch.torch_utils import get_loss, get_regularizer
 from torch import Tensor, nn
+from torch.nn import functional
 from torch.optim import Optimizer
 
 from ctr_pe.config.schema import (
     Activation,
+    ClassWeight,
     Loss,
     OptimizerName,
     PositiveText,
@@ -38,7 +41,7 @@ from ctr_pe.units.batch_norm import BatchNorm1d
 from ctr_pe.units.dropout import Dropout
 from ctr_pe.utils import distributed
 from ctr_pe.utils.devices import check_gpu
-from ctr_pe.utils.errors import UserError
+from ctr_pe.utils.errors import UserError, option
 from ctr_pe.utils.names import check_name
 
 if TYPE_CHECKING:
@@ -63,6 +66,10 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         learning_rate_schedule: ``constant``, or ``linear`` or ``cosine``: it falls to zero over all epochs.
         weight_average: evaluate and keep a moving average of the weights over about this share of the training.
         max_gradient_norm: of all gradients together.
+        class_weight: of the rows of each label in the loss, ``{0: 1, 1: 5}``, or ``balanced``: of each label inversely
+            as often as it is among the rows that are trained on. A row's own weight, which data may have, is multiplied
+            by it. Losses by name, of ``forward``, are not weighted.
+        weighted_metrics: metrics, too, weight rows by their own weight.
         kwargs: FuxiCTR's own, such as ``monitor`` and ``early_stop_patience``; other keys of a config are ignored.
 
     Raises:
@@ -84,6 +91,8 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         learning_rate_schedule: Schedule = "constant",
         weight_average: PositiveText | None = None,
         max_gradient_norm: PositiveText = MAX_GRADIENT_NORM,
+        class_weight: ClassWeight | None = None,
+        weighted_metrics: bool = False,
         **kwargs: Any,
     ) -> None:
         for key, name in {"model_id": model_id, "dataset_id": feature_map.dataset_id}.items():
@@ -111,6 +120,12 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         self.table_optimizer = table_optimizer
         self.learning_rate_schedule = learning_rate_schedule
         self.weight_average = None if weight_average is None else float(weight_average)
+        self.weight_field = next((name for name, spec in feature_map.features.items() if spec.get("weight")), None)
+        self.class_weight, self.weighted_metrics = class_weight, weighted_metrics
+        given = valid("class_weight", ClassWeight | None, class_weight)
+        self.of_class = {label: float(of) for label, of in given.items()} if isinstance(given, dict) else {}
+        if weighted_metrics and self.weight_field is None:
+            raise UserError(f"weighted_metrics: data set '{feature_map.dataset_id}' has no weights: {option('weight')}")
         self._compile = (optimizer, loss, float(learning_rate))
 
     def finish(self) -> None:
@@ -141,10 +156,41 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         """The task's loss and the forward pass' own losses."""
         losses: Mapping[str, Tensor] = return_dict.get("losses", {})
         self.auxiliary_parts = {name: part.detach() for name, part in losses.items()}
-        mean = super().add_loss(return_dict, y_true)
+        weight = self._weights(return_dict.get("weight"), y_true)
+        if weight is None:
+            mean, total = super().add_loss(return_dict, y_true), float(len(y_true))
+        else:
+            mean, total = self._weighted_mean(return_dict["y_pred"], y_true, weight)
         if distributed.processes() > 1:  # their rows differ by one
-            mean = mean * (len(y_true) / distributed.average(float(len(y_true))))
+            mean = mean * (total / distributed.average(total))
         return sum(losses.values(), mean)
+
+    def _weighted_mean(self, y_pred: Tensor, y_true: Tensor, weight: Tensor) -> tuple[Tensor, Any]:
+        """The losses of rows, each times its weight, divided by the sum of the weights, 0 if that is 0; and the sum.
+        Weights of 1 give the bits of the mean."""
+        total = weight.sum().clamp(min=1e-30)
+        share = len(weight) / total
+        if self.loss_fn is functional.binary_cross_entropy:
+            return self.loss_fn(y_pred, y_true, weight=weight) * share, total
+        return (self.loss_fn(y_pred, y_true, reduction="none") * weight).mean() * share, total
+
+    def _weights(self, own: Tensor | None, labels: Tensor) -> Tensor | None:
+        """(B, 1) of rows with these weights and labels; None if all count alike."""
+        if own is not None:
+            own = own.to(labels.device).view(-1, 1)
+        if not self.of_class:
+            return own
+        of_class = torch.where(labels > 0, self.of_class.get(1, 1.0), self.of_class.get(0, 1.0))
+        return of_class if own is None else own * of_class
+
+    def row_weights(self, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor | None:
+        """(B, 1) of the rows of a batch in the loss; None if all count alike."""
+        return self._weights(None if self.weight_field is None else batch.get(self.weight_field), labels)
+
+    def balance(self, positives: float) -> None:
+        """Weights of the classes by the share of rows with label 1, as scikit-learn's ``balanced``."""
+        shares = {1: positives, 0: 1 - positives}
+        self.of_class = {label: 0.5 / share for label, share in shares.items() if share}
 
     def regularization_loss(self, penalties: Mapping[Tensor, Tensor] = MappingProxyType({})) -> Tensor | float:
         """FuxiCTR's. ``penalties``: of the tables whose own is known from looking them up."""

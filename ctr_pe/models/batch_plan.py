@@ -47,11 +47,13 @@ class Histories:
 
 @dataclass(frozen=True)
 class Plan:
-    """``fields``: by name, all that are no history. ``label`` (B,), or None without. ``histories``: per field group."""
+    """``fields``: by name, all that are no history. ``label``, ``weight`` (B,), or None without.
+    ``histories``: per field group."""
 
     fields: dict[str, Tensor]
     label: Tensor | None
     histories: list[Histories]
+    weight: Tensor | None = None
 
     def ids(self) -> dict[str, Tensor]:
         """By field, of a history those of all groups that have it, one after the other."""

@@ -195,7 +195,7 @@ class RankModel(FuxiCTRModel):
         self.dnn.train(self.training)
         if not self.training:
             return {"y_pred": y_pred}
-        return {"y_pred": y_pred, "penalties": penalties, "losses": losses}
+        return {"y_pred": y_pred, "penalties": penalties, "losses": losses, "weight": plan.weight}
 
     def planned(self, inputs: Mapping[str, Tensor]) -> Planned:
         """The batch with what ``forward`` takes of it, which another thread may ask for ahead."""
@@ -205,7 +205,8 @@ class RankModel(FuxiCTRModel):
         rows = {name: inputs[name] for name in inputs if name not in self._history_columns}
         fields = {name: x for name, x in rows.items() if name not in labels and features[name]["type"] != "meta"}
         label = rows.get(labels[0])
-        plan = Plan(fields, None if label is None else label.float().view(-1), self.read_histories(inputs))
+        weight = rows.get(self.weight_field) if self.weight_field else None
+        plan = Plan(fields, None if label is None else label.float().view(-1), self.read_histories(inputs), weight)
         if self.device.type != "cpu":
             for histories in plan.histories:
                 histories.positions.plan(self._target_joins)

@@ -115,6 +115,9 @@ def check_other_model(cls: Any, feature_map: Any, params: Mapping[str, Any]) -> 
     encoding = params.get("position_encoding") or "none"
     if {encoding} != {"none"} if isinstance(encoding, str) else {*encoding} != {"none"}:
         raise UserError(f"model '{cls.__name__}' takes no position encoding, it is no RankModel of ctr_pe: --pe none")
+    weighted = [key for key in ("class_weight", "weighted_metrics") if params.get(key)]
+    if weighted := weighted or [name for name, spec in feature_map.features.items() if spec.get("weight")]:
+        raise UserError(f"{weighted[0]}: model '{cls.__name__}' takes no weights, it is no RankModel of ctr_pe")
     take_encoders(feature_map)
     known = model_section(cls)
     check(known, {key: value for key, value in params.items() if key in known.model_fields})

@@ -41,10 +41,10 @@ class ColumnNames:
     """How the columns of raw tables are called, and what they mean.
 
     ``time`` in ``time_unit``; ``order``: a column that decides what is earlier where the history has it; ``label``: of
-    events, 0 for an item that was shown and not chosen; ``raw``: the column that a feature is read from, where it is
-    called otherwise; of a numeric feature, ``fill_na``: what missing, NaN and infinite numbers become, 0 where it is
-    not given, and ``normalizers``: what is then subtracted and divided by; ``columns``: those that were declared, see
-    :mod:`ctr_pe.config.columns`.
+    events, 0 for an item that was shown and not chosen; ``weight``: of events, in training; ``raw``: the column that a
+    feature is read from, where it is called otherwise; of a numeric feature, ``fill_na``: what missing, NaN and
+    infinite numbers become, 0 where it is not given, and ``normalizers``: what is then subtracted and divided by;
+    ``columns``: those that were declared, see :mod:`ctr_pe.config.columns`.
     """
 
     user: str = "user_id"
@@ -52,6 +52,7 @@ class ColumnNames:
     time: str | None = "timestamp"
     order: str | None = None
     label: str | None = "label"
+    weight: str | None = None
     time_unit: Unit = "s"
     raw: Mapping[str, str] = field(default_factory=dict)
     fill_na: Mapping[str, float] = field(default_factory=dict)

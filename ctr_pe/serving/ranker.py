@@ -16,6 +16,7 @@ import polars as pl
 import torch
 
 from ctr_pe.config.columns import declared
+from ctr_pe.data.dataset import WEIGHT
 from ctr_pe.serving import tables
 from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of, write_model
 from ctr_pe.serving.scorer import Scorer
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from ctr_pe.data.timeline import EncodedLog
 
 log = logging.getLogger(__name__)
-COLUMNS = ("user", "item", "time", "order", "label", "time_unit")
+COLUMNS = ("user", "item", "time", "order", "label", "weight", "time_unit")
 DECIDED = NOT_OF_MODEL | {"position_encoding", "target_field", "sequence_field", "neg_seq_field", "age_field"}
 """Keys of a config that are no hyper-parameters here."""
 
@@ -55,6 +56,8 @@ class CTRRanker:
         user, item, time, order, label: columns of the log and of all other tables. Under their default names the last
             three are used where a table has them, as by ``ctr-pe data build``; None leaves one alone. ``order`` decides
             what is earlier; without it ``time`` does, and events of the same time do not see each other.
+        weight: column of the log with each row's weight in the loss, 0 or more; of clicks alone, the weight of the
+            pair that a click makes with a sampled item.
         attributes: columns of the items that the model reads; None for all that hold integers or strings.
         columns: what else it reads of events, items and users: column -> words such as ``"event"`` or ``"event,
             numeric"``, or a mapping of the keys of :class:`~ctr_pe.config.columns.DeclaredColumn`.
@@ -90,6 +93,7 @@ class CTRRanker:
         time: str | None = "timestamp",
         order: str | None = "position",
         label: str | None = "label",
+        weight: str | None = None,
         attributes: Sequence[str] | None = None,
         columns: Mapping[str, Any] | None = None,
         tune: int | str | None = None,
@@ -109,6 +113,7 @@ class CTRRanker:
         self.time = time
         self.order = order
         self.label = label
+        self.weight = weight
         self.attributes = attributes
         self.columns = columns
         self.tune = tune
@@ -119,7 +124,13 @@ class CTRRanker:
             setattr(self, name, value)
 
     def fit(
-        self, events: AnyTable, y: Any = None, *, items: AnyTable | None = None, users: AnyTable | None = None
+        self,
+        events: AnyTable,
+        y: Any = None,
+        *,
+        items: AnyTable | None = None,
+        users: AnyTable | None = None,
+        sample_weight: Any = None,
     ) -> Self:
         """Train on a log.
 
@@ -128,6 +139,8 @@ class CTRRanker:
             y: (n,) labels of the events, in place of the column of labels.
             items: a row per item, those of the log and others that may be ranked later: item, and its attributes.
             users: a row per user, with the columns that are declared of users; without it the log has them.
+
+            sample_weight: (n,) weights of the events in the loss, in place of the column of weights.
 
         Raises:
             UserError: a hyper-parameter or column that cannot be used, with its name; rows that cannot be read.
@@ -140,9 +153,10 @@ class CTRRanker:
         label = self.label if y is None else self.label or "label"
         made: list[Scorer] = []
         with scratch_folder() as folder:
-            files = self._files(_with_labels(events, y, label, "events"), items, users, folder)
+            weighted, weight = _with_weights(_with_labels(events, y, label, "events"), sample_weight, "events")
+            files = self._files(weighted, items, users, folder)
             try:
-                recipe = self._recipe(files, label)
+                recipe = self._recipe(files, label, weight or self.weight)
                 dataset = build(recipe, folder / "log")
             except UserError as error:
                 message = str(error)
@@ -160,6 +174,7 @@ class CTRRanker:
             keep: Any = lambda *trained: made.append(scorer_of(*trained))  # noqa: E731
             outcome = train(replace(run, params={**params, **self.tuned_}, keep=keep))
             made[0].histories = newest_events(recipe)
+        made[0].encoder.columns = replace(made[0].encoder.columns, weight=self.weight)
         log.info("%s: test %s", self, outcome.metrics)
         return self._fitted(made[0])
 
@@ -171,6 +186,7 @@ class CTRRanker:
         items: AnyTable | None = None,
         users: AnyTable | None = None,
         epochs: int = 1,
+        sample_weight: Any = None,
     ) -> Self:
         """Train further on new events, ``epochs`` times on each: the daily update.
 
@@ -183,7 +199,7 @@ class CTRRanker:
         Before ``fit``, it trains a new model on all events, without validation and test rows.
 
         Args:
-            new_events, y: as in ``fit``, those since the last call alone; they are read into memory.
+            new_events, y, sample_weight: as in ``fit``, those since the last call alone; they are read into memory.
             items: new items, or known ones whose attributes have changed; a new item without a row here has reserved
                 ids for its attributes.
             users: likewise of users, where the model has a table of them.
@@ -196,10 +212,11 @@ class CTRRanker:
         if not isinstance(epochs, int) or epochs < 1:
             raise UserError(f"epochs={epochs!r}: how often to train on the new events, at least 1")
         label = self.label if y is None else self.label or "label"
-        new = tables.frame(_with_labels(new_events, y, label, "new_events"), "new_events")
+        weighted, weight = _with_weights(_with_labels(new_events, y, label, "new_events"), sample_weight, "new_events")
+        new, weight = tables.frame(weighted, "new_events"), weight or self.weight
         changed = None if items is None else tables.frame(items, "items")
         owners = None if users is None else tables.frame(users, "users")
-        before = self.scorer_ if hasattr(self, "scorer_") else self._cold_start(new, items, users, label)
+        before = self.scorer_ if hasattr(self, "scorer_") else self._cold_start(new, items, users, label, weight)
         labelled = label in new.columns
         protocol = self.protocol or ("impressions" if labelled else "din")
         if protocol == "din" and labelled:
@@ -207,7 +224,7 @@ class CTRRanker:
         if self.threads:
             torch.set_num_threads(self.threads)
         training = {name: value for name, value in self._params().items() if name in OF_TRAINING}
-        return self._fitted(update(before, new, changed, protocol, epochs, training, owners))
+        return self._fitted(update(before, new, changed, protocol, epochs, training, owners, weight))
 
     def predict_proba(self, requests: AnyTable, history: AnyTable | None = None) -> npt.NDArray[np.float64]:
         """(n, 2) probabilities that the user passes the item over, and clicks it.
@@ -249,7 +266,8 @@ class CTRRanker:
 
     def evaluate(self, requests: AnyTable, history: AnyTable | None = None) -> dict[str, float]:
         """gAUC (within users), AUC and logloss of requests with a label, and the other ``metrics`` that it was trained
-        with; otherwise as ``predict_proba``."""
+        with; with ``weighted_metrics`` requests have a column of weights, ``sample_weight`` if it has no other name.
+        Otherwise as ``predict_proba``."""
         table = tables.frame(requests, "requests")
         return self._metrics(table, self._scores(table, self._events(history)))
 
@@ -360,7 +378,10 @@ class CTRRanker:
         names = self._scorer.encoder.columns
         clicked = tables.labels(table, names.label or "label", "requests")
         metrics = dict.fromkeys([*METRICS, *self._scorer.config["params"].get("metrics", ())])
-        return evaluate(clicked, scores, tables.column(table, names.user, "requests").to_numpy(), list(metrics))
+        users, weights = tables.column(table, names.user, "requests").to_numpy(), None
+        if self._scorer.model.weighted_metrics:
+            weights = tables.weights(table, names.weight or WEIGHT, "requests")
+        return evaluate(clicked, scores, users, list(metrics), weights)
 
     def _without_history(self, table: pl.DataFrame) -> npt.NDArray[np.bool_]:
         """(n,) the rows of users without stored events; none where no column says which row is earlier."""
@@ -392,7 +413,12 @@ class CTRRanker:
         check_params(self.model, params)
 
     def _cold_start(
-        self, events: pl.DataFrame, items: AnyTable | None, users: AnyTable | None, label: str | None
+        self,
+        events: pl.DataFrame,
+        items: AnyTable | None,
+        users: AnyTable | None,
+        label: str | None,
+        weight: str | None,
     ) -> Scorer:
         """A scorer with initial weights and without any item or user."""
         from ctr_pe.serving.update import empty_dataset
@@ -400,7 +426,7 @@ class CTRRanker:
         from ctr_pe.training.source import DataSource
 
         with scratch_folder() as scratch:
-            recipe = self._recipe(self._files(events, items, users, scratch), label)
+            recipe = self._recipe(self._files(events, items, users, scratch), label, weight)
             source = DataSource.of(empty_dataset(recipe, scratch / "log"))
             run = Run(
                 self.model, source, self.position_encoding, self._seed(), params=self._params(), gpu=self.gpu,
@@ -410,6 +436,7 @@ class CTRRanker:
             before = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=0)
             scorer = scorer_of(model, run, source, before)
         clock = [name for name in (recipe.order, recipe.time) if name in events.columns]
+        scorer.encoder.columns = replace(scorer.encoder.columns, weight=self.weight)
         scorer.histories = events.head(0).select(recipe.user, recipe.item, *clock, *_of_log(recipe))
         return scorer
 
@@ -418,11 +445,11 @@ class CTRRanker:
         named = {"events": events, "items": items, "users": users}
         return {name: tables.as_file(table, folder, name) for name, table in named.items() if table is not None}
 
-    def _recipe(self, files: dict[str, Path], label: str | None) -> Recipe:
+    def _recipe(self, files: dict[str, Path], label: str | None, weight: str | None) -> Recipe:
         from ctr_pe.data.logs.recipe import Recipe, load_recipe
 
         events, items = files["events"], files.get("items")
-        given = {name: getattr(self, name) for name in COLUMNS} | {"label": label}
+        given = {name: getattr(self, name) for name in COLUMNS} | {"label": label, "weight": weight}
         # Under their default names columns may be absent.
         given = {name: value for name, value in given.items() if value != Recipe.model_fields[name].default}
         attributes, columns = self.attributes, declared(self.columns or {})
@@ -475,6 +502,24 @@ def _with_labels(events: AnyTable, y: Any, name: str | None, what: str) -> AnyTa
     if nulls := column.null_count():
         raise UserError(f"y: null values: {nulls:,} of {table.height:,} labels")
     return table.with_columns(pl.Series(name or "label", tables.labels(column.to_frame(), "y", "y")).cast(pl.Int8))
+
+
+def _with_weights(events: AnyTable, weights: Any, what: str) -> tuple[AnyTable, str | None]:
+    """The events with these weights as a column, and its name; as they are without any.
+
+    Raises:
+        UserError: not a number per event.
+    """
+    if weights is None:
+        return events, None
+    table, shape = tables.frame(events, what), np.shape(weights)
+    if shape not in ((table.height,), (table.height, 1)):
+        raise UserError(f"sample_weight: shape {shape}, not a weight for each of {counted(table.height, 'event')}")
+    try:
+        column = pl.Series(WEIGHT, np.asarray(weights, np.float64).reshape(-1))
+    except (TypeError, ValueError):
+        raise UserError("sample_weight: not a number per event") from None
+    return table.with_columns(column), WEIGHT
 
 
 def newest_events(recipe: Recipe) -> pl.DataFrame:

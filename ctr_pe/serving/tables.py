@@ -138,6 +138,18 @@ def labels(table: pl.DataFrame, name: str, what: str) -> npt.NDArray[np.bool_]:
     return values.cast(pl.Boolean).to_numpy()
 
 
+def weights(table: pl.DataFrame, name: str, what: str) -> npt.NDArray[np.float32]:
+    """(n,) a column of weights of 0 or more."""
+    values = column(table, name, what)
+    if not (values.dtype.is_numeric() or values.dtype == pl.Boolean):
+        raise UserError(f"{what}: weight column '{name}' holds {values.dtype}, not numbers")
+    found = values.cast(pl.Float64).to_numpy()
+    if len(strange := np.flatnonzero(~((found >= 0) & np.isfinite(found)))):
+        row = strange[0]
+        raise UserError(f"{what}: weight column '{name}' holds {found[row]:g} in row {row + 1}: a weight is 0 or more")
+    return found.astype(np.float32)
+
+
 def newest(
     events: pl.LazyFrame, user: str, item: str, clock: Sequence[str], count: int, fields: Sequence[str] = ()
 ) -> pl.DataFrame:

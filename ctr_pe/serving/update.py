@@ -35,7 +35,7 @@ from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.serving.encoder import Encoder
 from ctr_pe.serving.model_folder import VOCABULARY, Vocabularies, read_json, read_model, rebuild, vocabulary_hash
 from ctr_pe.serving.scorer import Scorer
-from ctr_pe.serving.tables import column, ids, keys, labels, lazy, newest, of_log, times
+from ctr_pe.serving.tables import column, ids, keys, labels, lazy, newest, of_log, times, weights
 from ctr_pe.training import fit
 from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError, counted
@@ -54,7 +54,7 @@ OF_TRAINING = frozenset(
     " table_optimizer".split()
 )
 """Hyper-parameters that an update may have of its own: all others are the model's."""
-NEW, CHOSEN = ":new", ":label"  # columns that no log has: made here, beside raw ones
+NEW, CHOSEN, WEIGHED = ":new", ":label", ":weight"  # columns that no log has: made here, beside raw ones
 
 
 def update(
@@ -65,6 +65,7 @@ def update(
     epochs: int,
     training: Mapping[str, Any] = MappingProxyType({}),
     users: pl.DataFrame | None = None,
+    weight: str | None = None,
 ) -> Scorer:
     """A scorer of its own that was trained further on new events; the given one stays as it is.
 
@@ -78,6 +79,7 @@ def update(
         protocol: ``impressions``: rows are the new events, with their labels; ``din``: the new events but a user's very
             first, each with a known item that the user has no stored or new event with.
         training: those of ``OF_TRAINING`` that have changed since the last training.
+        weight: the column of the events' weights in the loss; None if all count alike.
         users: new users and their declared columns, or known ones whose columns have changed.
 
     Raises:
@@ -88,9 +90,12 @@ def update(
         raise UserError("new_events: this model was saved without histories, which new events go on with")
     if not events.height:
         raise UserError("new_events: no rows")
+    field = scorer.model.weight_field
+    if weight is not None and field is None:
+        raise UserError("new_events: weights, but this model was trained without any: fit it with weights")
     clock = [name for name in (names.order, names.time) if name is not None and name in scorer.histories.columns]
     stored = _plain(scorer.histories, clock, scorer.encoder, "histories")
-    new = _plain(events, clock, scorer.encoder, "new_events", labelled=protocol == "impressions")
+    new = _plain(events, clock, scorer.encoder, "new_events", labelled=protocol == "impressions", weight=weight)
     if not stored.height:
         stored = new.clear()
     for name in (names.user, names.item):
@@ -110,10 +115,11 @@ def update(
     draw = np.random.default_rng([seed, 1 + len(updates)])
     rows = both.filter(NEW) if protocol == "impressions" else _sampled(both, clock, found.encoder, draw)
     history = found.encoder.events(both.rename({CHOSEN: names.label}) if names.label else both, "new_events")
-    encoded = found.encoder.requests(rows.drop(CHOSEN), history, "new_events")
+    encoded = found.encoder.requests(rows.drop(CHOSEN, WEIGHED), history, "new_events")
     torch.manual_seed(seed + 1 + len(updates))  # dropout
-    label, size = rows[CHOSEN].cast(pl.Float32).to_numpy(), int(params.get("batch_size", 1024))
-    batches = _TrainingRows(found.model.feature_map.labels[0], encoded, label, size, draw)
+    facts = {found.model.feature_map.labels[0]: CHOSEN} | ({field: WEIGHED} if field else {})
+    facts = {name: rows[of].cast(pl.Float32).to_numpy() for name, of in facts.items()}
+    batches = _TrainingRows(facts, encoded, int(params.get("batch_size", 1024)), draw)
     fitted = fit(found.model, batches, epochs=epochs) if encoded.rows and epochs else None
     found.model.eval()
     chosen = pl.concat([older, new]).filter(pl.col(CHOSEN) == 1)
@@ -134,14 +140,24 @@ def update(
     return found
 
 
-def _plain(table: pl.DataFrame, clock: list[str], encoder: Encoder, what: str, labelled: bool = False) -> pl.DataFrame:
-    """The columns of events that are read, each in the type of its kind; without a label all are chosen."""
+def _plain(
+    table: pl.DataFrame,
+    clock: list[str],
+    encoder: Encoder,
+    what: str,
+    labelled: bool = False,
+    weight: str | None = None,
+) -> pl.DataFrame:
+    """The columns of events that are read, each in the type of its kind; without a label all are chosen, without a
+    weight all count alike."""
     names = encoder.columns
     users, items = (ids(table, name, what).alias(name) for name in (names.user, names.item))
     at = [pl.Series(name, times(table, name, names.time_unit, what)) for name in clock]
     label = labels(table, names.label or "label", what) if labelled else np.ones(table.height, bool)
     fields = [encoder.plain(name, of_log(table, name, what)) for name in _of_events(encoder)]
-    return pl.DataFrame([users, items, *at, *fields, pl.Series(CHOSEN, label.astype(np.int8))])
+    counts = np.ones(table.height, np.float32) if weight is None else weights(table, weight, what)
+    own = [pl.Series(CHOSEN, label.astype(np.int8)), pl.Series(WEIGHED, counts)]
+    return pl.DataFrame([users, items, *at, *fields, *own])
 
 
 def _of_events(encoder: Encoder) -> list[str]:
@@ -168,12 +184,12 @@ def _sampled(both: pl.DataFrame, clock: list[str], encoder: Encoder, draw: np.ra
 
 class _TrainingRows:
     """Epochs of encoded rows, each in an order that ``generator`` draws; a last batch of one row joins the one before
-    it."""
+    it. ``facts``: columns beside the encoded ones, that of the label first."""
 
     def __init__(
-        self, label_field: str, encoded: EncodedRequests, label: npt.NDArray[np.float32], size: int, generator: Any
+        self, facts: Mapping[str, npt.NDArray[np.float32]], encoded: EncodedRequests, size: int, generator: Any
     ) -> None:
-        self.label_field, self.encoded, self.label, self.generator = label_field, encoded, label, generator
+        self.facts, self.encoded, self.generator = facts, encoded, generator
         self.cuts = [*range(0, encoded.rows, size), encoded.rows]
         if len(self.cuts) > 2 and size > 1 and self.cuts[-1] - self.cuts[-2] == 1:
             del self.cuts[-2]
@@ -185,8 +201,13 @@ class _TrainingRows:
         order = self.generator.permutation(self.encoded.rows)
         for first, last in pairwise(self.cuts):
             rows = order[first:last]
-            batch = self.encoded.batch(rows)
-            yield replace(batch, rows=batch.rows | {self.label_field: torch.from_numpy(self.label[rows])})
+            batch, facts = self.encoded.batch(rows), {name: of[rows] for name, of in self.facts.items()}
+            yield replace(batch, rows=batch.rows | {name: torch.from_numpy(of) for name, of in facts.items()})
+
+    @property
+    def positives(self) -> float:
+        """The share of rows with label 1."""
+        return float(next(iter(self.facts.values())).mean())
 
 
 def load_onto(folder: str | Path, dataset: Dataset | Path | DataSource, gpu: int = -1) -> Scorer:
@@ -430,7 +451,7 @@ def empty_dataset(recipe: Recipe, out: Path) -> Dataset:
         values = values if one.type == "numeric" else values.head(0)
         maps[name] = value_map(one, values, np.ones(len(values), np.int64))
     group = log_group([*raw, *recipe.of("event")], recipe.time in events.columns)
-    features = item_specs(maps, [group], recipe.max_len, columns)
+    features = item_specs(maps, [group], recipe.max_len, columns, recipe.weight is not None)
     vocabs, of_raw = {name: ids.stored for name, ids in maps.items()}, {name: maps[name] for name in raw}
     unordered = {} if recipe.order in events.columns else {"order": None}
     report = {"recipe": recipe.model_dump(mode="json") | unordered}

@@ -49,7 +49,7 @@ class DivergenceDetector:
         self._begin()
 
     def _begin(self) -> None:
-        self.least, self.count, self.rows = math.inf, 0, 0
+        self.least, self.count, self.rows = math.inf, 0, torch.zeros((), device=self.model.device)
         self.clicks = torch.zeros((), device=self.model.device)
 
     def step(self, epoch: int, batch: int, loss: Tensor, rows: Mapping[str, Tensor]) -> None:
@@ -57,8 +57,9 @@ class DivergenceDetector:
         self.unseen.append(Step(epoch, batch, loss, getattr(self.model, "gradients", None)))
         if self.constant is None:
             labels = self.model.get_labels(rows)
-            self.clicks += labels.sum()
-            self.rows += len(labels)
+            weight = self.model.row_weights(rows, labels) if hasattr(self.model, "row_weights") else None
+            self.clicks += labels.sum() if weight is None else (labels * weight).sum()
+            self.rows += len(labels) if weight is None else weight.sum()
         if len(self.unseen) >= self.every:
             self.look()
 
@@ -89,7 +90,7 @@ class DivergenceDetector:
         """After each epoch. Raises Diverged if the loss stays above that of a constant."""
         self.look()
         if self.constant is None:
-            rate = distributed.average(float(self.clicks)) / distributed.average(self.rows)
+            rate = distributed.average(float(self.clicks)) / (distributed.average(float(self.rows)) or 1)
             self.constant = -sum(part * math.log(part) for part in (rate, 1 - rate) if part > 0)
         assert self.first is not None
         again, lasting = self.above > 0 or (last and epoch == 1), self.above + self.count >= LEAST

@@ -122,6 +122,8 @@ class _Training:
         self, model: Any, batches: Any, validation: Any, epochs: int, progress: Progress | None, watch: Watch | None
     ) -> None:
         self.settings = settings = training_settings(model)
+        if getattr(model, "class_weight", None) == "balanced":
+            model.balance(batches.positives)
         steps, every = epochs * len(batches), None if validation is None else settings.eval_steps
         if steps < (every or 1):
             wanted = "" if every is None else f"eval_steps={every}, but "

@@ -144,9 +144,9 @@ def _train(run: Run, progress: Progress | None, watch: loggers.Watch | None) -> 
         fitted = fit(model, rows, validation, epochs, progress=progress, watch=watch, checkpoint=checkpoint)
         metrics, scores = {}, np.zeros(0)
         if "test" in source.files:
-            labels, scores, groups = score(model, source.batches(model.feature_map, ["test"], params))
-            names = [name for name in model.validation_metrics if name != "gAUC" or groups is not None]
-            metrics = evaluate(labels, scores, groups, names)
+            found = score(model, source.batches(model.feature_map, ["test"], params))
+            names = [name for name in model.validation_metrics if name != "gAUC" or found.groups is not None]
+            metrics, scores = evaluate(found.labels, found.scores, found.groups, names, found.weights), found.scores
             if watch is not None:
                 watch.evaluated("test", metrics)
         if run.weights is not None and distributed.is_first():

@@ -22,17 +22,19 @@ Floats = npt.NDArray[np.float64]
 
 
 class Scored(NamedTuple):
-    """(N,) each, in the order of the data: labels, click probabilities, and group ids, or None without groups."""
+    """(N,) each, in the order of the data: labels, click probabilities, and group ids, or None without groups;
+    weights, or None where metrics are not weighted."""
 
     labels: Floats
     scores: Floats
     groups: npt.NDArray[Any] | None
+    weights: Floats | None = None
 
     def metrics(self, names: Sequence[str]) -> dict[str, float]:
         """The metrics of these names, as :func:`ctr_pe.evaluation.evaluate`; NaN if a score is not finite."""
         if not np.isfinite(self.scores).all():
             return dict.fromkeys(names, math.nan)
-        return evaluate(self.labels, self.scores, self.groups, names)
+        return evaluate(self.labels, self.scores, self.groups, names, self.weights)
 
 
 @torch.inference_mode()
@@ -48,8 +50,7 @@ def score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Scored:
         own = [part for part in chain.from_iterable(zip_longest(*distributed.all_gather(own))) if part is not None]
     if not own:
         raise UserError("no rows to evaluate")
-    labels, scores, groups = zip(*own, strict=True)
-    return Scored(np.concatenate(labels), np.concatenate(scores), None if groups[0] is None else np.concatenate(groups))
+    return Scored(*(None if parts[0] is None else np.concatenate(parts) for parts in zip(*own, strict=True)))
 
 
 def evaluated(model: Any, batches: Iterable[Mapping[str, Tensor]], metrics: Sequence[str]) -> dict[str, float]:
@@ -64,4 +65,7 @@ def _scored(model: Any, batch: Mapping[str, Tensor]) -> Scored:
     labels, groups = model.get_labels(batch).view(-1).double().cpu().numpy(), None
     if model.feature_map.group_id is not None:
         groups = model.get_group_id(batch).view(-1).long().cpu().numpy()  # of npz files: floats
-    return Scored(labels, scores, groups)
+    weights = None
+    if getattr(model, "weighted_metrics", False):
+        weights = batch[model.weight_field].view(-1).double().cpu().numpy()
+    return Scored(labels, scores, groups, weights)

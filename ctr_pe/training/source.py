@@ -100,6 +100,11 @@ class Prefetch:
         return bool(self.batches.is_shared)
 
     @property
+    def positives(self) -> float:
+        """The share of rows with label 1."""
+        return float(self.batches.positives)
+
+    @property
     def epoch(self) -> int:
         """Epochs that have begun, on which the order of the next one depends."""
         return int(self.batches.epoch)

@@ -39,6 +39,7 @@ CHANGES = {
     "accumulation_steps": "4",
     "amp": "true",
     "batch_size": "48",
+    "class_weight": "{1: 3}",
     "deterministic": "true",
     "early_stop_patience": "1",
     "embedding_init": "0.1",
@@ -65,6 +66,7 @@ CHANGES = {
     "task": "regression",
     "verbose": "1",
     "weight_average": "0.5",
+    "weighted_metrics": "true",
 }
 
 

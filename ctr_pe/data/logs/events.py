@@ -141,7 +141,7 @@ class Log:
             raise UserError(
                 f"{self.file}: protocol impressions needs a label column: {option('label')}: {nearest('label', schema)}"
             )
-        for role in ("user", "item", "time", "order", "label"):
+        for role in ("user", "item", "time", "order", "label", "weight"):
             name = getattr(recipe, role)
             if name is not None and (name in schema or role in needed or recipe.demanded(role)):
                 columns[role] = _typed(self.file, role, name, raw, recipe.time_unit)
@@ -197,6 +197,8 @@ class Log:
         self.read_as |= {name: recipe_column.type for name, recipe_column in self.recipe.columns.items()}
         if "time" in columns:
             self._check_times(names["time"], raw.filter(keep).select(time=columns["time"]))
+        if "weight" in columns:
+            self._check_weights(raw.select(keep=keep, weight=columns["weight"]))
         if "label" in columns:
             self._check_labels(events)
         return events.drop("label", strict=False) if din else events
@@ -208,6 +210,17 @@ class Log:
             value, text = problem
             raise UserError(f"{self.file}: time column '{name}', row {_row(times, pl.col('time') == value)}: {text}")
         self.read_as[name] = f"{WORDS[unit]}, {in_words(low, high, unit)}"
+
+    def _check_weights(self, rows: pl.LazyFrame) -> None:
+        where, weight = f"{self.file}: weight column '{self.recipe.weight}'", pl.col("weight")
+        if row := _row(rows, pl.col("keep") & ~weight.is_between(0, float("inf"), closed="left")):
+            found = rows.slice(row - 1, 1).collect()["weight"].item()
+            raise UserError(f"{where} holds {found:g} in row {row}: a weight is 0 or more")
+        kept = rows.filter("keep").select(low=weight.min(), high=weight.max(), none=(weight == 0).sum())
+        low, high, none = kept.collect(engine="streaming").row(0)
+        if high == 0:
+            raise UserError(f"{where} holds 0 in all rows: no row would count")
+        self.read_as[str(self.recipe.weight)] = f"weights from {low:g} to {high:g}, {none:,} are 0"
 
     def _check_labels(self, events: pl.LazyFrame) -> None:
         values = events.group_by("label").len().sort("len", descending=True).head(5).collect(engine="streaming")
@@ -341,6 +354,8 @@ def _typed(file: Path, role: str, name: str, table: pl.LazyFrame, unit: Literal[
     column, dtype = pl.col(name), schema[name]
     if role == "label" and (dtype.is_numeric() or dtype == pl.Boolean):
         return column.cast(pl.Int8) if dtype == pl.Boolean else column
+    if role == "weight" and (dtype.is_numeric() or dtype == pl.Boolean):
+        return column.cast(pl.Float64).fill_nan(None)
     if role == "time" and dtype in (pl.Datetime, pl.Date):
         return column.cast(pl.Datetime("ms")).dt.epoch(unit)
     if role != "label" and dtype.is_integer():
@@ -349,10 +364,10 @@ def _typed(file: Path, role: str, name: str, table: pl.LazyFrame, unit: Literal[
         text = column.cast(pl.String)
         return pl.when(~text.is_in(list(NO_VALUE))).then(text)
     wanted = {"time": "integers or dates", "order": "integers", "label": "0 and 1"}
-    wanted["attribute"] = "one integer or string per item"
+    wanted |= {"attribute": "one integer or string per item", "weight": "numbers of 0 or more"}
     found, wrong = "", pl.lit(False)
     if dtype == pl.String:
-        wrong = column.is_not_null() & column.cast(pl.Int64, strict=False).is_null()
+        wrong = column.is_not_null() & column.cast(pl.Float64 if role == "weight" else pl.Int64, strict=False).is_null()
     elif dtype.is_float():
         wrong = (column % 1).ne(0)  # NaN too
     if row := _row(table, wrong):

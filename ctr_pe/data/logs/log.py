@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 from ctr_pe.config.columns import declared
 from ctr_pe.config.field_groups import Group, log_group
-from ctr_pe.data.dataset import ID, LABEL, SPLITS, USER, Dataset
+from ctr_pe.data.dataset import ID, LABEL, SPLITS, USER, WEIGHT, Dataset
 from ctr_pe.data.id_map import Array, Ints, missing, with_ids
 from ctr_pe.data.logs.clock import SECONDS
 from ctr_pe.data.logs.events import BLOCK, COLUMN, Bools, EventBlock, Log
@@ -170,6 +170,7 @@ def _groups(log: Log) -> tuple[Group, ...]:
     made = [
         LABEL,
         USER,
+        *([WEIGHT] if log.recipe.weight else []),
         *names,
         *log.recipe.of("user"),
         *(name for group in groups for name in (*group.history, group.age) if name),
@@ -282,7 +283,7 @@ class _Rows:
             if log.users is None
             else with_ids(log.users, {name: self.maps[name] for name in log.users.columns[1:]})
         )
-        self.features = item_specs(self.maps, groups, self.max_len, columns)
+        self.features = item_specs(self.maps, groups, self.max_len, columns, log.recipe.weight is not None)
         self.afterwards = {
             name: self.maps[name].unseen for name, column in columns.items() if column.known == "afterwards"
         }
@@ -308,12 +309,14 @@ class _Rows:
         """The rows of one block, whose users follow those of the blocks before, a row group at a time."""
         encoded = rows.encoded(self._ids(rows.block), self.groups, self.max_len, self.per_second)
         user = (rows.user() + self.first_user).astype(self.user)
+        weight = rows.block.column("weight")[rows.event] if self.log.recipe.weight else None
         for number, split in enumerate(SPLITS):
             part = np.flatnonzero(rows.split == number)
             self._count(rows, encoded, part, self.counts[split])
             for start in range(0, max(len(part), 1), self.group_rows):
                 chosen = part[start : start + self.group_rows]
                 columns = {LABEL: rows.label[chosen], USER: user[chosen]}
+                columns |= {} if weight is None else {WEIGHT: weight[chosen]}
                 table = pa.table(columns | self._features(encoded, chosen, self.unseen[split]))
                 # without dictionaries: ids are small integers already, and this halves size and time
                 self.writer.add(split, table, use_dictionary=False)

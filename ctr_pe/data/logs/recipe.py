@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 
 from ctr_pe.config.columns import Declared, DeclaredColumn, Source
 from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
-from ctr_pe.data.dataset import ITEM, LABEL, USER, open_dataset
+from ctr_pe.data.dataset import ITEM, LABEL, USER, WEIGHT, open_dataset
 from ctr_pe.data.root import REPORT
 from ctr_pe.utils.errors import UserError, explain, nearest, option, shown
 
@@ -58,6 +58,7 @@ class Recipe(BaseModel):
     time: str | None = "timestamp"
     order: str | None = "position"
     label: str | None = "label"
+    weight: str | None = None  # of a row in the loss, 0 or more; of an event in protocol din
     attributes: tuple[str, ...] | None = ("cate_id",)
     columns: dict[str, Declared] = {}  # what else is read, see ctr_pe.config.columns
     time_unit: Literal["s", "ms"] = "s"
@@ -90,8 +91,9 @@ class Recipe(BaseModel):
         roles = {role: getattr(self, role) for role in ("user", "item", "time", "order", "label")}
         if self.item in (self.attributes or ()):
             roles["attributes"] = self.item
+        of_set = (LABEL, USER, ITEM, *([WEIGHT] if self.weight else []))
         for name, column in self.columns.items():
-            if name in (*roles.values(), LABEL, USER, ITEM):
+            if name in (*roles.values(), *of_set):
                 raise ValueError(f"columns: '{name}' is the name of another column of the data set: rename it")
             if column.source == "item" and name in (self.attributes or ()) and "attributes" in self.model_fields_set:
                 raise ValueError(f"'{name}' is both in attributes and in columns")
