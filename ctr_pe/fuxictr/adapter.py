@@ -174,14 +174,14 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
             return self.loss_fn(y_pred, y_true, weight=weight) * share, total
         return (self.loss_fn(y_pred, y_true, reduction="none") * weight).mean() * share, total
 
-    def _weights(self, own: Tensor | None, labels: Tensor) -> Tensor | None:
+    def _weights(self, weight: Tensor | None, labels: Tensor) -> Tensor | None:
         """(B, 1) of rows with these weights and labels; None if all count alike."""
-        if own is not None:
-            own = own.to(labels.device).view(-1, 1)
+        if weight is not None:
+            weight = weight.to(labels.device).view(-1, 1)
         if not self.of_class:
-            return own
+            return weight
         of_class = torch.where(labels > 0, self.of_class.get(1, 1.0), self.of_class.get(0, 1.0))
-        return of_class if own is None else own * of_class
+        return of_class if weight is None else weight * of_class
 
     def row_weights(self, batch: Mapping[str, Tensor], labels: Tensor) -> Tensor | None:
         """(B, 1) of the rows of a batch in the loss; None if all count alike."""

@@ -117,8 +117,8 @@ def update(
     history = found.encoder.events(both.rename({CHOSEN: names.label}) if names.label else both, "new_events")
     encoded = found.encoder.requests(rows.drop(CHOSEN, WEIGHED), history, "new_events")
     torch.manual_seed(seed + 1 + len(updates))  # dropout
-    facts = {found.model.feature_map.labels[0]: CHOSEN} | ({field: WEIGHED} if field else {})
-    facts = {name: rows[of].cast(pl.Float32).to_numpy() for name, of in facts.items()}
+    read = {found.model.feature_map.labels[0]: CHOSEN} | ({field: WEIGHED} if field else {})
+    facts = {name: rows[of].cast(pl.Float32).to_numpy() for name, of in read.items()}
     batches = _TrainingRows(facts, encoded, int(params.get("batch_size", 1024)), draw)
     fitted = fit(found.model, batches, epochs=epochs) if encoded.rows and epochs else None
     found.model.eval()
@@ -156,8 +156,8 @@ def _plain(
     label = labels(table, names.label or "label", what) if labelled else np.ones(table.height, bool)
     fields = [encoder.plain(name, of_log(table, name, what)) for name in _of_events(encoder)]
     counts = np.ones(table.height, np.float32) if weight is None else weights(table, weight, what)
-    own = [pl.Series(CHOSEN, label.astype(np.int8)), pl.Series(WEIGHED, counts)]
-    return pl.DataFrame([users, items, *at, *fields, *own])
+    made = [pl.Series(CHOSEN, label.astype(np.int8)), pl.Series(WEIGHED, counts)]
+    return pl.DataFrame([users, items, *at, *fields, *made])
 
 
 def _of_events(encoder: Encoder) -> list[str]:

@@ -50,7 +50,9 @@ def score(model: Any, batches: Iterable[Mapping[str, Tensor]]) -> Scored:
         own = [part for part in chain.from_iterable(zip_longest(*distributed.all_gather(own))) if part is not None]
     if not own:
         raise UserError("no rows to evaluate")
-    return Scored(*(None if parts[0] is None else np.concatenate(parts) for parts in zip(*own, strict=True)))
+    labels, scores, *others = zip(*own, strict=True)
+    groups, weights = (None if parts[0] is None else np.concatenate(parts) for parts in others)
+    return Scored(np.concatenate(labels), np.concatenate(scores), groups, weights)
 
 
 def evaluated(model: Any, batches: Iterable[Mapping[str, Tensor]], metrics: Sequence[str]) -> dict[str, float]:
