@@ -31,7 +31,8 @@ NOT_FOR_LOGS = {
         " check_estimators_pickle check_f_contiguous_array_estimator check_methods_sample_order_invariance"
         " check_methods_subset_invariance check_dict_unchanged check_fit_idempotent check_fit_check_is_fitted"
         " check_n_features_in check_fit2d_predict1d check_sample_weights_pandas_series"
-        " check_sample_weights_not_an_array check_sample_weights_list check_all_zero_sample_weights_error check_sample_weights_shape"
+        " check_sample_weights_not_an_array check_sample_weights_list check_all_zero_sample_weights_error"
+        " check_sample_weights_shape"
         " check_sample_weights_not_overwritten check_sample_weight_equivalence_on_dense_data".split(),
         LOG,
     ),
