@@ -60,7 +60,7 @@ def add_options(parser: Parser) -> None:
     columns("--time COLUMN", "when it happened; default: timestamp, if there", type=_column)
     columns("--time-unit", "of a whole-number time column (default: s)", choices=["s", "ms"])
     columns("--order COLUMN", "what comes first when times tie; default: position, if there", type=_column)
-    columns("--label COLUMN", "0 or 1; default: label, if there", type=_column)
+    columns("--label COLUMN", "0 or 1, or a threshold, 'rating >= 4'; default: label, if there", type=_column)
     columns("--weight COLUMN", "how much a row counts in the loss, 0 or more; default: all alike", type=_column)
     columns("--attributes COLUMN,…", "of the items, beside their id; default: cate_id, if there", type=_columns)
     columns(

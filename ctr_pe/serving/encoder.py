@@ -23,6 +23,7 @@ import polars as pl
 from ctr_pe.data.dataset import ID, ITEM
 from ctr_pe.data.id_map import Array, IdMap, Index, Ints, categories, missing
 from ctr_pe.data.logs.clock import SECONDS, implausible
+from ctr_pe.data.logs.labels import label_column
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.timeline import Codes, EncodedLog, Timeline, sorted_events
 from ctr_pe.data.value_maps import Buckets, Several, ValueMap, numbers, several, stored_map
@@ -187,8 +188,8 @@ class Encoder:
         if names.item in there and (time is not None or order is not None):
             item = raw_ids(of_items, names.item, what)
             columns["tie"] = _small(Index(item.unique().sort()).find(item), len(item))
-        if names.label in there:
-            columns["label"] = labels(read(names.label), names.label, what)
+        if names.label and (made_of := label_column(names.label, there)) in there:
+            columns["label"] = labels(read(made_of), names.label, what)
         given = {name: values for name, values in columns.items() if values is not None}
         events, fields = sorted_events(pl.LazyFrame(given), given).collect(), {name: name + ID for name in ids}
         listed = [events.filter(pl.col("label") == chosen) if "label" in given else events for chosen in self.chosen]

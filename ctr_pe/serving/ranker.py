@@ -17,6 +17,7 @@ import torch
 
 from ctr_pe.config.columns import declared
 from ctr_pe.data.dataset import WEIGHT
+from ctr_pe.data.logs.labels import check_label, label_column, threshold
 from ctr_pe.serving import tables
 from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of, write_model
 from ctr_pe.serving.scorer import Scorer
@@ -53,7 +54,8 @@ class CTRRanker:
         max_len: newest events kept of a history.
         protocol: ``impressions`` if every row was shown and the label says whether it was chosen; ``din`` if all rows
             were chosen, the other items being sampled. None decides by whether the log has a label column.
-        user, item, time, order, label: columns of the log and of all other tables. Under their default names the last
+        user, item, time, order, label: columns of the log and of all other tables; ``label`` also a threshold of one of
+            numbers, such as ``rating >= 4``. Under their default names the last
             three are used where a table has them, as by ``ctr-pe data build``; None leaves one alone. ``order`` decides
             what is earlier; without it ``time`` does, and events of the same time do not see each other.
         weight: column of the log with each row's weight in the loss, 0 or more; of clicks alone, the weight of the
@@ -217,7 +219,7 @@ class CTRRanker:
         changed = None if items is None else tables.frame(items, "items")
         owners = None if users is None else tables.frame(users, "users")
         before = self.scorer_ if hasattr(self, "scorer_") else self._cold_start(new, items, users, label, weight)
-        labelled = label in new.columns
+        labelled = label is not None and label_column(label, new.columns) in new.columns
         protocol = self.protocol or ("impressions" if labelled else "din")
         if protocol == "din" and labelled:
             new = new.filter(tables.labels(new, str(label), "new_events"))
@@ -460,7 +462,10 @@ class CTRRanker:
             if left_out := sorted(others.keys() - set(attributes)):
                 how = f"columns={{'{left_out[0]}': 'item, numeric'}} reads one"
                 log.warning("items: not read, neither integers nor strings: %s (%s)", ", ".join(left_out), how)
-        protocol = self.protocol or ("impressions" if label in tables.schema(events, "events") else "din")
+        there = tables.schema(events, "events")
+        check_label(label, there)
+        labelled = label is not None and label_column(label, there) in there
+        protocol = self.protocol or ("impressions" if labelled else "din")
         given |= {"interactions": events, "items": items, "users": files.get("users"), "columns": columns}
         given |= {"protocol": protocol, "max_len": self.max_len}
         return load_recipe(None, {**given, "attributes": None if attributes is None else tuple(attributes)})
@@ -526,8 +531,9 @@ def newest_events(recipe: Recipe) -> pl.DataFrame:
     """The newest ``max_len`` chosen events of every user of a log, as raw columns."""
     events = tables.lazy(recipe.interactions, "events")
     names = events.collect_schema().names()
-    if recipe.label is not None and recipe.label in names:
-        events = events.filter(pl.col(recipe.label) == 1)
+    if recipe.label is not None and label_column(recipe.label, names) in names:
+        limit = threshold(recipe.label, names)
+        events = events.filter((limit.holds(pl.col(limit.column)) if limit else pl.col(recipe.label)) == 1)
     clock = [name for name in (recipe.order, recipe.time) if name is not None and name in names]
     return tables.newest(events, recipe.user, recipe.item, clock, recipe.max_len, _of_log(recipe))
 

@@ -12,6 +12,7 @@ import numpy.typing as npt
 import polars as pl
 
 from ctr_pe.data.id_map import Ints
+from ctr_pe.data.logs.labels import threshold
 from ctr_pe.data.logs.tables import readable, scan
 from ctr_pe.utils.errors import UserError, nearest
 
@@ -131,8 +132,13 @@ def _int64(values: pl.Series, what: str) -> pl.Series:
 
 
 def labels(table: pl.DataFrame, name: str, what: str) -> npt.NDArray[np.bool_]:
-    """(n,) a label column of 0 and 1, or booleans."""
-    values = column(table, name, what)
+    """(n,) a label column of 0 and 1, or booleans; or of numbers with a threshold."""
+    limit = threshold(name, table.columns)
+    values = column(table, limit.column if limit else name, what)
+    if limit and values.dtype.is_numeric():
+        values = limit.holds(values).alias(name)
+        if nulls := values.null_count():
+            raise UserError(f"{what}: column '{limit.column}' has missing values: {nulls:,} of {table.height:,} rows")
     if not (values.dtype.is_numeric() or values.dtype == pl.Boolean) or not values.cast(pl.Float64).is_in([0, 1]).all():
         raise UserError(f"{what}: label column '{values.name}' holds {values.dtype}, not only 0 and 1")
     return values.cast(pl.Boolean).to_numpy()

@@ -13,6 +13,7 @@ from ctr_pe.data.dataset import ITEM, ITEMS, SPLITS
 from ctr_pe.data.id_map import NO_VALUE, TEXTS
 from ctr_pe.data.logs.append import Before
 from ctr_pe.data.logs.clock import WORDS, implausible, in_words
+from ctr_pe.data.logs.labels import check_label, threshold
 from ctr_pe.data.logs.tables import broken_line, decimal_comma, readable, scan
 from ctr_pe.data.timeline import Timeline, sorted_events
 from ctr_pe.data.value_maps import readable_as
@@ -141,10 +142,14 @@ class Log:
             raise UserError(
                 f"{self.file}: protocol impressions needs a label column: {option('label')}: {nearest('label', schema)}"
             )
+        check_label(recipe.label, schema)
+        self.threshold = None if recipe.label is None else threshold(recipe.label, schema)
         for role in ("user", "item", "time", "order", "label", "weight"):
-            name = getattr(recipe, role)
+            name = self.threshold.column if role == "label" and self.threshold else getattr(recipe, role)
             if name is not None and (name in schema or role in needed or recipe.demanded(role)):
                 columns[role] = _typed(self.file, role, name, raw, recipe.time_unit)
+        if self.threshold and "label" in columns:
+            columns["label"] = self.threshold.holds(columns["label"])
         if recipe.split:
             columns["split"] = pl.col(recipe.split.column)
         of_log = recipe.of("event") | ({} if recipe.users else recipe.of("user"))
@@ -168,7 +173,8 @@ class Log:
         }
         din = self.recipe.protocol == "din"
         if din and "label" in columns:
-            rules[f"{self.recipe.label} = 0"] = columns["label"] == 0  # a log of impressions: positives only
+            rule = f"not {self.recipe.label}" if self.threshold else f"{self.recipe.label} = 0"
+            rules[rule] = columns["label"] == 0  # a log of impressions: positives only
         keep, hits = pl.lit(True), {}
         for rule, expression in rules.items():
             hit = expression.fill_null(False)
@@ -227,6 +233,10 @@ class Log:
         found = dict(values.iter_rows())
         counts = ", ".join(f"{value}: {count:,}" for value, count in found.items())
         where = f"{self.file}: label column '{self.recipe.label}'"
+        if self.threshold:
+            rows = sum(found.values()) + self.dropped.get(f"not {self.recipe.label}", 0)
+            said = f"label 1 where {self.recipe.label}, in {found.get(1, 0):,} of {rows:,} rows"
+            self.read_as[self.threshold.column] = said
         if strange := [value for value in found if value not in (0, 1)]:
             row = _row(events, pl.col("label") == strange[0])
             raise UserError(f"{where} holds {strange[0]}, not only 0 and 1 ({counts}), the first in row {row}")

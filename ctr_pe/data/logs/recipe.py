@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from ctr_pe.config.columns import Declared, DeclaredColumn, Source
 from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.data.dataset import ITEM, LABEL, USER, WEIGHT, open_dataset
+from ctr_pe.data.logs.labels import label_column, several_labels
 from ctr_pe.data.root import REPORT
 from ctr_pe.utils.errors import UserError, explain, nearest, option, shown
 
@@ -57,7 +58,7 @@ class Recipe(BaseModel):
     item: str = "item_id"
     time: str | None = "timestamp"
     order: str | None = "position"
-    label: str | None = "label"
+    label: str | None = "label"  # or a threshold, "rating >= 4"
     weight: str | None = None  # of a row in the loss, 0 or more; of an event in protocol din
     attributes: tuple[str, ...] | None = ("cate_id",)
     columns: dict[str, Declared] = {}  # what else is read, see ctr_pe.config.columns
@@ -79,6 +80,13 @@ class Recipe(BaseModel):
             raise ValueError("one sign, such as ; or |, or tab")
         return sign
 
+    @field_validator("label", mode="before")
+    @classmethod
+    def _one(cls, label: Any) -> Any:
+        if isinstance(label, (list, tuple)):
+            raise ValueError(several_labels(label))
+        return label
+
     @field_serializer("columns")
     def _as_given(self, columns: dict[str, DeclaredColumn]) -> dict[str, Any]:
         return {name: column.model_dump(mode="json", exclude_defaults=True) for name, column in columns.items()}
@@ -89,6 +97,10 @@ class Recipe(BaseModel):
         if self.protocol == "din" and of_impressions:
             raise ValueError(f"'{min(of_impressions)}' belongs to protocol impressions, not to din")
         roles = {role: getattr(self, role) for role in ("user", "item", "time", "order", "label")}
+        if self.label is not None and (made_of := label_column(self.label)) != self.label:
+            roles["label"] = made_of
+            if (column := self.columns.get(made_of)) and column.known == "afterwards":
+                del roles["label"]  # histories may have what the label is made of, targets may not
         if self.item in (self.attributes or ()):
             roles["attributes"] = self.item
         of_set = (LABEL, USER, ITEM, *([WEIGHT] if self.weight else []))
