@@ -7,15 +7,25 @@ them. A column that is not declared is never read.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from ctr_pe.config.schema import Count, Width
 from ctr_pe.utils.errors import UserError, explain, nearest
 
 Source = Literal["user", "item", "event"]
-Type = Literal["categorical", "numeric", "sequence"]
+Type = Literal["categorical", "numeric", "sequence", "embedding"]
 
 
 class DeclaredColumn(BaseModel):
@@ -25,9 +35,13 @@ class DeclaredColumn(BaseModel):
     an event, such as its hour, device or price, and enters the target and the history; FuxiCTR's ``context`` is the
     same word. ``known``: ``afterwards`` for what exists only after the event, such as a watch time: histories have it,
     and the target has the id of missing values in its place. ``type``: ``categorical``; ``numeric``, in ``num_buckets``
-    of as many training values each; ``sequence``, several categories per value, as a list or split at ``splitter``, of
-    which the first ``max_len`` are read and pooled by ``pooling``. Categories rarer than ``min_categr_count`` in the
+    of as many training values each, or with a ``normalizer`` as one number that enters the target row alone;
+    ``sequence``, several categories per value, as a list or split at ``splitter``, of which the first ``max_len`` are
+    read and pooled by ``pooling``; ``embedding``, a vector of an item, from a list column or from the file
+    ``pretrained_emb``, trained further unless ``freeze_emb``, and projected where a model's vectors are of another
+    width. Categories rarer than ``min_categr_count`` in the
     training rows are unknown; with ``hash_buckets`` each takes one of so many ids by its text and none is unknown.
+    ``share_embedding``, or ``share``: the column whose categories and embedding table this one has too.
     ``embedding_dim``: of this column alone.
     """
 
@@ -41,7 +55,11 @@ class DeclaredColumn(BaseModel):
     hash_buckets: int | None = Field(None, ge=1, le=10**8)
     splitter: str = Field("|", min_length=1)
     max_len: int = Field(5, ge=1, le=1000)
-    pooling: Literal["mean", "sum"] = "mean"
+    pooling: Literal["mean", "sum", "attention"] = "mean"
+    normalizer: Literal["StandardScaler", "MinMaxScaler"] | None = None
+    pretrained_emb: Path | None = None
+    freeze_emb: bool = True
+    share_embedding: str | None = Field(None, validation_alias=AliasChoices("share_embedding", "share"))
     embedding_dim: Width | None = None
 
     @field_validator("source", mode="before")
@@ -56,6 +74,14 @@ class DeclaredColumn(BaseModel):
         for key, types in OF_TYPE.items():
             if key in self.model_fields_set and self.type not in types:
                 raise ValueError(f"'{key}' belongs to type {' or '.join(types)}, not to {self.type}")
+        if self.type == "embedding" and self.source != "item":
+            raise ValueError(f"a column of the {self.source} is no embedding: an embedding is a vector of an item")
+        if self.normalizer and (self.source == "item" or self.known == "afterwards"):
+            whose = "item" if self.source == "item" else "event that is known afterwards"
+            raise ValueError(f"a number of the {whose} enters histories, in buckets: leave 'normalizer' out")
+        for one, other in EXCLUSIVE:
+            if {one, other} <= self.model_fields_set:
+                raise ValueError(f"'{one}' leaves no choice of '{other}': leave one out")
         return self
 
 
@@ -63,11 +89,21 @@ OF_TYPE = {
     "num_buckets": ("numeric",),
     "min_categr_count": ("categorical", "sequence"),
     "hash_buckets": ("categorical", "sequence"),
-    "splitter": ("sequence",),
+    "splitter": ("sequence", "embedding"),
     "max_len": ("sequence",),
     "pooling": ("sequence",),
+    "normalizer": ("numeric",),
+    "pretrained_emb": ("embedding",),
+    "freeze_emb": ("embedding",),
+    "share_embedding": ("categorical", "sequence"),
 }
 """Keys of a declaration -> the types that read them."""
+EXCLUSIVE = (
+    ("normalizer", "num_buckets"),
+    ("pretrained_emb", "splitter"),
+    *(("share_embedding", key) for key in ("min_categr_count", "hash_buckets", "embedding_dim")),
+)
+"""Keys of which a declaration has one."""
 WORDS = {
     **dict.fromkeys([*get_args(Source), "context"], "source"),
     **dict.fromkeys(get_args(Type), "type"),
@@ -106,3 +142,16 @@ def declared(columns: Mapping[str, Any], where: str = "columns") -> dict[str, De
         except ValueError as error:
             raise UserError(f"{where}: {name}: {error}") from None
     return found
+
+
+def table_of(name: str, columns: Mapping[str, DeclaredColumn]) -> str:
+    """The column whose embedding table a column has: its own, or the one at the end of ``share_embedding``.
+
+    Raises UserError if columns share in a circle.
+    """
+    way = [name]
+    while (one := columns.get(way[-1])) is not None and one.share_embedding is not None:
+        way.append(one.share_embedding)
+        if way[-1] in way[:-1]:
+            raise UserError(f"columns: share_embedding goes round in a circle: {' → '.join(way)}")
+    return way[-1]

@@ -158,13 +158,17 @@ Monitor = Annotated[
     Field(description="a metric, or a weight per metric"),
 ]
 ENCODER = re.compile(
-    r"nn\.Linear\((\d{1,5}), *(\d{1,5})(?:, *bias *= *(True|False))?\)|layers\.(Masked(?:Average|Sum)Pooling)\(\)"
+    r"nn\.Linear\((\d{1,5}), *(\d{1,5})(?:, *bias *= *(True|False))?\)|"
+    r"(layers\.Masked(?:Average|Sum)Pooling|AttentionPooling)\(\)"
 )
 """Those of FuxiCTR's feature encoders that a config may name; FuxiCTR would run their text as code."""
 Encoder = Annotated[
     str,
     _demand(lambda text: text in ("default", "null", "None", "none") or ENCODER.fullmatch(text)),
-    Field(description="nn.Linear(a, b, bias=False), layers.MaskedAveragePooling(), layers.MaskedSumPooling()"),
+    Field(
+        description="nn.Linear(a, b, bias=False), layers.MaskedAveragePooling(), layers.MaskedSumPooling(), "
+        "AttentionPooling()"
+    ),
 ]
 
 

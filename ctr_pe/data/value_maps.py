@@ -10,14 +10,17 @@ import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import polars as pl
 
-from ctr_pe.config.columns import DeclaredColumn
+from ctr_pe.config.columns import DeclaredColumn, declared, table_of
 from ctr_pe.data.id_map import NO_VALUE, PAD, TEXTS, UNSEEN, Array, IdMap, categories
 from ctr_pe.data.logs.tables import decimal_comma
+from ctr_pe.fuxictr.feature_specs import table_of as table_of_feature
+from ctr_pe.fuxictr.feature_specs import unseen_id
 from ctr_pe.utils.errors import UserError, nearest
 
 if TYPE_CHECKING:
@@ -99,7 +102,42 @@ class Hashed:
         return joined["id"].to_numpy().astype(np.min_scalar_type(self.unseen))
 
 
-ValueMap = IdMap | Buckets | Hashed
+@dataclass(frozen=True)
+class Scaled:
+    """Numbers as they are, less ``shift`` and over ``scale``; missing, NaN and infinite ones are ``fill_na``."""
+
+    shift: float
+    scale: float
+    fill_na: float
+    stored: ClassVar[Mapping[str, int]] = MappingProxyType({})
+    unseen: ClassVar[int] = 0
+    size: ClassVar[int] = 0
+
+    @classmethod
+    def of(cls, values: pl.Series, counts: Array, normalizer: str) -> Scaled:
+        """As scikit-learn's of this name: a constant column is divided by 1. Missing numbers are 0 in the end."""
+        table = pl.DataFrame({"value": numbers(values), "count": counts}).filter(pl.col("count") > 0).drop_nulls()
+        value, weight = table["value"].to_numpy(), table["count"].to_numpy()
+        if not len(value):
+            return cls(0.0, 1.0, 0.0)
+        if normalizer == "MinMaxScaler":
+            shift, scale = value.min(), value.max() - value.min()
+        else:
+            shift = np.average(value, weights=weight)
+            scale = np.sqrt(np.average((value - shift) ** 2, weights=weight))
+        return cls(float(shift), float(scale) or 1.0, float(shift))
+
+    def grow(self, more: Sequence[str]) -> Scaled:
+        """Shift and scale stay."""
+        return self
+
+    def ids(self, values: pl.Series) -> Array:
+        """(n,) numbers, float32."""
+        filled = numbers(values).fill_null(self.fill_na)
+        return ((filled - self.shift) / self.scale).cast(pl.Float32).to_numpy()
+
+
+ValueMap = IdMap | Buckets | Hashed | Scaled
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,13 +178,53 @@ class Several:
 
 def value_map(spec: DeclaredColumn, values: pl.Series, counts: Array) -> ValueMap | Several:
     """The map of a declared column, from its raw ``values`` (n,) that occur ``counts`` (n,) times in training rows."""
+    if spec.normalizer is not None:
+        return Scaled.of(values, counts, spec.normalizer)
     if spec.type == "numeric":
         return Buckets.of(values, counts, spec.num_buckets)
+    if spec.type == "embedding":  # a vector is of use without training rows too
+        return IdMap.by_frequency(values, counts, values.drop_nulls())
+    return _as_declared(spec, _of_categories(spec, *_categories_of(spec, values, counts)))
+
+
+def value_maps(
+    columns: Mapping[str, DeclaredColumn], given: Mapping[str, tuple[pl.Series, Array]]
+) -> dict[str, ValueMap | Several]:
+    """The map of each column, from its raw values and how often they occur; ``columns``: how they were declared, all
+    others are categories. Columns that share a table have the categories of all of them.
+
+    Raises UserError for a column that cannot be shared.
+    """
+    specs = declared(dict.fromkeys(given, "item")) | columns
+    tables = {name: table_of(name, columns) for name in given}
+    found: dict[str, ValueMap | Several] = {}
+    for name, table in tables.items():
+        members = [other for other in given if tables[other] == table]
+        if table not in given or (len(members) > 1 and specs[table].type not in ("categorical", "sequence")):
+            what = nearest(table, [other for other in given if other != name])
+            has = "has no categories" if table in given else "is not read"
+            raise UserError(f"columns: {name}: share_embedding '{table}' {has}: {what}")
+        if len(members) == 1:
+            found[name] = value_map(specs[name], *given[name])
+            continue
+        if table not in found:
+            parts = [_categories_of(specs[other], *given[other]) for other in members]
+            together = pl.concat([texts for texts, _ in parts]), np.concatenate([counts for _, counts in parts])
+            one = _of_categories(specs[table], *together)
+            found |= {other: _as_declared(specs[other], one) for other in (table, *members)}
+    return {name: found[name] for name in given}
+
+
+def _categories_of(spec: DeclaredColumn, values: pl.Series, counts: Array) -> tuple[pl.Series, Array]:
+    """Categories as texts, those of a sequence one by one, and how often they occur."""
     if spec.type == "sequence":
         lists = several(values, spec.splitter).list.head(spec.max_len)
         counts = np.repeat(counts, lists.list.len().to_numpy().astype(np.int64))
         values = lists.explode(empty_as_null=False, keep_nulls=False)
-    one = _of_categories(spec, categories(values), counts)
+    return categories(values).alias("text"), counts
+
+
+def _as_declared(spec: DeclaredColumn, one: IdMap | Hashed) -> ValueMap | Several:
     return Several(one, spec.splitter, spec.max_len) if spec.type == "sequence" else one
 
 
@@ -167,6 +245,39 @@ def stored_map(spec: Mapping[str, Any], stored: Mapping[str, int], unseen: int) 
     return Several(one, spec["splitter"], int(spec["values"])) if "values" in spec else one
 
 
+def map_of(
+    name: str,
+    features: Mapping[str, Any],
+    vocabularies: Mapping[str, Mapping[str, int]],
+    normalizers: Mapping[str, tuple[float, float]],
+    fill_na: Mapping[str, float],
+) -> ValueMap | Several | None:
+    """The map of a feature, which may share the table of another; None where there is no vocabulary of it."""
+    if features[name]["type"] == "numeric":
+        return Scaled(*normalizers.get(name, (0.0, 1.0)), fill_na.get(name, 0.0))
+    table = table_of_feature(name, features, vocabularies)
+    if table not in vocabularies:
+        return None
+    encoder = {key: value for key, value in features[table].items() if key == "category_encoder"}
+    return stored_map({**features[name], **encoder}, vocabularies[table], unseen_id(features[table]))
+
+
+def vocabularies_of(
+    maps: Mapping[str, ValueMap | Several], columns: Mapping[str, DeclaredColumn]
+) -> dict[str, Mapping[str, int]]:
+    """Of each embedding table."""
+    return {name: ids.stored for name, ids in maps.items() if ids.stored and table_of(name, columns) == name}
+
+
+def normalizers_of(maps: Mapping[str, ValueMap | Several]) -> dict[str, Any]:
+    """What is subtracted from numbers and what they are divided by, and what missing ones are, for a report."""
+    scaled = {name: ids for name, ids in maps.items() if isinstance(ids, Scaled)}
+    return {
+        "normalizers": {name: (ids.shift, ids.scale) for name, ids in scaled.items()},
+        "fill_na": {name: ids.fill_na for name, ids in scaled.items()},
+    }
+
+
 def field_spec(spec: DeclaredColumn | None) -> dict[str, Any]:
     """What the specification of a declared column's feature has beside its vocabulary."""
     if spec is None:
@@ -176,10 +287,12 @@ def field_spec(spec: DeclaredColumn | None) -> dict[str, Any]:
         found["known"] = spec.known
     if spec.embedding_dim:
         found["embedding_dim"] = spec.embedding_dim
-    if spec.type == "numeric" or spec.hash_buckets:
+    if (spec.type == "numeric" and not spec.normalizer) or spec.hash_buckets:
         found["category_encoder"] = "quantile_bucket" if spec.type == "numeric" else "hash_bucket"
     if spec.type == "sequence":
-        pooling = {"mean": "layers.MaskedAveragePooling()", "sum": "layers.MaskedSumPooling()"}[spec.pooling]
+        pooling = {"mean": "layers.MaskedAveragePooling()", "sum": "layers.MaskedSumPooling()"}.get(
+            spec.pooling, "AttentionPooling()"
+        )
         found |= {"type": "sequence", "max_len": spec.max_len, "values": spec.max_len, "splitter": spec.splitter}
         found["feature_encoder"] = pooling
     return found
@@ -194,6 +307,8 @@ def readable_as(file: Path, table: pl.LazyFrame, name: str, spec: DeclaredColumn
     if name not in schema:
         raise UserError(f"{file}: no {spec.source} column '{name}': {nearest(name, schema)}")
     column, dtype = pl.col(name), schema[name]
+    if spec.type == "embedding":
+        return column  # see ctr_pe.data.vectors
     nested = isinstance(dtype, (pl.List, pl.Array))
     if spec.type == "numeric" and (dtype.is_numeric() or dtype in TEXTS or dtype == pl.Boolean):
         value = column.cast(pl.String).cast(pl.Float64, strict=False) if dtype in TEXTS else column.cast(pl.Float64)

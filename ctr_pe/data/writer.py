@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import polars as pl
 import pyarrow.parquet as pq
 
-from ctr_pe.config.columns import DeclaredColumn
+from ctr_pe.config.columns import DeclaredColumn, table_of
 from ctr_pe.config.field_groups import Group
 from ctr_pe.data.dataset import (
     CONFIG,
@@ -29,7 +29,8 @@ from ctr_pe.data.dataset import (
     open_dataset,
 )
 from ctr_pe.data.root import REPORT
-from ctr_pe.data.value_maps import Several, ValueMap, field_spec
+from ctr_pe.data.value_maps import Scaled, Several, ValueMap, field_spec
+from ctr_pe.data.vectors import file_of
 from ctr_pe.fuxictr.feature_specs import FEATURES, FeatureSpecs, age_spec, history_spec, target_spec
 from ctr_pe.utils.errors import UserError, reason
 from ctr_pe.utils.files import move, scratch_beside, write_json
@@ -163,23 +164,31 @@ def item_specs(
     max_len: int,
     columns: Mapping[str, DeclaredColumn] = MappingProxyType({}),
     weighted: bool = False,
+    dims: Mapping[str, int] = MappingProxyType({}),
 ) -> dict[str, dict[str, Any]]:
     """The features of a log: its user, the fields with ids, and the histories of each group, of which the second has
-    the items that were not chosen. ``columns``: how the fields were declared; ``weighted``: whether rows have weights.
-    """
+    the items that were not chosen. ``columns``: how the fields were declared; ``weighted``: whether rows have weights;
+    ``dims``: of fields that are vectors."""
     specs: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
     specs |= {WEIGHT: {"type": "meta", "weight": True}} if weighted else {}
-    specs |= {
-        name: target_spec(ids.size - 2, unseen=ids.unseen) | field_spec(columns.get(name)) for name, ids in maps.items()
-    }
+    for name in sorted(maps, key=lambda name: table_of(name, columns) != name):  # a table before those who share it
+        ids, declared, table = maps[name], columns.get(name), table_of(name, columns)
+        specs[name] = field_spec(declared)
+        if isinstance(ids, Scaled):
+            specs[name]["type"] = "numeric"
+            continue
+        specs[name] = target_spec(ids.size - 2, unseen=ids.unseen) | specs[name]
+        if table != name:
+            widths = {"embedding_dim": specs[table]["embedding_dim"]} if "embedding_dim" in specs[table] else {}
+            specs[name] |= {"share_embedding": table} | widths
+        elif declared is not None and declared.type == "embedding":
+            specs[name] |= {"pretrained_emb": file_of(name), "pretrain_dim": dims[name], "pretrain_usage": "init"}
+            specs[name]["freeze_emb"] = declared.freeze_emb
     for group, chosen in zip(groups, (True, False), strict=False):
         for name, history in zip(group.target, group.history, strict=True):
-            ids, declared = maps[name], columns.get(name)
-            pooled = {key: specs[name][key] for key in ("values", "splitter", "feature_encoder") if key in specs[name]}
-            spec = history_spec(name, ids.size - 2, max_len, chosen=chosen, unseen=ids.unseen) | pooled
-            specs[history] = spec | (
-                {"embedding_dim": declared.embedding_dim} if declared and declared.embedding_dim else {}
-            )
+            ids, kept = maps[name], ("values", "splitter", "feature_encoder", "embedding_dim")
+            as_target = {key: specs[name][key] for key in kept if key in specs[name]}
+            specs[history] = history_spec(name, ids.size - 2, max_len, chosen=chosen, unseen=ids.unseen) | as_target
     return specs | {group.age: age_spec(max_len) for group in groups if group.age}
 
 

@@ -97,7 +97,7 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
     ) -> None:
         for key, name in {"model_id": model_id, "dataset_id": feature_map.dataset_id}.items():
             check_name(key, name)  # the checkpoint's file
-        feature_map, encoders = take_encoders(feature_map)
+        feature_map, encoders = take_encoders(feature_map, embedding_dim)
         metrics = ["gAUC", "AUC", "logloss"] if feature_map.group_id else ["AUC", "logloss"]
         defaults: dict[str, Any] = {"verbose": 0, "model_root": "./checkpoints", "metrics": metrics}
         kwargs = defaults | kwargs
@@ -115,6 +115,9 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         self.embedding_layer = layers.FeatureEmbeddingDict(
             feature_map, embedding_dim, partial(nn.init.normal_, std=float(embedding_init))
         )
+        for layer in self.embedding_layer.embedding_layers.values():
+            if isinstance(layer, layers.PretrainedEmbedding) and layer.pretrain_usage == "init":
+                layer.oov_idx = layer.pretrain_embedding.num_embeddings  # FuxiCTR's own zeroes ids that came later
         self.encoders = encoders  # by field
         self.embedding_layer.feature_encoders.update(encoders)
         self.table_optimizer = table_optimizer

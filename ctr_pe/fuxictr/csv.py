@@ -16,9 +16,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
-from zipfile import BadZipFile
 
-import h5py
 import numpy as np
 import polars as pl
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -29,6 +27,7 @@ from ctr_pe.data.dataset import SPLITS, Dataset, open_dataset
 from ctr_pe.data.id_map import NO_VALUE, IdMap
 from ctr_pe.data.logs.tables import check_start
 from ctr_pe.data.root import REPORT
+from ctr_pe.data.vectors import file_of, vectors_of
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
 from ctr_pe.fuxictr.feature_specs import target_spec
 from ctr_pe.utils.errors import UserError, explain, nearest, no_such_file, quoted, shown
@@ -462,41 +461,8 @@ def _parsed(column: FeatureColumn, kind: pl.DataType) -> pl.Expr:
     return raw.replace(fill, None) if fill else raw
 
 
-def vectors_of(file: Path) -> tuple[Any, Any]:
-    """Original ids (n,) that have a vector, and the vectors (n, dim) of an .h5, .npz or .parquet file with ``key``
-    and ``value``. All these ids are known to a vocabulary: one that train rows lack may occur in test rows.
-
-    Raises:
-        UserError: another kind of file, a missing key or value, vectors that are not one of equal dim per id.
-    """
-    if not file.is_file():
-        raise no_such_file(file)
-    readers: dict[str, Any] = {".h5": h5py.File, ".npz": np.load, ".parquet": _lists_of}
-    if file.suffix not in readers:
-        raise UserError(f"{file}: pretrained vectors are in {', '.join(readers)} files")
-    try:
-        content = readers[file.suffix](file)
-        if missing := {"key", "value"} - set(content):
-            raise KeyError(f"no data set '{min(missing)}'; {nearest(min(missing), content)}")
-        keys, values = content["key"][:], content["value"]  # those of an .h5 file stay on disk
-    except (OSError, KeyError, IndexError, ValueError, BadZipFile, pl.exceptions.PolarsError) as error:
-        reason = str(error.args[0] if isinstance(error, KeyError) else error).splitlines()[0]
-        raise UserError(f"{file}: no {file.suffix} file with 'key' and 'value' ({reason})") from None
-    if len(values.shape) != 2 or keys.shape != values.shape[:1]:
-        raise UserError(f"{file}: {len(keys)} keys, values of shape {values.shape}: one vector per key is needed")
-    return keys, values
-
-
 def _texts(keys: Any) -> list[str]:
     return [key.decode() if isinstance(key, bytes) else str(key) for key in keys.tolist()]
-
-
-def _lists_of(file: Path) -> dict[str, Any]:
-    content = pl.read_parquet(file, columns=["key", "value"])
-    values = content["value"]
-    if isinstance(values.dtype, pl.List):
-        values = values.list.to_array(len(values[0]) if len(values) else 0)  # an error where dims differ
-    return {"key": content["key"].to_numpy(), "value": values.to_numpy().astype(np.float32)}
 
 
 def _keep_vectors(column: FeatureColumn, keys: Any, values: Any, folder: Path) -> tuple[str, int]:
@@ -506,7 +472,7 @@ def _keep_vectors(column: FeatureColumn, keys: Any, values: Any, folder: Path) -
         raise UserError(f"{file}: vectors of dim {dim}, but '{column.name}' has pretrain_dim: {column.pretrain_dim}")
     if file.suffix != ".parquet":
         return Path(shutil.copyfile(file, folder / f"pretrained_{column.name}{file.suffix}")).name, dim
-    kept = f"pretrained_{column.name}.npz"  # FuxiCTR reads only parquet's arrays, no lists
+    kept = file_of(column.name)  # FuxiCTR reads only parquet's arrays, no lists
     np.savez(folder / kept, key=np.array(_texts(keys)), value=values)
     return kept, dim
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe.config.schema import ENCODER
-from ctr_pe.fuxictr.feature_specs import FEATURES
+from ctr_pe.fuxictr.feature_specs import FEATURES, table_of
 from ctr_pe.utils.errors import UserError, shown
 
 if TYPE_CHECKING:
@@ -53,14 +53,18 @@ def small_feature_map(dataset_id: str, specs: Mapping[str, dict[str, Any]], para
     return feature_map
 
 
-def take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
-    """A copy of the feature map without feature encoders, and the encoders: FuxiCTR would run their text as code."""
+def take_encoders(feature_map: Any, embedding_dim: int) -> tuple[Any, dict[str, nn.Module]]:
+    """A copy of the feature map without feature encoders, and the encoders: FuxiCTR would run their text as code.
+
+    Fields of one table share the query of their pooling. ``embedding_dim``: of fields without one of their own.
+    """
     from torch import nn
 
-    from ctr_pe.fuxictr.pooling import Pooling
+    from ctr_pe.fuxictr.pooling import AttentionPooling, Pooling
 
     feature_map = copy.deepcopy(feature_map)
     encoders: dict[str, nn.Module] = {}
+    queries: dict[str, nn.Module] = {}  # by table
     for field, spec in feature_map.features.items():
         text = spec.get("feature_encoder")
         if isinstance(text, list) and len(text) == 1:  # FuxiCTR takes a list for a sequence of encoders
@@ -71,13 +75,16 @@ def take_encoders(feature_map: Any) -> tuple[Any, dict[str, nn.Module]]:
         if written is None:
             raise UserError(
                 f"feature_map: feature_encoder {shown(text)} of '{field}' is none of nn.Linear(a, b, bias=False), "
-                "layers.MaskedAveragePooling(), layers.MaskedSumPooling(), null"
+                "layers.MaskedAveragePooling(), layers.MaskedSumPooling(), AttentionPooling(), null"
             )
         width, out, bias, pooling = written.groups()
         if pooling is None:
             encoders[field] = nn.Linear(int(width), int(out), bias=bias != "False")
+        elif pooling == "AttentionPooling":
+            dim, table = spec.get("embedding_dim", embedding_dim), table_of(field, feature_map.features)
+            encoders[field] = queries.setdefault(table, AttentionPooling(int(dim)))
         else:
-            encoders[field] = Pooling(mean=pooling == "MaskedAveragePooling")
+            encoders[field] = Pooling(mean=pooling == "layers.MaskedAveragePooling")
         spec["feature_encoder"] = None
     return feature_map, encoders
 

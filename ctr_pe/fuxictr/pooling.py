@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor, nn
 
 
@@ -21,3 +22,18 @@ class Pooling(nn.Module):
             return total
         there = (embedded.abs().sum(dim=-1, keepdim=True) > 0).sum(dim=-2)
         return total / (there + 1e-12)
+
+
+class AttentionPooling(nn.Module):
+    """The mean of embeddings (…, M, D) -> (…, D), weighted by a softmax of their products with a learned query; those
+    of zeros are padding. It begins as the mean."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.query = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, embedded: Tensor) -> Tensor:
+        there = embedded.abs().sum(dim=-1, keepdim=True) > 0
+        logits = (embedded * self.query).sum(dim=-1, keepdim=True)
+        weights = logits.masked_fill(~there, torch.finfo(logits.dtype).min).softmax(dim=-2)
+        return (weights * embedded).sum(dim=-2)

@@ -118,7 +118,7 @@ def check_other_model(cls: Any, feature_map: Any, params: Mapping[str, Any]) -> 
     weighted = [key for key in ("class_weight", "weighted_metrics") if params.get(key)]
     if weighted := weighted or [name for name, spec in feature_map.features.items() if spec.get("weight")]:
         raise UserError(f"{weighted[0]}: model '{cls.__name__}' takes no weights, it is no RankModel of ctr_pe")
-    take_encoders(feature_map)
+    take_encoders(feature_map, 1)
     known = model_section(cls)
     check(known, {key: value for key, value in params.items() if key in known.model_fields})
     for key in params:

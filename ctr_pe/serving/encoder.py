@@ -26,8 +26,8 @@ from ctr_pe.data.logs.clock import SECONDS, implausible
 from ctr_pe.data.logs.labels import label_column
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.timeline import Codes, EncodedLog, Timeline, sorted_events
-from ctr_pe.data.value_maps import Buckets, Several, ValueMap, numbers, several, stored_map
-from ctr_pe.fuxictr.feature_specs import FeatureSpecs, table_of, unseen_id
+from ctr_pe.data.value_maps import Buckets, Scaled, Several, ValueMap, map_of, numbers, several
+from ctr_pe.fuxictr.feature_specs import FeatureSpecs, unseen_id
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.serving.tables import Unit, column, labels, of_log, times
 from ctr_pe.serving.tables import ids as raw_ids
@@ -92,7 +92,7 @@ class Encoder:
         self.other_fields = [name for name in model.other_fields if name not in of_items]
         encodings = [module for module in model.modules() if isinstance(module, PositionEncoding)]
         self.needs_age = any(encoding.about.needs_age for encoding in encodings)
-        self._maps: dict[str, ValueMap | Several] = {}
+        self._maps: dict[str, ValueMap | Several | None] = {}
         catalogue = set() if items is None else set(items.columns)
         self.event_fields = [] if items is None else [name for name in self.item_fields if name + ID not in catalogue]
 
@@ -115,28 +115,29 @@ class Encoder:
 
     def _ids_of(self, table: pl.DataFrame, names: Iterable[str]) -> dict[str, Ints]:
         found = {name: table[name + ID].to_numpy() for name in names if name + ID in table.columns}
-        return {
-            name: np.concatenate([ids, missing(self.unseen(name), 1, ids)]).astype(np.int64)
-            for name, ids in found.items()
-        }
+        return {name: _wide(np.concatenate([ids, missing(self.unseen(name), 1, ids)])) for name, ids in found.items()}
 
     def unseen(self, name: str) -> int:
         """The id of values that are not known."""
-        return unseen_id(self.features[name])
+        return 0 if self.features[name]["type"] == "numeric" else unseen_id(self.features[name])
 
     def id_map(self, name: str) -> ValueMap | Several | None:
-        """Of a feature's embedding table; None where the data set has no vocabulary of it."""
-        table = table_of(name, self.features, self.vocabularies)
-        if table in self.vocabularies and table not in self._maps:
-            self._maps[table] = stored_map(self.features[table], self.vocabularies[table], self.unseen(name))
-        return self._maps.get(table)
+        """Of a feature's embedding table, or how its numbers are scaled; None where the data set has no vocabulary."""
+        names = self.columns
+        if name not in self._maps:
+            self._maps[name] = map_of(name, self.features, self.vocabularies, names.normalizers, names.fill_na)
+        return self._maps[name]
+
+    def has_vectors(self, name: str) -> bool:
+        """Whether the field is a declared column of vectors, whose categories are the items that have one."""
+        return self.optional(name) and "pretrained_emb" in self.features[name]
 
     def plain(self, name: str, values: pl.Series) -> pl.Series:
         """Raw values of a declared column in the one type that its kind has: float64, text or lists of texts."""
         ids = self.id_map(name)
         if isinstance(ids, Several):
             return several(values, ids.splitter).alias(values.name)
-        return (numbers(values) if isinstance(ids, Buckets) else categories(values)).alias(values.name)
+        return (numbers(values) if isinstance(ids, (Buckets, Scaled)) else categories(values)).alias(values.name)
 
     @cached_property
     def numeric(self) -> list[str]:
@@ -242,8 +243,8 @@ class Encoder:
             else:
                 scalars[name] = self._column(requests, name, what)
         if self.numeric:
-            given_numbers = [requests[self._raw(name)] for name in self.numeric]
-            counts["missing numbers"] += sum(numbers(values).null_count() for values in given_numbers)
+            there = [self._raw(name) for name in self.numeric if self._raw(name) in requests.columns]
+            counts["missing numbers"] += sum(numbers(requests[raw]).null_count() for raw in there)
         counts["unknown items"] += self._unknown(ids)
         return EncodedRequests(requests.height, scalars, lists, now, SECONDS[self.columns.time_unit], counts)
 
@@ -270,7 +271,8 @@ class Encoder:
             raise UserError("times: this model's encoding reads the age of events: give the time of each")
         if times is not None and len(times) != len(history):
             raise UserError(f"times: {len(times)} for {len(history)} items of the history")
-        self._check_names("context", context, [*self.item_fields[1:], *self.other_fields])
+        of_target = [*self.item_fields[1:], *self.other_fields]
+        self._check_names("context", context, [name for name in of_target if not self.has_vectors(name)])
         self._check_names("history_context", history_context, self.event_fields)
         per_second, ages = SECONDS[self.columns.time_unit], None
         if times is not None:
@@ -369,7 +371,7 @@ class Encoder:
                 continue
             ids[name] = self.item_ids[name][row]
             new = np.flatnonzero(row < 0)
-            if len(new) and name in table.columns and name != ITEM:
+            if len(new) and name in table.columns and name != ITEM and not self.has_vectors(name):
                 ids[name][new] = self._encode(table[name].gather(new), name, what)
         return ids
 
@@ -385,11 +387,8 @@ class Encoder:
     def _values(self, values: pl.Series, name: str, what: str) -> Array:
         """(n, …) ids of raw values of a feature, or numbers as training normalised them."""
         if self.features[name]["type"] == "numeric":
-            if not (values.dtype.is_numeric() or values.dtype == pl.Null):
+            if not (values.dtype.is_numeric() or values.dtype == pl.Null or name in self.columns.columns):
                 raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not numbers")
-            shift, scale = self.columns.normalizers.get(name, (0.0, 1.0))
-            filled = numbers(values).fill_null(self.columns.fill_na.get(name, 0.0))
-            return ((filled - shift) / scale).cast(pl.Float32).to_numpy()
         return self._encode(values, name, what)
 
     def _encode(self, values: pl.Series, name: str, what: str) -> Ints:
@@ -400,7 +399,7 @@ class Encoder:
             raise UserError(f"feature '{name}' has no vocabulary: {others}")
         if values.dtype.is_float() and isinstance(ids, IdMap):
             raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not integers or strings")
-        return ids.ids(values).astype(np.int64)
+        return _wide(ids.ids(values))
 
     def _of_items(self, raw: pl.Series, ids: Ints) -> Ints:
         """Ids of a history's items: 0 where the raw value is null or empty, as in training."""
@@ -421,6 +420,11 @@ class Encoder:
             if problem := implausible(low, high, unit) or implausible(*clock, unit):
                 raise UserError(f"{what}: time column '{name}': {problem[1]}")
         return found
+
+
+def _wide(ids: Array) -> Array:
+    """Ids as int64, numbers as they are."""
+    return ids if ids.dtype == np.float32 else ids.astype(np.int64)
 
 
 def _small(values: Array, size: int) -> Codes:

@@ -273,9 +273,13 @@ def write_stand_ins(folder: Path, encoder: Encoder) -> None:
             import h5py
             import numpy as np
 
-            with h5py.File(folder / spec["pretrained_emb"], "w") as file:
-                file["key"] = np.zeros(0, np.int64)
-                file["value"] = np.zeros((0, int(spec.get("pretrain_dim") or spec["embedding_dim"])), np.float32)
+            file, dim = folder / spec["pretrained_emb"], int(spec.get("pretrain_dim") or spec["embedding_dim"])
+            key, value = np.zeros(0, np.int64), np.zeros((0, dim), np.float32)
+            if file.suffix == ".npz":
+                np.savez(file, key=key, value=value)
+                continue
+            with h5py.File(file, "w") as made:
+                made["key"], made["value"] = key, value
 
 
 def _table(file: Path) -> pl.DataFrame | None:

@@ -23,17 +23,27 @@ import polars as pl
 import pyarrow as pa
 import torch
 
+from ctr_pe.config.columns import declared
 from ctr_pe.config.field_groups import log_group
 from ctr_pe.data.dataset import ID, ITEM, ITEMS, LABEL, USER, USERS, Dataset
 from ctr_pe.data.id_map import NO_VALUE, IdMap, Index, check_growth, texts, with_ids
 from ctr_pe.data.logs.log import never_clicked
 from ctr_pe.data.requests import EncodedRequests
-from ctr_pe.data.value_maps import Several, several, value_map
+from ctr_pe.data.value_maps import Several, map_of, normalizers_of, several, value_maps, vocabularies_of
+from ctr_pe.data.vectors import Vectors, file_of, item_vectors
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
-from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map, unseen_id
+from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map, table_of, unseen_id
 from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.serving.encoder import Encoder
-from ctr_pe.serving.model_folder import VOCABULARY, Vocabularies, read_json, read_model, rebuild, vocabulary_hash
+from ctr_pe.serving.model_folder import (
+    VOCABULARY,
+    Vocabularies,
+    read_json,
+    read_model,
+    rebuild,
+    vocabulary_hash,
+    write_stand_ins,
+)
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.tables import column, ids, keys, labels, lazy, newest, of_log, times, weights
 from ctr_pe.training import fit
@@ -54,6 +64,7 @@ OF_TRAINING = frozenset(
     " table_optimizer".split()
 )
 """Hyper-parameters that an update may have of its own: all others are the model's."""
+OF_VECTORS = "pretrain_embedding.weight"  # of an item in FuxiCTR's layer, its own when the item is new
 NEW, CHOSEN, WEIGHED = ":new", ":label", ":weight"  # columns that no log has: made here, beside raw ones
 
 
@@ -162,8 +173,8 @@ def _plain(
 
 def _of_events(encoder: Encoder) -> list[str]:
     """Declared columns that the table of events has."""
-    of_user = [name for name, column in encoder.columns.columns.items() if column["source"] == "user"]
-    return [*encoder.event_fields, *(of_user if encoder.users is None else ())]
+    sources = {"event"} | ({"user"} if encoder.users is None else set())
+    return [name for name, column in encoder.columns.columns.items() if column["source"] in sources]
 
 
 def _sampled(both: pl.DataFrame, clock: list[str], encoder: Encoder, draw: np.random.Generator) -> pl.DataFrame:
@@ -258,6 +269,9 @@ def carry_over(trained: Any, model: Any, whose: object = "the model") -> None:
     with torch.no_grad():
         for name, rows in new.items():
             known: Tensor = old[name].to(rows.device)
+            if name.endswith(OF_VECTORS) and now[name.split(".")[2]].get("freeze_emb", True):
+                brought = rows[: len(known)]  # of items whose vector has changed
+                known = torch.where(brought.any(1, keepdim=True), brought, known)
             if known.shape == rows.shape:
                 rows.copy_(known)
                 continue
@@ -265,8 +279,9 @@ def carry_over(trained: Any, model: Any, whose: object = "the model") -> None:
             if unseen is None:
                 shapes = f"{tuple(known.shape)} there, {tuple(rows.shape)} here"
                 raise UserError(f"{whose}: '{name}' has another shape: {shapes}")
+            if not name.endswith(OF_VECTORS):
+                rows[len(known) :] = known[unseen]
             rows[: len(known)] = known
-            rows[len(known) :] = known[unseen]
 
 
 def with_new_items(
@@ -290,20 +305,31 @@ def with_new_items(
     if encoder.items is None:
         raise UserError("this model has no catalogue of items: its vocabulary does not grow with events")
     wanted = ids(events, encoder.columns.item, "new_events", encoder.items[ITEM].dtype, "the model's items").alias(ITEM)
-    catalogue = _catalogue(encoder, wanted, items)
+    vectors = {} if items is None else _new_vectors(encoder, items)
+    catalogue, owners = _catalogue(encoder, wanted, items, vectors), _with_users(encoder, users)
     seen = wanted.to_frame().join(catalogue, on=ITEM, how="left", maintain_order="left")
-    maps = {name: _grow(encoder, name, seen[name]) for name in encoder.item_ids}
-    catalogue = with_ids(catalogue, maps)
-    owners = _with_users(encoder, users)
-    if owners is not None:
-        of_users = {name: _grow(encoder, name, owners[name]) for name in owners.columns[1:]}
-        owners, maps = with_ids(owners, of_users), maps | of_users
-    maps |= {name: _grow(encoder, name, events[name]) for name in _of_events(encoder)}
-    vocabularies = {**encoder.vocabularies, **{name: ids.stored for name, ids in maps.items()}}
+    values = {name: catalogue[name] if encoder.has_vectors(name) else seen[name] for name in encoder.item_ids}
+    values |= {} if owners is None else {name: owners[name] for name in owners.columns[1:]}
+    values |= {name: events[name] for name in _of_events(encoder)}
+    vocabularies = {**encoder.vocabularies, **_grown_vocabularies(encoder, values)}
+    names, sizes = encoder.columns, {name: max(ids.values()) + 1 for name, ids in vocabularies.items()}
+    feature_map = encoder.feature_map.sized(sizes)
+
+    def mapped(table: pl.DataFrame) -> pl.DataFrame:
+        maps = {
+            name: map_of(name, feature_map.features, vocabularies, names.normalizers, names.fill_na)
+            for name in table.columns
+            if name in values
+        }
+        return with_ids(table, maps)
+
+    catalogue, owners = mapped(catalogue), None if owners is None else mapped(owners)
     with scratch_folder() as scratch:
-        write_json(
-            scratch / FEATURES, encoder.feature_map.sized({name: ids.size for name, ids in maps.items()}).content
-        )
+        write_json(scratch / FEATURES, feature_map.content)
+        write_json(scratch / VOCABULARY, vocabularies)
+        for name, some in vectors.items():
+            some.write(scratch / file_of(name))
+        write_stand_ins(scratch, encoder)
         whose = "the model" if trained else None
         return _grown(scorer, scratch, vocabularies, (catalogue, owners), whose, training)
 
@@ -329,16 +355,40 @@ def _grown(
     return Scorer(model, encoder, config, scorer.histories)
 
 
-def _grow(encoder: Encoder, name: str, values: pl.Series) -> Any:
-    """The map of a feature, with the new categories among raw values, the most frequent first."""
-    ids = encoder.id_map(name)
-    assert ids is not None
-    if isinstance(ids, Several):
-        values = several(values, ids.splitter).list.head(ids.most).explode(empty_as_null=False, keep_nulls=False)
-    if not isinstance(ids.of_one if isinstance(ids, Several) else ids, IdMap):
-        return ids
-    often = IdMap.by_frequency(texts(values), np.ones(len(values), np.int64))
-    return ids.grow(list(often.known))
+def _grown_vocabularies(encoder: Encoder, values: Mapping[str, pl.Series]) -> Vocabularies:
+    """By table, with the new categories among the raw values of its features, the most frequent first."""
+    parts: dict[str, list[pl.Series]] = {}
+    for name, raw in values.items():
+        own = encoder.id_map(name)
+        if isinstance(own, Several):
+            raw = several(raw, own.splitter).list.head(own.most).explode(empty_as_null=False, keep_nulls=False)
+        if isinstance(own.of_one if isinstance(own, Several) else own, IdMap):
+            table = table_of(name, encoder.features, encoder.vocabularies)
+            parts.setdefault(table, []).append(texts(raw).alias("text"))
+    found = {}
+    for table, some in parts.items():
+        together, known = pl.concat(some), encoder.vocabularies[table]
+        often = IdMap.by_frequency(together, np.ones(len(together), np.int64))
+        found[table] = dict(IdMap(known, unseen_id(encoder.features[table])).grow(list(often.known)).stored)
+    return found
+
+
+def _new_vectors(encoder: Encoder, items: pl.DataFrame) -> dict[str, Vectors]:
+    """By declared column, the vectors that items bring: in their table, or in the file that the column names."""
+    names, found = encoder.columns, {}
+    table = items.with_columns(ids(items, names.item, "items").alias(ITEM))
+    for name, one in declared(names.columns).items():
+        if one.type != "embedding" or not (
+            name in items.columns or one.pretrained_emb is None or one.pretrained_emb.is_file()
+        ):
+            continue
+        brought = item_vectors(name, one, table, names.item, "items").among(texts(table[ITEM]))
+        wanted = int(encoder.features[name]["pretrain_dim"])
+        if len(brought.keys) and brought.dim != wanted:
+            raise UserError(f"items: vectors of '{name}' have {brought.dim} numbers, in the model {wanted}")
+        if len(brought.keys):
+            found[name] = brought
+    return found
 
 
 def _with_users(encoder: Encoder, users: pl.DataFrame | None) -> pl.DataFrame | None:
@@ -375,13 +425,16 @@ def _unseen(name: str, old: Tensor, new: Tensor, before: Mapping[str, Any], now:
     return None
 
 
-def _catalogue(encoder: Encoder, wanted: pl.Series, items: pl.DataFrame | None) -> pl.DataFrame:
+def _catalogue(
+    encoder: Encoder, wanted: pl.Series, items: pl.DataFrame | None, vectors: Mapping[str, Vectors]
+) -> pl.DataFrame:
     """The raw catalogue with the rows of ``items``, and of the items ``wanted`` that neither has."""
     assert encoder.items is not None
     known = encoder.items.select(name for name in encoder.items.columns if not name.endswith(ID))
     parts = [known]
     if items is not None:
-        raw = {name: encoder.columns.item if name == ITEM else name for name in known.columns}
+        there = [name for name in known.columns if not encoder.has_vectors(name)]
+        raw = {name: encoder.columns.item if name == ITEM else name for name in there}
         given = pl.DataFrame({
             name: encoder.plain(name, of_log(items, name, "items")).cast(known[name].dtype)
             if encoder.optional(name) else _typed(items, column_name, known[name].dtype)
@@ -391,9 +444,10 @@ def _catalogue(encoder: Encoder, wanted: pl.Series, items: pl.DataFrame | None) 
             raise UserError(f"items: column '{raw[ITEM]}' has null values: {nulls:,} of {given.height:,} rows")
         if repeated := given.height - given[ITEM].n_unique():
             raise UserError(f"items: {repeated:,} of {given.height:,} rows repeat another row's {raw[ITEM]}")
+        given = given.with_columns(some.found(given[ITEM]).alias(name) for name, some in vectors.items())
         changed = known.update(given, on=ITEM, include_nulls=True, maintain_order="left")
         parts = [changed, given.join(known, on=ITEM, how="anti", maintain_order="left")]
-    catalogue = pl.concat(parts)
+    catalogue = pl.concat(parts, how="diagonal")
     new = wanted.unique().sort().to_frame().join(catalogue, on=ITEM, how="anti", maintain_order="left")
     if new.height and len(known.columns) > 1:
         log.warning("%s without attributes: they take reserved ids", counted(new.height, "new item"))
@@ -413,7 +467,8 @@ def _typed(items: pl.DataFrame, name: str, kind: pl.DataType) -> pl.Series:
 def _empty(table: pl.DataFrame, name: str, spec: DeclaredColumn, what: str) -> pl.Series:
     """No values of a declared column, in the type that its table in a model folder has."""
     kinds = {"numeric": pl.Float64(), "sequence": pl.List(pl.String)}
-    of_log(table, name, what)
+    if spec.pretrained_emb is None:
+        of_log(table, name, what)
     return pl.Series(name, [], kinds.get(spec.type, pl.String()))
 
 
@@ -424,7 +479,8 @@ def empty_dataset(recipe: Recipe, out: Path) -> Dataset:
         UserError: a column that is missing or of another type.
     """
     events = lazy(recipe.interactions, "new_events").head(0).collect()
-    items = None if recipe.items is None else lazy(recipe.items, "items").head(0).collect()
+    every_item = None if recipe.items is None else lazy(recipe.items, "items")
+    items = None if every_item is None else every_item.head(0).collect()
     if not {recipe.time, recipe.order} & set(events.columns):
         raise UserError(f"new_events: no column '{recipe.time or recipe.order or 'timestamp'}' says what is earlier")
     if recipe.attributes and recipe.demanded("attributes") and items is None:
@@ -441,24 +497,32 @@ def empty_dataset(recipe: Recipe, out: Path) -> Dataset:
         table = lazy(recipe.users, "users").head(0).collect()
         given = {name: _empty(table, name, one, "users") for name, one in of_users.items()}
         users = pl.DataFrame({"user": ids(events, recipe.user, "new_events"), **given})
-    maps: dict[str, Any] = {name: IdMap.of(()) for name in raw}
-    every = lazy(recipe.interactions, "new_events")
+    counted_values: dict[str, Any] = {name: (pl.Series(name, [], pl.String), np.zeros(0, np.int64)) for name in raw}
+    every, dims = lazy(recipe.interactions, "new_events"), {}
     for name, one in columns.items():
+        if one.type == "embedding" and every_item is not None:
+            table = every_item.collect()
+            table = table.with_columns(ids(table, recipe.item, "items").alias(ITEM))
+            dims[name] = item_vectors(name, one, table, recipe.item, "items").dim
+            continue
         whole = {"event": every, "user": every if users is None else users.lazy(), "item": pl.LazyFrame(raw)}[
             one.source
         ]
         values = of_log(whole.select(pl.col(f"^{re.escape(name)}$")).collect(), name, "new_events")
         values = values if one.type == "numeric" else values.head(0)
-        maps[name] = value_map(one, values, np.ones(len(values), np.int64))
-    group = log_group([*raw, *recipe.of("event")], recipe.time in events.columns)
-    features = item_specs(maps, [group], recipe.max_len, columns, recipe.weight is not None)
-    vocabs, of_raw = {name: ids.stored for name, ids in maps.items()}, {name: maps[name] for name in raw}
+        counted_values[name] = values, np.ones(len(values), np.int64)
+    maps = value_maps(columns, counted_values)
+    group = log_group([*raw, *recipe.of_history()], recipe.time in events.columns)
+    features = item_specs(maps, [group], recipe.max_len, columns, recipe.weight is not None, dims)
+    vocabs, of_raw = vocabularies_of(maps, columns), {name: maps[name] for name in raw}
     unordered = {} if recipe.order in events.columns else {"order": None}
-    report = {"recipe": recipe.model_dump(mode="json") | unordered}
+    report = {"recipe": recipe.model_dump(mode="json") | unordered, **normalizers_of(maps)}
 
     def source(writer: DatasetWriter) -> Content:
         for split in ("train", "test"):
             writer.add(split, pa.table({name: pa.array([], pa.int64()) for name in (LABEL, *features)}))
+        for name, dim in dims.items():
+            Vectors(pl.Series([], dtype=pl.String), np.zeros((0, dim), np.float32)).write(writer.path / file_of(name))
         owners = None if users is None else with_ids(users, {name: maps[name] for name in users.columns[1:]})
         return Content(LABEL, USER, features, [group], vocabs, report, with_ids(pl.DataFrame(raw), of_raw), owners)
 

@@ -21,7 +21,7 @@ from tests.data.logs.test_columns import COLUMNS, tables
 
 MODELS = ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
 QUICK: dict[str, Any] = {"epochs": 1, "embedding_dim": 8, "batch_size": 256, "columns": COLUMNS}
-EVENT = ("hour", "price")
+EVENT = ("hour", "price", "seen")
 COUNT = 200
 
 
@@ -46,7 +46,8 @@ def asked(given: dict[str, pl.DataFrame]) -> pl.DataFrame:
     prices = [None if place % 5 == 0 else float(price) for place, price in enumerate(draw.random(COUNT))]
     return pl.DataFrame({
         "user_id": draw.integers(0, 34, COUNT), "item_id": draw.integers(0, 24, COUNT),
-        "hour": draw.integers(0, 26, COUNT), "price": prices,
+        "hour": draw.integers(0, 26, COUNT), "price": prices, "seen": ["0|9", None, "2"] * (COUNT // 3) + ["1"] * 2,
+        "size": [None, 4.0, 5.5, 100.0] * (COUNT // 4),
     })  # fmt: skip
 
 
@@ -61,7 +62,7 @@ def bodies(ranker: CTRRanker, requests: pl.DataFrame) -> list[dict[str, Any]]:
     found = []
     for row in requests.iter_rows(named=True):
         own = past.filter(pl.col("user_id") == row["user_id"])
-        context = {name: row[name] for name in EVENT}
+        context = {name: row[name] for name in (*EVENT, "size")}
         of_past = {name: own[name].to_list() for name in (*EVENT, "watch_time")}
         found.append({
             "history": own["item_id"].to_list(), "candidates": [row["item_id"]], "user": row["user_id"],
@@ -111,7 +112,9 @@ def test_an_exported_file_gives_the_same(model: str, given: dict[str, pl.DataFra
     for name, kind in kinds.items():
         if kind == "target":
             inputs[name] = inputs[name].unsqueeze(1)
-    found = session.run(None, {name: inputs[name].to(torch.int64).numpy() for name in kinds})[0][:, 0]
+    numbers = dict.fromkeys(("age", "size"), torch.float32)
+    given_ids = {name: inputs[name].to(numbers.get(name, torch.int64)).numpy() for name in kinds}
+    found = session.run(None, given_ids)[0][:, 0]
     np.testing.assert_allclose(found, offline(ranker, requests), atol=1e-5)
 
 
@@ -119,7 +122,7 @@ def test_an_attribute_in_a_request_overrides_the_catalogue_s(given: dict[str, pl
     ranker = fitted(given)
     requests = asked(given).filter(pl.col("user_id") < 25)
     other = requests.with_columns(group=pl.lit("g3"))
-    same = requests.join(given["users"], on="user_id", how="left", maintain_order="left")
+    same = requests.join(given["users"].drop("age"), on="user_id", how="left", maintain_order="left")
     assert np.array_equal(offline(ranker, same), offline(ranker, requests))
     assert not np.array_equal(offline(ranker, other), offline(ranker, requests))
 
@@ -138,15 +141,28 @@ def test_the_daily_update_learns_new_values_of_every_kind(given: dict[str, pl.Da
         .tail(80)
         .with_columns(timestamp=pl.col("timestamp") + 10**6, item_id=pl.col("item_id") + 15, hour=pl.col("hour") + 5)
     )
-    items = pl.DataFrame({"item_id": range(20, 35), "cate_id": 1, "tags": "a|zz", "cost": 2.5})
-    ranker.partial_fit(new, items=items, users=pl.DataFrame({"user_id": [26, 27], "group": ["g9", "g1"]}))
+    items = pl.DataFrame(
+        {"item_id": range(19, 35), "cate_id": 1, "tags": "a|zz", "cost": 2.5, "mood": [["x", "w"]] * 16}
+    )
+    images = [None if item == 30 else [1.0, 2.0, float(item)] for item in range(19, 35)]
+    items = items.with_columns(image=pl.Series(images), sound=pl.lit([0.5, 1.5]))
+    users = pl.DataFrame({"user_id": [26, 27], "group": ["g9", "g1"], "age": [30.0, None], "likes": [1, 77]})
+    ranker.partial_fit(new, items=items, users=users)
     grown = {name: count for name, count in ranker.updates_[-1]["new_ids"].items() if count}
-    assert grown.keys() == {"item_id", "tags", "group", "hour"}
-    assert (grown["tags"], grown["group"]) == (1, 1)
+    assert grown.keys() == {"item_id", "cate_id", "tags", "mood", "group", "hour", "image", "sound"}
+    assert (grown["tags"], grown["mood"], grown["group"], grown["cate_id"], grown["image"]) == (1, 1, 1, 1, 14)
+    of_items, known = ranker.scorer_.encoder.items, ranker.scorer_.model.state_dict()
+    assert of_items is not None
+    for name, wanted in (("image", {5: [0.0] * 3, 19: [1.0, 2.0, 19.0], 30: [0.0] * 3, 34: [1.0, 2.0, 34.0]}),):
+        vectors = known[f"embedding_layer.embedding_layers.{name}.pretrain_embedding.weight"]
+        by_item = dict(of_items.select("item_id", f"{name}:id").iter_rows())
+        assert {item: vectors[by_item[item]].tolist() for item in wanted} == wanted
     assert not np.array_equal(offline(ranker, asked(given)), before)
     again = CTRRanker("DIN", "cape", **QUICK).partial_fit(
         **{"new_events" if k == "events" else k: v for k, v in given.items()}
     )
+    vectors = again.scorer_.model.embedding_layer.embedding_layers["image"].pretrain_embedding.weight
+    assert sorted(vectors.tolist())[-1] == [19.0, 1.0, -2.0]
     assert np.isfinite(offline(again, asked(given))).all()
 
 

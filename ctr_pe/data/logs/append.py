@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import polars as pl
 
+from ctr_pe.config.yaml import load_json
 from ctr_pe.data.dataset import ID, ITEMS, open_dataset
-from ctr_pe.data.id_map import UNSEEN
-from ctr_pe.data.value_maps import Several, ValueMap, stored_map
+from ctr_pe.data.root import REPORT
+from ctr_pe.data.value_maps import Several, ValueMap, map_of
+from ctr_pe.data.vectors import Vectors, file_of
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.utils.errors import UserError, option
 
@@ -19,7 +20,8 @@ from ctr_pe.utils.errors import UserError, option
 class Before:
     """The data set of an earlier log, in the directory ``folder``.
 
-    Attributes: ``maps``: ids by feature; ``items`` raw, with their attributes, or None where it has no catalogue.
+    Attributes: ``maps``: ids by feature, and ``vectors``; ``items`` raw, with their attributes, or None where it has no
+    catalogue.
 
     Raises:
         UserError: no data set, or a damaged one.
@@ -28,9 +30,15 @@ class Before:
     def __init__(self, folder: Path) -> None:
         self.folder, dataset = folder, open_dataset(str(folder.resolve()))
         self.data_hash = dataset.data_hash
-        text = (dataset.path / "feature_vocab.json").read_text(encoding="utf-8")
+        vocabs = load_json(dataset.path / "feature_vocab.json")
         specs = read_feature_map(dataset.path / FEATURES).features
-        self.maps = {name: stored_map(specs[name], ids, ids[UNSEEN]) for name, ids in json.loads(text).items()}
+        report = load_json(dataset.path / REPORT)
+        numbers = report.get("normalizers", {}), report.get("fill_na", {})
+        own = [name for name, spec in specs.items() if spec.get("source", "history") != "history"]
+        maps = {name: map_of(name, specs, vocabs, *numbers) for name in own}
+        self.maps = {name: ids for name, ids in maps.items() if ids is not None}
+        files = {name: dataset.path / file_of(name) for name in own if "pretrained_emb" in specs[name]}
+        self.vectors = {name: Vectors.read(file) for name, file in files.items()}
         file = dataset.path / ITEMS
         found = pl.read_parquet(file) if file.is_file() else None
         self.items = None if found is None else found.select(name for name in found.columns if not name.endswith(ID))

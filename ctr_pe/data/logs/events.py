@@ -17,6 +17,7 @@ from ctr_pe.data.logs.labels import check_label, threshold
 from ctr_pe.data.logs.tables import broken_line, decimal_comma, readable, scan
 from ctr_pe.data.timeline import Timeline, sorted_events
 from ctr_pe.data.value_maps import readable_as
+from ctr_pe.data.vectors import Vectors, item_vectors
 from ctr_pe.utils.errors import UserError, nearest, option
 
 if TYPE_CHECKING:
@@ -67,8 +68,9 @@ class Log:
     same for every item that is known, nulls where an attribute is missing; ``before`` the data set whose ids stay, or
     None; ``rows`` read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column;
     ``read_as`` what was found in each column that is used, in words; ``without`` per attribute how many items
-    of the log lack it, which have the id of values out of vocabulary; ``users`` the table of users with their columns,
-    or None; ``missing`` per declared column of the log how many rows lack it; ``unread``: columns of the log that
+    of the log lack it, which have the id of values out of vocabulary; ``vectors`` of each column of vectors, in
+    whose place the catalogue has their keys; ``users`` the table of users with their columns, or None; ``missing`` per
+    declared column of the log or of the users how many rows of the table lack it; ``unread``: columns of the log that
     nothing reads.
     """
 
@@ -89,6 +91,7 @@ class Log:
                 )
             self.read_as: dict[str, str] = {}
             self.without: dict[str, int] = {}
+            self.vectors: dict[str, Vectors] = {}
             self._events = self._checked(raw, columns)
             self.catalogue, self.items = self._catalogue()
             self.users = self._users()
@@ -248,8 +251,10 @@ class Log:
         catalogue = self._events.select(pl.col("item").alias(ITEM)).unique().sort(ITEM).collect(engine="streaming")
         recipe, file, items = self.recipe, self.recipe.items, self._items()
         if self.before is not None:
-            wanted = [ITEM, *(recipe.attributes or ())]
+            wanted = [ITEM, *(recipe.attributes or ()), *recipe.of("item")]
             items, file = self.before.all_items(items, wanted, file), file or self.before.folder / ITEMS
+            for name, earlier in self.before.vectors.items():
+                self.vectors[name] = self.vectors[name].over(earlier) if name in self.vectors else earlier
         if items is None or file is None:
             if needed := [*(recipe.attributes or () if recipe.demanded("attributes") else ()), *recipe.of("item")]:
                 raise UserError(f"{', '.join(needed)}: columns of items need a file of items: {option('items')}")
@@ -287,8 +292,14 @@ class Log:
             declared = recipe.of("item")
             names = [name for name in names if name not in declared]
             columns |= {name: _typed(file, "attribute", name, frame) for name in names}
-            columns |= {name: readable_as(file, frame, name, column) for name, column in declared.items()}
+            vectors = {name: column for name, column in declared.items() if column.type == "embedding"}
+            for name, column in declared.items():
+                if column.pretrained_emb is None:
+                    columns[name] = readable_as(file, frame, name, column)
             items = frame.select(**columns).collect()
+            for name, column in vectors.items():
+                self.vectors[name] = item_vectors(name, column, items, recipe.item, str(file))
+                items = items.with_columns(self.vectors[name].found(items[ITEM]).alias(name))
         self.read_as |= {name: _kind(items.schema[name]) for name in names}
         if nulls := items[ITEM].null_count():
             row = _row(items.lazy(), pl.col(ITEM).is_null())
@@ -315,6 +326,7 @@ class Log:
             raise UserError(f"{file}: null values: {recipe.user}: {nulls:,} of {users.height:,} rows")
         if repeated := users.height - users["user"].n_unique():
             raise UserError(f"{file}: {repeated:,} of {users.height:,} rows repeat another row's {recipe.user}")
+        self.missing |= {name: nulls for name in declared if (nulls := users[name].null_count())}
         return users
 
     def _split(self) -> pl.LazyFrame:

@@ -25,7 +25,6 @@ import polars as pl
 import pyarrow as pa
 from tqdm import tqdm
 
-from ctr_pe.config.columns import declared
 from ctr_pe.config.field_groups import Group, log_group
 from ctr_pe.data.dataset import ID, LABEL, SPLITS, USER, WEIGHT, Dataset
 from ctr_pe.data.id_map import Array, Ints, missing, with_ids
@@ -35,14 +34,14 @@ from ctr_pe.data.logs.recipe import Recipe
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.root import REPORT
 from ctr_pe.data.timeline import Timeline
-from ctr_pe.data.value_maps import Several, ValueMap, value_map
+from ctr_pe.data.value_maps import normalizers_of, value_maps, vocabularies_of
+from ctr_pe.data.vectors import file_of
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
 from ctr_pe.utils.errors import UserError, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-CATEGORY = declared({"attribute": "item"})["attribute"]
 LIST_ITEMS = 4_000_000  # list items in memory while a row group is written
 CODE, EVENT = "code", "event"  # the item's row in the catalogue and the event's in its block, in place of all ids
 
@@ -50,8 +49,9 @@ CODE, EVENT = "code", "event"  # the item's row in the catalogue and the event's
 @dataclass(frozen=True)
 class BlockIds:
     """By target field the ids of a block. ``item`` (N,): of an item of the catalogue; ``event`` (E,): of an event;
-    ``user`` (E,): of an event's user; all with a further axis where a value has several ids. ``afterwards``: fields
-    of ``event`` that only histories have -> the id that a target has in their place."""
+    ``user`` (E,): of an event's user, and numbers that only targets have; all with a further axis where a value has
+    several ids. ``afterwards``: fields of ``event`` that only histories have -> the id that a target has in their
+    place."""
 
     item: Mapping[str, Array]
     event: Mapping[str, Array]
@@ -165,14 +165,14 @@ def never_clicked(user: Ints, code: Ints, target: Ints, items: int, generator: n
 
 def _groups(log: Log) -> tuple[Group, ...]:
     """The item's features, and the columns of each list of earlier items."""
-    names = [*log.catalogue.columns, *log.recipe.of("event")]
+    names, others = [*log.catalogue.columns, *log.recipe.of_history()], log.recipe.of_rows()
     groups = tuple(log_group(names, log.timed, of) for of in ("history", "neg_history")[: 1 + log.recipe.negatives])
     made = [
         LABEL,
         USER,
         *([WEIGHT] if log.recipe.weight else []),
         *names,
-        *log.recipe.of("user"),
+        *others,
         *(name for group in groups for name in (*group.history, group.age) if name),
     ]
     if twice := {name for name in made if made.count(name) > 1}:
@@ -217,7 +217,8 @@ class _Counter:
             )
         for name in filter(lambda name: name.startswith(COLUMN), block.events.columns):
             column = recipe.columns[name.removeprefix(COLUMN)]
-            seen = targets * (column.known == "before") + listed * (column.source == "event")
+            in_history = column.source == "event" and column.normalizer is None
+            seen = targets * (column.known == "before") + listed * in_history
             table = pl.DataFrame({"value": block.events[name], "count": seen}).filter(pl.col("count") > 0)
             self.values.setdefault(name.removeprefix(COLUMN), []).append(table.group_by("value").sum())
 
@@ -262,17 +263,16 @@ class _Rows:
         self.counts = {split: Counter[str]() for split in SPLITS}
         self.unseen = {split: Counter[str]() for split in SPLITS}
         columns = log.recipe.columns
-        self.maps: dict[str, ValueMap | Several] = {
-            column.name: value_map(columns.get(column.name, CATEGORY), column, counter.items)
-            for column in log.catalogue
-        }
+        given = {column.name: (column, counter.items) for column in log.catalogue}
+        for name in log.vectors:  # items that the log lacks have theirs too
+            there, more = log.catalogue[name], log.items[name]
+            given[name] = pl.concat([there, more]), np.concatenate([counter.items, np.zeros(len(more), np.int64)])
         if log.users is not None:
-            self.maps |= {
-                name: value_map(columns[name], log.users[name], counter.users[:-1]) for name in log.users.columns[1:]
-            }
+            given |= {name: (log.users[name], counter.users[:-1]) for name in log.users.columns[1:]}
         for name, tables in counter.values.items():
             table = pl.concat(tables)
-            self.maps[name] = value_map(columns[name], table["value"], table["count"].to_numpy())
+            given[name] = table["value"], table["count"].to_numpy()
+        self.maps = value_maps(columns, given)
         if log.before is not None:
             log.before.check(self.maps)
             self.maps = {name: log.before.maps[name].grow(list(ids.stored)) for name, ids in self.maps.items()}
@@ -283,7 +283,11 @@ class _Rows:
             if log.users is None
             else with_ids(log.users, {name: self.maps[name] for name in log.users.columns[1:]})
         )
-        self.features = item_specs(self.maps, groups, self.max_len, columns, log.recipe.weight is not None)
+        dims = {name: vectors.dim for name, vectors in log.vectors.items()}
+        weighted = log.recipe.weight is not None
+        self.features = item_specs(self.maps, groups, self.max_len, columns, weighted, dims)
+        for name, vectors in log.vectors.items():
+            vectors.write(writer.path / file_of(name))
         self.afterwards = {
             name: self.maps[name].unseen for name, column in columns.items() if column.known == "afterwards"
         }
@@ -300,9 +304,7 @@ class _Rows:
                 if name.endswith(ID):
                     ids, feature = self.users[name].to_numpy(), name.removesuffix(ID)
                     of_user[feature] = np.concatenate([ids, missing(self.maps[feature].unseen, 1, ids)])[owner]
-        of_user |= {
-            name: of_event.pop(name) for name in list(of_event) if self.log.recipe.columns[name].source == "user"
-        }
+        of_user |= {name: of_event.pop(name) for name in self.log.recipe.of_rows() if name in of_event}
         return BlockIds(self.of_items, of_event, of_user, self.afterwards)
 
     def write(self, rows: LabelledRequests) -> None:
@@ -346,7 +348,8 @@ class _Rows:
                 into[name] = pa.ListArray.from_arrays(offsets, _arrow(of_items))
             flat |= {name: values[name] for name in lists.ids}
         for name, ids in flat.items():
-            unseen[name] += int(np.count_nonzero(ids == self.features[name]["oov_idx"]))
+            if "oov_idx" in self.features[name]:
+                unseen[name] += int(np.count_nonzero(ids == self.features[name]["oov_idx"]))
         return columns | ages
 
     def report(self) -> dict[str, dict[str, Any]]:
@@ -408,6 +411,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "read_as": log.read_as,
         "items_without": log.without,
         "missing": log.missing,
+        **normalizers_of(written.maps),
         "unread": log.unread,
         "splits": written.report(),
         "seconds": round(seconds, 3),
@@ -415,7 +419,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
     }
     if log.before is not None:
         report["append_to"] = log.before.report(written.maps)
-    vocabs = {name: ids.stored for name, ids in written.maps.items()}
+    vocabs = vocabularies_of(written.maps, recipe.columns)
     return Content(LABEL, USER, written.features, groups, vocabs, report, written.items, written.users)
 
 

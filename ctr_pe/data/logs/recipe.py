@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
 
-from ctr_pe.config.columns import Declared, DeclaredColumn, Source
+from ctr_pe.config.columns import Declared, DeclaredColumn, Source, in_words
 from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.data.dataset import ITEM, LABEL, USER, WEIGHT, open_dataset
 from ctr_pe.data.logs.labels import label_column, several_labels
@@ -120,6 +120,16 @@ class Recipe(BaseModel):
         """The declared columns of the user, item or event."""
         return {name: column for name, column in self.columns.items() if column.source == source}
 
+    def of_history(self) -> dict[str, DeclaredColumn]:
+        """Those of the event that histories have too."""
+        return {name: column for name, column in self.of("event").items() if column.normalizer is None}
+
+    def of_rows(self) -> dict[str, DeclaredColumn]:
+        """Those of the user, and of the event those that histories have not."""
+        in_history = self.of_history()
+        both = self.of("user") | self.of("event")
+        return {name: column for name, column in both.items() if name not in in_history}
+
     def demanded(self, role: str) -> bool:
         """Whether the column of this role was named, so that its absence is an error."""
         return role in self.model_fields_set and getattr(self, role) is not None
@@ -166,4 +176,14 @@ def _read(name: str) -> dict[str, Any]:
     for key in ("interactions", "items", "users", "append_to"):  # beside the recipe, wherever the command runs
         if isinstance(content.get(key), str):
             content[key] = path.parent / content[key]
+    if isinstance(columns := content.get("columns"), dict):
+        content["columns"] = {name: _beside(path, given) for name, given in columns.items()}
     return content
+
+
+def _beside(recipe: Path, column: Any) -> Any:
+    """A declaration whose file of vectors is named from where the recipe is."""
+    keys = in_words(column)
+    if not isinstance(keys, dict) or not isinstance(keys.get("pretrained_emb"), str):
+        return column
+    return {**keys, "pretrained_emb": recipe.parent / keys["pretrained_emb"]}

@@ -24,8 +24,8 @@ from ctr_pe.data.dataset import LABEL, Dataset, check_out
 from ctr_pe.data.id_map import Array, IdMap
 from ctr_pe.data.published.sets import MAX_LEN, SETS, Field, Published, found_in
 from ctr_pe.data.root import data_root
+from ctr_pe.data.vectors import vectors_of
 from ctr_pe.data.writer import Content, DatasetWriter, make_dataset
-from ctr_pe.fuxictr.csv import vectors_of
 from ctr_pe.fuxictr.feature_specs import history_spec, target_spec
 from ctr_pe.utils.errors import UserError, nearest, no_such_file
 

@@ -24,6 +24,13 @@ COLUMNS = {
     "tags": "item, sequence, max_len=2",
     "cost": "item, numeric, num_buckets=3",
     "group": "user",
+    "mood": "item, sequence, pooling=attention",
+    "image": "item, embedding",
+    "sound": "item, embedding, freeze_emb=false, embedding_dim=4",
+    "age": "user, numeric, normalizer=StandardScaler",
+    "size": "event, numeric, normalizer=MinMaxScaler",
+    "likes": "user, share=cate_id",
+    "seen": "event, sequence, share=cate_id",
 }
 PROTOCOLS = ("din", "impressions")
 
@@ -35,12 +42,21 @@ def tables() -> dict[str, pl.DataFrame]:
         "user_id": draw.integers(0, 30, rows), "item_id": draw.integers(0, 20, rows),
         "timestamp": 1_600_000_000 + 60 * np.arange(rows), "label": draw.integers(0, 2, rows),
         "hour": draw.integers(0, 24, rows), "price": prices, "watch_time": draw.random(rows), "spare": 0,
+        "size": [None if place % 9 == 0 else 3.0 + place % 5 for place in range(rows)],
+        "seen": ["|".join("012"[: place % 4]) for place in range(rows)],
     })  # fmt: skip
     items = pl.DataFrame({"item_id": range(20), "cate_id": [item % 3 for item in range(20)]})
     items = items.with_columns(
-        tags=pl.Series(["|".join("abcd"[: item % 4]) for item in range(20)]), cost=pl.col("item_id") * 1.5
+        tags=pl.Series(["|".join("abcd"[: item % 4]) for item in range(20)]),
+        cost=pl.col("item_id") * 1.5,
+        mood=pl.Series(["xyz"[: item % 3] for item in range(20)]).str.split(""),
+        image=pl.Series([None if item == 5 else [float(item), 1.0, -2.0] for item in range(20)]),
+        sound=pl.Series([[item / 9, float("nan") if item == 6 else 0.5] for item in range(20)]),
     )
     users = pl.DataFrame({"user_id": range(25), "group": [f"g{user % 4}" for user in range(25)]})
+    users = users.with_columns(
+        age=pl.when(pl.col("user_id") != 3).then(20.0 + pl.col("user_id")), likes=pl.col("user_id") % 5
+    )
     return {"interactions": events, "items": items, "users": users}
 
 
@@ -63,7 +79,7 @@ def test_a_row_has_the_fields_of_its_event_item_and_user(protocol: str, tmp_path
         (user, int(item)): set(of["hour"].to_list())
         for (user, item), of in given["interactions"].filter(pl.col("label") == 1).group_by("user_id", "item_id")
     }
-    groups = dict(given["users"].iter_rows())
+    groups = dict(given["users"].select("user_id", "group").iter_rows())
     tags = dict(given["items"].select("item_id", "tags").iter_rows())
     assert rows.height > 100
     owners = sorted(set(given["interactions"].filter((pl.col("label") == 1) | (protocol == "impressions"))["user_id"]))
@@ -92,9 +108,9 @@ def test_what_is_known_afterwards_cannot_enter_the_target(protocol: str, tmp_pat
 def test_what_is_missing_or_not_read_is_counted(tmp_path: Path) -> None:
     dataset = built(tmp_path, "impressions")
     report = load_json(dataset.path / "report.json")
-    assert report["missing"] == {"price": 86}
+    assert report["missing"] == {"price": 86, "size": 67, "seen": 150, "age": 1}
     assert report["unread"] == ["spare"]
-    assert report["items_without"] == {"tags": 5}
+    assert report["items_without"] == {"tags": 5, "mood": 7, "image": 1, "sound": 1}
     assert "not read: spare" in summary(dataset)
     specs = read_feature_map(dataset.path / FEATURES).features
     assert specs["watch_time"]["known"] == "afterwards"
@@ -114,9 +130,80 @@ def test_ids_stay_when_a_log_grows(tmp_path: Path) -> None:
     assert len(after["hour"]) > len(before["hour"])
 
 
+def test_a_normalised_number_enters_the_target_alone(tmp_path: Path) -> None:
+    given, dataset = tables(), built(tmp_path, "impressions")
+    rows = {split: pl.read_parquet(dataset.split(split)) for split in dataset.rows}
+    assert "size_history" not in rows["train"].columns
+    owners = given["interactions"]["user_id"].unique().sort()
+    ages = dict(given["users"].select("user_id", "age").iter_rows())
+    wanted = [ages.get(owners[user]) for user in rows["train"]["user_id"]]
+    known = np.array([age for age in wanted if age is not None])
+    scaled = [0.0 if age is None else (age - known.mean()) / known.std() for age in wanted]
+    np.testing.assert_allclose(rows["train"]["age"], scaled, atol=1e-5)
+    assert set(rows["train"]["size"].unique()) == {0.0, 0.25, 0.5, 0.75, 1.0}
+    assert load_json(dataset.path / "report.json")["normalizers"]["size"] == [3.0, 4.0]
+
+
+def test_columns_that_share_a_table_have_the_same_ids(tmp_path: Path) -> None:
+    dataset = built(tmp_path, "impressions")
+    vocabulary = load_json(dataset.path / "feature_vocab.json")
+    assert not {"likes", "seen"} & vocabulary.keys()
+    rows = pl.read_parquet(dataset.split("train"))
+    names = {number: text for text, number in vocabulary["cate_id"].items()}
+    assert {names[number] for number in rows["likes"].unique()} == {"0", "1", "2", "3", "4", UNSEEN}
+    assert {names[number] for number in rows["seen"].explode(empty_as_null=False) if number} == {"0", "1", "2", UNSEEN}
+    specs = read_feature_map(dataset.path / FEATURES).features
+    assert {specs[name]["vocab_size"] for name in ("cate_id", "likes", "seen", "seen_history")} == {7}
+
+
+@pytest.mark.parametrize("kind", ["column", "npz", "npy", "parquet", "keyed.parquet"])
+def test_vectors_come_from_a_column_or_from_a_file(kind: str, tmp_path: Path) -> None:
+    given, columns, file = tables(), dict(COLUMNS), tmp_path / f"vectors.{kind}"
+    vectors = given["items"]["image"].to_list()
+    if kind != "column":
+        given["items"] = given["items"].drop("image")
+        columns["image"] = f"item, embedding, pretrained_emb={file}"
+        keys = [item for item in range(20) if vectors[item]]
+        table = pl.DataFrame({"item_id": range(20), "image": vectors})
+        if kind == "npz":
+            np.savez(file, key=keys, value=[vectors[item] for item in keys])
+        elif kind == "npy":
+            np.save(file, np.array([vector or [np.nan] * 3 for vector in vectors], np.float32))
+        else:
+            table = table if kind == "parquet" else table.rename({"item_id": "key", "image": "value"}).drop_nulls()
+            table.write_parquet(file)
+    dataset = built(tmp_path, "din", given, columns=columns)
+    with np.load(dataset.path / "pretrained_image.npz") as content:
+        written = dict(zip(content["key"].tolist(), content["value"].tolist(), strict=True))
+    assert written == {str(item): vectors[item] for item in range(20) if item != 5} | {UNSEEN: [0.0, 0.0, 0.0]}
+    assert load_json(dataset.path / "report.json")["items_without"]["image"] == 1
+    vocabulary = load_json(dataset.path / "feature_vocab.json")
+    items = pl.read_parquet(dataset.path / "items.parquet")
+    by_item = dict(items.select("item_id", "image:id").iter_rows())
+    assert by_item == {item: vocabulary["image"][str(item) if item != 5 else UNSEEN] for item in range(20)}
+
+
+def test_vectors_stay_when_a_log_grows(tmp_path: Path) -> None:
+    first, given = built(tmp_path, "impressions"), tables()
+    given["items"] = given["items"].with_columns(item_id=pl.col("item_id") + 1, image=pl.lit([7.0, 8.0, 9.0]))
+    (tmp_path / "more").mkdir()
+    more = built(tmp_path / "more", "impressions", given, append_to=first.path)
+    with np.load(more.path / "pretrained_image.npz") as content:
+        written = dict(zip(content["key"].tolist(), content["value"].tolist(), strict=True))
+    assert len(written) == 22
+    assert written["0"] == [0.0, 1.0, -2.0]
+    assert written["1"] == written["20"] == [7.0, 8.0, 9.0]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
+        ({"columns": {"imag": "item, embedding"}}, "items.parquet: no item column 'imag': did you mean 'image'?"),
+        ({"columns": {"cate_id": "item, embedding"}}, "embedding column 'cate_id' holds no lists of numbers"),
+        ({"columns": {"mood": "item, embedding"}}, "embedding column 'mood' holds no lists of numbers"),
+        ({"columns": {"likes": "user, share=cate"}}, "share_embedding 'cate' is not read: did you mean 'cate_id'?"),
+        ({"columns": {"likes": "user, share=image", "image": "item, embedding"}}, "'image' has no categories"),
+        ({"columns": {"likes": "user, share=likes"}}, "in a circle: likes → likes"),
         ({"columns": {"huor": "event"}}, "interactions.parquet: no event column 'huor': did you mean 'hour'?"),
         ({"columns": {"tagz": "item"}}, "items.parquet: no item column 'tagz': did you mean 'tags'?"),
         ({"columns": {"grp": "user"}}, "users.parquet: no user column 'grp': did you mean 'group'?"),
