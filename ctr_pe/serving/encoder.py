@@ -386,9 +386,9 @@ class Encoder:
 
     def _values(self, values: pl.Series, name: str, what: str) -> Array:
         """(n, …) ids of raw values of a feature, or numbers as training normalised them."""
-        if self.features[name]["type"] == "numeric":
-            if not (values.dtype.is_numeric() or values.dtype == pl.Null or name in self.columns.columns):
-                raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not numbers")
+        known = values.dtype.is_numeric() or values.dtype == pl.Null or name in self.columns.columns
+        if self.features[name]["type"] == "numeric" and not known:
+            raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not numbers")
         return self._encode(values, name, what)
 
     def _encode(self, values: pl.Series, name: str, what: str) -> Ints:
