@@ -110,6 +110,7 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         self.checkpoint = str(Path(self.model_dir, f"{model_id}.safetensors").absolute())  # FuxiCTR's is a pickle
         self._max_gradient_norm = float(max_gradient_norm)
         self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
+        self.penalty: Tensor | float = 0.0  # of the last loss: the regularisation in it
         self.gradients: Gradients | None = None  # of the last training step
         self.embedding_dim = embedding_dim
         self.embedding_layer = layers.FeatureEmbeddingDict(
@@ -153,7 +154,9 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
     # The loss.
 
     def compute_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
-        return self.add_loss(return_dict, y_true) + self.regularization_loss(return_dict.get("penalties", {}))
+        loss, penalty = self.add_loss(return_dict, y_true), self.regularization_loss(return_dict.get("penalties", {}))
+        self.penalty = penalty.detach() if isinstance(penalty, Tensor) else penalty
+        return loss + penalty
 
     def add_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
         """The task's loss and the forward pass' own losses."""

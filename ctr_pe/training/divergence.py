@@ -35,9 +35,9 @@ class Step(NamedTuple):
 class DivergenceDetector:
     """Watches the losses and gradients of a training; a GPU does not wait for it at each step.
 
-    A loss stays above that of a constant if in an epoch, twice in a row or in the only one, each batch's is above both
-    what predicting the click rate for every row gives, and the very first batch's, which regularisation and auxiliary
-    losses are part of, too; and if there are enough of them.
+    A loss stays above that of a constant if in an epoch, twice in a row or in the only one, each batch's, without its
+    regularisation, is above both what predicting the click rate for every row gives, and the very first batch's, which
+    auxiliary losses are part of, too; and if there are enough of them.
     """
 
     def __init__(self, model: Any) -> None:
@@ -54,6 +54,7 @@ class DivergenceDetector:
 
     def step(self, epoch: int, batch: int, loss: Tensor, rows: Mapping[str, Tensor]) -> None:
         """After each training step. Raises Diverged, on a GPU at times."""
+        loss = loss - getattr(self.model, "penalty", 0.0)  # large embeddings that rank well are no divergence
         self.unseen.append(Step(epoch, batch, loss, getattr(self.model, "gradients", None)))
         if self.constant is None:
             labels = self.model.get_labels(rows)

@@ -143,3 +143,25 @@ def test_gradients_are_named(tmp_path: Path) -> None:
     norms = model.gradients.norms
     assert norms.keys() == {name for name, one in model.named_parameters() if one.grad is not None}
     assert torch.stack(list(norms.values())).norm() == pytest.approx(model.gradients.norm.item())
+
+
+def test_strong_regularisation_of_a_model_that_learns_is_no_divergence(tmp_path: Path) -> None:
+    """The loss of the rows falls while the penalty of growing embeddings lifts the sum above a constant's loss."""
+    model = build(tmp_path)
+    model.get_labels = lambda rows: torch.tensor([[0.0], [1.0]])
+    detector = DivergenceDetector(model)
+    for passed in (1, 2, 3):
+        for number in range(1, 31):
+            model.penalty = torch.tensor(0.01 * number * passed)
+            detector.step(passed, number, torch.tensor(0.69 / passed) + model.penalty, {})
+        detector.end_epoch(passed, 30, last=passed == 3)
+    model.penalty = 0.0
+
+    def epoch(number: int) -> None:
+        for place in range(1, 31):
+            detector.step(number, place, torch.tensor(0.9), {})
+        detector.end_epoch(number, 30, last=False)
+
+    epoch(4)
+    with pytest.raises(Diverged, match="each loss of the epoch is"):
+        epoch(5)
