@@ -21,7 +21,7 @@ class Pooling(nn.Module):
         if not self.mean:
             return total
         there = (embedded.abs().sum(dim=-1, keepdim=True) > 0).sum(dim=-2)
-        return total / (there + 1e-12)
+        return total / there.clamp(min=1)  # not FuxiCTR's + 1e-12, which ONNX's optimiser takes for 0
 
 
 class AttentionPooling(nn.Module):

@@ -238,7 +238,7 @@ class Encoder:
                 scalars[name] = of_users[name][row]
                 if name in requests.columns:
                     scalars[name] = self._encode(requests[name], name, what)
-            elif self.features[name]["type"] == "sequence" and "values" not in self.features[name]:
+            elif self._is_list(name):
                 lists.append(self._given(requests, (name,), None, int(self.features[name]["max_len"]), what))
             else:
                 scalars[name] = self._column(requests, name, what)
@@ -258,55 +258,102 @@ class Encoder:
         user: Any = None,
         context: Mapping[str, Any] = MappingProxyType({}),
         history_context: Mapping[str, Sequence[Any]] = MappingProxyType({}),
+        candidate_context: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     ) -> EncodedRequests:
         """One user's history and candidates, as :meth:`~ctr_pe.serving.scorer.Scorer.score_one` takes them.
 
         ``user``: the raw id, which fields of the user are looked up by. ``context``: raw values of the request's fields
         of the event, and of the user where the table of users lacks them; ``history_context``: field -> a raw value per
-        item of the history.
+        item of the history; ``candidate_context``: likewise of the candidates. Without a catalogue both have the
+        attributes of the items too, and ``history_context`` the columns of further histories, in any length.
         """
-        if self.catalogue is None:
-            raise UserError("candidates: this model has no catalogue of items: score requests with all their columns")
         if times is None and self.needs_age and len(history):
             raise UserError("times: this model's encoding reads the age of events: give the time of each")
         if times is not None and len(times) != len(history):
             raise UserError(f"times: {len(times)} for {len(history)} items of the history")
         of_target = [*self.item_fields[1:], *self.other_fields]
         self._check_names("context", context, [name for name in of_target if not self.has_vectors(name)])
-        self._check_names("history_context", history_context, self.event_fields)
+        self._check_names("candidate_context", candidate_context, [n for n in of_target if not self.has_vectors(n)])
+        further = [] if self.catalogue else [self._raw(name) for group in self.groups for name in group.history]
+        of_history = self.event_fields if self.catalogue else self.item_fields[1:]
+        self._check_names("history_context", history_context, [*of_history, *further])
         per_second, ages = SECONDS[self.columns.time_unit], None
         if times is not None:
             at = np.asarray(times, np.int64)
             ages = ((now if now is not None else int(at.max(initial=0))) - at) // per_second
-        past, wanted = (self.catalogue.find(self.catalogue.of(ids)) for ids in (history, candidates))
-        of_past = {name: ids[past] for name, ids in self.item_ids.items()}
-        for name in self.event_fields:
-            given = history_context.get(name, [None] * len(past))
-            if len(given) != len(past):
-                raise UserError(
-                    f"history_context: {len(given)} values of '{name}' for {len(past)} items of the history"
-                )
-            of_past[name] = self._encode(pl.Series(name, given, strict=False), name, "history_context")
-        scalars = {name: ids[wanted] for name, ids in self.item_ids.items()}
+        count, of_past = len(candidates), {}
+        if self.catalogue is not None:
+            past, wanted = (self.catalogue.find(self.catalogue.of(ids)) for ids in (history, candidates))
+            of_past = {name: ids[past] for name, ids in self.item_ids.items()}
+            scalars = {name: ids[wanted] for name, ids in self.item_ids.items()}
+            for name in self.event_fields:
+                given = self._one_each("history_context", history_context, name, len(past), "items of the history")
+                of_past[name] = self._encode(given, name, "history_context")
+        else:
+            item = self.item_fields[0]
+            scalars = {item: self._encode(pl.Series(item, candidates, strict=False), item, "candidates")}
+        afterwards = [name for name, spec in self.features.items() if spec.get("known") == "afterwards"]
+        for name in candidate_context.keys() - afterwards:
+            given = self._one_each("candidate_context", candidate_context, name, count, "candidates")
+            scalars[name] = self._values(given, name, "candidate_context")
         owners, of_users = self._owners
         row = -1 if owners is None or user is None else int(owners.find(owners.of([user]))[0])
-        scalars |= {name: np.repeat(ids[[row]], len(wanted), axis=0) for name, ids in of_users.items()}
-        for name in (*self.event_fields, *self.other_fields, *context):
-            if name in scalars and name not in context:
+        scalars |= {name: np.repeat(ids[[row]], count, axis=0) for name, ids in of_users.items()}
+        pooled = [name for name in self.other_fields if self._is_list(name)]
+        for name in (*self.item_fields, *self.other_fields, *context):
+            if name in pooled or (name in scalars and (name not in context or name in candidate_context)):
                 continue
-            afterwards = self.features[name].get("known") == "afterwards"
-            value = None if afterwards else context.get(name)
+            is_user = self.catalogue is None and self._raw(name) == self.columns.user
+            value = None if name in afterwards else context.get(name, user if is_user else None)
             ids = self._values(pl.Series(name, [value], strict=False), name, "context")
-            scalars[name] = np.repeat(ids, len(wanted), axis=0)
-        begin, end = np.zeros(len(wanted), np.int64), np.full(len(wanted), len(past))
+            scalars[name] = np.repeat(ids, count, axis=0)
         lists = []
         for group, chosen in zip(self.groups, self.chosen, strict=True):
-            ids_of = {name: of_past[target] for target, name in zip(group.target, group.history, strict=True)}
-            first = np.maximum(begin, end - group.max_len) if chosen else end
-            lists.append(RequestHistories(ids_of, first, end, group.age, age=ages))
-        counts = Counter({"requests": len(wanted), "unknown items": self._unknown(scalars)})
-        counts["unknown history items"] = self._unknown({name: of_past[name] for name in self.item_fields[:1]})
-        return EncodedRequests(len(wanted), scalars, lists, None, per_second, counts)
+            ids_of = {
+                name: of_past[target] for target, name in zip(group.target, group.history, strict=True) if of_past
+            }
+            if self.catalogue is None:
+                ids_of = self._listed(group, history if group is self.groups[0] else (), history_context)
+            events = len(next(iter(ids_of.values())))
+            end = np.full(count, events)
+            first = np.maximum(0, end - group.max_len) if chosen or self.catalogue is None else end
+            of_group = ages if ages is None or len(ages) == events else np.zeros(events, np.int64)
+            lists.append(RequestHistories(ids_of, first, end, group.age, age=of_group))
+        for name in pooled:
+            values = pl.Series(
+                name, list(context.get(name) or [])[-int(self.features[name]["max_len"]) :], strict=False
+            )
+            ids = self._of_items(values, self._encode(values, name, "context"))
+            lists.append(RequestHistories({name: ids}, np.zeros(count, np.int64), np.full(count, len(ids))))
+        counts = Counter({"requests": count, "unknown items": self._unknown(scalars)})
+        of_first = next(iter(lists[0].ids.values()))
+        counts["unknown history items"] = self._unknown({self.item_fields[0]: of_first})
+        return EncodedRequests(count, scalars, lists, None, per_second, counts)
+
+    def _one_each(self, what: str, given: Mapping[str, Sequence[Any]], name: str, count: int, whose: str) -> pl.Series:
+        """Raw values of a field, one for each of ``count``; missing ones where the request has none."""
+        values = given.get(name, [None] * count)
+        if len(values) != count:
+            raise UserError(f"{what}: {len(values)} values of '{name}' for {count} {whose}")
+        return pl.Series(name, values, strict=False)
+
+    def _listed(
+        self, group: SizedGroup, history: Sequence[Any], context: Mapping[str, Sequence[Any]]
+    ) -> dict[str, Ints]:
+        """The ids of a history without a catalogue: of its own columns, and of attributes beside ``history``."""
+        own = {name: context[raw] for name in group.history if (raw := self._raw(name)) in context}
+        first = group.history[0]
+        own |= {first: history} if first not in own else {}
+        found = {}
+        for target, name in zip(group.target, group.history, strict=True):
+            given = own if name in own else {name: context[target]} if target in context and history else {}
+            values = self._one_each("history_context", given, name, len(own[first]), "items of the history")
+            found[name] = self._of_items(values, self._encode(values, name, "history_context"))
+        return found
+
+    def _is_list(self, name: str) -> bool:
+        """Whether a field outside the histories is a list that the model pools."""
+        return self.features[name]["type"] == "sequence" and "values" not in self.features[name]
 
     def _check_names(self, what: str, given: Iterable[str], known: Sequence[str]) -> None:
         for name in given:
@@ -389,7 +436,19 @@ class Encoder:
         known = values.dtype.is_numeric() or values.dtype == pl.Null or name in self.columns.columns
         if self.features[name]["type"] == "numeric" and not known:
             raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not numbers")
+        if self.features[name]["type"] == "embedding":
+            return self._vectors(values, name, what)
         return self._encode(values, name, what)
+
+    def _vectors(self, values: pl.Series, name: str, what: str) -> Array:
+        """(n, dim) float32 of a field whose raw values are vectors; zeros where one is missing."""
+        spec = self.features[name]
+        dim = int(spec.get("pretrain_dim") or spec["embedding_dim"])
+        lists = values.cast(pl.List(pl.Float32), strict=False)
+        if (wrong := (lists.list.len() != dim).fill_null(False)).any():
+            found = lists.list.len().filter(wrong)[0]
+            raise UserError(f"{what}: a vector of {found} numbers in '{values.name}', which has {dim}")
+        return np.array([vector or [0.0] * dim for vector in lists.to_list()], np.float32).reshape(-1, dim)
 
     def _encode(self, values: pl.Series, name: str, what: str) -> Ints:
         """(n,) ids of original values of a feature, by its vocabulary; nulls are unseen."""

@@ -154,7 +154,7 @@ def random_request(model: Any, rows: int, slots: int, targets: int, seed: int = 
             found[name] = torch.rand(shape, generator=draw)
             continue
         elif spec["type"] == "embedding":
-            found[name] = torch.rand([*shape, spec["embedding_dim"]], generator=draw)
+            found[name] = torch.rand([*shape, spec.get("pretrain_dim") or spec["embedding_dim"]], generator=draw)
             continue
         else:
             more = [spec["max_len"]] if kind != "history" and spec["type"] == "sequence" else []

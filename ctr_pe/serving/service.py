@@ -78,7 +78,7 @@ def _item(value: Any) -> Any:
 
 
 Item = Annotated[int | str, BeforeValidator(_item)]
-Value = int | float | str | list[int | str] | None
+Value = int | float | str | list[int | float | str] | None
 Time = Annotated[int, Field(strict=True, ge=-(2**53), le=2**53)]
 
 
@@ -95,7 +95,7 @@ class WatchedModel:
         self.facts = {"name": self.name, "loaded": time.time(), **facts}
         # The first request pays for what is made at first use; and what fails here would fail for every request.
         catalogue = self.scorer.encoder.catalogue
-        some: list[Any] = [] if catalogue is None else catalogue.sorted.head(2).to_list()
+        some: list[Any] = ["0"] if catalogue is None else catalogue.sorted.head(2).to_list()
         try:
             scores = self.scorer.score_one(some, some, times=list(range(len(some))))
         except UserError as error:
@@ -204,6 +204,7 @@ class RankRequest(BaseModel):
     history_context: dict[str, list[Value]] = Field(
         {}, description="field of the event -> raw value of each history item"
     )
+    candidate_context: dict[str, list[Value]] = Field({}, description="field -> raw value of each candidate")
 
 
 class RankedItem(BaseModel):
@@ -353,6 +354,7 @@ def _rank(model: WatchedModel, request: RankRequest) -> RankResponse:
         encoded = model.scorer.encoder.one(
             request.history, request.candidates, request.times, request.now,
             user=request.user, context=request.context, history_context=request.history_context,
+            candidate_context=request.candidate_context,
         )  # fmt: skip
     except UserError as error:
         _wrong((), str(error))
@@ -375,7 +377,7 @@ def _check(request: RankRequest, model: WatchedModel, limits: Limits) -> None:
         if len(values) > most:
             _wrong((field,), f"at most {most:,} items, not {len(values):,}")
         for place, value in enumerate(values):
-            if isinstance(value, int) != numbers:
+            if catalogue is not None and isinstance(value, int) != numbers:
                 kind = "whole numbers" if numbers else "strings"
                 _wrong((field, place), f"the raw ids of this model's items are {kind}")
     times = request.times

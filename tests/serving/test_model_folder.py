@@ -16,6 +16,7 @@ import numpy as np
 import polars as pl
 import pytest
 import torch
+from fastapi.testclient import TestClient
 
 import ctr_pe
 from ctr_pe import CTRRanker, load
@@ -30,6 +31,7 @@ from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.export import description
 from ctr_pe.serving.model_folder import _columns, keep_model, read_model, scorer_of, write_model
 from ctr_pe.serving.scorer import Scorer
+from ctr_pe.serving.service import application
 from ctr_pe.training import DataSource, Outcome, Run, build_model, score, train
 from ctr_pe.utils.errors import UserError
 from tests.support.fuzz import folders
@@ -342,8 +344,27 @@ def test_a_data_set_without_a_catalogue_is_scored_column_by_column(
     np.testing.assert_array_equal(scores, again.score_requests(None, requests))
     with pytest.raises(UserError, match="requests: no column 'price'"):
         again.score_requests(None, requests.drop("price"))
-    with pytest.raises(UserError, match="no catalogue of items: score requests with all their columns"):
-        again.score_one([1], [2])
+
+
+def test_a_data_set_without_a_catalogue_is_served(csv: tuple[Dataset, dict[str, pl.DataFrame]], tmp_path: Path) -> None:
+    """A row of FuxiCTR's CSV as a request, and candidates that differ in a column of their own."""
+    data, frames = csv
+    write_model(tmp_path / "m", untrained("DIN", "cape", data))
+    scorer = read_model(tmp_path / "m")
+    split = [pl.col(name).str.split("^").list.filter(pl.element() != "") for name in ("clicked", "tags")]
+    requests = frames["test"].with_columns(split)
+    served = []
+    with TestClient(application(tmp_path / "m")) as client:
+        for row in requests.iter_rows(named=True):
+            body = {"history": row["clicked"], "candidates": [row["item"]], "user": row["user"]}
+            answer = client.post("/rank", json=body | {"context": {"price": row["price"], "tags": row["tags"]}})
+            assert answer.status_code == 200, answer.json()
+            served.append(answer.json()["ranked"][0]["score"])
+        each = client.post("/rank", json=body | {"candidates": [1, 1], "candidate_context": {"price": [0.0, 9.0]}})
+        assert len({item["score"] for item in each.json()["ranked"]}) == 2
+        wrong = client.post("/rank", json=body | {"candidate_context": {"price": [1.0, 2.0]}})
+        assert "2 values of 'price' for 1 candidates" in str(wrong.json())
+    np.testing.assert_allclose(served, scorer.score_requests(None, requests), atol=1e-6)
 
 
 def test_numbers_that_are_none_are_filled_as_in_training(

@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -216,16 +215,7 @@ def test_more_requests_than_may_wait_are_turned_away(
         assert [one.result().status_code for one in open_] == [200, 200]
 
 
-def test_a_model_that_needs_more_than_items_is_not_served(ranker: CTRRanker, folder: Path, tmp_path: Path) -> None:
-    from ctr_pe.serving.model_folder import write_model
-
-    scorer = copy(ranker.scorer_)
-    scorer.encoder = copy(scorer.encoder)
-    scorer.encoder.items = None
-    scorer.encoder.__dict__.pop("catalogue", None)
-    write_model(tmp_path / "bare", scorer)
-    with pytest.raises(UserError, match=r"bare: cannot be served: .*no catalogue"):
-        WatchedModel(tmp_path / "bare")
+def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such model folder"):
         application(tmp_path / "nothing")
 
