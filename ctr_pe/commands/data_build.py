@@ -7,8 +7,9 @@ sampled item that the user never clicked; the last target is test, the one befor
 protocol impressions: the log has shown items with a 0/1 label. A row's history is the user's earlier
 positives; rows are split by time, or by a column that the recipe names.
 
-Ids are whole numbers or text; in CSV they are text unless every row has a whole number (007 is none). Times are
-dates, or numbers in the unit of --time-unit, from 1990 to 2099 or counted from 0.
+Ids are whole numbers or text; in CSV they are text unless every row has a whole number (007 is none, 7.0 is). Times
+are dates, texts in the form of ISO 8601 or --time-format, or numbers in the unit of --time-unit, from 1990 to 2099 or
+counted from 0. They count to the nanosecond, ages in whole seconds.
 
 examples:
   ctr-pe data build --recipe amazon_sports --interactions interactions.parquet --items items.parquet \\
@@ -19,7 +20,8 @@ examples:
       --column hour=event --column watch_time=event,numeric,afterwards --column "tags=item,sequence,splitter=;" \\
       --column age=user,numeric --out data/videos
   ctr-pe data build --append-to data/videos --interactions log.csv     a log that has grown: no id changes
-`ctr-pe list` names the recipes. A column that is there but must not be used: --time none.
+`ctr-pe list` names the recipes. A column that is there but must not be used: --time none. A log of
+clicks with other columns of 0 and 1: --label none.
 """
 
 from __future__ import annotations
@@ -51,6 +53,12 @@ def add_options(parser: Parser) -> None:
     rules("--protocol", "how rows, labels and splits are made", choices=["din", "impressions"])
     rules("--max-len N", "most recent items kept of a history (default: 100)", type=count)
     rules("--seed N", "of the sampled items of protocol din (default: 0)", type=number)
+    rules(
+        "--keep",
+        "of rows of one event (same user, item, time, order), in the file's order",
+        choices=["first", "last", "all"],
+    )
+    rules("--strict", "missing values of attributes and declared columns are an error")
     rules("--negatives", "impressions: also a history of the user's earlier negatives")
     rules("--valid-fraction F", "impressions: rows before the test rows (default: 0.1)", type=float)
     rules("--test-fraction F", "impressions: the newest rows (default: 0.1)", type=float)
@@ -58,7 +66,8 @@ def add_options(parser: Parser) -> None:
     columns("--user COLUMN", "default: user_id")
     columns("--item COLUMN", "default: item_id")
     columns("--time COLUMN", "when it happened; default: timestamp, if there", type=_column)
-    columns("--time-unit", "of a whole-number time column (default: s)", choices=["s", "ms"])
+    columns("--time-unit", "of times that are numbers (default: s)", choices=["s", "ms", "us", "ns"])
+    columns("--time-format FORMAT", "of times that are texts, such as %%d/%%m/%%Y; without it ISO 8601")
     columns("--order COLUMN", "what comes first when times tie; default: position, if there", type=_column)
     columns("--label COLUMN", "0 or 1, or a threshold, 'rating >= 4'; default: label, if there", type=_column)
     columns("--weight COLUMN", "how much a row counts in the loss, 0 or more; default: all alike", type=_column)

@@ -21,6 +21,7 @@ NO_VALUE = frozenset(
     ["", "NULL", "Null", "null", "NaN", "NAN", "nan", "NA", "N/A", "n/a", "#N/A", "None", "<NA>", "\\N", "undefined"]
 )
 """Texts that programs write where there is no value."""
+EXACT = 2**53  # from here on a float64 stands for several whole numbers
 PAD, UNSEEN = "__PAD__", "__OOV__"  # FuxiCTR's reserved entries
 
 
@@ -50,6 +51,8 @@ class Index:
 
     def of(self, values: Sequence[Any]) -> pl.Series:
         """Python values as keys of this index's type; what is none becomes null, which is never found."""
+        if self.dtype == pl.Int64 and any(isinstance(value, (float, np.floating)) for value in values):
+            values = [_whole(value) if isinstance(value, (float, np.floating)) else value for value in values]
         return pl.Series("key", values, dtype=self.dtype, strict=False)
 
 
@@ -122,6 +125,11 @@ class IdMap:
     @cached_property
     def _enum(self) -> pl.DataType:
         return pl.Enum(list(self.known))
+
+
+def _whole(value: Any) -> int | None:
+    """The whole number that a float stands for."""
+    return int(value) if abs(value) < EXACT and value % 1 == 0 else None
 
 
 def categories(values: pl.Series) -> pl.Series:

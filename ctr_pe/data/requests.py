@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.data.id_map import Ints
+from ctr_pe.data.logs.clock import SECOND
 from ctr_pe.data.timeline import Codes
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ Array = npt.NDArray[Any]
 class RequestHistories:
     """Histories of n requests: that of request i is ``begin[i]:end[i]`` of the flat columns, oldest first.
 
-    ``ids``: history field -> (E,). Of ``time`` (E,), in the log's unit, and ``age`` (E,), in seconds, one or, where no
-    encoding needs ages, none.
+    ``ids``: history field -> (E,). Of ``time`` (E,), in nanoseconds, and ``age`` (E,), in whole seconds, one
+    or, where no encoding needs ages, none.
     """
 
     ids: Mapping[str, Codes]
@@ -39,7 +40,7 @@ class RequestHistories:
     time: Ints | None = None
     age: Ints | None = None
 
-    def gather(self, rows: Ints, now: Ints | None, per_second: int) -> tuple[Ints, dict[str, Array]]:
+    def gather(self, rows: Ints, now: Ints | None) -> tuple[Ints, dict[str, Array]]:
         """Lengths (B,) of the histories of these requests, and the values (N,) of their fields, ages last."""
         begin, lengths = self.begin[rows], self.end[rows] - self.begin[rows]
         total = int(lengths.sum())
@@ -49,7 +50,7 @@ class RequestHistories:
             if self.age is not None:
                 values[self.age_field] = self.age[source]
             elif self.time is not None and now is not None:
-                values[self.age_field] = (np.repeat(now[rows], lengths) - self.time[source]) // per_second
+                values[self.age_field] = (np.repeat(now[rows], lengths) - self.time[source]) // SECOND
             else:
                 values[self.age_field] = np.zeros(total, np.int64)
         return lengths, values
@@ -59,15 +60,14 @@ class RequestHistories:
 class EncodedRequests:
     """n requests as a model takes them.
 
-    ``scalars``: field -> (n,); ``lists``: per field group, then pooled sequences; ``now`` (n,) in the log's unit;
-    ``per_second``: of that unit; ``counts``: what was looked up, and of it unknown.
+    ``scalars``: field -> (n,); ``lists``: per field group, then pooled sequences; ``now`` (n,) in nanoseconds;
+    ``counts``: what was looked up, and of it unknown.
     """
 
     rows: int
     scalars: Mapping[str, Array]
     lists: Sequence[RequestHistories]
     now: Ints | None
-    per_second: int
     counts: Counter[str]
 
     def batch(self, rows: Ints) -> JaggedBatch:
@@ -88,7 +88,7 @@ class EncodedRequests:
 
         batch = JaggedBatch({}, {}, {})
         for lists in self.lists:
-            lengths, values = lists.gather(rows, self.now, self.per_second)
+            lengths, values = lists.gather(rows, self.now)
             batch.histories.update({name: torch.from_numpy(one.astype(np.int64)) for name, one in values.items()})
             batch.lengths.update(dict.fromkeys(values, torch.from_numpy(lengths)))
         return batch

@@ -21,6 +21,7 @@ from ctr_pe.data.id_map import Index, Ints
 
 Codes = npt.NDArray[Any]  # whole numbers in the smallest type that holds them: logs are large
 CLOCKS = ("order", "time")  # columns that decide what is earlier
+STEPS = (10**9, 10**6, 10**3, 1)  # nanoseconds, which the times of most logs are multiples of
 
 
 def sorted_events(events: pl.LazyFrame, columns: Collection[str]) -> pl.LazyFrame:
@@ -35,7 +36,7 @@ def sorted_events(events: pl.LazyFrame, columns: Collection[str]) -> pl.LazyFram
 class Timeline:
     """The events of one field group: those of user u are ``first[u]:first[u + 1]``, the oldest first.
 
-    ``first`` (U + 1,); ``ids``: field -> (E,); ``time`` and ``order`` (E,) or None.
+    ``first`` (U + 1,); ``ids``: field -> (E,); ``time``, in nanoseconds, and ``order`` (E,) or None.
     """
 
     first: Ints
@@ -81,11 +82,14 @@ class Timeline:
     def _before(self, clock: Ints, user: Ints, first: Ints, last: Ints, before: Ints) -> Ints:
         """(n,) the first place in ``first:last`` at which the rising ``clock`` has reached ``before``, else ``last``:
         for few requests by a search of their own each, for many by one over user and clock."""
-        low, high = int(clock.min()), int(clock.max())
-        span = high - low + 2
-        if 4 * len(before) >= len(clock) and len(self.first) * span < 2**62:
-            wanted = user * span + (np.clip(before, low, high + 1) - low)
-            return np.clip(np.searchsorted(self._owner * span + (clock - low), wanted), first, last)
+        if 4 * len(before) >= len(clock):
+            low, high = int(clock.min()), int(clock.max())
+            since = clock - low
+            step = next(step for step in STEPS if step == 1 or not (since % step).any())
+            span = (high - low) // step + 2
+            if len(self.first) * span < 2**62:
+                wanted = user * span - (low - np.clip(before, low, high + 1)) // step  # rounded up
+                return np.clip(np.searchsorted(self._owner * span + since // step, wanted), first, last)
         while (open_ := first < last).any():
             middle = (first + last) // 2
             earlier = open_ & (clock[np.where(open_, middle, 0)] < before)

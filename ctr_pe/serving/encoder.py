@@ -10,42 +10,47 @@ the table of users, fields of the event from the table's columns. Models of data
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import polars as pl
 
 from ctr_pe.data.dataset import ID, ITEM
 from ctr_pe.data.id_map import Array, IdMap, Index, Ints, categories, missing
-from ctr_pe.data.logs.clock import SECONDS, implausible
+from ctr_pe.data.logs.clock import SECOND, UNITS, Unit
 from ctr_pe.data.logs.labels import label_column
+from ctr_pe.data.logs.roles import keys, order_column, times
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.timeline import Codes, EncodedLog, Timeline, sorted_events
 from ctr_pe.data.value_maps import Buckets, Scaled, Several, ValueMap, map_of, numbers, several
 from ctr_pe.fuxictr.feature_specs import FeatureSpecs, unseen_id
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.serving.tables import Unit, column, labels, of_log, times
+from ctr_pe.serving.tables import column, labels, of_log
 from ctr_pe.serving.tables import ids as raw_ids
-from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.errors import UserError, counted, nearest, option
 
 if TYPE_CHECKING:
     from ctr_pe.models.groups import SizedGroup
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class ColumnNames:
     """How the columns of raw tables are called, and what they mean.
 
-    ``time`` in ``time_unit``; ``order``: a column that decides what is earlier where the history has it; ``label``: of
-    events, 0 for an item that was shown and not chosen; ``weight``: of events, in training; ``raw``: the column that a
-    feature is read from, where it is called otherwise; of a numeric feature, ``fill_na``: what missing, NaN and
-    infinite numbers become, 0 where it is not given, and ``normalizers``: what is then subtracted and divided by;
-    ``columns``: those that were declared, see :mod:`ctr_pe.config.columns`.
+    ``time``: dates, numbers in ``time_unit`` or texts of the form ``time_format``; ``order``: a column that decides
+    what is earlier where the history has it; ``label``: of events, 0 for an item that was shown and not chosen;
+    ``weight``: of events, in training; ``keep``: which rows of one event count, the first, the last or all; ``raw``:
+    the column that a feature is read from, where it is called otherwise; of a numeric feature, ``fill_na``: what
+    missing, NaN and infinite numbers become, 0 where it is not given, and ``normalizers``: what is then subtracted and
+    divided by; ``columns``: those that were declared, see :mod:`ctr_pe.config.columns`.
     """
 
     user: str = "user_id"
@@ -55,6 +60,8 @@ class ColumnNames:
     label: str | None = "label"
     weight: str | None = None
     time_unit: Unit = "s"
+    time_format: str | None = None
+    keep: Literal["first", "last", "all"] | None = None
     raw: Mapping[str, str] = field(default_factory=dict)
     fill_na: Mapping[str, float] = field(default_factory=dict)
     normalizers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
@@ -174,10 +181,10 @@ class Encoder:
         users = Index(raw.unique())
         user = _small(users.find(raw), len(users.sorted))
         del raw
-        time = self._times(read(names.time), names.time, what)
+        time = self.clock(read(names.time, names.order), names.time, what)
         if time is None and self.needs_age:
             raise UserError(f"{what}: no time column '{names.time}', and this model's encoding reads the age of events")
-        order = self._times(read(names.order), names.order, what)
+        order = self.clock(read(names.order), names.order, what)
         of_items = read(names.item, *self.item_fields, *map(self._raw, self.item_fields))
         ids = self._items(of_items, what)
         for name, values in ids.items():
@@ -192,7 +199,13 @@ class Encoder:
         if names.label and (made_of := label_column(names.label, there)) in there:
             columns["label"] = labels(read(made_of), names.label, what)
         given = {name: values for name, values in columns.items() if values is not None}
-        events, fields = sorted_events(pl.LazyFrame(given), given).collect(), {name: name + ID for name in ids}
+        table, key = pl.LazyFrame(given), [name for name in ("user", "tie", "order", "time") if name in given]
+        if "tie" in given and names.keep in ("first", "last"):
+            table = table.unique(key, keep=names.keep, maintain_order=True)
+        events, fields = sorted_events(table, given).collect(), {name: name + ID for name in ids}
+        if "tie" in given and names.keep is None and (again := events.height - events.n_unique(key)):
+            rows = counted(again, "row")
+            log.warning("%s: %s repeat the event of another row and all count: %s", what, rows, option("keep", "first"))
         listed = [events.filter(pl.col("label") == chosen) if "label" in given else events for chosen in self.chosen]
         return EncodedLog(
             users=users,
@@ -218,7 +231,7 @@ class Encoder:
             raise UserError(f"{what}: no history: give one, or save the model with the histories of its users")
         counts: Counter[str] = Counter({"requests": requests.height})
         ids = self._items(requests, what, target=True)
-        now = self._times(requests, self.columns.time, what, None if events is None else events.newest)
+        now = self.clock(requests, self.columns.time, what, None if events is None else events.newest)
         lists: list[RequestHistories] = []
         if given:
             lists += [self._given(requests, group.history, group.age, group.max_len, what) for group in self.groups]
@@ -246,14 +259,14 @@ class Encoder:
             there = [self._raw(name) for name in self.numeric if self._raw(name) in requests.columns]
             counts["missing numbers"] += sum(numbers(requests[raw]).null_count() for raw in there)
         counts["unknown items"] += self._unknown(ids)
-        return EncodedRequests(requests.height, scalars, lists, now, SECONDS[self.columns.time_unit], counts)
+        return EncodedRequests(requests.height, scalars, lists, now, counts)
 
     def one(
         self,
         history: Sequence[Any],
         candidates: Sequence[Any],
-        times: Sequence[int] | None = None,
-        now: int | None = None,
+        times: Sequence[Any] | None = None,
+        now: Any = None,
         *,
         user: Any = None,
         context: Mapping[str, Any] = MappingProxyType({}),
@@ -277,10 +290,10 @@ class Encoder:
         further = [] if self.catalogue else [self._raw(name) for group in self.groups for name in group.history]
         of_history = self.event_fields if self.catalogue else self.item_fields[1:]
         self._check_names("history_context", history_context, [*of_history, *further])
-        per_second, ages = SECONDS[self.columns.time_unit], None
+        ages = None
         if times is not None:
-            at = np.asarray(times, np.int64)
-            ages = ((now if now is not None else int(at.max(initial=0))) - at) // per_second
+            at = self.moments(times)
+            ages = ((self.moments([now])[0] if now is not None else at.max(initial=0)) - at) // SECOND
         count, of_past = len(candidates), {}
         if self.catalogue is not None:
             past, wanted = (self.catalogue.find(self.catalogue.of(ids)) for ids in (history, candidates))
@@ -328,7 +341,7 @@ class Encoder:
         counts = Counter({"requests": count, "unknown items": self._unknown(scalars)})
         of_first = next(iter(lists[0].ids.values()))
         counts["unknown history items"] = self._unknown({self.item_fields[0]: of_first})
-        return EncodedRequests(count, scalars, lists, None, per_second, counts)
+        return EncodedRequests(count, scalars, lists, None, counts)
 
     def _one_each(self, what: str, given: Mapping[str, Sequence[Any]], name: str, count: int, whose: str) -> pl.Series:
         """Raw values of a field, one for each of ``count``; missing ones where the request has none."""
@@ -370,8 +383,8 @@ class Encoder:
         counts["unknown users"] += int((raw.filter(pl.Series(user < 0))).n_unique())
         counts["requests of unknown users"] += int((user < 0).sum())
         counts["unknown history items"] += events.unknown
-        order = self._times(requests, self.columns.order, what) if events.ordered else None
-        timed = self.columns.time in requests.columns
+        order = self.clock(requests, self.columns.order, what) if events.ordered else None
+        timed = self.columns.time in requests.columns and (order is None or self.needs_age)
         lists = []
         for group, line in zip(self.groups, events.groups, strict=True):
             wanted = order if order is not None else now if timed else None
@@ -384,7 +397,8 @@ class Encoder:
         self, requests: pl.DataFrame, fields: Sequence[str], age: str | None, max_len: int, what: str
     ) -> RequestHistories:
         """Histories from columns of lists, oldest first."""
-        lists = {name: column(requests, self._raw(name), what) for name in (*fields, *([age] if age else []))}
+        read = [age] if age is not None and (self.needs_age or self._raw(age) in requests.columns) else []
+        lists = {name: column(requests, self._raw(name), what) for name in (*fields, *read)}
         for name, values in lists.items():
             if not isinstance(values.dtype, (pl.List, pl.Array)):
                 raise UserError(f"{what}: column '{self._raw(name)}' holds {values.dtype}, not a list per row")
@@ -399,7 +413,7 @@ class Encoder:
         flat = {name: values.explode(empty_as_null=False) for name, values in lists.items()}
         end = np.cumsum(first)
         ids = {name: self._of_items(flat[name], self._encode(flat[name], name, what)) for name in fields}
-        return RequestHistories(ids, end - first, end, age, age=flat[age].to_numpy() if age else None)
+        return RequestHistories(ids, end - first, end, age, age=flat[age].to_numpy() if age in flat else None)
 
     def _items(self, table: pl.DataFrame, what: str, target: bool = False) -> dict[str, Ints]:
         """Target field -> ids (n,) of the table's items, and of their events; of targets what is known before."""
@@ -456,8 +470,8 @@ class Encoder:
         if ids is None:
             others = nearest(name, self.vocabularies) if self.vocabularies else "its data set has none"
             raise UserError(f"feature '{name}' has no vocabulary: {others}")
-        if values.dtype.is_float() and isinstance(ids, IdMap):
-            raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not integers or strings")
+        if values.dtype.is_float() and isinstance(ids, IdMap) and not self.optional(name):
+            values = keys(values, what)
         return _wide(ids.ids(values))
 
     def _of_items(self, raw: pl.Series, ids: Ints) -> Ints:
@@ -467,18 +481,40 @@ class Encoder:
     def _raw(self, name: str) -> str:
         return self.columns.raw.get(name, name)
 
-    def _times(self, table: pl.DataFrame, name: str | None, what: str, beside: int | None = None) -> Ints | None:
-        """(n,) of the column of times or of the order; times are those of one clock, with ``beside``."""
+    def moments(self, values: Sequence[Any], what: str = "times") -> Ints:
+        """(n,) times in nanoseconds: numbers in the log's unit, dates, or texts as the log has them."""
+        if all(type(value) is int for value in values):
+            step = SECOND // UNITS[self.columns.time_unit]
+            return np.clip(np.asarray(values, np.int64), -(2**63 // step - 1), 2**63 // step - 1) * step
+        try:
+            table = pl.DataFrame({what: pl.Series(what, values)})
+        except (TypeError, pl.exceptions.PolarsError):
+            raise UserError(f"{what}: numbers, dates or texts, all of one type") from None
+        names = self.columns
+        found = times(what, what, table.lazy(), names.time_unit, names.time_format)
+        return self._read(table.lazy(), found.at, what, what)
+
+    def clock(self, table: pl.DataFrame, name: str | None, what: str, beside: int | None = None) -> Ints | None:
+        """(n,) of the column of times, in nanoseconds and of one clock, with ``beside``; or of the order; None without.
+
+        Times with nulls are left alone where an order decides what is earlier and no encoding reads ages.
+        """
+        names = self.columns
         if name is None or name not in table.columns:
             return None
-        unit = self.columns.time_unit
-        found = times(table, name, unit, what)
-        if len(found) and name == self.columns.time:
-            low, high = int(found.min()), int(found.max())
-            clock = (low, high) if beside is None else (min(low, beside), max(high, beside))
-            if problem := implausible(low, high, unit) or implausible(*clock, unit):
-                raise UserError(f"{what}: time column '{name}': {problem[1]}")
-        return found
+        if name == names.time and table[name].null_count() and names.order in table.columns and not self.needs_age:
+            return None
+        if not table.height:
+            return np.zeros(0, np.int64)
+        alone = column(table, name, what).to_frame().lazy()
+        if name != names.time:
+            return self._read(alone, order_column(what, name, alone), name, what)
+        found = times(what, name, alone, names.time_unit, names.time_format)
+        found.check(what, name, alone, beside)
+        return self._read(alone, found.at, name, what)
+
+    def _read(self, table: pl.LazyFrame, at: pl.Expr, name: str, what: str) -> Ints:
+        return column(table.select(at.alias(name)).collect(), name, what).to_numpy()
 
 
 def _wide(ids: Array) -> Array:

@@ -18,6 +18,7 @@ import torch
 from ctr_pe.config.columns import declared
 from ctr_pe.data.dataset import WEIGHT
 from ctr_pe.data.logs.labels import check_label, label_column, threshold
+from ctr_pe.data.logs.roles import ask_label, id_column, label_like, order_column, times
 from ctr_pe.serving import tables
 from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of, write_model
 from ctr_pe.serving.scorer import Scorer
@@ -28,12 +29,11 @@ from ctr_pe.utils.files import scratch_folder
 if TYPE_CHECKING:
     from sklearn.utils import Tags
 
-    from ctr_pe.data.dataset import Dataset
     from ctr_pe.data.logs.recipe import Recipe
     from ctr_pe.data.timeline import EncodedLog
 
 log = logging.getLogger(__name__)
-COLUMNS = ("user", "item", "time", "order", "label", "weight", "time_unit")
+COLUMNS = ("user", "item", "time", "order", "label", "weight", "time_unit", "time_format", "keep")
 DECIDED = NOT_OF_MODEL | {"position_encoding", "target_field", "sequence_field", "neg_seq_field", "age_field"}
 """Keys of a config that are no hyper-parameters here."""
 
@@ -55,9 +55,10 @@ class CTRRanker:
         protocol: ``impressions`` if every row was shown and the label says whether it was chosen; ``din`` if all rows
             were chosen, the other items being sampled. None decides by whether the log has a label column.
         user, item, time, order, label: columns of the log and of all other tables; ``label`` also a threshold of one of
-            numbers, such as ``rating >= 4``. Under their default names the last
-            three are used where a table has them, as by ``ctr-pe data build``; None leaves one alone. ``order`` decides
-            what is earlier; without it ``time`` does, and events of the same time do not see each other.
+            numbers, such as ``rating >= 4``. Under their default names the last three are used where a table has them,
+            as by ``ctr-pe data build``; None leaves one alone, and of the label says that all rows were chosen.
+            ``order`` decides what is earlier; without it ``time`` does, and events of the same time do not see each
+            other.
         weight: column of the log with each row's weight in the loss, 0 or more; of clicks alone, the weight of the
             pair that a click makes with a sampled item.
         attributes: columns of the items that the model reads; None for all that hold integers or strings.
@@ -65,7 +66,11 @@ class CTRRanker:
             numeric"``, or a mapping of the keys of :class:`~ctr_pe.config.columns.DeclaredColumn`.
         tune: before training, try so many settings of learning rate, regularisation and dropout on the validation rows
             in short trainings (:mod:`ctr_pe.study.halving`); ``quick`` for 6.
-        time_unit: ``s`` or ``ms``, of times that are numbers.
+        time_unit: ``s``, ``ms``, ``us`` or ``ns``, of times that are numbers.
+        time_format: of times that are texts, such as ``%d/%m/%Y``; None for ISO 8601.
+        keep: which rows of one event (same user, item, time and order) count: ``first``, ``last`` or ``all`` of them,
+            in the order of the table; None for an error.
+        strict: missing values of attributes and declared columns are an error; else they are counted in ``report_``.
         gpu: -1 for the CPU.
         threads: of training; 0 leaves torch's as they are.
         hyper_parameters: of the model and its training, under FuxiCTR's names.
@@ -100,6 +105,9 @@ class CTRRanker:
         columns: Mapping[str, Any] | None = None,
         tune: int | str | None = None,
         time_unit: str = "s",
+        time_format: str | None = None,
+        keep: str | None = None,
+        strict: bool = False,
         gpu: int = -1,
         threads: int = 0,
         **hyper_parameters: Any,
@@ -120,6 +128,9 @@ class CTRRanker:
         self.columns = columns
         self.tune = tune
         self.time_unit = time_unit
+        self.time_format = time_format
+        self.keep = keep
+        self.strict = strict
         self.gpu = gpu
         self.threads = threads
         for name, value in hyper_parameters.items():
@@ -147,9 +158,11 @@ class CTRRanker:
         Raises:
             UserError: a hyper-parameter or column that cannot be used, with its name; rows that cannot be read.
         """
+        from ctr_pe.data.dataset import LABEL, USER
         from ctr_pe.data.logs.log import build
         from ctr_pe.study.halving import budget, search
         from ctr_pe.training import Run, train
+        from ctr_pe.training.source import not_comparable
 
         params, seed, tried = self._params(), self._seed(), budget(self.tune)
         label = self.label if y is None else self.label or "label"
@@ -165,13 +178,15 @@ class CTRRanker:
                 for name in files:  # what was a table in memory
                     message = message.replace(str(folder / f"{name}.parquet"), name)
                 raise UserError(message) from None
-            if "gAUC" in params.get("monitor", "") and "monitor" not in self.get_params() and not _comparable(dataset):
-                log.warning("no user has validation rows of both labels: the best epoch is that of AUC, not of gAUC")
+            chosen = "gAUC" in params.get("monitor", "") and "monitor" not in self.get_params()
+            if chosen and (problem := not_comparable(str(dataset.split("valid")), LABEL, USER)):
+                log.warning("validation rows: %s: the best epoch is that of AUC, not of gAUC", problem)
                 params["monitor"] = "AUC"
             self.report_ = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
             if unread := self.report_["unread"]:
                 log.info("events: not read: %s (columns={'%s': 'event'} reads one)", ", ".join(unread), unread[0])
-            run = Run(self.model, dataset.path, self.position_encoding, seed, "heldout", params, self.gpu, self.threads)
+            gpu, threads = _plain(self.gpu), _plain(self.threads)
+            run = Run(self.model, dataset.path, self.position_encoding, seed, "heldout", params, gpu, threads)
             self.tuned_ = search(run, tried) if tried else {}
             keep: Any = lambda *trained: made.append(scorer_of(*trained))  # noqa: E731
             outcome = train(replace(run, params={**params, **self.tuned_}, keep=keep))
@@ -211,8 +226,7 @@ class CTRRanker:
         """
         from ctr_pe.serving.update import OF_TRAINING, update
 
-        if not isinstance(epochs, int) or epochs < 1:
-            raise UserError(f"epochs={epochs!r}: how often to train on the new events, at least 1")
+        epochs = _count("epochs", epochs, "how often to train on the new events")
         label = self.label if y is None else self.label or "label"
         weighted, weight = _with_weights(_with_labels(new_events, y, label, "new_events"), sample_weight, "new_events")
         new, weight = tables.frame(weighted, "new_events"), weight or self.weight
@@ -220,6 +234,9 @@ class CTRRanker:
         owners = None if users is None else tables.frame(users, "users")
         before = self.scorer_ if hasattr(self, "scorer_") else self._cold_start(new, items, users, label, weight)
         labelled = label is not None and label_column(label, new.columns) in new.columns
+        if label is not None and not labelled:
+            read = [*before.encoder.reads(new.columns), weight]
+            ask_label("new_events", label_like(new.lazy(), [name for name in new.columns if name not in read]))
         protocol = self.protocol or ("impressions" if labelled else "din")
         if protocol == "din" and labelled:
             new = new.filter(tables.labels(new, str(label), "new_events"))
@@ -253,8 +270,7 @@ class CTRRanker:
         Raises:
             UserError: as ``predict_proba``.
         """
-        if not isinstance(k, int) or k < 1:
-            raise UserError(f"k={k!r}: the number of items to keep, at least 1")
+        k = _count("k", k, "the number of items to keep")
         table, names = tables.frame(candidates, "candidates"), self._scorer.encoder.columns
         events = self._events(history)
         clock = (names.time, names.order if events is not None and events.ordered else None)
@@ -402,6 +418,7 @@ class CTRRanker:
         named = inspect.signature(CTRRanker).parameters
         given = {name: value for name, value in self.get_params().items() if name not in named}
         given |= {"max_len": self.max_len} | ({} if self.epochs is None else {"epochs": self.epochs})
+        given = {name: _plain(value) for name, value in given.items()}
         self._check({**given, "position_encoding": self.position_encoding})
         params = model_params(self.model, "log", given)
         return {name: value for name, value in params.items() if name not in DECIDED}
@@ -431,8 +448,8 @@ class CTRRanker:
             recipe = self._recipe(self._files(events, items, users, scratch), label, weight)
             source = DataSource.of(empty_dataset(recipe, scratch / "log"))
             run = Run(
-                self.model, source, self.position_encoding, self._seed(), params=self._params(), gpu=self.gpu,
-                threads=self.threads,
+                self.model, source, self.position_encoding, self._seed(), params=self._params(), gpu=_plain(self.gpu),
+                threads=_plain(self.threads),
             )  # fmt: skip
             model = build_model(run, source, scratch)
             before = Outcome({}, epoch=0, seconds=0.0, scores=np.zeros(0, np.float32), parameters=0)
@@ -451,15 +468,17 @@ class CTRRanker:
         from ctr_pe.data.logs.recipe import Recipe, load_recipe
 
         events, items = files["events"], files.get("items")
-        given = {name: getattr(self, name) for name in COLUMNS} | {"label": label, "weight": weight}
+        given = {name: _plain(getattr(self, name)) for name in (*COLUMNS, "strict")} | {
+            "label": label,
+            "weight": weight,
+        }
         # Under their default names columns may be absent.
         given = {name: value for name, value in given.items() if value != Recipe.model_fields[name].default}
         attributes, columns = self.attributes, declared(self.columns or {})
         if attributes is None and items is not None:
-            kinds = tables.schema(items, "items")
-            others = {name: kind for name, kind in kinds.items() if name not in {self.item, *columns}}
-            attributes = [name for name, kind in others.items() if tables.is_key(kind)]
-            if left_out := sorted(others.keys() - set(attributes)):
+            others = [name for name in tables.schema(items, "items") if name not in {self.item, *columns}]
+            attributes = tables.key_columns(items, others, "items")
+            if left_out := sorted({*others} - {*attributes}):
                 how = f"columns={{'{left_out[0]}': 'item, numeric'}} reads one"
                 log.warning("items: not read, neither integers nor strings: %s (%s)", ", ".join(left_out), how)
         there = tables.schema(events, "events")
@@ -467,7 +486,7 @@ class CTRRanker:
         labelled = label is not None and label_column(label, there) in there
         protocol = self.protocol or ("impressions" if labelled else "din")
         given |= {"interactions": events, "items": items, "users": files.get("users"), "columns": columns}
-        given |= {"protocol": protocol, "max_len": self.max_len}
+        given |= {"protocol": protocol, "max_len": _plain(self.max_len)}
         return load_recipe(None, {**given, "attributes": None if attributes is None else tuple(attributes)})
 
     def _seed(self) -> int:
@@ -478,12 +497,16 @@ class CTRRanker:
         return int(check_random_state(self.random_state).randint(2**31 - 1))
 
 
-def _comparable(dataset: Dataset) -> bool:
-    """Whether gAUC is defined on the validation rows: some user has both labels."""
-    from ctr_pe.data.dataset import LABEL, USER
+def _plain(value: Any) -> Any:
+    """A number of numpy as one of Python."""
+    return value.tolist() if isinstance(value, (np.generic, np.ndarray)) else value
 
-    labels = pl.scan_parquet(dataset.split("valid")).group_by(USER).agg(pl.col(LABEL).n_unique())
-    return bool(labels.select(pl.col(LABEL).max() > 1).collect().item())
+
+def _count(name: str, value: Any, meaning: str) -> int:
+    """A whole number of 1 or more, of Python or numpy."""
+    if not isinstance(value, (int, np.integer, np.bool_)) or value < 1:
+        raise UserError(f"{name}={value!r}: {meaning}, at least 1")
+    return int(value)
 
 
 def _with_labels(events: AnyTable, y: Any, name: str | None, what: str) -> AnyTable:
@@ -528,14 +551,23 @@ def _with_weights(events: AnyTable, weights: Any, what: str) -> tuple[AnyTable, 
 
 
 def newest_events(recipe: Recipe) -> pl.DataFrame:
-    """The newest ``max_len`` chosen events of every user of a log, as raw columns."""
-    events = tables.lazy(recipe.interactions, "events")
-    names = events.collect_schema().names()
+    """The newest ``max_len`` chosen events of every user of a log, read as the log was."""
+    file, raw = recipe.interactions, tables.lazy(recipe.interactions, "events")
+    names = raw.collect_schema().names()
+    columns = {name: id_column(file, role, name, raw) for role, name in (("user", recipe.user), ("item", recipe.item))}
+    if recipe.order in names:
+        columns[str(recipe.order)] = order_column(file, str(recipe.order), raw)
+    if recipe.time in names:
+        name = str(recipe.time)
+        columns[name] = times(file, name, raw, recipe.time_unit, recipe.time_format).stored
+    key = list(columns)
+    events = raw.with_columns(**columns)
+    if recipe.keep in ("first", "last"):
+        events = events.unique(key, keep=recipe.keep, maintain_order=True)
     if recipe.label is not None and label_column(recipe.label, names) in names:
         limit = threshold(recipe.label, names)
-        events = events.filter((limit.holds(pl.col(limit.column)) if limit else pl.col(recipe.label)) == 1)
-    clock = [name for name in (recipe.order, recipe.time) if name is not None and name in names]
-    return tables.newest(events, recipe.user, recipe.item, clock, recipe.max_len, _of_log(recipe))
+        events = events.filter((limit.holds(pl.col(limit.column)) if limit else pl.col(recipe.label).cast(float)) == 1)
+    return tables.newest(events, recipe.user, recipe.item, key[2:], recipe.max_len, _of_log(recipe))
 
 
 def _of_log(recipe: Recipe) -> list[str]:

@@ -16,7 +16,7 @@ import signal
 import socket
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
@@ -43,6 +43,7 @@ import polars as pl
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from ctr_pe import __version__
+from ctr_pe.data.id_map import EXACT
 from ctr_pe.serving.model_folder import MANIFEST, read_model
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.utils.errors import UserError
@@ -68,6 +69,8 @@ class Limits:
 
 
 def _item(value: Any) -> Any:
+    if isinstance(value, float) and value % 1 == 0 and abs(value) < EXACT:
+        value = int(value)
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise ValueError("an item's raw id is a whole number or a string")
     if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
@@ -77,9 +80,17 @@ def _item(value: Any) -> Any:
     return value
 
 
+def _time(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError("a time is a number or a date as text")
+    if isinstance(value, (int, float)) and not -LARGEST <= value <= LARGEST:
+        raise ValueError("larger than 64 bits")
+    return value
+
+
 Item = Annotated[int | str, BeforeValidator(_item)]
 Value = int | float | str | list[int | float | str] | None
-Time = Annotated[int, Field(strict=True, ge=-(2**53), le=2**53)]
+Time = Annotated[int | float | str, BeforeValidator(_time)]
 
 
 class WatchedModel:
@@ -190,8 +201,8 @@ class ModelWatcher:
 
 
 class RankRequest(BaseModel):
-    """One user's candidates. ``times``: of the history, in the unit of the log, as ``now``; only encodings that read
-    ages need them."""
+    """One user's candidates. ``times``: of the history, as ``now``: numbers in the unit of the log, or dates as text;
+    only encodings that read ages need them."""
 
     model_config = ConfigDict(extra="forbid")
     history: list[Item] = Field(default=[], description="raw ids of the items that the user chose, the oldest first")
@@ -387,11 +398,20 @@ def _check(request: RankRequest, model: WatchedModel, limits: Limits) -> None:
         return
     if len(times) != len(request.history):
         _wrong(("times",), f"{len(times)} for {len(request.history)} items of the history")
-    for place, (before, at) in enumerate(pairwise(times), 1):
-        if at < before:
+    at = _moments("times", times, model)
+    for place, (before, after) in enumerate(pairwise(at), 1):
+        if after < before:
             _wrong(("times", place), "before the time of the item that precedes it: the oldest comes first")
-    if request.now is not None and times and request.now < times[-1]:
+    if request.now is not None and times and _moments("now", [request.now], model)[0] < at[-1]:
         _wrong(("now",), "before the newest item of the history")
+
+
+def _moments(field: str, times: Sequence[Any], model: WatchedModel) -> list[int]:
+    """In nanoseconds."""
+    try:
+        return [int(at) for at in model.scorer.encoder.moments(times, field)]
+    except UserError as error:
+        _wrong((field,), str(error))
 
 
 def _wrong(path: tuple[str | int, ...], message: str) -> NoReturn:

@@ -5,14 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ctr_pe.data.id_map import Ints
+from ctr_pe.data.id_map import TEXTS
 from ctr_pe.data.logs.labels import threshold
+from ctr_pe.data.logs.roles import keys
 from ctr_pe.data.logs.tables import readable, scan
 from ctr_pe.utils.errors import UserError, nearest
 
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 AnyTable: TypeAlias = "pl.DataFrame | pl.LazyFrame | pd.DataFrame | pa.Table | str | Path"
-Unit = Literal["s", "ms"]
 
 
 def lazy(table: AnyTable, what: str) -> pl.LazyFrame:
@@ -90,9 +90,15 @@ def of_log(table: pl.DataFrame, name: str, what: str) -> pl.Series:
     return table[name]
 
 
-def is_key(kind: pl.DataType) -> bool:
-    """Whether a column of this type can hold raw ids."""
-    return kind.is_integer() or kind in (pl.String, pl.Categorical, pl.Enum)
+def key_columns(table: AnyTable, names: Sequence[str], what: str) -> list[str]:
+    """Those of the columns that can hold raw ids: integers, texts, floats that are whole, or no value at all."""
+    with _readable(table, what):
+        frame = lazy(table, what)
+        kinds = frame.collect_schema()
+        floats = [name for name in names if kinds[name].is_float()]
+        whole = [((pl.col(name).fill_nan(None) % 1).fill_nan(1) == 0).all().alias(name) for name in floats]
+        found = frame.select(whole).collect().row(0, named=True) if whole else {}
+    return [name for name in names if kinds[name].is_integer() or kinds[name] in (*TEXTS, pl.Null) or found.get(name)]
 
 
 def ids(table: pl.DataFrame, name: str, what: str, kind: pl.DataType | None = None, of: str = "") -> pl.Series:
@@ -101,34 +107,6 @@ def ids(table: pl.DataFrame, name: str, what: str, kind: pl.DataType | None = No
     if kind is not None and len(values) and values.dtype != kind:
         raise UserError(f"{what}: column '{name}' holds {values.dtype}, {of} {kind}")
     return values
-
-
-def keys(values: pl.Series, what: str) -> pl.Series:
-    """Raw ids as int64 or string, the two types that a log's ids have."""
-    if values.dtype.is_integer():
-        return _int64(values, what)
-    if is_key(values.dtype):
-        return values.cast(pl.String)
-    if not len(values):
-        return values.cast(pl.Int64)
-    raise UserError(f"{what}: column '{values.name}' holds {values.dtype}, not integers or strings")
-
-
-def times(table: pl.DataFrame, name: str, unit: Unit, what: str) -> Ints:
-    """(n,) a column of integers or dates as numbers in ``unit``."""
-    values = column(table, name, what)
-    if values.dtype in (pl.Datetime, pl.Date):
-        values = values.cast(pl.Datetime("ms")).dt.epoch(unit)
-    elif len(values) and not values.dtype.is_integer():
-        raise UserError(f"{what}: time column '{values.name}' holds {values.dtype}, not integers or dates")
-    return _int64(values, what).to_numpy()
-
-
-def _int64(values: pl.Series, what: str) -> pl.Series:
-    found = values.cast(pl.Int64, strict=False)
-    if found.null_count() > values.null_count():
-        raise UserError(f"{what}: column '{values.name}' holds numbers of 2⁶³ or more")
-    return found
 
 
 def labels(table: pl.DataFrame, name: str, what: str) -> npt.NDArray[np.bool_]:

@@ -27,14 +27,16 @@ from ctr_pe.config.columns import declared
 from ctr_pe.config.field_groups import log_group
 from ctr_pe.data.dataset import ID, ITEM, ITEMS, LABEL, USER, USERS, Dataset
 from ctr_pe.data.id_map import NO_VALUE, IdMap, Index, check_growth, texts, with_ids
+from ctr_pe.data.logs.clock import SECOND, UNITS
 from ctr_pe.data.logs.log import never_clicked
+from ctr_pe.data.logs.roles import keys
 from ctr_pe.data.requests import EncodedRequests
 from ctr_pe.data.value_maps import Several, map_of, normalizers_of, several, value_maps, vocabularies_of
 from ctr_pe.data.vectors import Vectors, file_of, item_vectors
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map, table_of, unseen_id
 from ctr_pe.sequence.batch import JaggedBatch
-from ctr_pe.serving.encoder import Encoder
+from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.model_folder import (
     VOCABULARY,
     Vocabularies,
@@ -45,7 +47,7 @@ from ctr_pe.serving.model_folder import (
     write_stand_ins,
 )
 from ctr_pe.serving.scorer import Scorer
-from ctr_pe.serving.tables import column, ids, keys, labels, lazy, newest, of_log, times, weights
+from ctr_pe.serving.tables import column, ids, labels, lazy, newest, of_log, weights
 from ctr_pe.training import fit
 from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError, counted
@@ -105,8 +107,13 @@ def update(
     if weight is not None and field is None:
         raise UserError("new_events: weights, but this model was trained without any: fit it with weights")
     clock = [name for name in (names.order, names.time) if name is not None and name in scorer.histories.columns]
+    if names.order in clock and names.time not in events.columns and not scorer.encoder.needs_age:
+        clock = [name for name in clock if name != names.time]
     stored = _plain(scorer.histories, clock, scorer.encoder, "histories")
     new = _plain(events, clock, scorer.encoder, "new_events", labelled=protocol == "impressions", weight=weight)
+    if names.keep in ("first", "last"):
+        new = new.unique([names.user, names.item, *clock], keep=names.keep, maintain_order=True)
+    stored, new = _times_as_stored(stored, new, names)
     if not stored.height:
         stored = new.clear()
     for name in (names.user, names.item):
@@ -163,12 +170,24 @@ def _plain(
     weight all count alike."""
     names = encoder.columns
     users, items = (ids(table, name, what).alias(name) for name in (names.user, names.item))
-    at = [pl.Series(name, times(table, name, names.time_unit, what)) for name in clock]
+    for name in clock:
+        column(table, name, what)  # is there, without nulls
+    at = [pl.Series(name, encoder.clock(table, name, what), pl.Int64) for name in clock]
     label = labels(table, names.label or "label", what) if labelled else np.ones(table.height, bool)
     fields = [encoder.plain(name, of_log(table, name, what)) for name in _of_events(encoder)]
     counts = np.ones(table.height, np.float32) if weight is None else weights(table, weight, what)
     made = [pl.Series(CHOSEN, label.astype(np.int8)), pl.Series(WEIGHED, counts)]
     return pl.DataFrame([users, items, *at, *fields, *made])
+
+
+def _times_as_stored(stored: pl.DataFrame, new: pl.DataFrame, names: ColumnNames) -> list[pl.DataFrame]:
+    """Both tables with their nanoseconds as numbers in the log's unit, or as dates if those would lose something."""
+    step = SECOND // UNITS[names.time_unit]
+    if names.time not in stored.columns:
+        return [stored, new]
+    at = pl.col(names.time)
+    whole = names.time_format is None and all(table.select((at % step == 0).all()).item() for table in (stored, new))
+    return [table.with_columns(at // step if whole else at.cast(pl.Datetime("ns"))) for table in (stored, new)]
 
 
 def _of_events(encoder: Encoder) -> list[str]:

@@ -21,12 +21,13 @@ from ctr_pe.config.field_groups import field_value, group_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import without_groups
+from ctr_pe.fuxictr.library import training_settings
 from ctr_pe.models.sections import check_other_model, model_class, prefixes
 from ctr_pe.training.checkpoint import Checkpoint
 from ctr_pe.training.deterministic import deterministic
 from ctr_pe.training.loop import Epoch, Progress, fit
 from ctr_pe.training.scoring import score
-from ctr_pe.training.source import DataSource
+from ctr_pe.training.source import DataSource, check_monitor
 from ctr_pe.training.weights import save
 from ctr_pe.utils import devices, distributed, loggers
 from ctr_pe.utils.errors import UserError, nearest
@@ -133,8 +134,9 @@ def _train(run: Run, progress: Progress | None, watch: loggers.Watch | None) -> 
         model = build_model(run, source, params.get("model_root") or scratch)
         if run.start is not None:
             run.start(model, source)
-        model.count_parameters()  # into the log
         train_on, select_on = PROTOCOLS[run.protocol]
+        check_monitor(source, model.feature_map, select_on, training_settings(model).monitor)
+        model.count_parameters()  # into the log
         rows = source.batches(model.feature_map, train_on, params, train=True)
         validation = source.batches(model.feature_map, [select_on], params)
         # Dropout has a stream of its own, the same for every encoding.

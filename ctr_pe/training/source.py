@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import polars as pl
 
 from ctr_pe.data.dataset import Dataset, open_dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.fuxictr.library import load_feature_map, npz_loader
 from ctr_pe.utils import distributed
-from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.utils.errors import UserError, counted, nearest, option
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,24 @@ class DataSource:
         how: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "like_length": int(params.get("like_length") or 0)}
         rows = BatchLoader(feature_map, paths, role, size, rank_slice=distributed.rank_slice(), **how)
         return Prefetch(rows, ahead) if ahead > 0 else rows
+
+
+def not_comparable(file: str, label: str, user: str) -> str | None:
+    """Why no AUC within users is defined on the rows of a split: none has rows of both labels; None if one has."""
+    path = Path(file)
+    users = pl.scan_parquet(sorted(path.glob("*.parquet")) if path.is_dir() else path)
+    both = users.group_by(user).agg(pl.col(label).n_unique() > 1).select(pl.len(), pl.col(label).sum()).collect()
+    count, several = both.row(0)
+    return None if several else f"none of {counted(count, 'user')} has rows of both labels, which gAUC compares"
+
+
+def check_monitor(source: DataSource, feature_map: Any, split: str, monitor: Collection[str]) -> None:
+    """Raises UserError if the rows that select the epoch cannot tell what the monitor asks for, before training."""
+    file, within = source.files.get(split, ""), {"gAUC", "avgAUC"}.intersection(monitor)
+    if not within or not feature_map.group_id or not (Path(file).is_dir() or file.endswith(".parquet")):
+        return
+    if problem := not_comparable(file, feature_map.labels[0], feature_map.group_id):
+        raise UserError(f"monitor {min(within)}: {file}: {problem}: {option('monitor', 'AUC')}")
 
 
 def prefetch_plans(model: Any, batches: Any) -> Any:

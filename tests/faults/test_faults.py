@@ -106,7 +106,7 @@ FAULTS = [
     ),
     Fault(
         "ages are in milliseconds",
-        "(np.repeat(now[rows], lengths) - self.time[source]) // per_second",
+        "(np.repeat(now[rows], lengths) - self.time[source]) // SECOND",
         "(np.repeat(now[rows], lengths) - self.time[source])",
         f"{BUILD}test_rows_count_in_milliseconds_or_dates_become_seconds",
     ),

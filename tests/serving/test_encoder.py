@@ -171,10 +171,10 @@ def test_tables_without_rows(ranker: CTRRanker) -> None:
         ({"item_id": pl.Series(["item 1", None])}, "requests: column 'item_id' has null values: 1 of 2 rows"),
         ({"user_id": pl.Series(["a", "b"])}, "requests: column 'user_id' holds String, in the history it holds Int64"),
         ({"user_id": pl.Series([0.5, 1.5])}, "requests: column 'user_id' holds Float64, not integers or strings"),
-        ({"timestamp": pl.Series(["a", "b"])}, "requests: time column 'timestamp' holds String"),
+        ({"timestamp": pl.Series(["a", "b"])}, "requests: time column 'timestamp' holds no date of ISO 8601"),
         (
             {"timestamp": pl.Series([1_700_000_000, 1_700_000_000_000])},
-            "'timestamp': 1700000000000 is 2023-11-14 .* one unit",
+            "'timestamp', row 2: 1700000000000 is 2023-11-14 .* one unit",
         ),
         (
             {"timestamp": pl.Series([1_700_000_000] * 2)},

@@ -46,12 +46,33 @@ def as_texts(log: pl.DataFrame) -> pl.DataFrame:
     return log.with_columns(pl.format("é{}", pl.col(name)).alias(name) for name in names)
 
 
+def as_nanoseconds() -> pl.Expr:
+    """Of times that are thousands of seconds apart: 100 ms."""
+    return (pl.col("timestamp") // 1000) * 10**8 + 1_700_000_000 * 10**9 + pl.col("timestamp") % 1000 * 10**10
+
+
+def as_moments(log: pl.DataFrame, zone: str | None = None) -> pl.DataFrame:
+    """Of different precision, or in a zone."""
+    log = log.drop("position").with_columns(as_nanoseconds().cast(pl.Datetime("ns")))
+    return (
+        log
+        if zone is None
+        else log.with_columns(pl.col("timestamp").dt.cast_time_unit("ms").dt.replace_time_zone(zone))
+    )
+
+
 KINDS: dict[str, tuple[Any, dict[str, Any]]] = {
     "times": (lambda log: log.drop("position"), {}),
     "order": (lambda log: log, {}),
     "order alone": (lambda log: log.drop("timestamp"), {}),
     "milliseconds": (lambda log: as_ms(log.drop("position")), {"time_unit": "ms"}),
     "dates": (lambda log: log.drop("position").with_columns(pl.from_epoch("timestamp") + pl.duration(days=20_000)), {}),
+    "subseconds": (lambda log: as_moments(log), {}),
+    "zones": (lambda log: as_moments(log, "Asia/Kolkata"), {}),
+    "nanoseconds": (lambda log: log.drop("position").with_columns(as_nanoseconds()), {"time_unit": "ns"}),
+    "fractions": (lambda log: log.drop("position").with_columns(as_nanoseconds() / 1e9), {}),
+    "ISO 8601": (lambda log: as_moments(log).with_columns(pl.col("timestamp").dt.to_string("iso")), {}),
+    "whole floats": (lambda log: log.drop("position").with_columns(pl.col("user_id", "item_id").cast(float)), {}),
     "texts": (lambda log: as_texts(log.drop("position")), {}),
 }
 
@@ -81,7 +102,7 @@ def as_lists(encoder: Encoder, requests: pl.DataFrame, history: pl.DataFrame | N
     fields: dict[str, list[Any]] = {name: values.tolist() for name, values in encoded.scalars.items()}
     rows = np.arange(encoded.rows)
     for lists in encoded.lists:
-        lengths, values = lists.gather(rows, encoded.now, encoded.per_second)
+        lengths, values = lists.gather(rows, encoded.now)
         for name, flat in values.items():
             fields[name] = [part.tolist() for part in np.split(flat, np.cumsum(lengths)[:-1])]
     return fields

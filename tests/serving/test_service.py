@@ -94,9 +94,9 @@ def test_histories_may_be_empty_or_longer_than_the_model_reads(
         ({"topk": 3}, ["topk"], "not permitted"),
         ({"times": [1]}, ["times"], "1 for 2 items of the history"),
         ({"times": [2, 1]}, ["times", 1], "the oldest comes first"),
-        ({"times": [1, "2"]}, ["times", 1], "valid integer"),
+        ({"times": [1, "2"]}, ["times"], "all of one type"),
         ({"times": [1, 2], "now": 1}, ["now"], "before the newest item"),
-        ({"times": [1, 2**62]}, ["times", 1], "less than or equal"),
+        ({"times": [1, 2**63]}, ["times", 1], "larger than 64 bits"),
     ],
 )
 def test_what_is_wrong_with_a_request_is_said_with_its_path(

@@ -3,18 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 
 from ctr_pe.data.dataset import ITEM, ITEMS, SPLITS
-from ctr_pe.data.id_map import NO_VALUE, TEXTS
+from ctr_pe.data.id_map import TEXTS
 from ctr_pe.data.logs.append import Before
-from ctr_pe.data.logs.clock import WORDS, implausible, in_words
 from ctr_pe.data.logs.labels import check_label, threshold
-from ctr_pe.data.logs.tables import broken_line, decimal_comma, readable, scan
+from ctr_pe.data.logs.roles import (
+    Times,
+    ask_label,
+    first_row,
+    id_column,
+    label_like,
+    number_column,
+    order_column,
+    times,
+)
+from ctr_pe.data.logs.tables import broken_line, readable, scan
 from ctr_pe.data.timeline import Timeline, sorted_events
 from ctr_pe.data.value_maps import readable_as
 from ctr_pe.data.vectors import Vectors, item_vectors
@@ -27,6 +36,7 @@ if TYPE_CHECKING:
 
 BLOCK = 500_000  # events read at once
 PART = 4_000_000  # events partitioned into blocks at once; polars may hold all of them
+ROW = "row in the file"
 COLUMN = "column "  # what the names of declared columns begin with in tables of events
 BINS = 1 << 20  # resolution of a split by time, of the log's time span
 
@@ -44,8 +54,8 @@ class EventBlock:
     events: pl.DataFrame
     is_first: Bools  # (E,) of its user
     counts: dict[str, int]
-    """Of events "tied" in time with the event before, "repeated" keys of others, and "contradictions": a time before
-    that of an event with a smaller order."""
+    """Of events "tied" in time with the event before, "repeated" ones, of which "left out", and "contradictions": a
+    time before that of an event with a smaller order."""
 
     def column(self, name: str) -> npt.NDArray[Any]:
         return self.events[name].to_numpy()
@@ -71,7 +81,7 @@ class Log:
     of the log lack it, which have the id of values out of vocabulary; ``vectors`` of each column of vectors, in
     whose place the catalogue has their keys; ``users`` the table of users with their columns, or None; ``missing`` per
     declared column of the log or of the users how many rows of the table lack it; ``unread``: columns of the log that
-    nothing reads.
+    nothing reads; ``step``: of time in nanoseconds, which no two times differ by less than.
     """
 
     def __init__(self, recipe: Recipe) -> None:
@@ -82,6 +92,12 @@ class Log:
             schema = raw.collect_schema()
             if raw.head(1).collect().is_empty():
                 raise UserError(f"{self.file}: an empty log: no rows, columns {', '.join(schema)}")
+            if recipe.label is not None and recipe.label not in schema and not recipe.demanded("label"):
+                roles = [recipe.user, recipe.item, recipe.time, recipe.order, recipe.weight]
+                roles += [recipe.split.column] if recipe.split else []
+                used = {*roles, *recipe.columns, *recipe.drop}
+                ask_label(self.file, label_like(raw, [name for name in schema if name not in used]))
+            self.times: Times | None = None
             columns = self._columns(raw)
             self.timed, self.ordered = "time" in columns, "order" in columns
             if not (self.timed or self.ordered):
@@ -89,14 +105,17 @@ class Log:
                     f"{self.file}: neither a time nor an order column: {option('time')} or {option('order')}: "
                     f"{nearest('time', schema)}"
                 )
+            read = {name for column in columns.values() for name in column.meta.root_names()}
+            self.unread = [name for name in schema if name not in read]
             self.read_as: dict[str, str] = {}
             self.without: dict[str, int] = {}
             self.vectors: dict[str, Vectors] = {}
             self._events = self._checked(raw, columns)
             self.catalogue, self.items = self._catalogue()
             self.users = self._users()
-            read = {name for column in columns.values() for name in column.meta.root_names()}
-            self.unread = [name for name in schema if name not in read]
+            if recipe.strict and (lacking := self.missing | self.without):
+                found = ", ".join(f"{name}: {count:,}" for name, count in lacking.items())
+                raise UserError(f"{self.file}: missing values, which {option('strict', True)} refuses: {found}")
             if recipe.protocol == "impressions":
                 self._events = self._split()
 
@@ -126,7 +145,13 @@ class Log:
         din, columns = self.recipe.protocol == "din", block.collect_schema().names()
         positive = pl.lit(True) if din else pl.col("label") == 1
         user = pl.col("user").rle_id().cast(pl.Int64)
-        events = sorted_events(block, columns).with_columns(user=user, positive=positive).collect()
+        found, rows = block, 0
+        if ROW in columns:
+            keys, keep = [name for name in ("user", "tie", "order", "time") if name in columns], self.recipe.keep
+            rows = int(block.select(pl.len()).collect().item())
+            found = block.sort(ROW)
+            found = found if keep == "all" else found.unique(keys, keep=keep or "any", maintain_order=True)
+        events = sorted_events(found, columns).with_columns(user=user, positive=positive).collect()
         clock = "order" if self.ordered else "time"
         new_user, new_item, later = (_changes(events[name]) for name in ("user", "tie", clock))
         new_time = _changes(events["time"]) if self.timed else np.ones(len(new_user), bool)
@@ -135,7 +160,18 @@ class Log:
         if not (din and self.ordered):  # else a user cannot have clicked two items at the same order
             repeated &= ~new_item & (~new_time | (not self.timed))
         counted = {"tied": ~(new_user | new_time), "repeated": repeated, "contradictions": ~new_user[1:] & earlier}
-        return EventBlock(events, new_user, {name: int(of.sum()) for name, of in counted.items()})
+        counts = {name: int(of.sum()) for name, of in counted.items()}
+        return EventBlock(events, new_user, counts | {"left out": max(rows - len(new_user), 0)})
+
+    def first_repeated(self) -> int:
+        """The first row of the file that is the event of an earlier row."""
+        raw, keep, columns = self._read
+        keys = [name for name in ("user", "item", "order", "time") if name in columns]
+        if self.recipe.protocol == "din" and self.ordered:
+            keys = ["user", "order"]
+        rows = raw.with_row_index(ROW).filter(keep).select(ROW, **{name: columns[name] for name in keys})
+        groups = rows.group_by(keys).agg(pl.col(ROW).sort().get(1, null_on_oob=True))
+        return 1 + int(groups.select(pl.col(ROW).min()).collect(engine="streaming").item())
 
     def _columns(self, raw: pl.LazyFrame) -> dict[str, pl.Expr]:
         """The columns of the log that are used, by role, cast to their types."""
@@ -150,7 +186,7 @@ class Log:
         for role in ("user", "item", "time", "order", "label", "weight"):
             name = self.threshold.column if role == "label" and self.threshold else getattr(recipe, role)
             if name is not None and (name in schema or role in needed or recipe.demanded(role)):
-                columns[role] = _typed(self.file, role, name, raw, recipe.time_unit)
+                columns[role] = self._typed(role, name, raw)
         if self.threshold and "label" in columns:
             columns["label"] = self.threshold.holds(columns["label"])
         if recipe.split:
@@ -190,13 +226,14 @@ class Log:
         if not self.kept:
             dropped = ", ".join(f"{count:,} with {rule}" for rule, count in counts.items() if count) or "none"
             raise UserError(f"{self.file}: no rows to build from: {self.rows:,} read; dropped: {dropped}")
+        self._read = raw, keep, columns
         events = raw.filter(keep).select(**columns)
         nulls = events.null_count().collect(engine="streaming").row(0, named=True)
         names = {role: column.meta.root_names()[0] for role, column in columns.items()}
         lacking = {name: nulls.pop(name) for name in list(nulls) if name.startswith(COLUMN)}
         self.missing = {name.removeprefix(COLUMN): count for name, count in lacking.items() if count}
         if found := ", ".join(f"{names[role]}: {count:,}" for role, count in nulls.items() if count):
-            row = _row(raw, keep & pl.any_horizontal(columns[role].is_null() for role in nulls))
+            row = first_row(raw, keep & pl.any_horizontal(columns[role].is_null() for role in nulls))
             problem = f"{self.file}: null values: {found} of {self.rows:,} rows, the first in row {row}"
             raise UserError(
                 broken_line(self.file, self.recipe.separator) or f"{problem}; drop them or name another column"
@@ -204,25 +241,32 @@ class Log:
         for role in ("user", "item"):
             self.read_as[names[role]] = _kind(events.collect_schema()[role])
         self.read_as |= {name: recipe_column.type for name, recipe_column in self.recipe.columns.items()}
-        if "time" in columns:
-            self._check_times(names["time"], raw.filter(keep).select(time=columns["time"]))
+        self.step = 1
+        if self.times is not None:
+            name = names["time"]
+            self.read_as[name], self.step = self.times.check(self.file, name, raw.filter(keep))
         if "weight" in columns:
             self._check_weights(raw.select(keep=keep, weight=columns["weight"]))
         if "label" in columns:
             self._check_labels(events)
+        if self.recipe.keep:
+            events = raw.with_row_index(ROW).filter(keep).select(pl.col(ROW).cast(pl.Int64), **columns)
         return events.drop("label", strict=False) if din else events
 
-    def _check_times(self, name: str, times: pl.LazyFrame) -> None:
-        low, high = times.select(low=pl.col("time").min(), high=pl.col("time").max()).collect(engine="streaming").row(0)
-        unit = self.recipe.time_unit
-        if problem := implausible(low, high, unit):
-            value, text = problem
-            raise UserError(f"{self.file}: time column '{name}', row {_row(times, pl.col('time') == value)}: {text}")
-        self.read_as[name] = f"{WORDS[unit]}, {in_words(low, high, unit)}"
+    def _typed(self, role: str, name: str, raw: pl.LazyFrame) -> pl.Expr:
+        """The column of a role: int64, string (ids), 0 and 1 (labels) or float64 (weights)."""
+        if role in ("user", "item"):
+            return id_column(self.file, role, name, raw)
+        if role == "time":
+            self.times = times(self.file, name, raw, self.recipe.time_unit, self.recipe.time_format)
+            return self.times.at
+        if role == "order":
+            return order_column(self.file, name, raw)
+        return number_column(self.file, role, name, raw)
 
     def _check_weights(self, rows: pl.LazyFrame) -> None:
         where, weight = f"{self.file}: weight column '{self.recipe.weight}'", pl.col("weight")
-        if row := _row(rows, pl.col("keep") & ~weight.is_between(0, float("inf"), closed="left")):
+        if row := first_row(rows, pl.col("keep") & ~weight.is_between(0, float("inf"), closed="left")):
             found = rows.slice(row - 1, 1).collect()["weight"].item()
             raise UserError(f"{where} holds {found:g} in row {row}: a weight is 0 or more")
         kept = rows.filter("keep").select(low=weight.min(), high=weight.max(), none=(weight == 0).sum())
@@ -241,7 +285,7 @@ class Log:
             said = f"label 1 where {self.recipe.label}, in {found.get(1, 0):,} of {rows:,} rows"
             self.read_as[self.threshold.column] = said
         if strange := [value for value in found if value not in (0, 1)]:
-            row = _row(events, pl.col("label") == strange[0])
+            row = first_row(events, pl.col("label") == strange[0])
             raise UserError(f"{where} holds {strange[0]}, not only 0 and 1 ({counts}), the first in row {row}")
         if self.recipe.protocol == "impressions" and len(found) == 1:
             raise UserError(f"{where} is of one class only ({counts})")
@@ -272,8 +316,6 @@ class Log:
         for name in items.columns[1:]:
             if nulls := whole[name].null_count():
                 self.without[name] = nulls
-            if nulls == whole.height:
-                raise UserError(f"{file}: {nulls:,} of {whole.height:,} items of the log have no '{name}'")
         return whole, pl.concat([items, without]).sort(ITEM)
 
     def _items(self) -> pl.DataFrame | None:
@@ -284,14 +326,14 @@ class Log:
         with readable(file, recipe.separator):
             frame = scan(file, recipe.separator)
             schema = frame.collect_schema()
-            columns = {ITEM: _typed(file, "item", recipe.item, frame)}
+            columns = {ITEM: id_column(file, "item", recipe.item, frame)}
             demanded = recipe.demanded("attributes")
             names = [name for name in recipe.attributes or () if name in schema or demanded]
             if ITEM in names:
                 raise UserError(f"{file}: attribute '{ITEM}' would take the name of the item's own column: rename it")
             declared = recipe.of("item")
             names = [name for name in names if name not in declared]
-            columns |= {name: _typed(file, "attribute", name, frame) for name in names}
+            columns |= {name: id_column(file, "attribute", name, frame) for name in names}
             vectors = {name: column for name, column in declared.items() if column.type == "embedding"}
             for name, column in declared.items():
                 if column.pretrained_emb is None:
@@ -302,7 +344,7 @@ class Log:
                 items = items.with_columns(self.vectors[name].found(items[ITEM]).alias(name))
         self.read_as |= {name: _kind(items.schema[name]) for name in names}
         if nulls := items[ITEM].null_count():
-            row = _row(items.lazy(), pl.col(ITEM).is_null())
+            row = first_row(items.lazy(), pl.col(ITEM).is_null())
             problem = f"{file}: null values: {recipe.item}: {nulls:,} of {items.height:,} rows, the first in row {row}"
             raise UserError(broken_line(file, recipe.separator) or problem)
         if repeated := items.height - items[ITEM].n_unique():
@@ -316,7 +358,7 @@ class Log:
             return None
         with readable(file, recipe.separator):
             frame = scan(file, recipe.separator)
-            columns = {"user": _typed(file, "user", recipe.user, frame)}
+            columns = {"user": id_column(file, "user", recipe.user, frame)}
             columns |= {name: readable_as(file, frame, name, column) for name, column in declared.items()}
             users = frame.select(**columns).collect()
         here, there = users.schema["user"], self._events.collect_schema()["user"]
@@ -353,7 +395,7 @@ class Log:
     def _cut_times(self) -> tuple[int, int]:
         """The times at which valid and test begin: fractions of the rows, to within one bin; no time is split."""
         low, high = self._events.select(low=pl.col("time").min(), high=pl.col("time").max()).collect().row(0)
-        width = (high - low) // BINS + 1
+        width = ((high - low) // self.step // BINS + 1) * self.step
         bins = self._events.group_by(bin=(pl.col("time") - low) // width).agg(rows=pl.len()).sort("bin").collect()
         starts, rows = bins["bin"].to_numpy() * width + low, bins["rows"].to_numpy()
         if len(starts) < len(SPLITS):
@@ -363,47 +405,6 @@ class Log:
         wanted = self.recipe.test_fraction + self.recipe.valid_fraction
         valid = 1 + int(np.abs(newest[1:test] - wanted).argmin())
         return int(starts[valid]), int(starts[test])
-
-
-def _typed(file: Path, role: str, name: str, table: pl.LazyFrame, unit: Literal["s", "ms"] = "s") -> pl.Expr:
-    """The column of a role as int64 (ids, order, times in ``unit``), string (ids) or 0 and 1 (labels).
-
-    A string that stands for no id becomes null.
-    """
-    schema = table.collect_schema()
-    if name not in schema:
-        raise UserError(f"{file}: no {role} column '{name}': {nearest(name, schema)}")
-    column, dtype = pl.col(name), schema[name]
-    if role == "label" and (dtype.is_numeric() or dtype == pl.Boolean):
-        return column.cast(pl.Int8) if dtype == pl.Boolean else column
-    if role == "weight" and (dtype.is_numeric() or dtype == pl.Boolean):
-        return column.cast(pl.Float64).fill_nan(None)
-    if role == "time" and dtype in (pl.Datetime, pl.Date):
-        return column.cast(pl.Datetime("ms")).dt.epoch(unit)
-    if role != "label" and dtype.is_integer():
-        return column.cast(pl.Int64)
-    if role in ("user", "item", "attribute") and dtype in TEXTS:
-        text = column.cast(pl.String)
-        return pl.when(~text.is_in(list(NO_VALUE))).then(text)
-    wanted = {"time": "integers or dates", "order": "integers", "label": "0 and 1"}
-    wanted |= {"attribute": "one integer or string per item", "weight": "numbers of 0 or more"}
-    found, wrong = "", pl.lit(False)
-    if dtype == pl.String:
-        wrong = column.is_not_null() & column.cast(pl.Float64 if role == "weight" else pl.Int64, strict=False).is_null()
-    elif dtype.is_float():
-        wrong = (column % 1).ne(0)  # NaN too
-    if row := _row(table, wrong):
-        value = table.select(name).slice(row - 1, 1).collect().item()
-        found = f" ({value!r} in row {row}{decimal_comma(value)})"
-    raise UserError(
-        f"{file}: {role} column '{name}' holds {dtype}, not {wanted.get(role, 'integers or strings')}{found}"
-    )
-
-
-def _row(table: pl.LazyFrame, condition: pl.Expr) -> int | None:
-    """The first row for which the condition holds, counted from 1."""
-    first: int | None = table.select(condition.arg_true().first()).collect().item()
-    return None if first is None else first + 1
 
 
 def _kind(dtype: pl.DataType) -> str:

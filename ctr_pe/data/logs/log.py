@@ -28,7 +28,6 @@ from tqdm import tqdm
 from ctr_pe.config.field_groups import Group, log_group
 from ctr_pe.data.dataset import ID, LABEL, SPLITS, USER, WEIGHT, Dataset
 from ctr_pe.data.id_map import Array, Ints, missing, with_ids
-from ctr_pe.data.logs.clock import SECONDS
 from ctr_pe.data.logs.events import BLOCK, COLUMN, Bools, EventBlock, Log
 from ctr_pe.data.logs.recipe import Recipe
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
@@ -37,7 +36,7 @@ from ctr_pe.data.timeline import Timeline
 from ctr_pe.data.value_maps import normalizers_of, value_maps, vocabularies_of
 from ctr_pe.data.vectors import file_of
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
-from ctr_pe.utils.errors import UserError, option
+from ctr_pe.utils.errors import UserError, counted, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -98,7 +97,7 @@ class LabelledRequests:
             for begin, end in (line.newest(user, at, max_len, by_order) for line in self.timelines)
         ]
 
-    def encoded(self, ids: BlockIds, groups: Sequence[Group], max_len: int, per_second: int) -> EncodedRequests:
+    def encoded(self, ids: BlockIds, groups: Sequence[Group], max_len: int) -> EncodedRequests:
         """The rows with the ids of their items, events and users."""
         lists = [
             RequestHistories(
@@ -113,7 +112,7 @@ class LabelledRequests:
         now = self.block.column("time")[self.event] if "time" in self.block.events.columns else None
         names = dict.fromkeys([*groups[0].target, *ids.user])
         scalars = {name: ids.of_target(name, self.code, self.event) for name in names}
-        return EncodedRequests(len(self.label), scalars, lists, now, per_second, Counter())
+        return EncodedRequests(len(self.label), scalars, lists, now, Counter())
 
 
 def din(block: EventBlock, items: int, seed: list[int]) -> LabelledRequests:
@@ -227,8 +226,11 @@ class _Counter:
         log, recipe = self.log, self.log.recipe
         keys = [recipe.user, *([] if recipe.protocol == "din" and log.ordered else [recipe.item])]
         keys += [str(recipe.order if log.ordered else recipe.time)]
-        if repeated := self.counts["repeated"]:
-            problem = f"{repeated:,} of {log.kept:,} rows repeat the {', '.join(keys)} of another row"
+        if (repeated := self.counts["repeated"]) and recipe.keep is None:
+            problem = (
+                f"{repeated:,} of {log.kept:,} rows repeat the {', '.join(keys)} of another row, the first is row "
+            )
+            problem += f"{log.first_repeated()}: {option('keep', 'first')}, last or all says which of them count"
         elif older := self.counts["contradictions"]:
             problem = f"times in '{recipe.time}' contradict the order in '{recipe.order}': "
             problem += f"{older:,} of {log.kept:,} rows are older than the row before; "
@@ -241,15 +243,18 @@ class _Counter:
         raise UserError(f"{log.file}: {problem}")
 
     def report(self) -> dict[str, Any]:
+        dropped, keep = self.log.dropped, self.log.recipe.keep
+        if keep in ("first", "last"):
+            dropped = dropped | {f"repeated events (keep {keep})": self.counts["left out"]}
         return {
             "rows": self.log.rows,
-            "dropped": self.log.dropped,
+            "dropped": dropped,
             "users": self.counts["users"],
             "items": len(self.items),
             "users_without_rows": self.counts["users_without_rows"],
             "tied_in_time": self.counts["tied"] if self.log.timed else None,
             "targets_without_negative": self.counts["without_negative"],
-        }
+        } | ({"repeated": self.counts["repeated"]} if keep else {})
 
 
 class _Rows:
@@ -257,7 +262,6 @@ class _Rows:
 
     def __init__(self, writer: DatasetWriter, log: Log, groups: tuple[Group, ...], counter: _Counter) -> None:
         self.log, self.writer, self.groups, self.max_len = log, writer, groups, log.recipe.max_len
-        self.per_second = SECONDS[log.recipe.time_unit]
         self.group_rows = max(1, min(65_536, LIST_ITEMS // self.max_len))
         self.first_user, self.user = 0, np.min_scalar_type(counter.counts["users"])
         self.counts = {split: Counter[str]() for split in SPLITS}
@@ -309,7 +313,7 @@ class _Rows:
 
     def write(self, rows: LabelledRequests) -> None:
         """The rows of one block, whose users follow those of the blocks before, a row group at a time."""
-        encoded = rows.encoded(self._ids(rows.block), self.groups, self.max_len, self.per_second)
+        encoded = rows.encoded(self._ids(rows.block), self.groups, self.max_len)
         user = (rows.user() + self.first_user).astype(self.user)
         weight = rows.block.column("weight")[rows.event] if self.log.recipe.weight else None
         for number, split in enumerate(SPLITS):
@@ -328,6 +332,9 @@ class _Rows:
         counts["rows"] += len(part)
         counts["positives"] += int(rows.label[part].sum())
         user = rows.user()[part]
+        of_user = [np.bincount(user[rows.label[part] == label], minlength=rows.block.users) for label in (0, 1)]
+        counts["users"] += int(np.count_nonzero(of_user[0] + of_user[1]))
+        counts["users_of_both_labels"] += int(np.count_nonzero(of_user[0] * of_user[1]))
         for name, line, lists in zip(("history", "neg_history"), rows.timelines, encoded.lists, strict=False):
             begin, length = lists.begin[part], (lists.end - lists.begin)[part]
             counts[f"{name}_items"] += int(length.sum())
@@ -341,7 +348,7 @@ class _Rows:
         columns: dict[str, Any] = {name: _arrow(values) for name, values in flat.items()}
         ages: dict[str, Any] = {}
         for lists in encoded.lists:
-            lengths, values = lists.gather(chosen, encoded.now, encoded.per_second)
+            lengths, values = lists.gather(chosen, encoded.now)
             offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
             for name, of_items in values.items():
                 into = ages if name == lists.age_field else columns
@@ -457,4 +464,7 @@ def summary(dataset: Dataset) -> str:
             f"{counts['history_longest']:9,}{counts['history_empty']:10,}{counts['history_truncated']:11,}  "
             f"{unseen or 'none'}"
         )
+    if alone := [split for split in ("valid", "test") if not report["splits"][split]["users_of_both_labels"]]:
+        users = " and ".join(f"{counted(report['splits'][split]['users'], 'user')} of {split}" for split in alone)
+        lines.append(f"gAUC cannot be computed: none of {users} has rows of both labels: {option('monitor', 'AUC')}")
     return "\n".join(lines)

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 from ctr_pe.config.columns import Declared, DeclaredColumn, Source, in_words
 from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.data.dataset import ITEM, LABEL, USER, WEIGHT, open_dataset
+from ctr_pe.data.logs.clock import Unit
 from ctr_pe.data.logs.labels import label_column, several_labels
 from ctr_pe.data.root import REPORT
 from ctr_pe.utils.errors import UserError, explain, nearest, option, shown
@@ -62,8 +63,11 @@ class Recipe(BaseModel):
     weight: str | None = None  # of a row in the loss, 0 or more; of an event in protocol din
     attributes: tuple[str, ...] | None = ("cate_id",)
     columns: dict[str, Declared] = {}  # what else is read, see ctr_pe.config.columns
-    time_unit: Literal["s", "ms"] = "s"
+    time_unit: Unit = "s"  # of times that are numbers
+    time_format: str | None = None  # of times that are texts, if they are not in the form of ISO 8601
     separator: str | None = None  # of the columns of text files; without it a tab in .tsv, a comma in .csv
+    keep: Literal["first", "last", "all"] | None = None  # of rows of one event: same user, item, time and order
+    strict: bool = False  # whether missing values of attributes and declared columns are an error
     max_len: int = Field(100, ge=1, le=10**6)  # most recent items kept of a history
     seed: int = Field(0, ge=0, lt=2**32)  # of the sampled negatives
     drop: dict[str, Value | list[Value]] = {}  # rows whose column has this value (or one of these)

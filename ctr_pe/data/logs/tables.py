@@ -31,8 +31,8 @@ def scan(file: Path, separator: str | None = None) -> pl.LazyFrame:
     """A table's file, or a directory of parquet files, lazily.
 
     ``separator``: of the columns of a text file; None for a tab in .tsv and a comma in .csv. A column of a text file
-    holds whole numbers only if all of its values, in all rows, are written as such: ``007`` is not, because it would
-    become 7.
+    holds numbers only if all of its values, in all rows, are written as such: ``007`` is no whole number, because it
+    would become 7. Dates are text.
 
     Raises:
         UserError: no such file, one of another kind, or a text that cannot be read or has another separator.
@@ -90,14 +90,19 @@ def broken_line(file: Path, separator: str | None = None) -> str | None:
 def _scan_text(file: Path, separator: str) -> pl.LazyFrame:
     check_start(file, separator)
     with readable(file, separator):
-        how: dict[str, Any] = {"separator": separator, "infer_schema_length": INFERRED, "try_parse_dates": True}
+        how: dict[str, Any] = {"separator": separator, "infer_schema_length": INFERRED}
         guessed = pl.scan_csv(file, **how).collect_schema()
-        numbers = [name for name, kind in guessed.items() if kind.is_integer()]
+        numbers = {
+            name: pl.Int64 if kind.is_integer() else pl.Float64 for name, kind in guessed.items() if kind.is_numeric()
+        }
         texts = pl.scan_csv(file, **how, schema_overrides=dict.fromkeys(numbers, pl.String))
-        columns = [pl.col(name) for name in numbers]
-        written = [text.cast(pl.Int64, strict=False).cast(pl.String).eq_missing(text).all() for text in columns]
-        whole = texts.select(written).collect(engine="streaming").row(0, named=True) if written else {}
-        return texts.with_columns(pl.col(name).cast(pl.Int64) for name, same in whole.items() if same)
+        tests = []
+        for name, kind in numbers.items():
+            text, value = pl.col(name), pl.col(name).cast(kind, strict=False)
+            same = value.cast(pl.String).eq_missing(text) if kind == pl.Int64 else value.is_null() == text.is_null()
+            tests.append(same.all())
+        fit = texts.select(tests).collect(engine="streaming").row(0, named=True) if tests else {}
+        return texts.with_columns(pl.col(name).cast(numbers[name]) for name, same in fit.items() if same)
 
 
 def check_start(file: Path, separator: str, key: str | None = None) -> None:

@@ -10,7 +10,7 @@ import polars as pl
 import pytest
 
 from ctr_pe.cli import main
-from ctr_pe.data.logs.events import NO_VALUE
+from ctr_pe.data.id_map import NO_VALUE
 from ctr_pe.data.logs.log import build, summary
 from ctr_pe.data.logs.recipe import load_recipe
 from ctr_pe.data.logs.tables import scan
