@@ -101,10 +101,17 @@ def test_target_attention(name: str, options: dict[str, Any], score: str) -> Non
         assert torch.allclose(weights[b][batch.mask[b]], want_weights, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("causal", [True, False])
-@pytest.mark.parametrize("heads", [1, 3])
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(
+    ("name", "options", "heads", "causal"),
+    [
+        pytest.param(*case, heads, causal, marks=[pytest.mark.slow] * ((row + (heads == 3) + causal) % 2))
+        for row, case in enumerate(CASES)
+        for heads in (1, 3)
+        for causal in (True, False)
+    ],
+)
 def test_self_attention(name: str, options: dict[str, Any], heads: int, causal: bool) -> None:
+    """By default every two of case, heads and causal."""
     pe = build_pe(name, DIM, MAX_LEN, heads, **options)
     layer = randomised(SelfAttention(DIM, heads, pe, causal))
     batch = random_batch()

@@ -87,8 +87,7 @@ def test_weights_that_cannot_be_written_are_one_line(run: Run, tmp_path: Path) -
         train(replace(run, weights=tmp_path / "file" / "run.safetensors"))
 
 
-@pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def recorded(patch: pytest.MonkeyPatch) -> list[str]:
     """Digests of all training batches that a run sees, in order."""
     seen: list[str] = []
 
@@ -100,29 +99,41 @@ def batches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
                     seen.append(hashlib.blake2b(joined).hexdigest())
                 yield batch
 
-    monkeypatch.setattr("ctr_pe.training.source.BatchLoader", Recording)
+    patch.setattr("ctr_pe.training.source.BatchLoader", Recording)
     return seen
 
 
-def test_at_one_seed_all_encodings_see_the_same_batches_bit_for_bit(run: Run, batches: list[str]) -> None:
-    sequences = []
-    for name in available_pes():
-        train(replace(run, pe=name))
-        sequences.append(list(batches))
-        batches.clear()
-    assert len(set(sequences[0])) == len(sequences[0]) > 4  # epochs are shuffled anew
-    assert all(sequence == sequences[0] for sequence in sequences[1:])
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    return recorded(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def by_encoding(dataset: Dataset) -> dict[str, tuple[list[str], float]]:
+    """Of a run with each encoding: digests of its training batches, and what the random stream gives at its end."""
+    found = {}
+    with pytest.MonkeyPatch.context() as patch:
+        seen = recorded(patch)
+        for name in available_pes():
+            train(Run("DIN", dataset.path, name, seed=3, params=PARAMS))
+            found[name] = (list(seen), torch.rand(1).item())
+            seen.clear()
+    return found
+
+
+def test_at_one_seed_all_encodings_see_the_same_batches_bit_for_bit(
+    by_encoding: dict[str, tuple[list[str], float]], run: Run, batches: list[str]
+) -> None:
+    first, *others = [sequence for sequence, _ in by_encoding.values()]
+    assert len(set(first)) == len(first) > 4  # epochs are shuffled anew
+    assert all(sequence == first for sequence in others)
     train(replace(run, seed=4))
-    assert batches[0] != sequences[0][0]
+    assert batches[0] != first[0]
 
 
-def test_at_one_seed_all_encodings_draw_the_same_dropout(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_at_one_seed_all_encodings_draw_the_same_dropout(by_encoding: dict[str, tuple[list[str], float]]) -> None:
     """The stream that dropout draws from ends where it ends for none."""
-    ends = []
-    for name in available_pes():
-        train(replace(run, pe=name))
-        ends.append(torch.rand(1).item())
-    assert len(set(ends)) == 1
+    assert len({end for _, end in by_encoding.values()}) == 1
 
 
 def test_backbones_start_from_the_same_weights_bit_for_bit(run: Run, dataset: Dataset) -> None:

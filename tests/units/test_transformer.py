@@ -60,9 +60,9 @@ def both(unit: Transformer, counts: Sequence[int]) -> list[list[Tensor]]:
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize("name", available_pes())
 def test_every_encoding(name: str, causal: bool) -> None:
-    for norm in ("pre", "post"):
-        for got, want in zip(*both(stack(name, causal=causal, norm=norm).eval(), COUNTS), strict=True):
-            assert torch.allclose(got, want, rtol=1e-9, atol=1e-9)
+    norm = ("pre", "post")[(available_pes().index(name) + causal) % 2]  # every two of name, causal and norm
+    for got, want in zip(*both(stack(name, causal=causal, norm=norm).eval(), COUNTS), strict=True):
+        assert torch.allclose(got, want, rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
