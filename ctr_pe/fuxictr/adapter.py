@@ -7,6 +7,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
+from unittest.mock import patch
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +34,7 @@ from ctr_pe.config.schema import (
     valid,
 )
 from ctr_pe.evaluation.metrics import monitor_mode
-from ctr_pe.fuxictr.embeddings import look_up, regularization
+from ctr_pe.fuxictr.embeddings import ByField, look_up, regularization
 from ctr_pe.fuxictr.library import MAX_GRADIENT_NORM, take_encoders
 from ctr_pe.sequence.transfer import to_device
 from ctr_pe.units.activations import Dice
@@ -113,9 +114,10 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         self.penalty: Tensor | float = 0.0  # of the last loss: the regularisation in it
         self.gradients: Gradients | None = None  # of the last training step
         self.embedding_dim = embedding_dim
-        self.embedding_layer = layers.FeatureEmbeddingDict(
-            feature_map, embedding_dim, partial(nn.init.normal_, std=float(embedding_init))
-        )
+        with patch.object(nn, "ModuleDict", ByField):
+            self.embedding_layer = layers.FeatureEmbeddingDict(
+                feature_map, embedding_dim, partial(nn.init.normal_, std=float(embedding_init))
+            )
         for layer in self.embedding_layer.embedding_layers.values():
             if isinstance(layer, layers.PretrainedEmbedding) and layer.pretrain_usage == "init":
                 layer.oov_idx = layer.pretrain_embedding.num_embeddings  # FuxiCTR's own zeroes ids that came later

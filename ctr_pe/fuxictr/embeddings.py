@@ -14,6 +14,29 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 
+class ByField(nn.ModuleDict):
+    """``nn.ModuleDict`` that also takes fields called like its own attributes: ``type``, ``items``. Their modules and
+    parameters have names that end with :data:`OWN_NAME`."""
+
+    def __setitem__(self, key: str, module: nn.Module) -> None:
+        super().__setitem__(self._name(key), module)
+
+    def __getitem__(self, key: str) -> nn.Module:
+        return super().__getitem__(self._name(key))
+
+    def __contains__(self, key: str) -> bool:
+        return super().__contains__(self._name(key))
+
+    def items(self) -> Any:
+        return {name.removesuffix(OWN_NAME): module for name, module in self._modules.items()}.items()
+
+    def _name(self, key: str) -> str:
+        return key + OWN_NAME if hasattr(_EMPTY, str(key)) else key
+
+
+OWN_NAME, _EMPTY = " (field)", nn.ModuleDict()
+
+
 def look_up(
     embedding_layer: Any, ids: Mapping[str, Tensor], regularizer: Any = None
 ) -> tuple[dict[str, Tensor], dict[Tensor, Tensor]]:

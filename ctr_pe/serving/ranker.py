@@ -275,12 +275,15 @@ class CTRRanker:
         events = self._events(history)
         clock = (names.time, names.order if events is not None and events.ordered else None)
         request = [names.user, *(name for name in clock if name in table.columns)]
+        if taken := {"score", "rank"} & {*request, names.item}:
+            raise UserError(f"candidates: a ranking has a column '{min(taken)}' of its own: rename it in all tables")
+        row = " ".join([*request, names.item])  # a name that none of them has
         scores = pl.Series("score", self._scores(table, events, "candidates"))
-        ranked = table.select(*request, names.item).with_columns(scores, row=pl.int_range(pl.len()))
+        ranked = table.select(*request, names.item).with_columns(scores, pl.int_range(pl.len()).alias(row))
         ranked = ranked.with_columns(
-            rank=pl.col("score").rank("ordinal", descending=True).over(request), row=pl.col("row").min().over(request)
+            pl.col(row).min().over(request), rank=pl.col("score").rank("ordinal", descending=True).over(request)
         )
-        return ranked.filter(pl.col("rank") <= k).sort("row", "rank").select(*request, names.item, "score", "rank")
+        return ranked.filter(pl.col("rank") <= k).sort(row, "rank").select(*request, names.item, "score", "rank")
 
     def evaluate(self, requests: AnyTable, history: AnyTable | None = None) -> dict[str, float]:
         """gAUC (within users), AUC and logloss of requests with a label, and the other ``metrics`` that it was trained

@@ -34,6 +34,7 @@ from ctr_pe.data.requests import EncodedRequests
 from ctr_pe.data.value_maps import Several, map_of, normalizers_of, several, value_maps, vocabularies_of
 from ctr_pe.data.vectors import Vectors, file_of, item_vectors
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
+from ctr_pe.fuxictr.embeddings import OWN_NAME
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map, table_of, unseen_id
 from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.serving.encoder import ColumnNames, Encoder
@@ -436,7 +437,7 @@ def _vocabularies(scorer: Scorer, source: DataSource, folder: object) -> dict[st
 def _unseen(name: str, old: Tensor, new: Tensor, before: Mapping[str, Any], now: Mapping[str, Any]) -> int | None:
     """The row of unseen values in a parameter with a row per id; None for others."""
     sizes = (len(old), len(new)) if old.shape[1:] == new.shape[1:] and old.dim() else None
-    raw = name.split(".")[2] if name.startswith("embedding_layer.embedding_layers.") else None
+    raw = name.split(".")[2].removesuffix(OWN_NAME) if name.startswith("embedding_layer.embedding_layers.") else None
     for feature, spec in before.items():
         later = now.get(feature, {})
         if raw in (None, feature) and (spec.get("vocab_size"), later.get("vocab_size")) == sizes:

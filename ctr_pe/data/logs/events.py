@@ -329,8 +329,6 @@ class Log:
             columns = {ITEM: id_column(file, "item", recipe.item, frame)}
             demanded = recipe.demanded("attributes")
             names = [name for name in recipe.attributes or () if name in schema or demanded]
-            if ITEM in names:
-                raise UserError(f"{file}: attribute '{ITEM}' would take the name of the item's own column: rename it")
             declared = recipe.of("item")
             names = [name for name in names if name not in declared]
             columns |= {name: id_column(file, "attribute", name, frame) for name in names}
@@ -338,7 +336,7 @@ class Log:
             for name, column in declared.items():
                 if column.pretrained_emb is None:
                     columns[name] = readable_as(file, frame, name, column)
-            items = frame.select(**columns).collect()
+            items = frame.select(one.alias(name) for name, one in columns.items()).collect()
             for name, column in vectors.items():
                 self.vectors[name] = item_vectors(name, column, items, recipe.item, str(file))
                 items = items.with_columns(self.vectors[name].found(items[ITEM]).alias(name))
@@ -360,7 +358,7 @@ class Log:
             frame = scan(file, recipe.separator)
             columns = {"user": id_column(file, "user", recipe.user, frame)}
             columns |= {name: readable_as(file, frame, name, column) for name, column in declared.items()}
-            users = frame.select(**columns).collect()
+            users = frame.select(one.alias(name) for name, one in columns.items()).collect()
         here, there = users.schema["user"], self._events.collect_schema()["user"]
         if here != there:
             raise UserError(f"user column '{recipe.user}': different types: {here} in {file}, {there} in {self.file}")

@@ -166,16 +166,18 @@ def _groups(log: Log) -> tuple[Group, ...]:
     """The item's features, and the columns of each list of earlier items."""
     names, others = [*log.catalogue.columns, *log.recipe.of_history()], log.recipe.of_rows()
     groups = tuple(log_group(names, log.timed, of) for of in ("history", "neg_history")[: 1 + log.recipe.negatives])
-    made = [
-        LABEL,
-        USER,
-        *([WEIGHT] if log.recipe.weight else []),
-        *names,
-        *others,
-        *(name for group in groups for name in (*group.history, group.age) if name),
-    ]
-    if twice := {name for name in made if made.count(name) > 1}:
-        raise UserError(f"{log.file}: columns would make the column '{min(twice)}' twice: rename one")
+    made: dict[str, list[str]] = {LABEL: ["the label"], USER: ["the users"]}
+    made |= {WEIGHT: ["the weights"]} if log.recipe.weight else {}
+    for name in (*names, *others):
+        made.setdefault(name, []).append(f"'{name}'")
+    for group in groups:
+        for name, history in zip(group.target, group.history, strict=True):
+            made.setdefault(history, []).append(f"the history of '{name}'")
+        if group.age:
+            made.setdefault(group.age, []).append("the age of events")
+    for column, makers in made.items():
+        if len(makers) > 1:
+            raise UserError(f"{log.file}: {' and '.join(makers)} would make the column '{column}': rename one")
     return groups
 
 

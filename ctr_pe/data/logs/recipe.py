@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serial
 
 from ctr_pe.config.columns import Declared, DeclaredColumn, Source, in_words
 from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
-from ctr_pe.data.dataset import ITEM, LABEL, USER, WEIGHT, open_dataset
+from ctr_pe.data.dataset import ID, ITEM, LABEL, USER, WEIGHT, open_dataset
 from ctr_pe.data.logs.clock import Unit
 from ctr_pe.data.logs.labels import label_column, several_labels
 from ctr_pe.data.root import REPORT
@@ -107,10 +107,22 @@ class Recipe(BaseModel):
                 del roles["label"]  # histories may have what the label is made of, targets may not
         if self.item in (self.attributes or ()):
             roles["attributes"] = self.item
-        of_set = (LABEL, USER, ITEM, *([WEIGHT] if self.weight else []))
+        for name in filter(None, (*roles.values(), *(self.attributes or ()), *self.columns)):
+            if name == "*" or (name.startswith("^") and name.endswith("$")):
+                raise ValueError(f"column '{name}': polars takes this name for several columns: rename it")
+        own = {LABEL, USER, ITEM, *([WEIGHT] if self.weight else [])}
+        attributes = [name for name in self.attributes or () if name != self.item]
+        for name in (*attributes, *self.columns):
+            where = "columns" if name in self.columns else "attributes"
+            if name in own | ({*roles.values()} if name in self.columns else set()):
+                raise ValueError(f"{where}: '{name}' is the name of another column of the data set: rename it")
+            if "." in name:
+                raise ValueError(f"{where}: '{name}': an input's name has no dot (torch reads it as a path): rename it")
+            if name.endswith(ID):
+                raise ValueError(f"{where}: '{name}': names that end with '{ID}' are those of ids: rename it")
         for name, column in self.columns.items():
-            if name in (*roles.values(), *of_set):
-                raise ValueError(f"columns: '{name}' is the name of another column of the data set: rename it")
+            if name == "user" and column.source == "user":
+                raise ValueError("columns: 'user' is the name of the key of the table of users: rename it")
             if column.source == "item" and name in (self.attributes or ()) and "attributes" in self.model_fields_set:
                 raise ValueError(f"'{name}' is both in attributes and in columns")
         for (role, name), (other, same) in combinations(roles.items(), 2):

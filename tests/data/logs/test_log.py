@@ -613,7 +613,7 @@ BAD_ITEMS = [
     (lambda items: items.with_columns(cate_id=pl.concat_list("cate_id")), r"'cate_id' holds List\(String\), not one"),
     (lambda items: items.with_columns(pl.col("item_id").cast(pl.String)), r"different types: String in .*, Int64 in"),
     (lambda items: items.rename({"item_id": "items"}), r"no item column 'item_id': did you mean"),
-    (lambda items: items.rename({"cate_id": "item"}), r"would make the column 'item_history' twice"),
+    (lambda items: items.rename({"cate_id": "item"}), r"would make the column 'item_history'"),
 ]
 
 
