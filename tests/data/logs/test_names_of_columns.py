@@ -129,7 +129,7 @@ def scores(folder: Path, names: dict[str, str]) -> tuple[list[float], list[list[
 
 def test_names_of_the_package_s_own_work_from_fit_to_export(tmp_path: Path) -> None:
     """All roles at once have such names, each name once."""
-    wanted, names = scores(tmp_path, {}), iter(["row", "tie", "score", "rank", *WORK])
+    wanted, names = scores(tmp_path, {}), iter(dict.fromkeys(["row", "tie", "score", "rank", *WORK]))
     while some := list(islice(names, len(ROLES))):
         found = scores(tmp_path, dict(zip(ROLES, some, strict=False)))
         np.testing.assert_allclose(found[0], wanted[0], atol=1e-6, err_msg=str(some))
