@@ -289,7 +289,7 @@ def carry_over(trained: Any, model: Any, whose: object = "the model") -> None:
     with torch.no_grad():
         for name, rows in new.items():
             known: Tensor = old[name].to(rows.device)
-            if name.endswith(OF_VECTORS) and now[name.split(".")[2]].get("freeze_emb", True):
+            if name.endswith(OF_VECTORS) and now[name.split(".")[2].removesuffix(OWN_NAME)].get("freeze_emb", True):
                 brought = rows[: len(known)]  # of items whose vector has changed
                 known = torch.where(brought.any(1, keepdim=True), brought, known)
             if known.shape == rows.shape:
