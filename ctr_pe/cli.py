@@ -10,6 +10,7 @@ from ctr_pe import __version__
 from ctr_pe.commands import (
     benchmark,
     data_build,
+    data_check,
     data_convert,
     data_fetch,
     data_generate,
@@ -65,7 +66,7 @@ def _parser() -> Parser:
         add_command(commands, command)
     data = commands.add_parser("data", help="build or fetch data sets", description="Build or fetch data sets.")
     of_data = data.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for command in (data_build, data_fetch, data_generate, data_convert):
+    for command in (data_build, data_check, data_fetch, data_generate, data_convert):
         add_command(of_data, command)
     for command in (predict, serve, info):
         add_command(commands, command)

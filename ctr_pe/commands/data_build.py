@@ -29,6 +29,7 @@ from __future__ import annotations
 import argparse
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ctr_pe.commands.options import Parser, comma_list, count, number
 
@@ -37,17 +38,24 @@ def add_options(parser: Parser) -> None:
     parser.argument_default = argparse.SUPPRESS  # an option that is not given keeps the recipe's value
     files = partial(parser.option, group=parser.add_argument_group("files"))
     files("--interactions FILE", "one row per event: user, item, time or order, label", type=Path)
+    files("--out DIR", "the data set; its name is the directory's", type=Path, default=None)
+    files("--overwrite", "replace a data set that is already there", default=False)
+    reading_options(parser)
+
+
+def reading_options(parser: Parser) -> None:
+    """How a log is read."""
+    parser.argument_default = argparse.SUPPRESS
+    files = partial(parser.option, group=parser.add_argument_group("other files"))
     files("--items FILE", "one row per item: item and its attributes", type=Path)
     files("--users FILE", "one row per user: user and its columns", type=Path)
     files("--separator SIGN", "between the columns of text files: ; or | or tab (default: , in .csv, tab in .tsv)")
-    files("--out DIR", "the data set; its name is the directory's", type=Path, default=None)
     files(
         "--append-to DIR",
         "a data set of an earlier log: all ids stay, new ones come after them, and rules and items that are not "
         "given are its own; without --out it gets a new version itself",
         type=Path,
     )
-    files("--overwrite", "replace a data set that is already there", default=False)
     rules = partial(parser.option, group=parser.add_argument_group("rules"))
     rules("--recipe NAME|FILE", "a recipe of `ctr-pe list`, or a YAML file with these options", default=None)
     rules("--protocol", "how rows, labels and splits are made", choices=["din", "impressions"])
@@ -94,14 +102,20 @@ def _declared(text: str) -> tuple[str, str]:
     return name, words
 
 
-def run(args: argparse.Namespace) -> int:
-    from ctr_pe.data.logs.log import build, summary
-    from ctr_pe.data.logs.recipe import Recipe, load_recipe
+def given_of(args: argparse.Namespace) -> dict[str, Any]:
+    """The keys of a recipe that options give."""
+    from ctr_pe.data.logs.recipe import Recipe
 
     options = {key: value for key, value in vars(args).items() if key in Recipe.model_fields}
     given = {key: None if value == "" else value for key, value in options.items()}
-    if args.column:
-        given["columns"] = dict(args.column)
+    return given | ({"columns": dict(args.column)} if args.column else {})
+
+
+def run(args: argparse.Namespace) -> int:
+    from ctr_pe.data.logs.log import build, summary
+    from ctr_pe.data.logs.recipe import load_recipe
+
+    given = given_of(args)
     out = args.out or given.get("append_to") or args.parser.error("the following arguments are required: --out")
     overwrite = args.overwrite or args.out is None
     dataset = build(load_recipe(args.recipe, given), out, overwrite=overwrite, progress=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -30,6 +31,7 @@ from ctr_pe.data.vectors import Vectors, item_vectors
 from ctr_pe.utils.errors import UserError, nearest, option
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
     from pathlib import Path
 
     from ctr_pe.data.logs.recipe import Recipe
@@ -82,13 +84,15 @@ class Log:
     whose place the catalogue has their keys; ``users`` the table of users with their columns, or None; ``missing`` per
     declared column of the log or of the users how many rows of the table lack it; ``unread``: columns of the log that
     nothing reads; ``step``: of time in nanoseconds, which no two times differ by less than.
+
+    ``rows``: of a sample, None for all. ``problems``: gets what would be raised, as far as reading can go on.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe, self.file = recipe, recipe.interactions
+    def __init__(self, recipe: Recipe, rows: int | None = None, problems: list[str] | None = None) -> None:
+        self.recipe, self.file, self.problems = recipe, recipe.interactions, problems
         self.before = Before(recipe.append_to) if recipe.append_to else None
         with readable(self.file, recipe.separator):
-            raw = scan(self.file, recipe.separator)
+            raw = scan(self.file, recipe.separator, rows)
             schema = raw.collect_schema()
             if raw.head(1).collect().is_empty():
                 raise UserError(f"{self.file}: an empty log: no rows, columns {', '.join(schema)}")
@@ -111,13 +115,29 @@ class Log:
             self.without: dict[str, int] = {}
             self.vectors: dict[str, Vectors] = {}
             self._events = self._checked(raw, columns)
-            self.catalogue, self.items = self._catalogue()
-            self.users = self._users()
-            if recipe.strict and (lacking := self.missing | self.without):
-                found = ", ".join(f"{name}: {count:,}" for name, count in lacking.items())
-                raise UserError(f"{self.file}: missing values, which {option('strict', True)} refuses: {found}")
+            ids = self._events.select(pl.col("item").alias(ITEM)).unique().sort(ITEM).collect(engine="streaming")
+            self.catalogue, self.items, self.users = ids, ids, None
+            with self._going_on():
+                self.catalogue, self.items = self._catalogue(ids)
+            with self._going_on():
+                self.users = self._users()
+            with self._going_on():
+                if recipe.strict and (lacking := self.missing | self.without):
+                    found = ", ".join(f"{name}: {count:,}" for name, count in lacking.items())
+                    raise UserError(f"{self.file}: missing values, which {option('strict', True)} refuses: {found}")
             if recipe.protocol == "impressions":
-                self._events = self._split()
+                with self._going_on():
+                    self._events = self._split()
+
+    @contextmanager
+    def _going_on(self) -> Iterator[None]:
+        """An error within is one of the problems, where these are wanted."""
+        try:
+            yield
+        except UserError as error:
+            if self.problems is None:
+                raise
+            self.problems.append(str(error))
 
     def blocks(self, folder: Path, size: int = BLOCK) -> list[pl.LazyFrame]:
         """The events in blocks of whole users, about ``size`` events each; several are files below ``folder``."""
@@ -173,6 +193,12 @@ class Log:
         groups = rows.group_by(keys).agg(pl.col(ROW).sort().get(1, null_on_oob=True))
         return 1 + int(groups.select(pl.col(ROW).min()).collect(engine="streaming").item())
 
+    def first_rows(self, count: int) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """The first kept rows as the file has them, and their columns by role."""
+        raw, keep, columns = self._read
+        rows = raw.filter(keep).head(count).collect()
+        return rows, rows.lazy().select(**columns).collect()
+
     def _columns(self, raw: pl.LazyFrame) -> dict[str, pl.Expr]:
         """The columns of the log that are used, by role, cast to their types."""
         recipe, columns, schema = self.recipe, {}, raw.collect_schema()
@@ -186,14 +212,16 @@ class Log:
         for role in ("user", "item", "time", "order", "label", "weight"):
             name = self.threshold.column if role == "label" and self.threshold else getattr(recipe, role)
             if name is not None and (name in schema or role in needed or recipe.demanded(role)):
-                columns[role] = self._typed(role, name, raw)
+                with self._going_on():
+                    columns[role] = self._typed(role, name, raw)
         if self.threshold and "label" in columns:
             columns["label"] = self.threshold.holds(columns["label"])
         if recipe.split:
             columns["split"] = pl.col(recipe.split.column)
         of_log = recipe.of("event") | ({} if recipe.users else recipe.of("user"))
         for name, declared in of_log.items():
-            columns[COLUMN + name] = readable_as(self.file, raw, name, declared)
+            with self._going_on():
+                columns[COLUMN + name] = readable_as(self.file, raw, name, declared)
         used: list[tuple[str, str, Any]] = [("drop", name, value) for name, value in recipe.drop.items()]
         used += [("split", recipe.split.column, [recipe.split.test, recipe.split.valid])] if recipe.split else []
         for key, name, values in used:
@@ -202,6 +230,8 @@ class Log:
             for value in values if isinstance(values, list) else [values]:
                 if isinstance(value, str) != (schema[name] in TEXTS):
                     raise UserError(f"{self.file}: '{key}': column '{name}' holds {schema[name]}, so never {value!r}")
+        if self.problems and not needed <= columns.keys():
+            raise UserError(self.problems[-1])  # without these there is nothing to go on with
         return columns
 
     def _checked(self, raw: pl.LazyFrame, columns: dict[str, pl.Expr]) -> pl.LazyFrame:
@@ -232,24 +262,29 @@ class Log:
         names = {role: column.meta.root_names()[0] for role, column in columns.items()}
         lacking = {name: nulls.pop(name) for name in list(nulls) if name.startswith(COLUMN)}
         self.missing = {name.removeprefix(COLUMN): count for name, count in lacking.items() if count}
-        if found := ", ".join(f"{names[role]}: {count:,}" for role, count in nulls.items() if count):
-            row = first_row(raw, keep & pl.any_horizontal(columns[role].is_null() for role in nulls))
-            problem = f"{self.file}: null values: {found} of {self.rows:,} rows, the first in row {row}"
-            raise UserError(
-                broken_line(self.file, self.recipe.separator) or f"{problem}; drop them or name another column"
-            )
+        with self._going_on():
+            if found := ", ".join(f"{names[role]}: {count:,}" for role, count in nulls.items() if count):
+                row = first_row(raw, keep & pl.any_horizontal(columns[role].is_null() for role in nulls))
+                problem = f"{self.file}: null values: {found} of {self.rows:,} rows, the first in row {row}"
+                raise UserError(
+                    broken_line(self.file, self.recipe.separator) or f"{problem}; drop them or name another column"
+                )
+        events = events.drop_nulls(list(nulls)) if self.problems else events
         for role in ("user", "item"):
             self.read_as[names[role]] = _kind(events.collect_schema()[role])
         self.read_as |= {name: recipe_column.type for name, recipe_column in self.recipe.columns.items()}
         self.step = 1
         if self.times is not None:
             name = names["time"]
-            self.read_as[name], self.step = self.times.check(self.file, name, raw.filter(keep))
+            with self._going_on():
+                self.read_as[name], self.step = self.times.check(self.file, name, raw.filter(keep))
         if "weight" in columns:
-            self._check_weights(raw.select(keep=keep, weight=columns["weight"]))
+            with self._going_on():
+                self._check_weights(raw.select(keep=keep, weight=columns["weight"]))
         if "label" in columns:
-            self._check_labels(events)
-        if self.recipe.keep:
+            with self._going_on():
+                self._check_labels(events)
+        if self.recipe.keep and not self.problems:
             events = raw.with_row_index(ROW).filter(keep).select(pl.col(ROW).cast(pl.Int64), **columns)
         return events.drop("label", strict=False) if din else events
 
@@ -290,9 +325,8 @@ class Log:
         if self.recipe.protocol == "impressions" and len(found) == 1:
             raise UserError(f"{where} is of one class only ({counts})")
 
-    def _catalogue(self) -> tuple[pl.DataFrame, pl.DataFrame]:
+    def _catalogue(self, catalogue: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The items of the log with their attributes, and all items that are known."""
-        catalogue = self._events.select(pl.col("item").alias(ITEM)).unique().sort(ITEM).collect(engine="streaming")
         recipe, file, items = self.recipe, self.recipe.items, self._items()
         if self.before is not None:
             wanted = [ITEM, *(recipe.attributes or ()), *recipe.of("item")]

@@ -26,14 +26,14 @@ import pyarrow as pa
 from tqdm import tqdm
 
 from ctr_pe.config.field_groups import Group, log_group
-from ctr_pe.data.dataset import ID, LABEL, SPLITS, USER, WEIGHT, Dataset
+from ctr_pe.data.dataset import ID, ITEM, LABEL, SPLITS, USER, WEIGHT, Dataset
 from ctr_pe.data.id_map import Array, Ints, missing, with_ids
 from ctr_pe.data.logs.events import BLOCK, COLUMN, Bools, EventBlock, Log
 from ctr_pe.data.logs.recipe import Recipe
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.root import REPORT
 from ctr_pe.data.timeline import Timeline
-from ctr_pe.data.value_maps import normalizers_of, value_maps, vocabularies_of
+from ctr_pe.data.value_maps import Buckets, normalizers_of, value_maps, vocabularies_of
 from ctr_pe.data.vectors import file_of
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
 from ctr_pe.utils.errors import UserError, counted, option
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 LIST_ITEMS = 4_000_000  # list items in memory while a row group is written
+FIRST_ROWS, EXAMPLES = 1000, 5  # rows of the log among which examples are looked for, and how many there are
 CODE, EVENT = "code", "event"  # the item's row in the catalogue and the event's in its block, in place of all ids
 
 
@@ -182,13 +183,15 @@ def _groups(log: Log) -> tuple[Group, ...]:
 
 
 class _Counter:
-    """What the first pass over a log counts. ``items`` (N,): occurrences of each item in the training rows; ``values``:
+    """What the first pass over a log counts. ``items`` (N,): occurrences of each item in the training rows; ``events``
+    (N,): of each item in the log; ``values``:
     declared column of the log -> tables of its values and how often they occur there; ``users``: rows of each user in
     the table of users."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
         self.items = np.zeros(log.catalogue.height, np.int64)
+        self.events = np.zeros(log.catalogue.height, np.int64)
         self.users = np.zeros(0 if log.users is None else log.users.height + 1, np.int64)
         self.values: dict[str, list[pl.DataFrame]] = {}
         self.counts = Counter[str]()
@@ -196,6 +199,7 @@ class _Counter:
     def add(self, rows: LabelledRequests) -> None:
         block, recipe = rows.block, self.log.recipe
         self.counts.update(block.counts, users=block.users, rows=len(rows.label))
+        self.events += np.bincount(block.column("tie"), minlength=len(self.events))
         self.counts["users_without_rows"] += block.users - int(np.count_nonzero(np.bincount(rows.user())))
         if recipe.protocol == "din":
             self.counts["without_negative"] += 2 * int(rows.label.sum()) - len(rows.label)
@@ -223,8 +227,8 @@ class _Counter:
             table = pl.DataFrame({"value": block.events[name], "count": seen}).filter(pl.col("count") > 0)
             self.values.setdefault(name.removeprefix(COLUMN), []).append(table.group_by("value").sum())
 
-    def check(self) -> None:
-        """Raises UserError for mistakes that only the sorted log shows."""
+    def problems(self) -> Iterator[str]:
+        """Mistakes that only the sorted log shows."""
         log, recipe = self.log, self.log.recipe
         keys = [recipe.user, *([] if recipe.protocol == "din" and log.ordered else [recipe.item])]
         keys += [str(recipe.order if log.ordered else recipe.time)]
@@ -232,17 +236,15 @@ class _Counter:
             problem = (
                 f"{repeated:,} of {log.kept:,} rows repeat the {', '.join(keys)} of another row, the first is row "
             )
-            problem += f"{log.first_repeated()}: {option('keep', 'first')}, last or all says which of them count"
-        elif older := self.counts["contradictions"]:
+            how = f"{option('keep', 'first')}, last or all says which of them count"
+            yield f"{log.file}: {problem}{log.first_repeated()}: {how}"
+        if older := self.counts["contradictions"]:
             problem = f"times in '{recipe.time}' contradict the order in '{recipe.order}': "
             problem += f"{older:,} of {log.kept:,} rows are older than the row before; "
-            problem += f"{option('order', None)} leaves it out"
-        elif not self.items.any():
+            yield f"{log.file}: {problem}{option('order', None)} leaves it out"
+        if not self.items.any():
             problem = f"{self.counts['users']:,} users, {self.counts['rows']:,} rows, none of them for training: "
-            problem += f"protocol {recipe.protocol} needs users with more than 3 items"
-        else:
-            return
-        raise UserError(f"{log.file}: {problem}")
+            yield f"{log.file}: {problem}protocol {recipe.protocol} needs users with more than 3 items"
 
     def report(self) -> dict[str, Any]:
         dropped, keep = self.log.dropped, self.log.recipe.keep
@@ -253,6 +255,7 @@ class _Counter:
             "dropped": dropped,
             "users": self.counts["users"],
             "items": len(self.items),
+            "items_by_events": by_frequency(self.events),
             "users_without_rows": self.counts["users_without_rows"],
             "tied_in_time": self.counts["tied"] if self.log.timed else None,
             "targets_without_negative": self.counts["without_negative"],
@@ -265,6 +268,8 @@ class _Rows:
     def __init__(self, writer: DatasetWriter, log: Log, groups: tuple[Group, ...], counter: _Counter) -> None:
         self.log, self.writer, self.groups, self.max_len = log, writer, groups, log.recipe.max_len
         self.group_rows = max(1, min(65_536, LIST_ITEMS // self.max_len))
+        self.block_users = pl.Series("user", [])  # of the first block, by their numbers
+        self.examples: list[tuple[str, str]] = []
         self.first_user, self.user = 0, np.min_scalar_type(counter.counts["users"])
         self.counts = {split: Counter[str]() for split in SPLITS}
         self.unseen = {split: Counter[str]() for split in SPLITS}
@@ -328,7 +333,47 @@ class _Rows:
                 table = pa.table(columns | self._features(encoded, chosen, self.unseen[split]))
                 # without dictionaries: ids are small integers already, and this halves size and time
                 self.writer.add(split, table, use_dictionary=False)
+        if self.first_user == 0:
+            self.examples = self._examples(rows, encoded)
         self.first_user += rows.block.users
+
+    def _examples(self, rows: LabelledRequests, encoded: EncodedRequests) -> list[tuple[str, str]]:
+        """Some of the log's first rows as they were read, and the same as they were written, ids back to raw values."""
+        block, log = rows.block, self.log
+        read, by_role = log.first_rows(FIRST_ROWS)
+        clocks = [name for name in ("time", "order") if name in by_role.columns]
+        own = np.flatnonzero(rows.code == block.column("tie")[rows.event])  # those that are not sampled
+        written = {
+            "user": self.block_users.gather(rows.user()[own]),
+            "item": log.catalogue[ITEM].gather(rows.code[own]),
+        }
+        written |= {name: block.events[name].gather(rows.event[own]) for name in clocks}
+        keys = ["user", "item", *clocks]
+        table = by_role.select(keys).with_row_index("row")
+        same = table.join(pl.DataFrame(written).with_columns(at=own), on=keys, maintain_order="left")
+        same = same.unique("row", keep="first", maintain_order=True).head(EXAMPLES)
+        used = [name for name in read.columns if name not in log.unread]
+        return [
+            (" ".join(f"{name}={read[name][row]!r}" for name in used), self._as_written(rows, encoded, at))
+            for row, at in same.select("row", "at").iter_rows()
+        ]
+
+    def _as_written(self, rows: LabelledRequests, encoded: EncodedRequests, at: int) -> str:
+        def raw(name: str, ids: Any) -> str:
+            if not np.issubdtype(np.asarray(ids).dtype, np.integer):
+                return np.array2string(np.asarray(ids), threshold=3, precision=3)
+            upper = "≤" if isinstance(self.maps[name], Buckets) else ""
+            values = {number: upper + text for text, number in self.maps[name].stored.items()}
+            values[self.maps[name].unseen] = "unknown"
+            return "|".join(values[number] for number in np.atleast_1d(ids).tolist() if number) or "none"
+
+        target = " ".join(f"{name}={raw(name, ids[at])}" for name, ids in encoded.scalars.items() if name in self.maps)
+        lists, name = encoded.lists[0], self.groups[0].history[0]
+        begin, end = int(lists.begin[at]), int(lists.end[at])
+        newest = [raw(ITEM, one) for one in lists.ids[name][max(begin, end - EXAMPLES) : end]]
+        more = "… " if end - begin > EXAMPLES else ""
+        history = f"{more}{' '.join(newest)} ({end - begin})" if newest else "empty"
+        return f"{SPLITS[rows.split[at]]}: label={rows.label[at]} {target} history: {history}"
 
     def _count(self, rows: LabelledRequests, encoded: EncodedRequests, part: Ints, counts: Counter[str]) -> None:
         counts["rows"] += len(part)
@@ -391,6 +436,37 @@ def build(
     return make_dataset(lambda writer: _read(recipe, writer, progress, block_size), out, dataset_id, overwrite)
 
 
+def read_sample(recipe: Recipe, rows: int, problems: list[str]) -> tuple[Log | None, EventBlock | None]:
+    """At most ``rows`` rows of a log, and its events, as far as a build could read them; ``problems`` gets every error
+    that the build would end with, of which some end this reading, too."""
+    log = block = None
+    try:
+        log = Log(recipe, rows, problems)
+        _groups(log)
+        block = log.events(log.blocks(Path(), log.kept)[0])
+        counter = _Counter(log)
+        if recipe.protocol == "din":
+            counter.add(din(block, log.catalogue.height, [recipe.seed]))
+        elif "split" in block.events.columns:
+            counter.add(impressions(block, recipe))
+        else:  # one of the problems
+            counter.add(
+                impressions(replace(block, events=block.events.with_columns(split=pl.lit(0, pl.UInt8))), recipe)
+            )
+        problems += counter.problems()
+    except UserError as error:
+        problems += [] if str(error) in problems else [str(error)]
+    return log, block
+
+
+def by_frequency(counts: Ints) -> str:
+    """How many ids occur how often, ``counts`` (n,): ``1: 40 (20 %), 2-5: …``."""
+    edges = {"1": (1, 1), "2-5": (2, 5), "6-20": (6, 20), ">20": (21, np.inf)}
+    found = {name: int(((counts >= low) & (counts <= high)).sum()) for name, (low, high) in edges.items()}
+    whole = max(sum(found.values()), 1)
+    return ", ".join(f"{name}: {count:,} ({count / whole:.0%})" for name, count in found.items() if count)
+
+
 def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int) -> Content:
     began = time.perf_counter()
     log = Log(recipe)
@@ -409,8 +485,10 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
 
     for rows in targets("counting"):
         counter.add(rows)
-    counter.check()
+    for problem in counter.problems():
+        raise UserError(problem)
     written = _Rows(writer, log, groups, counter)
+    written.block_users = blocks[0].select(pl.col("user").unique().sort()).collect()["user"]
     for rows in targets("writing"):
         written.write(rows)
     seconds = time.perf_counter() - began
@@ -422,6 +500,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "missing": log.missing,
         **normalizers_of(written.maps),
         "unread": log.unread,
+        "examples": written.examples,
         "splits": written.report(),
         "seconds": round(seconds, 3),
         "rows_per_second": round(counter.counts["rows"] / seconds),
@@ -451,6 +530,7 @@ def summary(dataset: Dataset) -> str:
         events += f"; new ids: {new}"
     if log["targets_without_negative"]:
         events += f"; targets without a negative: {log['targets_without_negative']:,}"
+    events += f"\nitems by events: {log['items_by_events']}" if "items_by_events" in log else ""
     found = " · ".join(f"{column}: {what}" for column, what in report["read_as"].items())
     lines = [
         f"{dataset.path}: {sum(dataset.rows.values()):,} rows of {log['users']:,} users and {log['items']:,} items"
@@ -469,4 +549,7 @@ def summary(dataset: Dataset) -> str:
     if alone := [split for split in ("valid", "test") if not report["splits"][split]["users_of_both_labels"]]:
         users = " and ".join(f"{counted(report['splits'][split]['users'], 'user')} of {split}" for split in alone)
         lines.append(f"gAUC cannot be computed: none of {users} has rows of both labels: {option('monitor', 'AUC')}")
+    if examples := report.get("examples"):
+        lines.append("rows as read → as written, ids back to raw values:")
+        lines += [f"  {read} → {written}" for read, written in examples]
     return "\n".join(lines)

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 START = 2**16  # bytes of a text file that are looked at first
+PIECES = 8  # of a sample of a parquet file
 INFERRED = 10_000  # rows by which polars guesses the types of a text file's columns
 
 
@@ -27,12 +28,13 @@ SEPARATORS = {",": "','", ";": "';'", "|": "'|'", "\t": "tab"}
 """What may stand between the columns of a text file -> how an error names it, and the option takes it."""
 
 
-def scan(file: Path, separator: str | None = None) -> pl.LazyFrame:
+def scan(file: Path, separator: str | None = None, rows: int | None = None) -> pl.LazyFrame:
     """A table's file, or a directory of parquet files, lazily.
 
     ``separator``: of the columns of a text file; None for a tab in .tsv and a comma in .csv. A column of a text file
     holds numbers only if all of its values, in all rows, are written as such: ``007`` is no whole number, because it
-    would become 7. Dates are text.
+    would become 7. Dates are text. ``rows``: as many at most, of a text file the first
+    ones, of parquet files pieces from all over it.
 
     Raises:
         UserError: no such file, one of another kind, or a text that cannot be read or has another separator.
@@ -40,11 +42,11 @@ def scan(file: Path, separator: str | None = None) -> pl.LazyFrame:
     if not os.path.exists(file):
         raise no_such_file(file)
     if is_text(file):
-        return _scan_text(file, separator or _separator(file))
+        return _scan_text(file, separator or _separator(file), rows)
     if file.is_dir() and not any(path.is_file() for path in file.rglob("*")):
         raise UserError(f"{file}: an empty folder: it needs parquet files")
     if file.is_dir() or file.name.endswith((".parquet", ".pq")):
-        return pl.scan_parquet(file)
+        return _pieces(pl.scan_parquet(file), rows)
     raise UserError(f"{file}: a log is .parquet, .csv or .tsv (or .csv.gz, .tsv.gz)")
 
 
@@ -87,10 +89,19 @@ def broken_line(file: Path, separator: str | None = None) -> str | None:
     return None
 
 
-def _scan_text(file: Path, separator: str) -> pl.LazyFrame:
+def _pieces(table: pl.LazyFrame, rows: int | None) -> pl.LazyFrame:
+    """``PIECES`` runs of rows from all over a table that has more than ``rows``."""
+    whole = 0 if rows is None else int(table.select(pl.len()).collect().item())
+    if rows is None or whole <= rows:
+        return table
+    each = max(1, rows // PIECES)
+    return pl.concat([table.slice(whole * piece // PIECES, each) for piece in range(min(PIECES, rows))])
+
+
+def _scan_text(file: Path, separator: str, rows: int | None) -> pl.LazyFrame:
     check_start(file, separator)
     with readable(file, separator):
-        how: dict[str, Any] = {"separator": separator, "infer_schema_length": INFERRED}
+        how: dict[str, Any] = {"n_rows": rows, "separator": separator, "infer_schema_length": INFERRED}
         guessed = pl.scan_csv(file, **how).collect_schema()
         numbers = {
             name: pl.Int64 if kind.is_integer() else pl.Float64 for name, kind in guessed.items() if kind.is_numeric()
