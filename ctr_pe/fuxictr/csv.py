@@ -274,7 +274,7 @@ class _Build:
             self.scales = self._scales(frames["train"])
             made = [self._encoded(column, frames.values()) for column in self.columns]
             made += [pl.col(name).list.len().alias(f"{name} length") for name in self.max_lens]
-            made += [f"{column.name} filled" for column in self.columns if column.type == "numeric"]
+            made += [pl.col(f"{column.name} filled") for column in self.columns if column.type == "numeric"]
             splits = {
                 name: self._write(writer, name, frame.select(self.label, *made)) for name, frame in frames.items()
             }
