@@ -564,7 +564,7 @@ def newest_events(recipe: Recipe) -> pl.DataFrame:
         name = str(recipe.time)
         columns[name] = times(file, name, raw, recipe.time_unit, recipe.time_format).stored
     key = list(columns)
-    events = raw.with_columns(**columns)
+    events = raw.with_columns(one.alias(name) for name, one in columns.items())
     if recipe.keep in ("first", "last"):
         events = events.unique(key, keep=recipe.keep, maintain_order=True)
     if recipe.label is not None and label_column(recipe.label, names) in names:
