@@ -33,7 +33,7 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
         The columns that are left out.
 
     Raises:
-        UserError: ``out`` is there already, or another format.
+        UserError: ``out`` is there already, another format, or a field of several categories.
     """
     if data_format not in FORMATS:
         raise UserError(f"format '{data_format}' is unknown: {nearest(data_format, FORMATS)}")
@@ -41,6 +41,9 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
         raise UserError(f"{out} exists already: choose another --out")
     described = read_feature_map(dataset.path / FEATURES)
     specs = described.features
+    for name, spec in specs.items():
+        if "values" in spec:
+            raise UserError(f"'{name}' has several categories per value, which FuxiCTR's loaders do not take")
     ages = [name for name, spec in specs.items() if spec["type"] == "meta" and "max_len" in spec]
     kept = {name: spec for name, spec in specs.items() if name not in ages}
     with written(out), new_folder(out) as folder:

@@ -26,6 +26,7 @@ from ctr_pe.fuxictr.csv import build_csv
 from ctr_pe.fuxictr.experiment import open_source
 from ctr_pe.training import Run, train
 from ctr_pe.utils.errors import UserError
+from tests.data.logs.test_columns import built
 
 SMALL = {"embedding_dim": 4, "dnn_hidden_units": [8], "attention_hidden_units": [4], "epochs": 1, "batch_size": 64}
 
@@ -110,14 +111,14 @@ def test_the_rows_are_the_same(dataset: Dataset, tmp_path: Path, data_format: st
 def test_pretrained_vectors_come_along(tmp_path: Path) -> None:
     """Also where they are the only table, of which FuxiCTR's layer takes a second for granted."""
     np.savez(tmp_path / "vectors.npz", key=np.array([5, 7]), value=np.ones((2, 4)))
-    for split in ("train", "test"):
+    for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.csv").write_text("label,item_id,item_history\n1,5,7^6\n0,6,\n1,7,5\n0,5,7\n")
     history = {"type": "sequence", "share_embedding": "item_id", "feature_encoder": None, "max_len": 2}
     columns = [
         {"name": "item_id", "type": "categorical", "dtype": "str", "pretrained_emb": str(tmp_path / "vectors.npz")},
         {"name": "item_history", "dtype": "str", **history},
     ]
-    files = {f"{split}_data": str(tmp_path / f"{split}.csv") for split in ("train", "test")}
+    files = {f"{split}_data": str(tmp_path / f"{split}.csv") for split in ("train", "valid", "test")}
     params = {"data_root": str(tmp_path), "dataset_id": "tiny", "data_format": "csv", "feature_cols": columns, **files}
     label = {"name": "label", "dtype": "float"}
     dataset = build_csv({**params, "label_col": label}, [Group(("item_id",), ("item_history",))])
@@ -126,6 +127,14 @@ def test_pretrained_vectors_come_along(tmp_path: Path) -> None:
     layer = FeatureEmbeddingDict(feature_map, 4).embedding_layers["item_id"]
     vocabulary = json.loads((tmp_path / "theirs" / "feature_vocab.json").read_text())["item_id"]
     assert layer.pretrain_embedding.weight[vocabulary["7"]].tolist() == [1.0] * 4
+
+
+def test_several_categories_per_item_are_refused_by_name(tmp_path: Path) -> None:
+    """FuxiCTR's histories have one id per slot."""
+    dataset = built(tmp_path, "impressions")
+    with pytest.raises(UserError, match="'tags' has several categories per value, which FuxiCTR's loaders do not take"):
+        convert(dataset, tmp_path / "theirs")
+    assert not (tmp_path / "theirs").exists()
 
 
 def test_the_command(dataset: Dataset, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
