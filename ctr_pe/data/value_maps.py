@@ -195,7 +195,7 @@ def value_maps(
 
     Raises UserError for a column that cannot be shared.
     """
-    specs = declared(dict.fromkeys(given, "item")) | columns
+    specs = {**declared(dict.fromkeys(given, "item")), **columns}
     tables = {name: table_of(name, columns) for name in given}
     found: dict[str, ValueMap | Several] = {}
     for name, table in tables.items():

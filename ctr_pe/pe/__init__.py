@@ -139,9 +139,13 @@ def encoding_class(name: str) -> type[PositionEncoding]:
     return plugins.load("encoding", name, REGISTRY, PositionEncoding)
 
 
-@cache
 def options_of(cls: Any) -> tuple[str, ...]:
     """Names of the keyword arguments of an encoding, with those that its class hands on to the base class by ``**``."""
+    return _options_of(cls)
+
+
+@cache
+def _options_of(cls: Any) -> tuple[str, ...]:
     parameters = inspect.signature(cls.__init__).parameters.values()
-    handed_on = options_of(cls.__base__) if any(p.kind is p.VAR_KEYWORD for p in parameters) else ()
+    handed_on = _options_of(cls.__base__) if any(p.kind is p.VAR_KEYWORD for p in parameters) else ()
     return handed_on + tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)

@@ -171,11 +171,11 @@ class Encoder:
         Raises:
             UserError: a column that is missing, has nulls or another type.
         """
-        names, log = self.columns, history.lazy()
-        there = log.collect_schema().names()
+        names, raw_events = self.columns, history.lazy()
+        there = raw_events.collect_schema().names()
 
         def read(*wanted: str | None) -> pl.DataFrame:
-            return log.select([name for name in dict.fromkeys(wanted) if name in there]).collect()
+            return raw_events.select([name for name in dict.fromkeys(wanted) if name in there]).collect()
 
         raw = raw_ids(read(names.user), names.user, what)
         users = Index(raw.unique())
