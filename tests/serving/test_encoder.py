@@ -201,3 +201,17 @@ def test_an_index_finds_what_it_knows_and_nothing_else(keys: list[int] | list[st
     wanted = [*keys, *(["", "zz"] if strings else [-1, 15, 99])]
     assert index.find(index.of(wanted)).tolist() == [keys.index(key) if key in keys else -1 for key in wanted]  # type: ignore[arg-type]
     assert index.find(index.of([None])).tolist() == [-1]
+
+
+def test_repeated_events_of_a_history_are_told(
+    ranker: CTRRanker, clicks: pl.DataFrame, caplog: pytest.LogCaptureFixture
+) -> None:
+    encoder = ranker.scorer_.encoder
+    with caplog.at_level("WARNING"):
+        encoder.events(clicks)
+    assert not caplog.records
+    with caplog.at_level("WARNING"):
+        encoder.events(pl.concat([clicks, clicks.head(3)]))
+    assert [record.getMessage().split(":")[1] for record in caplog.records] == [
+        " 3 rows repeat the event of another row and all count"
+    ]
