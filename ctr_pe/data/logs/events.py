@@ -15,7 +15,7 @@ from ctr_pe.data.id_map import TEXTS
 from ctr_pe.data.logs.append import Before
 from ctr_pe.data.logs.labels import check_label, threshold
 from ctr_pe.data.logs.roles import (
-    Times,
+    Moments,
     ask_label,
     first_row,
     id_column,
@@ -101,7 +101,7 @@ class Log:
                 roles += [recipe.split.column] if recipe.split else []
                 used = {*roles, *recipe.columns, *recipe.drop}
                 ask_label(self.file, label_like(raw, [name for name in schema if name not in used]))
-            self.times: Times | None = None
+            self.times: Moments | None = None
             columns = self._columns(raw)
             self.timed, self.ordered = "time" in columns, "order" in columns
             if not (self.timed or self.ordered):

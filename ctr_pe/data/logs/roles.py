@@ -88,7 +88,7 @@ def number_column(where: object, role: str, name: str, table: pl.LazyFrame) -> p
 
 
 @dataclass(frozen=True)
-class Times:
+class Moments:
     """A column of times, lazily: ``at`` in nanoseconds since 1970 in UTC, or of a clock of its own, int64; ``stored``:
     the same moments in a type that reads as they do; ``number``: what must be plausible in ``unit``; ``step``: what
     ``unit`` has of nanoseconds; ``words``: how it was read."""
@@ -130,7 +130,7 @@ class Times:
         return f"{self.words}, {in_words(low, high, self.unit)}", step
 
 
-def times(where: object, name: str, table: pl.LazyFrame, unit: Unit, form: str | None = None) -> Times:
+def times(where: object, name: str, table: pl.LazyFrame, unit: Unit, form: str | None = None) -> Moments:
     """A column of times.
 
     Args:
@@ -143,10 +143,10 @@ def times(where: object, name: str, table: pl.LazyFrame, unit: Unit, form: str |
     column, dtype = pl.col(name), _type_of(where, "time", name, table)
     if form is not None and (dtype in TEXTS or dtype.is_integer()):
         at, words = _of_format(where, name, table, form), f"texts of the form {form}"
-        return Times(at, at.cast(pl.Datetime("ns")), at // SECOND, "s", words)
+        return Moments(at, at.cast(pl.Datetime("ns")), at // SECOND, "s", words)
     if dtype in TEXTS:
         at, words = _of_iso(where, name, table)
-        return Times(at, at.cast(pl.Datetime("ns")), at // SECOND, "s", words)
+        return Moments(at, at.cast(pl.Datetime("ns")), at // SECOND, "s", words)
     if dtype in (pl.Datetime, pl.Date):
         units: dict[str | None, Unit] = {"ms": "ms", "us": "us", "ns": "ns"}
         kind = units[dtype.time_unit] if isinstance(dtype, pl.Datetime) else "s"
@@ -156,17 +156,17 @@ def times(where: object, name: str, table: pl.LazyFrame, unit: Unit, form: str |
         zone = dtype.time_zone if isinstance(dtype, pl.Datetime) else None
         words = "dates" if dtype == pl.Date else f"dates to the {WORDS[kind].removesuffix('s')}"
         words += f" ({zone}, as UTC)" if zone not in (None, "UTC") else ""
-        return Times(_nanoseconds(number, SECOND // each), column, number // each, "s", words)
+        return Moments(_nanoseconds(number, SECOND // each), column, number // each, "s", words)
     step = SECOND // UNITS[unit]
     if dtype.is_integer():
         number = column.cast(pl.Int64)
-        return Times(_nanoseconds(number, step), number, number, unit, WORDS[unit])
+        return Moments(_nanoseconds(number, step), number, number, unit, WORDS[unit])
     if dtype.is_float() or dtype.is_decimal():
         number = column.cast(pl.Float64)
         number = pl.when(number.is_finite()).then(number)
         whole = number.floor().cast(pl.Int64, strict=False)
         at = _nanoseconds(whole, step) + ((number - number.floor()) * step).round().cast(pl.Int64)
-        return Times(at, at.cast(pl.Datetime("ns")), whole, unit, WORDS[unit])
+        return Moments(at, at.cast(pl.Datetime("ns")), whole, unit, WORDS[unit])
     raise UserError(f"{where}: time column '{name}' holds {dtype}, not numbers or dates")
 
 
