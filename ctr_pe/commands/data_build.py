@@ -82,8 +82,8 @@ def reading_options(parser: Parser) -> None:
     columns("--attributes COLUMN,…", "of the items, beside their id; default: cate_id, if there", type=_columns)
     columns(
         "--column NAME=WORDS",
-        "what else is read, such as hour=event or price=event,numeric: user, item or event; categorical, numeric or "
-        "sequence; afterwards for what exists only after the event; key=value",
+        "what else is read, such as hour=event or price=event,numeric: user, item or event; categorical, numeric, "
+        "sequence or embedding; afterwards for what exists only after the event; key=value",
         several=True,
         type=_declared,
     )

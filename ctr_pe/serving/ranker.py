@@ -479,10 +479,12 @@ class CTRRanker:
         given = {name: value for name, value in given.items() if value != Recipe.model_fields[name].default}
         attributes, columns = self.attributes, declared(self.columns or {})
         if attributes is None and items is not None:
-            others = [name for name in tables.schema(items, "items") if name not in {self.item, *columns}]
+            kinds = tables.schema(items, "items")
+            others = [name for name in kinds if name not in {self.item, *columns}]
             attributes = tables.key_columns(items, others, "items")
             if left_out := sorted({*others} - {*attributes}):
-                how = f"columns={{'{left_out[0]}': 'item, numeric'}} reads one"
+                word = "embedding" if kinds[left_out[0]].is_nested() else "numeric"
+                how = f"columns={{'{left_out[0]}': 'item, {word}'}} reads one"
                 log.warning("items: not read, neither integers nor strings: %s (%s)", ", ".join(left_out), how)
         there = tables.schema(events, "events")
         check_label(label, there)
