@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Vectors:
+class ItemVectorTable:
     """``keys`` (n,) texts, all different, and the vector of each, ``values`` (n, dim) float32."""
 
     keys: pl.Series
@@ -35,12 +35,12 @@ class Vectors:
         keys = texts(wanted)
         return keys.set(~keys.is_in(self.keys.implode()).fill_null(False), None)
 
-    def among(self, keys: pl.Series) -> Vectors:
+    def among(self, keys: pl.Series) -> ItemVectorTable:
         """Those of these keys."""
         there = self.keys.is_in(keys.drop_nulls().implode())
-        return Vectors(self.keys.filter(there), self.values[there.to_numpy()])
+        return ItemVectorTable(self.keys.filter(there), self.values[there.to_numpy()])
 
-    def over(self, earlier: Vectors | None) -> Vectors:
+    def over(self, earlier: ItemVectorTable | None) -> ItemVectorTable:
         """These, and the earlier ones of all other keys."""
         if earlier is None:
             return self
@@ -48,7 +48,7 @@ class Vectors:
             raise UserError(f"vectors of {self.dim} numbers, where the earlier ones have {earlier.dim}")
         old = ~earlier.keys.is_in(self.keys.implode())
         values = np.concatenate([self.values.reshape(-1, earlier.dim), earlier.values[old.to_numpy()]])
-        return Vectors(pl.concat([self.keys, earlier.keys.filter(old)]), values)
+        return ItemVectorTable(pl.concat([self.keys, earlier.keys.filter(old)]), values)
 
     def write(self, file: Path) -> None:
         """In FuxiCTR's form; the vector of values without one is zeros."""
@@ -56,7 +56,7 @@ class Vectors:
         np.savez(file, key=np.array([*self.keys, UNSEEN], str), value=values)
 
     @classmethod
-    def read(cls, file: Path) -> Vectors:
+    def read(cls, file: Path) -> ItemVectorTable:
         """What :meth:`write` wrote."""
         with np.load(file) as content:
             return cls(pl.Series(content["key"][:-1].tolist(), dtype=pl.String), content["value"][:-1])
@@ -67,7 +67,7 @@ def file_of(name: str) -> str:
     return f"pretrained_{name}.npz"
 
 
-def item_vectors(name: str, spec: DeclaredColumn, table: pl.DataFrame, id_column: str, what: str) -> Vectors:
+def item_vectors(name: str, spec: DeclaredColumn, table: pl.DataFrame, id_column: str, what: str) -> ItemVectorTable:
     """The vectors of a declared column: of the column of a table ``what`` of items, or of the file that ``spec`` names,
     where ``id_column`` may be a parquet file's column of ids.
 
@@ -110,7 +110,7 @@ def _lists(values: pl.Series, splitter: str) -> pl.Series | None:
         return None
 
 
-def _checked(what: str, items: pl.Series, lists: pl.Series | None) -> Vectors:
+def _checked(what: str, items: pl.Series, lists: pl.Series | None) -> ItemVectorTable:
     """Without those that are missing or have a number that is not finite."""
     if lists is None:
         raise UserError(f"{what} holds no lists of numbers")
@@ -118,14 +118,14 @@ def _checked(what: str, items: pl.Series, lists: pl.Series | None) -> Vectors:
     bad = pl.col("list").list.eval(~pl.element().is_finite().fill_null(False)).list.any()
     table = table.filter(pl.col("key").is_not_null() & (pl.col("list").list.len() > 0) & ~bad)
     if not table.height:
-        return Vectors(table["key"], np.zeros((0, 0), np.float32))
+        return ItemVectorTable(table["key"], np.zeros((0, 0), np.float32))
     lengths = table["list"].list.len()
     if len(other := table.filter(lengths != lengths[0])):
         found = f"{len(other['list'][0])} numbers in row {other['row'][0]}, {lengths[0]} in row {table['row'][0]}"
         raise UserError(f"{what} has {found}: vectors have one length")
     if repeated := table.height - table["key"].n_unique():
         raise UserError(f"{what} has {repeated:,} of {table.height:,} vectors of items that have another")
-    return Vectors(table["key"], table["list"].list.to_array(lengths[0]).to_numpy())
+    return ItemVectorTable(table["key"], table["list"].list.to_array(lengths[0]).to_numpy())
 
 
 def vectors_of(file: Path) -> tuple[Any, Any]:

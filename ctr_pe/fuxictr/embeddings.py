@@ -16,7 +16,7 @@ from torch.autograd.function import once_differentiable
 
 class ByField(nn.ModuleDict):
     """``nn.ModuleDict`` that also takes fields called like its own attributes: ``type``, ``items``. Their modules and
-    parameters have names that end with :data:`OWN_NAME`."""
+    parameters have names that end with :data:`FIELD_SUFFIX`."""
 
     def __setitem__(self, key: str, module: nn.Module) -> None:
         super().__setitem__(self._name(key), module)
@@ -28,13 +28,13 @@ class ByField(nn.ModuleDict):
         return super().__contains__(self._name(key))
 
     def items(self) -> Any:
-        return {name.removesuffix(OWN_NAME): module for name, module in self._modules.items()}.items()
+        return {name.removesuffix(FIELD_SUFFIX): module for name, module in self._modules.items()}.items()
 
     def _name(self, key: str) -> str:
-        return key + OWN_NAME if hasattr(_EMPTY, str(key)) else key
+        return key + FIELD_SUFFIX if hasattr(_EMPTY, str(key)) else key
 
 
-OWN_NAME, _EMPTY = " (field)", nn.ModuleDict()
+FIELD_SUFFIX, _EMPTY = " (field)", nn.ModuleDict()
 
 
 def look_up(

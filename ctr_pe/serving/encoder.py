@@ -353,14 +353,14 @@ class Encoder:
     def _listed(
         self, group: SizedGroup, history: Sequence[Any], context: Mapping[str, Sequence[Any]]
     ) -> dict[str, Ints]:
-        """The ids of a history without a catalogue: of its own columns, and of attributes beside ``history``."""
-        own = {name: context[raw] for name in group.history if (raw := self._raw(name)) in context}
+        """The ids of a history without a catalogue: of its columns, and of attributes beside ``history``."""
+        columns = {name: context[raw] for name in group.history if (raw := self._raw(name)) in context}
         first = group.history[0]
-        own |= {first: history} if first not in own else {}
+        columns |= {first: history} if first not in columns else {}
         found = {}
         for target, name in zip(group.target, group.history, strict=True):
-            given = own if name in own else {name: context[target]} if target in context and history else {}
-            values = self._one_each("history_context", given, name, len(own[first]), "items of the history")
+            given = columns if name in columns else {name: context[target]} if target in context and history else {}
+            values = self._one_each("history_context", given, name, len(columns[first]), "items of the history")
             found[name] = self._of_items(values, self._encode(values, name, "history_context"))
         return found
 

@@ -275,8 +275,8 @@ class CTRRanker:
         events = self._events(history)
         clock = (names.time, names.order if events is not None and events.ordered else None)
         request = [names.user, *(name for name in clock if name in table.columns)]
-        if taken := {"score", "rank"} & {*request, names.item}:
-            raise UserError(f"candidates: a ranking has a column '{min(taken)}' of its own: rename it in all tables")
+        if same := {"score", "rank"} & {*request, names.item}:
+            raise UserError(f"candidates: a ranking has a column '{min(same)}' of its own: rename it in all tables")
         row = " ".join([*request, names.item])  # a name that none of them has
         scores = pl.Series("score", self._scores(table, events, "candidates"))
         ranked = table.select(*request, names.item).with_columns(scores, pl.int_range(pl.len()).alias(row))

@@ -32,9 +32,9 @@ from ctr_pe.data.logs.log import never_clicked
 from ctr_pe.data.logs.roles import keys
 from ctr_pe.data.requests import EncodedRequests
 from ctr_pe.data.value_maps import Several, map_of, normalizers_of, several, value_maps, vocabularies_of
-from ctr_pe.data.vectors import Vectors, file_of, item_vectors
+from ctr_pe.data.vectors import ItemVectorTable, file_of, item_vectors
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
-from ctr_pe.fuxictr.embeddings import OWN_NAME
+from ctr_pe.fuxictr.embeddings import FIELD_SUFFIX
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map, table_of, unseen_id
 from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.serving.encoder import ColumnNames, Encoder
@@ -289,7 +289,7 @@ def carry_over(trained: Any, model: Any, whose: object = "the model") -> None:
     with torch.no_grad():
         for name, rows in new.items():
             known: Tensor = old[name].to(rows.device)
-            if name.endswith(OF_VECTORS) and now[name.split(".")[2].removesuffix(OWN_NAME)].get("freeze_emb", True):
+            if name.endswith(OF_VECTORS) and now[name.split(".")[2].removesuffix(FIELD_SUFFIX)].get("freeze_emb", True):
                 brought = rows[: len(known)]  # of items whose vector has changed
                 known = torch.where(brought.any(1, keepdim=True), brought, known)
             if known.shape == rows.shape:
@@ -379,10 +379,10 @@ def _grown_vocabularies(encoder: Encoder, values: Mapping[str, pl.Series]) -> Vo
     """By table, with the new categories among the raw values of its features, the most frequent first."""
     parts: dict[str, list[pl.Series]] = {}
     for name, raw in values.items():
-        own = encoder.id_map(name)
-        if isinstance(own, Several):
-            raw = several(raw, own.splitter).list.head(own.most).explode(empty_as_null=False, keep_nulls=False)
-        if isinstance(own.of_one if isinstance(own, Several) else own, IdMap):
+        ids = encoder.id_map(name)
+        if isinstance(ids, Several):
+            raw = several(raw, ids.splitter).list.head(ids.most).explode(empty_as_null=False, keep_nulls=False)
+        if isinstance(ids.of_one if isinstance(ids, Several) else ids, IdMap):
             table = table_of(name, encoder.features, encoder.vocabularies)
             parts.setdefault(table, []).append(texts(raw).alias("text"))
     found = {}
@@ -393,7 +393,7 @@ def _grown_vocabularies(encoder: Encoder, values: Mapping[str, pl.Series]) -> Vo
     return found
 
 
-def _new_vectors(encoder: Encoder, items: pl.DataFrame) -> dict[str, Vectors]:
+def _new_vectors(encoder: Encoder, items: pl.DataFrame) -> dict[str, ItemVectorTable]:
     """By declared column, the vectors that items bring: in their table, or in the file that the column names."""
     names, found = encoder.columns, {}
     table = items.with_columns(ids(items, names.item, "items").alias(ITEM))
@@ -437,7 +437,9 @@ def _vocabularies(scorer: Scorer, source: DataSource, folder: object) -> dict[st
 def _unseen(name: str, old: Tensor, new: Tensor, before: Mapping[str, Any], now: Mapping[str, Any]) -> int | None:
     """The row of unseen values in a parameter with a row per id; None for others."""
     sizes = (len(old), len(new)) if old.shape[1:] == new.shape[1:] and old.dim() else None
-    raw = name.split(".")[2].removesuffix(OWN_NAME) if name.startswith("embedding_layer.embedding_layers.") else None
+    raw = (
+        name.split(".")[2].removesuffix(FIELD_SUFFIX) if name.startswith("embedding_layer.embedding_layers.") else None
+    )
     for feature, spec in before.items():
         later = now.get(feature, {})
         if raw in (None, feature) and (spec.get("vocab_size"), later.get("vocab_size")) == sizes:
@@ -446,7 +448,7 @@ def _unseen(name: str, old: Tensor, new: Tensor, before: Mapping[str, Any], now:
 
 
 def _catalogue(
-    encoder: Encoder, wanted: pl.Series, items: pl.DataFrame | None, vectors: Mapping[str, Vectors]
+    encoder: Encoder, wanted: pl.Series, items: pl.DataFrame | None, vectors: Mapping[str, ItemVectorTable]
 ) -> pl.DataFrame:
     """The raw catalogue with the rows of ``items``, and of the items ``wanted`` that neither has."""
     assert encoder.items is not None
@@ -542,7 +544,9 @@ def empty_dataset(recipe: Recipe, out: Path) -> Dataset:
         for split in ("train", "test"):
             writer.add(split, pa.table({name: pa.array([], pa.int64()) for name in (LABEL, *features)}))
         for name, dim in dims.items():
-            Vectors(pl.Series([], dtype=pl.String), np.zeros((0, dim), np.float32)).write(writer.path / file_of(name))
+            ItemVectorTable(pl.Series([], dtype=pl.String), np.zeros((0, dim), np.float32)).write(
+                writer.path / file_of(name)
+            )
         owners = None if users is None else with_ids(users, {name: maps[name] for name in users.columns[1:]})
         return Content(LABEL, USER, features, [group], vocabs, report, with_ids(pl.DataFrame(raw), of_raw), owners)
 

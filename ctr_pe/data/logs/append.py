@@ -12,7 +12,7 @@ from ctr_pe.config.yaml import load_json
 from ctr_pe.data.dataset import ID, ITEMS, open_dataset
 from ctr_pe.data.root import REPORT
 from ctr_pe.data.value_maps import Several, ValueMap, map_of
-from ctr_pe.data.vectors import Vectors, file_of
+from ctr_pe.data.vectors import ItemVectorTable, file_of
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.utils.errors import UserError, option
 
@@ -38,7 +38,7 @@ class Before:
         maps = {name: map_of(name, specs, vocabs, *numbers) for name in own}
         self.maps = {name: ids for name, ids in maps.items() if ids is not None}
         files = {name: dataset.path / file_of(name) for name in own if "pretrained_emb" in specs[name]}
-        self.vectors = {name: Vectors.read(file) for name, file in files.items()}
+        self.vectors = {name: ItemVectorTable.read(file) for name, file in files.items()}
         file = dataset.path / ITEMS
         found = pl.read_parquet(file) if file.is_file() else None
         self.items = None if found is None else found.select(name for name in found.columns if not name.endswith(ID))

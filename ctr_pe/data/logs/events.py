@@ -27,7 +27,7 @@ from ctr_pe.data.logs.roles import (
 from ctr_pe.data.logs.tables import broken_line, readable, scan
 from ctr_pe.data.timeline import Timeline, sorted_events
 from ctr_pe.data.value_maps import readable_as
-from ctr_pe.data.vectors import Vectors, item_vectors
+from ctr_pe.data.vectors import ItemVectorTable, item_vectors
 from ctr_pe.utils.errors import UserError, nearest, option
 
 if TYPE_CHECKING:
@@ -113,7 +113,7 @@ class Log:
             self.unread = [name for name in schema if name not in read]
             self.read_as: dict[str, str] = {}
             self.without: dict[str, int] = {}
-            self.vectors: dict[str, Vectors] = {}
+            self.vectors: dict[str, ItemVectorTable] = {}
             self._events = self._checked(raw, columns)
             ids = self._events.select(pl.col("item").alias(ITEM)).unique().sort(ITEM).collect(engine="streaming")
             self.catalogue, self.items, self.users = ids, ids, None
