@@ -147,7 +147,8 @@ def revision() -> str | None:
     here = Path(ctr_pe.__file__).resolve().parent
 
     def git(*arguments: str) -> str:
-        return subprocess.check_output(["git", "-C", here, *arguments], stderr=subprocess.DEVNULL, text=True).strip()
+        command = ["git", "-C", str(here), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
 
     try:
         git("ls-files", "--error-unmatch", "__init__.py")  # fails for a package installed below another checkout
