@@ -192,7 +192,8 @@ class Transformer(nn.Module):
         given = Items(history) if items is None else items
         rows = positions.mask.shape[0]  # each gets a target of zeros, which no item sees
         zeros = Items(
-            given.embedding.new_zeros(rows, given.embedding.shape[-1]), tuple(x.new_zeros(rows) for x in given.ids)
+            given.embedding.new_zeros(rows, given.embedding.shape[-1]),
+            tuple(x.new_zeros(rows, *x.shape[1:]) for x in given.ids),
         )
         states, whole, looked_up = self._joined(history.new_zeros(rows, self.dim), history, positions, (given, zeros))
         pairs, encoded = whole.item_pairs(self.causal, looked_up), []

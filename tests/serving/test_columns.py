@@ -83,6 +83,16 @@ def test_the_service_gives_the_scores_of_the_estimator(
     np.testing.assert_allclose(served, offline(ranker, requests), atol=1e-5)
 
 
+def test_candidates_of_one_request_have_the_scores_of_requests_of_their_own(
+    ranker: CTRRanker, given: dict[str, pl.DataFrame]
+) -> None:
+    body = next(body for body in bodies(ranker, asked(given)) if len(body["history"]) > 3)
+    candidates = list(range(24))
+    together = ranker.scorer_.score_one(**{**body, "candidates": candidates})
+    alone = [ranker.scorer_.score_one(**{**body, "candidates": [item]})[0] for item in candidates]
+    np.testing.assert_allclose(together, alone, atol=1e-5)
+
+
 def test_a_saved_model_and_the_command_give_the_same(given: dict[str, pl.DataFrame], tmp_path: Path) -> None:
     ranker, requests = fitted(given), asked(given)
     ranker.save(tmp_path / "model")
