@@ -94,7 +94,7 @@ def run_trial(trial: Trial, dataset: Path, out: Path) -> dict[str, Any]:
     """Train, and store what it gave."""
     file = out / "trials" / trial.name
     if not file.exists():
-        params = run_params(trial.model, "own", dict(trial.setting))
+        params, found = run_params(trial.model, "own", dict(trial.setting)), dict[str, Any]()
         try:
             outcome = train(Run(trial.model, dataset, trial.pe, trial.seed, params=params))
             found = {

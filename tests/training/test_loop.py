@@ -206,7 +206,7 @@ def test_auxiliary_losses_are_told_apart(tmp_path: Path, caplog: pytest.LogCaptu
 
 def test_scores_come_in_the_order_of_the_data(tmp_path: Path) -> None:
     model, rows = build(tmp_path), Rows()
-    labels, scores, groups = score(model, rows)
+    labels, scores, groups, _ = score(model, rows)
     assert labels.tolist() == [0, 1, 0, 1] * 2
     assert groups is not None
     assert groups.tolist() == [0, 0, 0, 1] * 2

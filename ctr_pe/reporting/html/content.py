@@ -177,8 +177,8 @@ def summary(setting: Setting) -> list[str]:
     lines = [f"The highest mean gAUC (AUC within users) is that of {best}: {gauc[best]:.4f} over {seeds}."]
     found = {pe: of["gAUC"] for pe, of in setting.differences("none").items() if not math.isnan(of["gAUC"].low)}
     interval = "The 95 % interval of the difference to none, for other users and newly trained runs,"
-    for what, certain in ("above", lambda one: one.low > 0), ("below", lambda one: one.high < 0):
-        if of := [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if certain(one)]:
+    for what, sign in ("above", 1), ("below", -1):
+        if of := [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if min(sign * one.low, sign * one.high) > 0]:
             lines.append(f"{interval} lies {what} zero for {_listed(of)}.")
     if open_ := {pe: one for pe, one in found.items() if one.low <= 0 <= one.high}:
         them = "it" if len(open_) == 1 else "them"

@@ -137,8 +137,8 @@ def test_a_build_shows_rows_as_read_beside_rows_as_written(protocol: str, block_
         assert f"label={raw['label']} item_id={raw['item_id']} " in written
         assert f"device={raw['device'].strip(chr(39)).replace('None', 'unknown')} " in written
         assert " price=≤" in written
-        before = log_of().filter((pl.col("user_id") == raw["user_id"].strip("'")) & (pl.col("label") == 1))
-        before = before.filter(pl.col("timestamp") < int(raw["timestamp"]))["item_id"].to_list()
+        chosen = log_of().filter((pl.col("user_id") == raw["user_id"].strip("'")) & (pl.col("label") == 1))
+        before = chosen.filter(pl.col("timestamp") < int(raw["timestamp"]))["item_id"].to_list()
         shown = " ".join(map(str, before[-5:]))
         assert written.endswith(f"history: {'… ' * (len(before) > 5)}{shown} ({len(before)})" if before else "empty")
     said = summary(dataset)
