@@ -58,7 +58,7 @@ class ItemVectorTable:
     @classmethod
     def read(cls, file: Path) -> ItemVectorTable:
         """What :meth:`write` wrote."""
-        with np.load(file) as content:
+        with np.load(file, allow_pickle=False) as content:
             return cls(pl.Series(content["key"][:-1].tolist(), dtype=pl.String), content["value"][:-1])
 
 

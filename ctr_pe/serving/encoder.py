@@ -257,7 +257,8 @@ class Encoder:
                 scalars[name] = self._column(requests, name, what)
         if self.numeric:
             there = [self._raw(name) for name in self.numeric if self._raw(name) in requests.columns]
-            counts["missing numbers"] += sum(numbers(requests[raw]).null_count() for raw in there)
+            if lacking := sum(numbers(requests[raw]).null_count() for raw in there):
+                counts["missing numbers"] += lacking
         counts["unknown items"] += self._unknown(ids)
         return EncodedRequests(requests.height, scalars, lists, now, counts)
 

@@ -68,7 +68,7 @@ def test_fit_gives_itself_and_changes_no_parameter(clicks: pl.DataFrame, items: 
     assert ranker.fit(clicks, items=items) is ranker
     assert ranker.get_params() == before
     assert {name for name in vars(ranker) if name not in before} == {
-        *("scorer_", "classes_", "metrics_", "history_", "report_", "updates_")
+        *("scorer_", "classes_", "metrics_", "history_", "report_", "tuned_", "updates_")
     }
     assert clicks.equals(tables[0])
     assert items.equals(tables[1])

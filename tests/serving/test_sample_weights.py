@@ -111,7 +111,8 @@ def test_class_weights_and_weights_stay_with_the_model_folder(tmp_path: Path) ->
 def test_an_update_reads_weights() -> None:
     cold = [CTRRanker("DIN", "cape", **QUICK).partial_fit(events(), sample_weight=of) for of in (np.ones(ROWS), half())]
     assert not np.array_equal(scores(cold[0]), scores(cold[1]))
-    assert np.array_equal(scores(CTRRanker("DIN", "cape", **QUICK).partial_fit(events())), scores(cold[0]))
+    same = scores(CTRRanker("DIN", "cape", **QUICK).partial_fit(events()))
+    np.testing.assert_allclose(same, scores(cold[0]), atol=1e-5)  # a weighted mean is summed in another order
     cold[0].partial_fit(events().head(10))  # all count alike
     with pytest.raises(UserError, match="trained without any: fit it with weights"):
         CTRRanker("DIN", "cape", **QUICK).fit(events()).partial_fit(events(), sample_weight=half())

@@ -19,9 +19,13 @@ PARAMS: dict[str, Any] = {
 }
 
 
+DEFAULTS = {"learning_rate": 1e-3, "embedding_regularizer": 1e-4}
+"""Of the revision that made the store, as far as PARAMS leave them to the model."""
+
+
 def arguments(dataset: Path, out: Path) -> list[Any]:
     """``ctr-pe`` with these trains DIN with two encodings and two seeds each."""
-    options = [part for key, value in PARAMS.items() for part in ("--set", f"{key}={json.dumps(value)}")]
+    options = [part for key, value in (DEFAULTS | PARAMS).items() for part in ("--set", f"{key}={json.dumps(value)}")]
     asked = ("--model", "DIN", "--pe", "none,naive", "--repeats", 2, "--jobs", 1)
     return ["benchmark", "--dataset", dataset, *asked, "--out", out, *options]
 

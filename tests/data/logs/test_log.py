@@ -414,6 +414,7 @@ def test_the_report_counts(tmp_path: Path) -> None:
         "users_without_rows": 1,
         "tied_in_time": 2,
         "targets_without_negative": 0,
+        "items_by_events": "1: 4 (67%), 2-5: 2 (33%)",
     }
     assert dataset.rows == {"train": 4, "valid": 2, "test": 4}
     test = report["splits"]["test"]
