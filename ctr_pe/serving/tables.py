@@ -104,6 +104,8 @@ def key_columns(table: AnyTable, names: Sequence[str], what: str) -> list[str]:
 def ids(table: pl.DataFrame, name: str, what: str, kind: pl.DataType | None = None, of: str = "") -> pl.Series:
     """A column of raw ids, as :func:`keys`; if it has rows of the type ``kind``, which that of ``of`` has."""
     values = keys(column(table, name, what), what)
+    if nulls := values.null_count():  # NaN
+        raise UserError(f"{what}: column '{name}' has null values: {nulls:,} of {table.height:,} rows")
     if kind is not None and len(values) and values.dtype != kind:
         raise UserError(f"{what}: column '{name}' holds {values.dtype}, {of} {kind}")
     return values

@@ -215,14 +215,14 @@ FAULTS = [
     ),
     Fault(
         "gAUC gives all users the same weight",
-        "weight = np.where(np.isnan(auc), 0, np.bincount(codes, minlength=count))",
-        "weight = (~np.isnan(auc)).astype(np.int64)",
+        '{"gAUC": np.bincount(codes, weight, count), ',
+        '{"gAUC": np.ones(count), ',
         f"{METRICS}test_gauc_by_hand",
     ),
     Fault(
         "gAUC counts users of one class",
-        "weight = np.where(np.isnan(auc), 0, np.bincount(codes, minlength=count))",
-        "weight = np.bincount(codes, minlength=count)",
+        "counted = np.where(np.isnan(auc), 0, of_group)",
+        "counted = of_group",
         f"{METRICS}test_gauc_by_hand",
     ),
     Fault(

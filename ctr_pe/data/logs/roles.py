@@ -243,7 +243,10 @@ def _of_iso(where: object, name: str, table: pl.LazyFrame) -> tuple[pl.Expr, str
     shift = pl.when(zone.str.starts_with("-")).then(-shift).otherwise(shift)
     at = whole + number(part["fraction"].str.pad_end(9, "0")) - shift * 60 * SECOND
     how = f"{option('time_format', '%d/%m/%Y')}, or another format, says how to read it"
-    _refuse(where, "time", name, table, at.is_null() & text.is_not_null(), f"no date of ISO 8601, such as {ISO}: {how}")
+    wrong = at.is_null() & text.is_not_null()
+    word = wrong & text.cast(pl.Int64, strict=False).is_null()  # among numbers it is what is wrong
+    _refuse(where, "time", name, table, word, f"no date of ISO 8601, such as {ISO}: {how}")
+    _refuse(where, "time", name, table, wrong, f"no date of ISO 8601, such as {ISO}: {how}")
     zoned, plain = table.select(
         zoned=part[ZONE].is_not_null().sum(), plain=(part[ZONE].is_null() & text.is_not_null()).sum()
     ).collect(engine="streaming").row(0)  # fmt: skip

@@ -466,7 +466,10 @@ def test_rows_count_in_milliseconds_or_dates_become_seconds(tmp_path: Path) -> N
     log["timestamp"] = [time * 1000 + 999 for time in log["timestamp"]]
     assert all_rows(din(tmp_path / "ms", log, time_unit="ms")) == seconds
     log["timestamp"] = pl.Series(log["timestamp"]).cast(pl.Datetime("ms")).to_list()
-    assert all_rows(din(tmp_path / "date", log)) == seconds
+    dated = din(tmp_path / "date", log)
+    assert all_rows(dated) == seconds
+    ages = pl.read_parquet(dated.split("train"))["age_history"].explode(empty_as_null=False)
+    assert 0 < ages.max() <= (max(log["timestamp"]) - min(log["timestamp"])).total_seconds()
 
 
 def test_a_log_of_impressions_under_din_gives_its_positives(tmp_path: Path) -> None:

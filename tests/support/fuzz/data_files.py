@@ -249,12 +249,6 @@ def a_date_that_cannot_be(log: Log) -> Case:
 
 
 @fault
-def fractions(log: Log) -> Case:
-    log.log = log.log.with_columns(pl.col("timestamp") + 0.5)
-    return log.either("fractions of times", "'timestamp'", "Float64")
-
-
-@fault
 def times_against_the_order(log: Log) -> Case:
     log.log = log.log.with_columns(timestamp=1_600_000_000 - pl.col("position") * 60)
     return log.either("times against the order", "'timestamp'", "'position'")
