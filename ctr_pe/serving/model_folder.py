@@ -233,6 +233,9 @@ def rebuild(folder: Path, config: Mapping[str, Any], gpu: int, given: type | Non
     if cls.__name__ != config["model"]:
         raise UserError(f"{folder}: a model of class {config['model']}, not {cls.__name__}")
     groups, params = config["groups"], config["params"]
+    for key in GROUP:
+        if any(key not in group for group in groups):
+            raise UserError(f"groups: a group has no '{key}'")
     source = DataSource(folder, config["dataset_id"], {})
     feature_map = source.feature_map({"embedding_dim": 64, **params, "group_id": config["group_id"]})
     fields: dict[str, Any] = {

@@ -319,7 +319,6 @@ def items_that_do_not_fit(log: Log) -> Case:
     lost = log.log["item_id"][log.row]
     twice = log.items.filter(pl.col("item_id") == lost)
     ways: list[tuple[str, pl.DataFrame, str]] = [
-        ("an item without a row", log.items.filter(pl.col("item_id") != lost), str(lost)),
         ("an item with two rows", pl.concat([log.items, twice]), "repeat"),
         ("items of another kind", log.items.with_columns(pl.format("i{}", "item_id").alias("item_id")), "item_id"),
         ("items without their id", log.items.rename({"item_id": "item"}), "'item_id'"),
