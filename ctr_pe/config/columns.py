@@ -39,8 +39,8 @@ class DeclaredColumn(BaseModel):
     ``sequence``, several categories per value, as a list or split at ``splitter``, of which the first ``max_len`` are
     read and pooled by ``pooling``; ``embedding``, a vector of an item, from a list column or from the file
     ``pretrained_emb``, trained further unless ``freeze_emb``, and projected where a model's vectors are of another
-    width. Categories rarer than ``min_categr_count`` in the
-    training rows are unknown; with ``hash_buckets`` each takes one of so many ids by its text and none is unknown.
+    width. Categories rarer than ``min_categr_count`` in the training rows are unknown; with ``hash_buckets`` each takes
+    one of so many ids by its text and none is unknown.
     ``share_embedding``, or ``share``: the column whose categories and embedding table this one has too.
     ``embedding_dim``: of this column alone.
     """

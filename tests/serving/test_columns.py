@@ -143,6 +143,16 @@ def test_what_is_known_afterwards_is_not_read_of_a_request(given: dict[str, pl.D
     assert np.array_equal(offline(ranker, leaked), offline(ranker, requests))
 
 
+@pytest.mark.parametrize("of", ["context", "candidate_context"])
+def test_nor_is_it_of_a_request_to_the_service(of: str, given: dict[str, pl.DataFrame], tmp_path: Path) -> None:
+    fitted(given).save(tmp_path / "model")
+    body = {"history": [], "candidates": [1, 2], "context": {"hour": 3, "price": 0.5}}
+    leak = {of: body.get(of, {}) | {"watch_time": 0.9 if of == "context" else [0.9, 0.1]}}
+    with TestClient(application(tmp_path / "model")) as client:
+        plain, leaked = (client.post("/rank", json=one).json() for one in (body, body | leak))
+    assert leaked["ranked"] == plain["ranked"]
+
+
 def test_the_daily_update_learns_new_values_of_every_kind(given: dict[str, pl.DataFrame]) -> None:
     ranker = fitted(given)
     before = offline(ranker, asked(given))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -55,6 +56,16 @@ def test_equal_runs_give_equal_results_and_other_seeds_others(run: Run) -> None:
     assert first.epoch == again.epoch
     assert np.array_equal(first.scores, again.scores)
     assert not np.array_equal(first.scores, other.scores)
+
+
+def test_runs_that_differ_share_no_checkpoint(run: Run, dataset: Dataset, tmp_path: Path) -> None:
+    """Below one ``model_root``, in processes side by side."""
+    copy = Path(shutil.copytree(dataset.path, tmp_path / "copy" / dataset.path.name))
+    other = replace(run, params={**PARAMS, "learning_rate": 0.02})
+    runs = [run, replace(run, seed=4), replace(run, pe="none"), other, replace(run, dataset=copy)]
+    files = [build_model(one, dataset, tmp_path).checkpoint for one in runs]
+    assert len(set(files)) == len(runs)
+    assert build_model(run, dataset, tmp_path).checkpoint == files[0]
 
 
 def test_an_outcome_names_the_processor(run: Run) -> None:

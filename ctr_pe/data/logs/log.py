@@ -184,9 +184,8 @@ def _groups(log: Log) -> tuple[Group, ...]:
 
 class _Counter:
     """What the first pass over a log counts. ``items`` (N,): occurrences of each item in the training rows; ``events``
-    (N,): of each item in the log; ``values``:
-    declared column of the log -> tables of its values and how often they occur there; ``users``: rows of each user in
-    the table of users."""
+    (N,): of each item in the log; ``values``: declared column of the log -> tables of its values and how often they
+    occur in the training rows; ``users``: training rows of each user in the table of users."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -205,10 +204,8 @@ class _Counter:
             self.counts["without_negative"] += 2 * int(rows.label.sum()) - len(rows.label)
         train = rows.select(rows.split == 0)
         self.items += np.bincount(train.code, minlength=len(self.items))
-        targets, listed = (
-            np.bincount(train.event, minlength=len(block.is_first)),
-            np.zeros(len(block.is_first), np.int64),
-        )
+        targets = np.bincount(train.event, minlength=len(block.is_first))  # rows that are about each event
+        listed = np.zeros_like(targets)  # rows whose history has it
         for line, (begin, end) in zip(train.timelines, train.histories(recipe.max_len), strict=True):
             # how many rows list each event: rows that begin at or before it minus rows that end there
             code = line.ids[CODE]
@@ -217,9 +214,8 @@ class _Counter:
             self.items += np.bincount(code, rows_with, len(self.items)).astype(np.int64)
             listed[line.ids[EVENT]] += rows_with
         if len(self.users):
-            self.users += np.bincount(block.column("owner") % len(self.users), targets, len(self.users)).astype(
-                np.int64
-            )
+            owner = block.column("owner") % len(self.users)  # -1, a user without a row in the table, is the last
+            self.users += np.bincount(owner, targets, len(self.users)).astype(np.int64)
         for name in filter(lambda name: name.startswith(COLUMN), block.events.columns):
             column = recipe.columns[name.removeprefix(COLUMN)]
             in_history = column.source == "event" and column.normalizer is None

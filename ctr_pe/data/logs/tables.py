@@ -33,8 +33,8 @@ def scan(file: Path, separator: str | None = None, rows: int | None = None) -> p
 
     ``separator``: of the columns of a text file; None for a tab in .tsv and a comma in .csv. A column of a text file
     holds numbers only if all of its values, in all rows, are written as such: ``007`` is no whole number, because it
-    would become 7. Dates are text. ``rows``: as many at most, of a text file the first
-    ones, of parquet files pieces from all over it.
+    would become 7. Dates are text. ``rows``: as many at most, of a text file the first ones, of parquet files pieces
+    from all over it.
 
     Raises:
         UserError: no such file, one of another kind, or a text that cannot be read or has another separator.
