@@ -23,12 +23,7 @@ OF_OTHER_THINGS = {"a value of an option", "a place that cannot be written to", 
 
 def written(case: Case, place: Path) -> dict[str, Any]:
     """The files of a case, and the options of a recipe."""
-    place.mkdir()
-    for name, content in case.files.items():
-        if content is None:
-            (place / name).mkdir()
-        else:
-            (place / name).write_bytes(content)
+    case.write(place)
     given: dict[str, Any] = {"protocol": case.command[case.command.index("--protocol") + 1]}
     return given | {key: place / case.command[case.command.index(f"--{key}") + 1] for key in ("interactions", "items")}
 

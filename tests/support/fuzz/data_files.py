@@ -34,6 +34,15 @@ class Case(NamedTuple):
     command: list[str]
     named: tuple[str, ...]
 
+    def write(self, place: Path) -> None:
+        """The files, in the new folder ``place``."""
+        place.mkdir()
+        for name, content in self.files.items():
+            if content is None:
+                (place / name).mkdir()
+            else:
+                (place / name).write_bytes(content)
+
 
 class Log:
     """A sound log, as tables; ``text`` and ``parquet`` make files of them."""
@@ -442,12 +451,7 @@ def run(made: Iterable[Case], folder: Path) -> dict[str, Counter[str]]:
     found: dict[str, Counter[str]] = defaultdict(Counter)
     for number, case in enumerate(made):
         place = folder / f"{number}"
-        place.mkdir()
-        for name, content in case.files.items():
-            if content is None:
-                (place / name).mkdir()
-            else:
-                (place / name).write_bytes(content)
+        case.write(place)
         found[case.kind][outcome(case, place)] += 1
     return dict(found)
 
