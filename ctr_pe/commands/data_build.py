@@ -81,6 +81,11 @@ def reading_options(parser: Parser) -> None:
     columns("--weight COLUMN", "how much a row counts in the loss, 0 or more; default: all alike", type=_column)
     columns("--attributes COLUMN,…", "of the items, beside their id; default: cate_id, if there", type=_columns)
     columns(
+        "--behaviours COLUMN=VALUE,…",
+        "a history per value, such as action=click,cart,buy; targets are events of the first",
+        type=_behaviours,
+    )
+    columns(
         "--column NAME=WORDS",
         "what else is read, such as hour=event or price=event,numeric: user, item or event; categorical, numeric, "
         "sequence or embedding; afterwards for what exists only after the event; key=value",
@@ -95,6 +100,13 @@ def _column(text: str) -> str:
 
 def _columns(text: str) -> tuple[str, ...] | str:
     return "" if text == "none" else tuple(comma_list(text))
+
+
+def _behaviours(text: str) -> dict[str, list[str]]:
+    name, given, values = text.partition("=")
+    if not given:
+        raise argparse.ArgumentTypeError(f"'{text}' is not COLUMN=VALUE,…")
+    return {name: comma_list(values)}
 
 
 def _declared(text: str) -> tuple[str, str]:

@@ -112,6 +112,38 @@ WORDS = {
 """Words of a declaration -> the key whose value they are."""
 
 
+class Behaviours(BaseModel):
+    """What an event was, such as a click or a purchase, by a ``column`` of the log; each of the ``values`` has a
+    history of its own, and targets are events of the first. Also ``{column: values}``."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    column: str = Field(min_length=1)
+    values: tuple[int | str, ...] = Field(min_length=1, max_length=100)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _in_short(cls, given: Any) -> Any:
+        if isinstance(given, Mapping) and len(given) == 1 and not {"column", "values"} & given.keys():
+            return {"column": next(iter(given)), "values": next(iter(given.values()))}
+        return given
+
+    @model_validator(mode="after")
+    def _different(self) -> Self:
+        if twice := [text for text in self.texts if self.texts.count(text) > 1]:
+            raise ValueError(f"behaviours: '{twice[0]}' stands twice")
+        return self
+
+    @property
+    def texts(self) -> tuple[str, ...]:
+        """The values as they are compared with the column's: as text."""
+        return tuple(map(str, self.values))
+
+    def code(self) -> dict[str, int]:
+        """Value as text -> its place in ``values``."""
+        return {text: place for place, text in enumerate(self.texts)}
+
+
 def in_words(text: Any) -> Any:
     """``"event, numeric, num_buckets=50"`` as the mapping it stands for; anything else unchanged.
 

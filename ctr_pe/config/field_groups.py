@@ -28,6 +28,22 @@ class Group:
             raise UserError(f"{both} must pair up")
 
 
+@dataclass(frozen=True)
+class LogHistory:
+    """A history of a log: ``name``, the end of its columns' names; of events that were ``chosen`` or not, and of one
+    ``behaviour`` or, for None, of all."""
+
+    name: str = "history"
+    chosen: bool = True
+    behaviour: str | None = None
+
+    @property
+    def spec(self) -> dict[str, Any]:
+        """What the specifications of its features say."""
+        found = {} if self.chosen else {"chosen": False}
+        return found if self.behaviour is None else found | {"behaviour": self.behaviour}
+
+
 def log_group(fields: Sequence[str], timed: bool, history: str = "history") -> Group:
     """The target fields of a log and its history columns: of ``item_id`` ``item_history``, of times ``age_history``."""
     listed = tuple(f"{name.removesuffix('_id')}_{history}" for name in fields)

@@ -102,13 +102,14 @@ class EncodedLog:
     """An encoded log, a timeline per field group, because some hold the chosen items and others those that were not.
 
     ``users``: raw ids, in the order of their numbers; ``newest``: the largest time, or None; ``unknown``: events of
-    items that have the reserved id.
+    items that have the reserved id; ``unlisted``: events of behaviours that have no history.
     """
 
     users: Index
     groups: Sequence[Timeline]
     newest: int | None
     unknown: int
+    unlisted: int = 0
 
     @property
     def ordered(self) -> bool:

@@ -13,7 +13,7 @@ import polars as pl
 import pyarrow.parquet as pq
 
 from ctr_pe.config.columns import DeclaredColumn, table_of
-from ctr_pe.config.field_groups import Group
+from ctr_pe.config.field_groups import Group, LogHistory
 from ctr_pe.data.dataset import (
     CONFIG,
     ITEMS,
@@ -165,10 +165,10 @@ def item_specs(
     columns: Mapping[str, DeclaredColumn] = MappingProxyType({}),
     weighted: bool = False,
     dims: Mapping[str, int] = MappingProxyType({}),
+    histories: Sequence[LogHistory] = (LogHistory(),),
 ) -> dict[str, dict[str, Any]]:
-    """The features of a log: its user, the fields with ids, and the histories of each group, of which the second has
-    the items that were not chosen. ``columns``: how the fields were declared; ``weighted``: whether rows have weights;
-    ``dims``: of fields that are vectors."""
+    """The features of a log: its user, the fields with ids, and the ``histories``, one of each group. ``columns``: how
+    the fields were declared; ``weighted``: whether rows have weights; ``dims``: of fields that are vectors."""
     specs: dict[str, dict[str, Any]] = {USER: {"type": "meta"}}
     specs |= {WEIGHT: {"type": "meta", "weight": True}} if weighted else {}
     for name in sorted(maps, key=lambda name: table_of(name, columns) != name):  # a table before those who share it
@@ -184,11 +184,11 @@ def item_specs(
         elif declared is not None and declared.type == "embedding":
             specs[name] |= {"pretrained_emb": file_of(name), "pretrain_dim": dims[name], "pretrain_usage": "init"}
             specs[name]["freeze_emb"] = declared.freeze_emb
-    for group, chosen in zip(groups, (True, False), strict=False):
+    for group, listed in zip(groups, histories, strict=True):
         for name, history in zip(group.target, group.history, strict=True):
             ids, kept = maps[name], ("values", "splitter", "feature_encoder", "embedding_dim")
             as_target = {key: specs[name][key] for key in kept if key in specs[name]}
-            specs[history] = history_spec(name, ids.size - 2, max_len, chosen=chosen, unseen=ids.unseen) | as_target
+            specs[history] = history_spec(name, ids.size - 2, max_len, unseen=ids.unseen) | listed.spec | as_target
     return specs | {group.age: age_spec(max_len) for group in groups if group.age}
 
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import polars as pl
 
+from ctr_pe.config.columns import Behaviours
 from ctr_pe.data.dataset import ID, ITEM
 from ctr_pe.data.id_map import Array, IdMap, Index, Ints, categories, missing
 from ctr_pe.data.logs.clock import SECOND, UNITS, Unit
@@ -50,7 +51,8 @@ class ColumnNames:
     ``weight``: of events, in training; ``keep``: which rows of one event count, the first, the last or all; ``raw``:
     the column that a feature is read from, where it is called otherwise; of a numeric feature, ``fill_na``: what
     missing, NaN and infinite numbers become, 0 where it is not given, and ``normalizers``: what is then subtracted and
-    divided by; ``columns``: those that were declared, see :mod:`ctr_pe.config.columns`.
+    divided by; ``columns``: those that were declared, see :mod:`ctr_pe.config.columns`, as
+    ``behaviours``.
     """
 
     user: str = "user_id"
@@ -66,6 +68,7 @@ class ColumnNames:
     fill_na: Mapping[str, float] = field(default_factory=dict)
     normalizers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     columns: Mapping[str, Any] = field(default_factory=dict)
+    behaviours: Mapping[str, Any] | None = None
 
 
 class Encoder:
@@ -94,6 +97,7 @@ class Encoder:
         self.features: Mapping[str, Any] = model.feature_map.features
         self.groups: list[SizedGroup] = list(model.groups)
         self.chosen = [bool(self.features[group.history[0]].get("chosen", True)) for group in self.groups]
+        self.behaviours = None if columns.behaviours is None else Behaviours.model_validate(columns.behaviours)
         self.item_fields = list(dict.fromkeys(name for group in self.groups for name in group.target))
         of_items = {*self.item_fields, *(name for group in self.groups for name in group.history)}
         self.other_fields = [name for name in model.other_fields if name not in of_items]
@@ -198,8 +202,11 @@ class Encoder:
             columns["tie"] = _small(Index(item.unique().sort()).find(item), len(item))
         if names.label and (made_of := label_column(names.label, there)) in there:
             columns["label"] = labels(read(made_of), names.label, what)
+        if self.behaviours:
+            columns["behaviour"] = self._behaviour(read(self.behaviours.column), what)
         given = {name: values for name, values in columns.items() if values is not None}
-        table, key = pl.LazyFrame(given), [name for name in ("user", "tie", "order", "time") if name in given]
+        table = pl.LazyFrame(given)
+        key = [name for name in ("user", "tie", "order", "time", "behaviour") if name in given]
         if "tie" in given and names.keep in ("first", "last"):
             table = table.unique(key, keep=names.keep, maintain_order=True)
         events, fields = sorted_events(table, given).collect(), {name: name + ID for name in ids}
@@ -207,12 +214,29 @@ class Encoder:
             rows = counted(again, "row")
             log.warning("%s: %s repeat the event of another row and all count: %s", what, rows, option("keep", "first"))
         listed = [events.filter(pl.col("label") == chosen) if "label" in given else events for chosen in self.chosen]
+        if self.behaviours:
+            listed = [
+                some if place is None else some.filter(pl.col("behaviour") == place)
+                for some, place in zip(listed, self._places(), strict=True)
+            ]
         return EncodedLog(
             users=users,
             groups=[Timeline.of(chosen, len(users.sorted), fields) for chosen in listed],
             newest=None if time is None or not len(time) else int(time.max()),
             unknown=self._unknown(ids),
+            unlisted=int((columns["behaviour"] < 0).sum()) if self.behaviours else 0,
         )
+
+    def _behaviour(self, table: pl.DataFrame, what: str) -> Codes:
+        """(n,) the place of each event's behaviour in the list, -1 for others."""
+        assert self.behaviours is not None
+        values = categories(of_log(table, self.behaviours.column, what))
+        return values.replace_strict(self.behaviours.code(), default=-1, return_dtype=pl.Int8).to_numpy()
+
+    def _places(self) -> list[int | None]:
+        """Per field group, the place of its behaviour in the list; None for all."""
+        code = self.behaviours.code() if self.behaviours else {}
+        return [code.get(self.features[group.history[0]].get("behaviour")) for group in self.groups]
 
     def requests(
         self, requests: pl.DataFrame, events: EncodedLog | None = None, what: str = "requests"
@@ -278,8 +302,9 @@ class Encoder:
 
         ``user``: the raw id, which fields of the user are looked up by. ``context``: raw values of the request's fields
         of the event, and of the user where the table of users lacks them; ``history_context``: field -> a raw value per
-        item of the history; ``candidate_context``: likewise of the candidates. Without a catalogue both have the
-        attributes of the items too, and ``history_context`` the columns of further histories, in any length.
+        item of the history; of a model with behaviours also their column -> the behaviour of each.
+        ``candidate_context``: likewise of the candidates. Without a catalogue both have the attributes of the items
+        too, and ``history_context`` the columns of further histories, in any length.
         """
         if times is None and self.needs_age and len(history):
             raise UserError("times: this model's encoding reads the age of events: give the time of each")
@@ -290,7 +315,15 @@ class Encoder:
         self._check_names("candidate_context", candidate_context, [n for n in of_target if not self.has_vectors(n)])
         further = [] if self.catalogue else [self._raw(name) for group in self.groups for name in group.history]
         of_history = self.event_fields if self.catalogue else self.item_fields[1:]
-        self._check_names("history_context", history_context, [*of_history, *further])
+        of_kind: dict[str, Any] = dict(history_context)
+        place = np.zeros(len(history), np.int8)
+        if self.behaviours:
+            name = self.behaviours.column
+            if len(kinds := of_kind.pop(name, ())) != len(history):
+                why = f"{len(kinds)} values of '{name}' for {len(history)} items of the history"
+                raise UserError(f"history_context: {why}: this model has a history of each behaviour")
+            place = self._behaviour(pl.DataFrame({name: pl.Series(name, kinds, strict=False)}), "history_context")
+        self._check_names("history_context", of_kind, [*of_history, *further])
         ages = None
         if times is not None:
             at = self.moments(times)
@@ -322,17 +355,19 @@ class Encoder:
             ids = self._values(pl.Series(name, [value], strict=False), name, "context")
             scalars[name] = np.repeat(ids, count, axis=0)
         lists = []
-        for group, chosen in zip(self.groups, self.chosen, strict=True):
-            ids_of = {
-                name: of_past[target] for target, name in zip(group.target, group.history, strict=True) if of_past
-            }
+        for group, chosen, behaviour in zip(self.groups, self.chosen, self._places(), strict=True):
+            seen = np.flatnonzero(np.full(len(history), chosen) if behaviour is None else place == behaviour)
+            pairs = zip(group.target, group.history, strict=True)
             if self.catalogue is None:
                 ids_of = self._listed(group, history if group is self.groups[0] else (), history_context)
+                aged = ages
+            else:
+                ids_of = {name: of_past[target][seen] for target, name in pairs}
+                aged = None if ages is None else ages[seen]
             events = len(next(iter(ids_of.values())))
             end = np.full(count, events)
-            first = np.maximum(0, end - group.max_len) if chosen or self.catalogue is None else end
-            of_group = ages if ages is None or len(ages) == events else np.zeros(events, np.int64)
-            lists.append(RequestHistories(ids_of, first, end, group.age, age=of_group))
+            of_group = aged if aged is None or len(aged) == events else np.zeros(events, np.int64)
+            lists.append(RequestHistories(ids_of, np.maximum(0, end - group.max_len), end, group.age, age=of_group))
         for name in pooled:
             values = pl.Series(
                 name, list(context.get(name) or [])[-int(self.features[name]["max_len"]) :], strict=False
@@ -340,8 +375,11 @@ class Encoder:
             ids = self._of_items(values, self._encode(values, name, "context"))
             lists.append(RequestHistories({name: ids}, np.zeros(count, np.int64), np.full(count, len(ids))))
         counts = Counter({"requests": count, "unknown items": self._unknown(scalars)})
-        of_first = next(iter(lists[0].ids.values()))
-        counts["unknown history items"] = self._unknown({self.item_fields[0]: of_first})
+        item = self.item_fields[0]
+        of_first = of_past[item] if of_past else next(iter(lists[0].ids.values()))
+        counts["unknown history items"] = self._unknown({item: of_first})
+        if others := int((place < 0).sum()):
+            counts["history items of other behaviours"] = others
         return EncodedRequests(count, scalars, lists, None, counts)
 
     def _one_each(self, what: str, given: Mapping[str, Sequence[Any]], name: str, count: int, whose: str) -> pl.Series:
@@ -384,6 +422,8 @@ class Encoder:
         counts["unknown users"] += int((raw.filter(pl.Series(user < 0))).n_unique())
         counts["requests of unknown users"] += int((user < 0).sum())
         counts["unknown history items"] += events.unknown
+        if events.unlisted:
+            counts["history items of other behaviours"] += events.unlisted
         order = self.clock(requests, self.columns.order, what) if events.ordered else None
         timed = self.columns.time in requests.columns and (order is None or self.needs_age)
         lists = []

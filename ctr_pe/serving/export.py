@@ -94,7 +94,8 @@ def description(scorer: Scorer) -> dict[str, Any]:
     number has a column, ``fill_na``: what missing, NaN and infinite ones become, and if training normalised it a
     ``normalizer``: what to subtract and divide by. Of declared
     columns also ``category_encoder`` (``quantile_bucket``: the keys of the vocabulary are upper edges; ``hash_bucket``:
-    1 + CRC-32 of the text modulo ``unknown`` - 1), ``splitter`` and ``values``, and ``known``.
+    1 + CRC-32 of the text modulo ``unknown`` - 1), ``splitter`` and ``values``, and ``known``; of a history of one
+    behaviour ``behaviour``.
     ``vocabularies``: name -> raw id as text -> id. Ages are seconds from the event to the request. ``max_len``: the
     scorer keeps so many items of a history, the newest.
     """
@@ -123,6 +124,8 @@ def description(scorer: Scorer) -> dict[str, Any]:
             kept = ("category_encoder", "splitter", "values", "known")
             inputs[name] |= {key: encoder.features[field][key] for key in kept if key in encoder.features[field]}
             vocabularies[table] = ids
+        if "behaviour" in encoder.features[name]:
+            inputs[name]["behaviour"] = encoder.features[name]["behaviour"]
     known = ("model", "position_encoding", "metrics", "vocabulary", "versions", "created")
     return {
         **{key: config[key] for key in known if key in config},

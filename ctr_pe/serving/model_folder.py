@@ -257,7 +257,7 @@ def _columns(dataset_id: str, recipe: Mapping[str, Any], group_id: str | None) -
         names |= {name: column for field in published.fields for name, column in field.histories}
         raw = {name: column for name, column in names.items() if name != column}
         return ColumnNames(user=published.user, time=published.time, label=published.label, raw=raw)
-    roles = "user item time order label weight time_unit time_format keep columns".split()
+    roles = "user item time order label weight time_unit time_format keep columns behaviours".split()
     given = {ours: recipe[ours] for ours in roles if ours in recipe}
     return ColumnNames(**{"user": group_id or "user_id", **given})
 

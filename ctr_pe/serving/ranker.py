@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from ctr_pe.data.timeline import EncodedLog
 
 log = logging.getLogger(__name__)
-COLUMNS = ("user", "item", "time", "order", "label", "weight", "time_unit", "time_format", "keep")
+COLUMNS = ("user", "item", "time", "order", "label", "weight", "time_unit", "time_format", "keep", "behaviours")
 DECIDED = NOT_OF_MODEL | {"position_encoding", "target_field", "sequence_field", "neg_seq_field", "age_field"}
 """Keys of a config that are no hyper-parameters here."""
 
@@ -47,7 +47,7 @@ class CTRRanker:
 
     Args:
         model: a name of ``ctr-pe list``.
-        position_encoding: an encoding of ``ctr-pe list``, or several with ``+``.
+        position_encoding: an encoding of ``ctr-pe list``, or several with ``+``; or a list, one per history.
         epochs: at most; the best on the validation rows is kept. None for the model's default, as for all
             hyper-parameters that are not given.
         random_state: an int for the same model every time; a RandomState or None for another one.
@@ -66,6 +66,8 @@ class CTRRanker:
             numeric"``, or a mapping of the keys of :class:`~ctr_pe.config.columns.DeclaredColumn`.
         tune: before training, try so many settings of learning rate, regularisation and dropout on the validation rows
             in short trainings (:mod:`ctr_pe.study.halving`); ``quick`` for 6.
+        behaviours: ``{"action": ["click", "cart", "buy"]}``: each value of that column of the log has a history of its
+            own, with an encoding of its own if ``position_encoding`` is a list; targets are events of the first value.
         time_unit: ``s``, ``ms``, ``us`` or ``ns``, of times that are numbers.
         time_format: of times that are texts, such as ``%d/%m/%Y``; None for ISO 8601.
         keep: which rows of one event (same user, item, time and order) count: ``first``, ``last`` or ``all`` of them,
@@ -89,7 +91,7 @@ class CTRRanker:
     def __init__(
         self,
         model: str = "DIN",
-        position_encoding: str = "cape",
+        position_encoding: str | Sequence[str] = "cape",
         *,
         epochs: int | None = None,
         random_state: Any = 0,
@@ -103,6 +105,7 @@ class CTRRanker:
         weight: str | None = None,
         attributes: Sequence[str] | None = None,
         columns: Mapping[str, Any] | None = None,
+        behaviours: Mapping[str, Any] | None = None,
         tune: int | str | None = None,
         time_unit: str = "s",
         time_format: str | None = None,
@@ -126,6 +129,7 @@ class CTRRanker:
         self.weight = weight
         self.attributes = attributes
         self.columns = columns
+        self.behaviours = behaviours
         self.tune = tune
         self.time_unit = time_unit
         self.time_format = time_format
@@ -183,6 +187,9 @@ class CTRRanker:
                 log.warning("validation rows: %s: the best epoch is that of AUC, not of gAUC", problem)
                 params["monitor"] = "AUC"
             self.report_ = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
+            if others := self.report_["unlisted_behaviours"]:
+                some = ", ".join(f"{text}: {count:,}" for text, count in others.items())
+                log.warning("events: behaviours that are not listed are in no history: %s rows", some)
             if unread := self.report_["unread"]:
                 log.info("events: not read: %s (columns={'%s': 'event'} reads one)", ", ".join(unread), unread[0])
             gpu, threads = _plain(self.gpu), _plain(self.threads)
@@ -329,6 +336,8 @@ class CTRRanker:
         config, columns = scorer.config, scorer.encoder.columns
         given = {**config["params"], "gpu": gpu, "random_state": config["seed"], "max_len": config["max_len"]}
         given |= {name: getattr(columns, name) for name in COLUMNS} | {"columns": columns.columns or None}
+        if columns.behaviours is not None:
+            given["behaviours"] = {columns.behaviours["column"]: list(columns.behaviours["values"])}
         return cls(config["model"], config["position_encoding"], **given)._fitted(scorer)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
@@ -459,7 +468,8 @@ class CTRRanker:
             scorer = scorer_of(model, run, source, before)
         clock = [name for name in (recipe.order, recipe.time) if name in events.columns]
         scorer.encoder.columns = replace(scorer.encoder.columns, weight=self.weight)
-        scorer.histories = events.head(0).select(recipe.user, recipe.item, *clock, *_of_log(recipe))
+        kinds = [recipe.behaviours.column] if recipe.behaviours else []
+        scorer.histories = events.head(0).select(recipe.user, recipe.item, *clock, *_of_log(recipe), *kinds)
         return scorer
 
     def _files(self, events: AnyTable, items: AnyTable | None, users: AnyTable | None, folder: Path) -> dict[str, Path]:
@@ -565,14 +575,14 @@ def newest_events(recipe: Recipe) -> pl.DataFrame:
     if recipe.time in names:
         name = str(recipe.time)
         columns[name] = times(file, name, raw, recipe.time_unit, recipe.time_format).stored
-    key = list(columns)
+    key, clock = [*columns, *([recipe.behaviours.column] if recipe.behaviours else [])], list(columns)[2:]
     events = raw.with_columns(one.alias(name) for name, one in columns.items())
     if recipe.keep in ("first", "last"):
         events = events.unique(key, keep=recipe.keep, maintain_order=True)
     if recipe.label is not None and label_column(recipe.label, names) in names:
         limit = threshold(recipe.label, names)
         events = events.filter((limit.holds(pl.col(limit.column)) if limit else pl.col(recipe.label).cast(float)) == 1)
-    return tables.newest(events, recipe.user, recipe.item, key[2:], recipe.max_len, _of_log(recipe))
+    return tables.newest(events, recipe.user, recipe.item, clock, recipe.max_len, _of_log(recipe), recipe.behaviours)
 
 
 def _of_log(recipe: Recipe) -> list[str]:

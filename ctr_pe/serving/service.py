@@ -108,7 +108,9 @@ class WatchedModel:
         catalogue = self.scorer.encoder.catalogue
         some: list[Any] = ["0"] if catalogue is None else catalogue.sorted.head(2).to_list()
         try:
-            scores = self.scorer.score_one(some, some, times=list(range(len(some))))
+            kinds = self.scorer.encoder.behaviours
+            given = {kinds.column: [kinds.values[0]] * len(some)} if kinds else {}
+            scores = self.scorer.score_one(some, some, times=list(range(len(some))), history_context=given)
         except UserError as error:
             raise UserError(f"{folder}: cannot be served: {error}") from None
         if not np.isfinite(scores).all():
@@ -213,7 +215,7 @@ class RankRequest(BaseModel):
     user: Item | None = Field(None, description="raw id of the user, by which the model's own fields are looked up")
     context: dict[str, Value] = Field({}, description="field of the request, or of the user -> raw value")
     history_context: dict[str, list[Value]] = Field(
-        {}, description="field of the event -> raw value of each history item"
+        {}, description="field of the event, or the column of behaviours -> raw value of each history item"
     )
     candidate_context: dict[str, list[Value]] = Field({}, description="field -> raw value of each candidate")
 

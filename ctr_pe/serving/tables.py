@@ -11,7 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from ctr_pe.data.id_map import TEXTS
+from ctr_pe.config.columns import Behaviours
+from ctr_pe.data.id_map import TEXTS, categories
 from ctr_pe.data.logs.labels import threshold
 from ctr_pe.data.logs.roles import keys
 from ctr_pe.data.logs.tables import readable, scan
@@ -137,10 +138,21 @@ def weights(table: pl.DataFrame, name: str, what: str) -> npt.NDArray[np.float32
 
 
 def newest(
-    events: pl.LazyFrame, user: str, item: str, clock: Sequence[str], count: int, fields: Sequence[str] = ()
+    events: pl.LazyFrame,
+    user: str,
+    item: str,
+    clock: Sequence[str],
+    count: int,
+    fields: Sequence[str] = (),
+    behaviours: Behaviours | None = None,
 ) -> pl.DataFrame:
-    """The last ``count`` events of every user by ``clock``, then by item: columns user, item, those of the clock and
-    ``fields``."""
+    """The last ``count`` events of every user, of each of its listed behaviours, by ``clock``, then by item: columns
+    user, item, those of the clock and ``fields``."""
     kept = [item, *clock, *fields]
-    last = events.group_by(user).agg(pl.col(kept).top_k_by([*clock, item], count))
+    owner = [user]
+    if behaviours:
+        name, owner = behaviours.column, [user, behaviours.column]
+        events = events.with_columns(pl.col(name).map_batches(categories, return_dtype=pl.String, is_elementwise=True))
+        events = events.filter(pl.col(name).is_in(behaviours.texts))
+    last = events.group_by(owner).agg(pl.col(kept).top_k_by([*clock, item], count))
     return last.explode(kept, empty_as_null=False).sort(user, *clock, item).collect(engine="streaming")

@@ -26,7 +26,7 @@ import torch
 from ctr_pe.config.columns import declared
 from ctr_pe.config.field_groups import log_group
 from ctr_pe.data.dataset import ID, ITEM, ITEMS, LABEL, USER, USERS, Dataset
-from ctr_pe.data.id_map import NO_VALUE, IdMap, Index, check_growth, texts, with_ids
+from ctr_pe.data.id_map import NO_VALUE, IdMap, Index, categories, check_growth, texts, with_ids
 from ctr_pe.data.logs.clock import SECOND, UNITS
 from ctr_pe.data.logs.log import never_clicked
 from ctr_pe.data.logs.roles import keys
@@ -112,14 +112,16 @@ def update(
         clock = [name for name in clock if name != names.time]
     stored = _plain(scorer.histories, clock, scorer.encoder, "histories")
     new = _plain(events, clock, scorer.encoder, "new_events", labelled=protocol == "impressions", weight=weight)
+    kinds = scorer.encoder.behaviours
+    event = [names.user, names.item, *clock, *([kinds.column] if kinds else [])]
     if names.keep in ("first", "last"):
-        new = new.unique([names.user, names.item, *clock], keep=names.keep, maintain_order=True)
+        new = new.unique(event, keep=names.keep, maintain_order=True)
     stored, new = _times_as_stored(stored, new, names)
     if not stored.height:
         stored = new.clear()
     for name in (names.user, names.item):
         ids(new, name, "new_events", stored[name].dtype, "in the stored histories")
-    older = stored.join(new, on=[names.user, names.item, *clock], how="anti", maintain_order="left")
+    older = stored.join(new, on=event, how="anti", maintain_order="left")
     if again := stored.height - older.height:
         log.warning("%s of the stored histories are among the new ones: they count once", counted(again, "event"))
     past = older.join(new, on=names.user, how="semi", maintain_order="left")
@@ -143,7 +145,7 @@ def update(
     found.model.eval()
     chosen = pl.concat([older, new]).filter(pl.col(CHOSEN) == 1)
     count, fields = int(scorer.config["max_len"]), _of_events(scorer.encoder)
-    found.histories = newest(chosen.lazy(), names.user, names.item, clock, count, fields)
+    found.histories = newest(chosen.lazy(), names.user, names.item, clock, count, fields, kinds)
     before = {name: len(known) for name, known in scorer.encoder.vocabularies.items()}
     done = {
         "events": new.height,
@@ -176,6 +178,8 @@ def _plain(
     at = [pl.Series(name, encoder.clock(table, name, what), pl.Int64) for name in clock]
     label = labels(table, names.label or "label", what) if labelled else np.ones(table.height, bool)
     fields = [encoder.plain(name, of_log(table, name, what)) for name in _of_events(encoder)]
+    if kinds := encoder.behaviours:
+        fields.append(categories(of_log(table, kinds.column, what)).alias(kinds.column))
     counts = np.ones(table.height, np.float32) if weight is None else weights(table, weight, what)
     made = [pl.Series(CHOSEN, label.astype(np.int8)), pl.Series(WEIGHED, counts)]
     return pl.DataFrame([users, items, *at, *fields, *made])
@@ -204,7 +208,10 @@ def _sampled(both: pl.DataFrame, clock: list[str], encoder: Encoder, draw: np.ra
     events = both.sort(names.user, *clock, names.item, maintain_order=True)
     items = encoder.items.filter(pl.col(ITEM + ID) != encoder.unseen(ITEM))[ITEM]
     user = events[names.user].rle_id().cast(pl.Int64).to_numpy()
-    target = np.flatnonzero(events[NEW].to_numpy() & np.append(False, user[1:] == user[:-1]))
+    wanted = events[NEW].to_numpy() & np.append(False, user[1:] == user[:-1])
+    if kinds := encoder.behaviours:
+        wanted &= (events[kinds.column] == kinds.texts[0]).fill_null(False).to_numpy()
+    target = np.flatnonzero(wanted)
     negative = never_clicked(user, Index(items).find(events[names.item]), target, len(items), draw)
     clicked = events.gather(target)
     other = clicked.with_columns(
@@ -534,8 +541,9 @@ def empty_dataset(recipe: Recipe, out: Path) -> Dataset:
         values = values if one.type == "numeric" else values.head(0)
         counted_values[name] = values, np.ones(len(values), np.int64)
     maps = value_maps(columns, counted_values)
-    group = log_group([*raw, *recipe.of_history()], recipe.time in events.columns)
-    features = item_specs(maps, [group], recipe.max_len, columns, recipe.weight is not None, dims)
+    fields, timed, weighted = [*raw, *recipe.of_history()], recipe.time in events.columns, recipe.weight is not None
+    groups = [log_group(fields, timed, listed.name) for listed in recipe.histories]
+    features = item_specs(maps, groups, recipe.max_len, columns, weighted, dims, recipe.histories)
     vocabs, of_raw = vocabularies_of(maps, columns), {name: maps[name] for name in raw}
     unordered = {} if recipe.order in events.columns else {"order": None}
     report = {"recipe": recipe.model_dump(mode="json") | unordered, **normalizers_of(maps)}
@@ -548,6 +556,6 @@ def empty_dataset(recipe: Recipe, out: Path) -> Dataset:
                 writer.path / file_of(name)
             )
         owners = None if users is None else with_ids(users, {name: maps[name] for name in users.columns[1:]})
-        return Content(LABEL, USER, features, [group], vocabs, report, with_ids(pl.DataFrame(raw), of_raw), owners)
+        return Content(LABEL, USER, features, groups, vocabs, report, with_ids(pl.DataFrame(raw), of_raw), owners)
 
     return make_dataset(source, out)

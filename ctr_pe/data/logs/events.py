@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
+from ctr_pe.config.columns import Behaviours, declared
 from ctr_pe.data.dataset import ITEM, ITEMS, SPLITS
 from ctr_pe.data.id_map import TEXTS
 from ctr_pe.data.logs.append import Before
@@ -40,6 +41,7 @@ BLOCK = 500_000  # events read at once
 PART = 4_000_000  # events partitioned into blocks at once; polars may hold all of them
 ROW = "row in the file"
 COLUMN = "column "  # what the names of declared columns begin with in tables of events
+ANY = declared({"category": "event"})["category"]
 BINS = 1 << 20  # resolution of a split by time, of the log's time span
 
 Bools = npt.NDArray[np.bool_]
@@ -50,7 +52,8 @@ class EventBlock:
     """E events of the users of one block, sorted by user, then order, time, item.
 
     ``events``: columns ``user`` (0, 1, …, without gaps), ``tie`` (the item's row in the catalogue), ``time`` and
-    ``order`` as far as the log has them, ``positive``, and ``split`` (index into SPLITS) if the log determines it.
+    ``order`` as far as the log has them, ``positive``, ``behaviour`` (place in the recipe's list, or -1), and ``split``
+    (index into SPLITS) if the log determines it.
     """
 
     events: pl.DataFrame
@@ -66,10 +69,13 @@ class EventBlock:
     def users(self) -> int:
         return int(self.is_first.sum())
 
-    def timeline(self, code: str, event: str, chosen: bool = True) -> Timeline:
-        """Of the events with a positive label, or of the others; ``code``: field of the item's row in the catalogue,
-        ``event``: of the event's row in ``events``."""
-        listed = self.events.with_row_index(event).filter(pl.col("positive") == chosen)
+    def timeline(self, code: str, event: str, chosen: bool = True, behaviour: int | None = None) -> Timeline:
+        """Of the events with a positive label, or of the others, and of one behaviour or of all; ``code``: field of the
+        item's row in the catalogue, ``event``: of the event's row in ``events``."""
+        wanted = pl.col("positive") == chosen
+        if behaviour is not None:
+            wanted &= pl.col("behaviour") == behaviour
+        listed = self.events.with_row_index(event).filter(wanted)
         return Timeline.of(listed, self.users, {code: "tie", event: event})
 
 
@@ -81,9 +87,10 @@ class Log:
     None; ``rows`` read, ``dropped`` by rule and ``kept``; ``timed`` and ``ordered`` whether it has the column;
     ``read_as`` what was found in each column that is used, in words; ``without`` per attribute how many items
     of the log lack it, which have the id of values out of vocabulary; ``vectors`` of each column of vectors, in
-    whose place the catalogue has their keys; ``users`` the table of users with their columns, or None; ``missing`` per
-    declared column of the log or of the users how many rows of the table lack it; ``unread``: columns of the log that
-    nothing reads; ``step``: of time in nanoseconds, which no two times differ by less than.
+    whose place the catalogue has their keys; ``users`` the table of users with their columns, or None;
+    ``unlisted`` per behaviour that the recipe does not list its rows; ``missing`` per declared column of the log or of
+    the users how many rows of the table lack it; ``unread``: columns of the log that nothing reads; ``step``: of time
+    in nanoseconds, which no two times differ by less than.
 
     ``rows``: of a sample, None for all. ``problems``: gets what would be raised, as far as reading can go on.
     """
@@ -114,6 +121,7 @@ class Log:
             self.read_as: dict[str, str] = {}
             self.without: dict[str, int] = {}
             self.vectors: dict[str, ItemVectorTable] = {}
+            self.unlisted: dict[str, int] = {}
             self._events = self._checked(raw, columns)
             ids = self._events.select(pl.col("item").alias(ITEM)).unique().sort(ITEM).collect(engine="streaming")
             self.catalogue, self.items, self.users = ids, ids, None
@@ -167,7 +175,8 @@ class Log:
         user = pl.col("user").rle_id().cast(pl.Int64)
         found, rows = block, 0
         if ROW in columns:
-            keys, keep = [name for name in ("user", "tie", "order", "time") if name in columns], self.recipe.keep
+            keys, keep = ("user", "tie", "order", "time", "behaviour"), self.recipe.keep
+            keys = tuple(name for name in keys if name in columns)
             rows = int(block.select(pl.len()).collect().item())
             found = block.sort(ROW)
             found = found if keep == "all" else found.unique(keys, keep=keep or "any", maintain_order=True)
@@ -179,6 +188,11 @@ class Log:
         repeated = ~(new_user | later)
         if not (din and self.ordered):  # else a user cannot have clicked two items at the same order
             repeated &= ~new_item & (~new_time | (not self.timed))
+        if self.recipe.behaviours:  # of two behaviours at once neither repeats the other
+            keys = ["user", *([] if din and self.ordered else ["tie", "time"]), clock, "behaviour"]
+            keys = [name for name in dict.fromkeys(keys) if name in events.columns]
+            again = ~pl.struct(keys).is_first_distinct() & (pl.col("behaviour") >= 0)
+            repeated = events.select(again).to_series().to_numpy()
         counted = {"tied": ~(new_user | new_time), "repeated": repeated, "contradictions": ~new_user[1:] & earlier}
         counts = {name: int(of.sum()) for name, of in counted.items()}
         return EventBlock(events, new_user, counts | {"left out": max(rows - len(new_user), 0)})
@@ -186,9 +200,9 @@ class Log:
     def first_repeated(self) -> int:
         """The first row of the file that is the event of an earlier row."""
         raw, keep, columns = self._read
-        keys = [name for name in ("user", "item", "order", "time") if name in columns]
+        keys = [name for name in ("user", "item", "order", "time", "behaviour") if name in columns]
         if self.recipe.protocol == "din" and self.ordered:
-            keys = ["user", "order"]
+            keys = [name for name in keys if name not in ("item", "time")]
         rows = raw.with_row_index(ROW).filter(keep).select(ROW, **{name: columns[name] for name in keys})
         groups = rows.group_by(keys).agg(pl.col(ROW).sort().get(1, null_on_oob=True))
         return 1 + int(groups.select(pl.col(ROW).min()).collect(engine="streaming").item())
@@ -214,14 +228,18 @@ class Log:
             if name is not None and (name in schema or role in needed or recipe.demanded(role)):
                 with self._going_on():
                     columns[role] = self._typed(role, name, raw)
+        if recipe.behaviours:
+            with self._going_on():
+                text = readable_as(self.file, raw, recipe.behaviours.column, ANY)
+                columns["behaviour"] = text.replace_strict(recipe.behaviours.code(), default=-1, return_dtype=pl.Int8)
         if self.threshold and "label" in columns:
             columns["label"] = self.threshold.holds(columns["label"])
         if recipe.split:
             columns["split"] = pl.col(recipe.split.column)
         of_log = recipe.of("event") | ({} if recipe.users else recipe.of("user"))
-        for name, declared in of_log.items():
+        for name, column in of_log.items():
             with self._going_on():
-                columns[COLUMN + name] = readable_as(self.file, raw, name, declared)
+                columns[COLUMN + name] = readable_as(self.file, raw, name, column)
         used: list[tuple[str, str, Any]] = [("drop", name, value) for name, value in recipe.drop.items()]
         used += [("split", recipe.split.column, [recipe.split.test, recipe.split.valid])] if recipe.split else []
         for key, name, values in used:
@@ -273,6 +291,9 @@ class Log:
         for role in ("user", "item"):
             self.read_as[names[role]] = _kind(events.collect_schema()[role])
         self.read_as |= {name: recipe_column.type for name, recipe_column in self.recipe.columns.items()}
+        if self.recipe.behaviours and "behaviour" in columns:
+            with self._going_on():
+                self._count_behaviours(self.recipe.behaviours, raw.filter(keep))
         self.step = 1
         if self.times is not None:
             name = names["time"]
@@ -298,6 +319,18 @@ class Log:
         if role == "order":
             return order_column(self.file, name, raw)
         return number_column(self.file, role, name, raw)
+
+    def _count_behaviours(self, behaviours: Behaviours, rows: pl.LazyFrame) -> None:
+        value = readable_as(self.file, rows, behaviours.column, ANY).fill_null("missing")
+        counts = dict(rows.group_by(value=value).len().sort("len", "value", descending=True).collect().iter_rows())
+        for text in behaviours.texts:
+            if text not in counts and self.before is None:
+                where = f"column '{behaviours.column}' has no row with '{text}'"
+                raise UserError(f"{self.file}: behaviours: {where}: {nearest(text, counts)}")
+        self.unlisted = {text: count for text, count in counts.items() if text not in behaviours.texts}
+        listed = ", ".join(f"{text} {counts.get(text, 0):,}" for text in behaviours.texts)
+        others = ", ".join(f"{text} {count:,}" for text, count in [*self.unlisted.items()][:10])
+        self.read_as[behaviours.column] = f"behaviours {listed}" + (f"; in no history: {others}" if others else "")
 
     def _check_weights(self, rows: pl.LazyFrame) -> None:
         where, weight = f"{self.file}: weight column '{self.recipe.weight}'", pl.col("weight")

@@ -116,30 +116,44 @@ class LabelledRequests:
         return EncodedRequests(len(self.label), scalars, lists, now, Counter())
 
 
-def din(block: EventBlock, items: int, seed: list[int]) -> LabelledRequests:
+def timelines(block: EventBlock, recipe: Recipe) -> tuple[Timeline, ...]:
+    """One of each history."""
+    code = recipe.behaviours.code() if recipe.behaviours else {}
+    return tuple(
+        block.timeline(CODE, EVENT, listed.chosen, None if listed.behaviour is None else code[listed.behaviour])
+        for listed in recipe.histories
+    )
+
+
+def din(block: EventBlock, items: int, seed: list[int], recipe: Recipe) -> LabelledRequests:
     """Rows in pairs: the clicked item and one that the user never clicked, from a catalogue of ``items``.
 
-    A user's last target is test, the one before it valid, the others train. A user who clicked the whole catalogue has
-    targets without negatives.
+    Targets are all events but a user's first, of the first behaviour where the recipe lists some. A user's last target
+    is test, the one before it valid, the others train. A user who clicked the whole catalogue has targets without
+    negatives.
     """
     user, item = block.column("user"), block.column("tie")
-    target = np.flatnonzero(~block.is_first)
-    last = np.flatnonzero(np.append(block.is_first[1:], True))
-    split = np.array([2, 1, 0], np.uint8)[np.minimum(last[user[target]] - target, 2)]
+    wanted = ~block.is_first
+    if recipe.behaviours:
+        wanted &= block.column("behaviour") == 0
+    target = np.flatnonzero(wanted)
+    owner = user[target]
+    later = np.searchsorted(owner, owner, side="right") - 1 - np.arange(len(owner))  # targets of the user after it
+    split = np.array([2, 1, 0], np.uint8)[np.minimum(later, 2)]
     negative = never_clicked(user, item, target, items, np.random.default_rng(seed))
     code = np.stack([item[target], negative], axis=1).reshape(-1)
     label = np.tile(np.array([1, 0], np.uint8), len(target))
-    rows = LabelledRequests(
-        block, (block.timeline(CODE, EVENT),), np.repeat(target, 2), code, label, np.repeat(split, 2)
-    )
+    rows = LabelledRequests(block, timelines(block, recipe), np.repeat(target, 2), code, label, np.repeat(split, 2))
     return rows.select(code >= 0)
 
 
 def impressions(block: EventBlock, recipe: Recipe) -> LabelledRequests:
-    """One row per impression with the user's earlier positives, and the earlier negatives if the recipe wants them."""
+    """One row per impression with the user's earlier positives, by behaviour if the recipe lists some, and the earlier
+    negatives if it wants them."""
     label = block.column("positive").astype(np.uint8)
-    lines = tuple(block.timeline(CODE, EVENT, chosen) for chosen in (True, False)[: 1 + recipe.negatives])
-    return LabelledRequests(block, lines, np.arange(len(label)), block.column("tie"), label, block.column("split"))
+    return LabelledRequests(
+        block, timelines(block, recipe), np.arange(len(label)), block.column("tie"), label, block.column("split")
+    )
 
 
 def never_clicked(user: Ints, code: Ints, target: Ints, items: int, generator: np.random.Generator) -> Ints:
@@ -166,7 +180,7 @@ def never_clicked(user: Ints, code: Ints, target: Ints, items: int, generator: n
 def _groups(log: Log) -> tuple[Group, ...]:
     """The item's features, and the columns of each list of earlier items."""
     names, others = [*log.catalogue.columns, *log.recipe.of_history()], log.recipe.of_rows()
-    groups = tuple(log_group(names, log.timed, of) for of in ("history", "neg_history")[: 1 + log.recipe.negatives])
+    groups = tuple(log_group(names, log.timed, listed.name) for listed in log.recipe.histories)
     made: dict[str, list[str]] = {LABEL: ["the label"], USER: ["the users"]}
     made |= {WEIGHT: ["the weights"]} if log.recipe.weight else {}
     for name in (*names, *others):
@@ -292,7 +306,7 @@ class _Rows:
         )
         dims = {name: vectors.dim for name, vectors in log.vectors.items()}
         weighted = log.recipe.weight is not None
-        self.features = item_specs(self.maps, groups, self.max_len, columns, weighted, dims)
+        self.features = item_specs(self.maps, groups, self.max_len, columns, weighted, dims, log.recipe.histories)
         for name, vectors in log.vectors.items():
             vectors.write(writer.path / file_of(name))
         self.afterwards = {
@@ -378,7 +392,8 @@ class _Rows:
         of_user = [np.bincount(user[rows.label[part] == label], minlength=rows.block.users) for label in (0, 1)]
         counts["users"] += int(np.count_nonzero(of_user[0] + of_user[1]))
         counts["users_of_both_labels"] += int(np.count_nonzero(of_user[0] * of_user[1]))
-        for name, line, lists in zip(("history", "neg_history"), rows.timelines, encoded.lists, strict=False):
+        for listed, line, lists in zip(self.log.recipe.histories, rows.timelines, encoded.lists, strict=True):
+            name = listed.name
             begin, length = lists.begin[part], (lists.end - lists.begin)[part]
             counts[f"{name}_items"] += int(length.sum())
             counts[f"{name}_longest"] = max(counts[f"{name}_longest"], int(length.max(initial=0)))
@@ -476,7 +491,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
                 if recipe.protocol == "impressions":
                     yield impressions(events, recipe)
                 else:
-                    yield din(events, len(counter.items), [recipe.seed, number])
+                    yield din(events, len(counter.items), [recipe.seed, number], recipe)
                 bar.update(len(events.is_first))
 
     for rows in targets("counting"):
@@ -495,6 +510,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "items_without": log.without,
         "missing": log.missing,
         **normalizers_of(written.maps),
+        "unlisted_behaviours": log.unlisted,
         "unread": log.unread,
         "examples": written.examples,
         "splits": written.report(),
@@ -536,10 +552,11 @@ def summary(dataset: Dataset) -> str:
         f"{'':6}{'rows':>12}{'positive':>12}{'mean':>8}{'longest':>9}{'empty':>10}{'truncated':>11}  unseen",
     ]
     for split, counts in report["splits"].items():
+        first = next(key for key in counts if key.endswith("_mean")).removesuffix("_mean")
         unseen = ", ".join(f"{name} {count:,}" for name, count in counts["unseen"].items() if count)
         lines.append(
-            f"{split:6}{counts['rows']:12,}{counts['positives']:12,}{counts['history_mean']:8.2f}"
-            f"{counts['history_longest']:9,}{counts['history_empty']:10,}{counts['history_truncated']:11,}  "
+            f"{split:6}{counts['rows']:12,}{counts['positives']:12,}{counts[f'{first}_mean']:8.2f}"
+            f"{counts[f'{first}_longest']:9,}{counts[f'{first}_empty']:10,}{counts[f'{first}_truncated']:11,}  "
             f"{unseen or 'none'}"
         )
     if alone := [split for split in ("valid", "test") if not report["splits"][split]["users_of_both_labels"]]:

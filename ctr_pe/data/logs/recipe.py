@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import combinations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
 
-from ctr_pe.config.columns import Declared, DeclaredColumn, Source, in_words
+from ctr_pe.config.columns import Behaviours, Declared, DeclaredColumn, Source, in_words
+from ctr_pe.config.field_groups import LogHistory
 from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.data.dataset import ID, ITEM, LABEL, USER, WEIGHT, open_dataset
 from ctr_pe.data.logs.clock import Unit
@@ -71,6 +73,7 @@ class Recipe(BaseModel):
     max_len: int = Field(100, ge=1, le=10**6)  # most recent items kept of a history
     seed: int = Field(0, ge=0, lt=2**32)  # of the sampled negatives
     drop: dict[str, Value | list[Value]] = {}  # rows whose column has this value (or one of these)
+    behaviours: Behaviours | None = None  # a history per value of a column
     negatives: bool = False  # impressions: a second history of the user's earlier negatives
     split: SplitColumn | None = None  # impressions; without it by time:
     valid_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, before the test rows
@@ -101,6 +104,8 @@ class Recipe(BaseModel):
         if self.protocol == "din" and of_impressions:
             raise ValueError(f"'{min(of_impressions)}' belongs to protocol impressions, not to din")
         roles = {role: getattr(self, role) for role in ("user", "item", "time", "order", "label")}
+        if self.behaviours:
+            roles["behaviours"] = self.behaviours.column
         if self.label is not None and (made_of := label_column(self.label)) != self.label:
             roles["label"] = made_of
             if (column := self.columns.get(made_of)) and column.known == "afterwards":
@@ -132,6 +137,13 @@ class Recipe(BaseModel):
             raise ValueError("valid_fraction + test_fraction leave no training rows")
         return self
 
+    @property
+    def histories(self) -> tuple[LogHistory, ...]:
+        """Those of a row."""
+        texts = self.behaviours.texts if self.behaviours else ()
+        found = [LogHistory(re.sub(r"\W", "_", text) + "_history", behaviour=text) for text in texts] or [LogHistory()]
+        return (*found, *([LogHistory("neg_history", chosen=False)] if self.negatives else ()))
+
     def of(self, source: Source) -> dict[str, DeclaredColumn]:
         """The declared columns of the user, item or event."""
         return {name: column for name, column in self.columns.items() if column.source == source}
@@ -162,7 +174,7 @@ def load_recipe(name: str | None, given: Mapping[str, Any]) -> Recipe:
         problem = error.errors()[0]
         absent = problem["type"] == "missing" and len(problem["loc"]) == 1
         how = f": {option(str(problem['loc'][0]))}" if absent else ""
-        raise UserError(f"{name or 'options'}: {explain(problem, Recipe, SplitColumn)}{how}") from None
+        raise UserError(f"{name or 'options'}: {explain(problem, Recipe, SplitColumn, Behaviours)}{how}") from None
 
 
 def _rules_of(folder: Path) -> dict[str, Any]:
