@@ -457,7 +457,7 @@ def read_sample(recipe: Recipe, rows: int, problems: list[str]) -> tuple[Log | N
         block = log.events(log.blocks(Path(), log.kept)[0])
         counter = _Counter(log)
         if recipe.protocol == "din":
-            counter.add(din(block, log.catalogue.height, [recipe.seed]))
+            counter.add(din(block, log.catalogue.height, [recipe.seed], recipe))
         elif "split" in block.events.columns:
             counter.add(impressions(block, recipe))
         else:  # one of the problems
