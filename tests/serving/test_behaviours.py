@@ -137,6 +137,18 @@ def test_each_history_matters() -> None:
     assert score("buy", "view") == ranker.scorer_.score_one([1], [3], history_context={"action": ["buy"]})[0]
 
 
+def test_a_repeated_row_of_a_history_is_said_and_two_behaviours_at_once_are_none(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    ranker = CTRRanker("DIN", "cape", behaviours=BEHAVIOURS, **QUICK).fit(log())
+    once = log().filter(pl.col("action").is_not_null())
+    requests = once.select("user_id", "item_id").head(5)
+    ranker.predict_proba(requests, once)
+    assert "repeat the event of another row" not in caplog.text
+    ranker.predict_proba(requests, pl.concat([once, once.head(1)]))
+    assert "history: 1 row repeat the event of another row" in caplog.text
+
+
 def test_updates_of_a_new_model_and_of_clicks() -> None:
     given = log(labelled=False)
     ranker = CTRRanker("DIN", "cape", behaviours=BEHAVIOURS, **QUICK).partial_fit(given)

@@ -175,8 +175,8 @@ class Log:
         user = pl.col("user").rle_id().cast(pl.Int64)
         found, rows = block, 0
         if ROW in columns:
-            keys, keep = ("user", "tie", "order", "time", "behaviour"), self.recipe.keep
-            keys = tuple(name for name in keys if name in columns)
+            keep = self.recipe.keep
+            keys = [name for name in ("user", "tie", "order", "time", "behaviour") if name in columns]
             rows = int(block.select(pl.len()).collect().item())
             found = block.sort(ROW)
             found = found if keep == "all" else found.unique(keys, keep=keep or "any", maintain_order=True)
