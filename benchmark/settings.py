@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import multiprocessing
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -115,7 +116,7 @@ def run(models: Sequence[str], logs: Sequence[str], data: Path, out: Path, jobs:
     """Train every setting of every model on every log, the small logs first."""
     folders = {log: prepare(log, data, out) for log in tqdm(logs, "data sets")}
     trials = [Trial(model, log, setting, pe) for log in logs for model in models for setting in settings(grid)]
-    with ProcessPoolExecutor(jobs) as pool:
+    with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         waiting = [pool.submit(run_trial, trial, folders[trial.log], out) for trial in trials]
         for one in tqdm(as_completed(waiting), "trials", len(waiting)):
             one.result()
