@@ -288,6 +288,7 @@ class TrainingSection(Section):
     loss: Loss = "binary_crossentropy"
     max_gradient_norm: PositiveText = 10.0
     metrics: Annotated[list[Metric], Field(min_length=1, description="a list of metrics")] = [*METRICS]
+    min_batches: Index = 0
     monitor: Monitor = "AUC"
     monitor_mode: Annotated[str, _one_of(("max", "min"))] | None = None
     net_regularizer: Regularizer = None

@@ -134,8 +134,8 @@ def training_recipe(name: str) -> dict[str, Any]:
 def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Hyper-parameters of ``model`` on a data set, as FuxiCTR names them.
 
-    ``Base``, ``<model>_default`` and ``<model>_<dataset_id>`` of the packaged ``model_config/<model>.yaml``, then
-    ``overrides``; a later one wins key by key. A generated set has the section of the published one that it is like.
+    ``Base``, then ``<model>_<dataset_id>`` of the packaged ``model_config/<model>.yaml``, or ``<model>_default`` if
+    there is none, then ``overrides``; a later one wins key by key. A generated set has the section of the published one that it is like.
     ``model`` and ``dataset_id`` are the arguments. A model of another package has the configuration of the nearest
     class that it is derived from, or else Base alone. Raises UserError if there is no such model, or its configuration
     does not hold mappings.
@@ -149,7 +149,8 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
     source = f"config/model_config/{file}.yaml"
     sections = parse_yaml(configs[file], source)
     params: dict[str, Any] = {}
-    for name in ["Base", *([f"{family}_default", f"{family}_{original(dataset_id)}"] if family else [])]:
+    own = f"{family}_{original(dataset_id)}"
+    for name in ["Base", *([own if own in sections else f"{family}_default"] if family else [])]:
         section = sections.get(name, {})
         if not isinstance(section, dict):
             raise UserError(f"{source}: '{name}' is not a mapping")
@@ -158,9 +159,9 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
 
 
 def overridden(params: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """``params`` with ``overrides``. Another monitor brings its own mode."""
-    stay = {key: value for key, value in params.items() if key != "monitor_mode" or "monitor" not in overrides}
-    return {**stay, **overrides}
+    """``params`` with ``overrides``. Another monitor brings its own mode, and another batch size stays as it is."""
+    goes_with = {"monitor_mode": "monitor", "min_batches": "batch_size"}
+    return {**{key: value for key, value in params.items() if goes_with.get(key) not in overrides}, **overrides}
 
 
 def _family(model: str, configs: Mapping[str, str]) -> str | None:

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 Integers = npt.NDArray[Any]
 KINDS = ("categorical", "sequence", "meta", "numeric", "embedding")
+SMALLEST_BATCH = 128
+"""Rows that ``min_batches`` does not go below."""
 
 
 class BatchLoader:
@@ -41,6 +43,8 @@ class BatchLoader:
         like_length: with ``shuffle``, rows of so many batches are sorted by the lengths of their histories, and the
             batches that this makes come in random order: rows of a batch have about as many items. Each row is still
             once in an epoch. 0: rows of any length together.
+        min_batches: split "train" has at least so many batches: ``batch_size`` is halved until it has, down to
+            ``SMALLEST_BATCH`` rows.
         rank_slice: of one of several processes, ``slice(rank, None, processes)``.
         ignored: FuxiCTR passes all parameters of an experiment.
 
@@ -59,17 +63,21 @@ class BatchLoader:
         seed: int = 0,
         rank_slice: slice = slice(None),
         like_length: int = 0,
+        min_batches: int = 0,
         **ignored: Any,
     ) -> None:
         if batch_size < 1:
             raise UserError(f"batch_size {batch_size}: must be at least 1")
-        self.batch_size, self.seed, self.epoch, self.like_length = batch_size, seed, 0, like_length
+        self.seed, self.epoch, self.like_length = seed, 0, like_length
         self.shuffle = shuffle and split != "test"
         wants = _wants(feature_map)
         self.parts = [Columns(file, wants) for file in _parquet_files(data_path)]
         self.num_blocks = len(self.parts)
         self.ends = np.cumsum([part.rows for part in self.parts])
         self.num_samples = int(self.ends[-1])
+        while split == "train" and batch_size >= 2 * SMALLEST_BATCH and self.num_samples < min_batches * batch_size:
+            batch_size //= 2
+        self.batch_size = batch_size
         cuts, processes = [*range(0, self.num_samples, batch_size), self.num_samples], rank_slice.step or 1
         if split == "train" and (most := min(batch_size, self.num_samples)) < processes:
             raise UserError(f"{counted(most, 'row')} in a batch (batch_size) for {processes} processes")

@@ -60,7 +60,7 @@ class DataSource:
 
     def batches(self, feature_map: Any, splits: Sequence[str], params: Mapping[str, Any], train: bool = False) -> Any:
         """Batches of the splits, one after the other, as ``batch_size``, ``num_workers`` and, to train, ``shuffle``,
-        ``seed`` and ``like_length`` say; it has a length. Of several processes each has its share. Raises UserError for
+        ``seed``, ``like_length`` and ``min_batches`` say; it has a length. Of several processes each has its share. Raises UserError for
         a missing split, or what the loader refuses."""
         for split in splits:
             if split not in self.files:
@@ -71,12 +71,13 @@ class DataSource:
         if self.dataset is None and params.get("data_format") == "npz":
             if distributed.processes() > 1:
                 raise UserError("data_format 'npz': FuxiCTR's loader does not share its rows between processes")
-            if params.get("like_length"):
-                raise UserError("data_format 'npz': FuxiCTR's loader does not know like_length, leave it out")
+            for key in ("like_length", "min_batches"):
+                if params.get(key):
+                    raise UserError(f"data_format 'npz': FuxiCTR's loader does not know {key}, leave it out")
             return npz_loader(feature_map, paths[0], train, size, shuffle, ahead)
-        role, seed = "train" if train else "valid", int(params.get("seed", 0))
-        how: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "like_length": int(params.get("like_length") or 0)}
-        rows = BatchLoader(feature_map, paths, role, size, rank_slice=distributed.rank_slice(), **how)
+        role = "train" if train else "valid"
+        how: dict[str, Any] = {key: int(params.get(key) or 0) for key in ("seed", "like_length", "min_batches")}
+        rows = BatchLoader(feature_map, paths, role, size, shuffle, rank_slice=distributed.rank_slice(), **how)
         return Prefetch(rows, ahead) if ahead > 0 else rows
 
 
