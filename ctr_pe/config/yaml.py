@@ -135,10 +135,10 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
     """Hyper-parameters of ``model`` on a data set, as FuxiCTR names them.
 
     ``Base``, then ``<model>_<dataset_id>`` of the packaged ``model_config/<model>.yaml``, or ``<model>_default`` if
-    there is none, then ``overrides``; a later one wins key by key. A generated set has the section of the published one that it is like.
-    ``model`` and ``dataset_id`` are the arguments. A model of another package has the configuration of the nearest
-    class that it is derived from, or else Base alone. Raises UserError if there is no such model, or its configuration
-    does not hold mappings.
+    there is none, then ``overrides``; a later one wins key by key. A generated set has the section of the published one
+    that it is like. ``model`` and ``dataset_id`` are the arguments. A model of another package has the configuration of
+    the nearest class that it is derived from, or else Base alone. Raises UserError if there is no such model, or its
+    configuration does not hold mappings.
     """
     from ctr_pe.data.published.sets import original  # which imports this package for the field groups
 

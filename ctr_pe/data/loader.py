@@ -75,7 +75,9 @@ class BatchLoader:
         self.num_blocks = len(self.parts)
         self.ends = np.cumsum([part.rows for part in self.parts])
         self.num_samples = int(self.ends[-1])
-        while split == "train" and batch_size >= 2 * SMALLEST_BATCH and self.num_samples < min_batches * batch_size:
+        while (
+            split == "train" and batch_size >= 2 * SMALLEST_BATCH and self.num_samples <= (min_batches - 1) * batch_size
+        ):
             batch_size //= 2
         self.batch_size = batch_size
         cuts, processes = [*range(0, self.num_samples, batch_size), self.num_samples], rank_slice.step or 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,6 +18,8 @@ from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.fuxictr.library import load_feature_map, npz_loader
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError, counted, nearest, option
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -60,8 +63,8 @@ class DataSource:
 
     def batches(self, feature_map: Any, splits: Sequence[str], params: Mapping[str, Any], train: bool = False) -> Any:
         """Batches of the splits, one after the other, as ``batch_size``, ``num_workers`` and, to train, ``shuffle``,
-        ``seed``, ``like_length`` and ``min_batches`` say; it has a length. Of several processes each has its share. Raises UserError for
-        a missing split, or what the loader refuses."""
+        ``seed``, ``like_length`` and ``min_batches`` say; it has a length. Of several processes each has its share.
+        Raises UserError for a missing split, or what the loader refuses."""
         for split in splits:
             if split not in self.files:
                 raise UserError(f"{self.folder}: no split '{split}': {nearest(split, self.files)}")
@@ -78,6 +81,8 @@ class DataSource:
         role = "train" if train else "valid"
         how: dict[str, Any] = {key: int(params.get(key) or 0) for key in ("seed", "like_length", "min_batches")}
         rows = BatchLoader(feature_map, paths, role, size, shuffle, rank_slice=distributed.rank_slice(), **how)
+        if rows.batch_size != size:
+            log.info("batch_size %d, not %d: min_batches of %d rows", rows.batch_size, size, rows.num_samples)
         return Prefetch(rows, ahead) if ahead > 0 else rows
 
 

@@ -146,6 +146,16 @@ def test_each_epoch_is_a_new_order_that_depends_on_seed_and_epoch_only(
     assert order(BatchLoader(feature_map(), path, split="test", shuffle=True)) == in_file
 
 
+@pytest.mark.parametrize(
+    ("rows", "size", "wanted", "batches"),
+    [(3300, 1024, 5, 7), (3300, 1024, 4, 4), (3300, 1024, 0, 4), (3300, 1024, 100, 26), (90, 200, 9, 1), (10, 4, 9, 3)],
+)  # the last batch has fewer rows; no batch goes below 128, but where fewer were asked for
+def test_few_rows_have_smaller_batches(rows: int, size: int, wanted: int, batches: int, tmp_path: Path) -> None:
+    path = write(tmp_path / "train.parquet", table(rows))
+    assert len(BatchLoader(feature_map(), path, batch_size=size, min_batches=wanted)) == batches
+    assert len(BatchLoader(feature_map(), path, "valid", size, min_batches=wanted)) == -(-rows // size)
+
+
 class TestLikeLength:
     @pytest.fixture
     def batches(self, tmp_path: Path) -> Any:
