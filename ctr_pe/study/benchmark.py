@@ -30,6 +30,7 @@ from ctr_pe.study.tables import make_suite_tables, make_tables, write_files
 from ctr_pe.study.trials import Trials
 from ctr_pe.training import PROTOCOLS, Run, train
 from ctr_pe.training.dry_build import param_problems
+from ctr_pe.training.source import check_monitor
 from ctr_pe.utils import distributed, loggers
 from ctr_pe.utils.devices import check_gpu
 from ctr_pe.utils.errors import UserError, counted, nearest, say
@@ -116,6 +117,7 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         for model in dict.fromkeys(row.model for row in rows):
             if line := unread(model, {row.pe: None for row in rows}, request.params, request.params):
                 say(f"--set: {model}: {line}")
+        _refuse_what_cannot_be_monitored(stages, datasets)
         _say_what_has_no_baseline([job.key for job in stages[store]], store.read())
         trials_by_cell, searched = tuning.by_cell, len(tuning.jobs)
         if request.suite or (stand_in is None and not request.dry_run):
@@ -315,6 +317,18 @@ def _refuse_unbuildable(title: str, found: Sequence[Cell], datasets: Mapping[str
         given |= {"model": cell.model, "dataset_id": dataset.path.name, "position_encoding": cell.pe}
         for problem in param_problems({**given, "train_data": str(dataset.split("train"))}, dataset.path.parent):
             raise UserError(f"{title}: {cell}: {problem}")
+
+
+def _refuse_what_cannot_be_monitored(stages: Mapping[Store, Sequence[Job]], datasets: Mapping[str, Dataset]) -> None:
+    """Of rows that cannot select an epoch it is said once, not by every run."""
+    of_path, checked = {dataset.path: dataset for dataset in datasets.values()}, list[Any]()
+    for run in [job.run for jobs in stages.values() for job in jobs]:
+        dataset = of_path[run.dataset]
+        file, user = dataset.split(PROTOCOLS[run.protocol][1]), run.params.get("group_id") or dataset.group_id
+        asked = (str(file), dataset.label, user, run.params.get("monitor", "AUC"))
+        if asked not in checked:
+            check_monitor(*asked)
+            checked.append(asked)
 
 
 def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[RunKey, Result]) -> None:

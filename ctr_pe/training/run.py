@@ -135,7 +135,8 @@ def _train(run: Run, progress: Progress | None, watch: loggers.Watch | None) -> 
         if run.start is not None:
             run.start(model, source)
         train_on, select_on = PROTOCOLS[run.protocol]
-        check_monitor(source, model.feature_map, select_on, training_settings(model).monitor)
+        selecting, features = source.files.get(select_on, ""), model.feature_map
+        check_monitor(selecting, features.labels[0], features.group_id, training_settings(model).monitor)
         model.count_parameters()  # into the log
         rows = source.batches(model.feature_map, train_on, params, train=True)
         validation = source.batches(model.feature_map, [select_on], params)

@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ctr_pe import CTRRanker
+from ctr_pe.cli import main
 from ctr_pe.data.logs.log import build
 from ctr_pe.data.logs.recipe import load_recipe
 from ctr_pe.serving.service import application
@@ -130,15 +131,38 @@ def test_a_category_that_pandas_made_a_float_is_read() -> None:
 
 
 def test_where_no_user_can_be_compared_it_is_said_before_training(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = pl.DataFrame({"user_id": range(300), "item_id": [i % 9 for i in range(300)], "timestamp": range(300)})
     log = log.with_columns(label=pl.col("user_id") % 2)
     said = "none of 30 users has rows of both labels, which gAUC compares"
     assert np.isfinite(CTRRanker(**SMALL).fit(log).metrics_["AUC"])
     assert f"validation rows: {said}: the best epoch is that of AUC" in caplog.text
+    with pytest.raises(UserError, match=f"^monitor gAUC: validation rows: {said}: .*AUC, monitor='AUC'$"):
+        CTRRanker(**SMALL, monitor={"gAUC": 1, "AUC": 0.1}).fit(log)
     log.write_parquet(tmp_path / "log.parquet")
     recipe = load_recipe(None, {"interactions": tmp_path / "log.parquet", "protocol": "impressions"})
     params = {**SMALL, "monitor": "gAUC", "batch_size": 64}
-    with pytest.raises(UserError, match=f"monitor gAUC: .*valid.*: {said}: monitor='AUC'"):
+    with pytest.raises(UserError, match=f"monitor gAUC: .*valid.*: {said}: .*AUC, monitor='AUC'"):
         train(Run("DIN", build(recipe, tmp_path / "set").path, "cape", 0, params=params))
+    asked = ["benchmark", "--dataset", str(tmp_path / "set"), "--out", str(tmp_path / "b"), "--repeats", "1"]
+    assert main([*asked, "--dry-run"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count(said) == 1
+    assert shown.endswith("choose the epoch by AUC, --set monitor=AUC\n")
+    assert main([*asked, "--dry-run", "--set", "monitor=AUC"]) == 0
+
+
+def test_a_split_of_one_label_says_how_to_split_otherwise() -> None:
+    """The case one_impression: all that is newest is of one label."""
+    log = pl.DataFrame(
+        {"user_id": range(400), "item_id": [i % 9 for i in range(400)], "label": [i % 2 for i in range(400)]}
+    )
+    log = log.with_columns(timestamp=pl.col("user_id") % 10 * 3600)
+    with pytest.raises(
+        UserError, match=r"split 'valid' needs .*: other valid_fraction= and test_fraction= \(now 0.1, 0.1\)"
+    ):
+        CTRRanker(**SMALL).fit(log)
+    ranker = CTRRanker(**SMALL, valid_fraction=0.2, test_fraction=0.2).fit(log)
+    assert [ranker.report_["splits"][split]["rows"] for split in ("train", "valid", "test")] == [240, 80, 80]
+    assert np.isfinite(ranker.metrics_["AUC"])

@@ -452,8 +452,11 @@ class Log:
         for number, name in enumerate(SPLITS):
             rows, ones = counts.get(number, (0, 0))
             if ones in (0, rows):
+                fractions = " and ".join(map(option, ("valid_fraction", "test_fraction")))
                 raise UserError(
                     f"{self.file}: split '{name}' needs labels of both classes: {ones:,} of {rows:,} rows are 1"
+                    + f": other {fractions} (now {self.recipe.valid_fraction}, {self.recipe.test_fraction})"
+                    * (split is None)
                 )
         return events
 

@@ -36,7 +36,7 @@ from ctr_pe.data.timeline import Timeline
 from ctr_pe.data.value_maps import Buckets, normalizers_of, value_maps, vocabularies_of
 from ctr_pe.data.vectors import file_of
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
-from ctr_pe.utils.errors import UserError, counted, option
+from ctr_pe.utils.errors import UserError, counted, hyper_parameter, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -561,7 +561,8 @@ def summary(dataset: Dataset) -> str:
         )
     if alone := [split for split in ("valid", "test") if not report["splits"][split]["users_of_both_labels"]]:
         users = " and ".join(f"{counted(report['splits'][split]['users'], 'user')} of {split}" for split in alone)
-        lines.append(f"gAUC cannot be computed: none of {users} has rows of both labels: {option('monitor', 'AUC')}")
+        how = hyper_parameter("monitor", "AUC")
+        lines.append(f"gAUC cannot be computed: none of {users} has rows of both labels: train by AUC, {how}")
     if examples := report.get("examples"):
         lines.append("rows as read → as written, ids back to raw values:")
         lines += [f"  {read} → {written}" for read, written in examples]
