@@ -20,6 +20,7 @@ from ctr_pe.data.dataset import WEIGHT
 from ctr_pe.data.logs.labels import check_label, label_column, threshold
 from ctr_pe.data.logs.roles import ask_label, id_column, label_like, order_column, times
 from ctr_pe.serving import tables
+from ctr_pe.serving.encoder import MISSING
 from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of, write_model
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.tables import AnyTable
@@ -88,7 +89,9 @@ class CTRRanker:
         tuned_: the settings that ``tune`` chose.
         report_: of the log: rows, what was dropped, users, items, rows per split; of models from ``fit``.
         updates_: of every ``partial_fit``: events, rows, loss, new ids, seconds.
-        unknown_: of the last call: ``requests``, ``unknown items``, ``unknown history items``, ``unknown users``.
+        unknown_: of the last call: ``requests``, ``unknown items``, ``unknown history items``, ``unknown users``,
+            ``missing values of`` each declared column of events and users, times without the zone that
+            those of the log had.
     """
 
     def __init__(
@@ -407,7 +410,9 @@ class CTRRanker:
         scorer = self._scorer
         encoded = scorer.encoder.requests(tables.frame(requests, what), events, what)
         self.unknown_ = dict(encoded.counts)
-        found = [f"{counted(n, name.removesuffix('s'))}" for name, n in self.unknown_.items() if n and name[0] == "u"]
+        counts = {name: n for name, n in self.unknown_.items() if n}
+        found = [f"{counted(n, name.removesuffix('s'))}" for name, n in counts.items() if name[0] == "u"]
+        found += [f"{n:,} {name}" for name, n in counts.items() if name.startswith(MISSING)]
         if found:
             log.info("%s of %s take their reserved id", ", ".join(found), counted(encoded.rows, "request"))
         return scorer.score(encoded)

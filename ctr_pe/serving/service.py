@@ -51,6 +51,7 @@ from ctr_pe.utils.errors import UserError
 log = logging.getLogger("ctr_pe.service")
 LARGEST = 2**63 - 1
 MOST_PROBLEMS = 20  # of a request that are named
+OF_ITEMS = ("requests", "unknown items", "unknown history items")  # counts that have fields of their own
 TRIES = 5  # to read a folder that is replaced again and again
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Scope]]
@@ -226,11 +227,13 @@ class RankedItem(BaseModel):
 
 
 class RankResponse(BaseModel):
-    """``ranked``: the best first, of equal scores the one that was asked for first; ``model``: which one scored."""
+    """``ranked``: the best first, of equal scores the one that was asked for first; ``model``: which one scored.
+    ``counts`` is left out where there is nothing to count."""
 
     ranked: list[RankedItem]
     unknown_candidates: int = Field(description="candidates of the request that the model does not know")
     unknown_history: int
+    counts: dict[str, int] = Field({}, description="what else was not as in the log, such as fields without a value")
     model: str
 
 
@@ -300,7 +303,7 @@ def application(
         ]
         return JSONResponse({"detail": problems}, 422)
 
-    @app.post("/rank")
+    @app.post("/rank", response_model_exclude_defaults=True)
     async def rank(request: RankRequest) -> RankResponse:
         model, loop = watcher.model, asyncio.get_running_loop()
         _check(request, model, limits)
@@ -377,6 +380,7 @@ def _rank(model: WatchedModel, request: RankRequest) -> RankResponse:
         ranked=[RankedItem(item=request.candidates[place], score=float(scores[place])) for place in best],
         unknown_candidates=encoded.counts["unknown items"],
         unknown_history=encoded.counts["unknown history items"],
+        counts={name: count for name, count in encoded.counts.items() if name not in OF_ITEMS and count},
         model=model.name,
     )
 

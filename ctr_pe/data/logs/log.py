@@ -507,6 +507,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "recipe": recipe.model_dump(mode="json") | ({} if log.ordered else {"order": None}),
         "log": counter.report(),
         "read_as": log.read_as,
+        "zoned": log.times and log.times.zoned,
         "items_without": log.without,
         "missing": log.missing,
         **normalizers_of(written.maps),
