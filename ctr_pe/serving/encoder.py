@@ -155,6 +155,13 @@ class Encoder:
             return several(values, ids.splitter).alias(values.name)
         return (numbers(values) if isinstance(ids, (Buckets, Scaled)) else categories(values)).alias(values.name)
 
+    def _lacking(self, name: str, values: pl.Series) -> int:
+        """How many raw values are missing."""
+        if name not in self.columns.columns:
+            return values.null_count()
+        plain = self.plain(name, values)
+        return int((plain.list.len() == 0).sum()) if isinstance(plain.dtype, pl.List) else plain.null_count()
+
     @cached_property
     def numeric(self) -> list[str]:
         """Features whose numbers the model takes as they are."""
@@ -290,7 +297,7 @@ class Encoder:
             self.columns.columns.keys() & {*self.other_fields, *self.event_fields} & {*requests.columns}
         ):
             if self.features[name].get("known") != "afterwards":
-                counts[MISSING + name] += self.plain(name, requests[name]).null_count()
+                counts[MISSING + name] += self._lacking(name, requests[name])
         if self.numeric:
             there = [self._raw(name) for name in self.numeric if self._raw(name) in requests.columns]
             if lacking := sum(numbers(requests[raw]).null_count() for raw in there):
@@ -348,7 +355,7 @@ class Encoder:
             scalars = {name: ids[wanted] for name, ids in self.item_ids.items()}
             for name in self.event_fields:
                 given = self._one_each("history_context", history_context, name, len(past), "items of the history")
-                counts[MISSING + name] += given.null_count()
+                counts[MISSING + name] += self._lacking(name, given)
                 of_past[name] = self._encode(given, name, "history_context")
         else:
             item = self.item_fields[0]
@@ -356,7 +363,7 @@ class Encoder:
         afterwards = [name for name, spec in self.features.items() if spec.get("known") == "afterwards"]
         for name in candidate_context.keys() - afterwards:
             given = self._one_each("candidate_context", candidate_context, name, count, "candidates")
-            counts[MISSING + name] += given.null_count()
+            counts[MISSING + name] += self._lacking(name, given)
             scalars[name] = self._values(given, name, "candidate_context")
         owners, of_users = self._owners
         row = -1 if owners is None or user is None else int(owners.find(owners.of([user]))[0])
@@ -368,8 +375,9 @@ class Encoder:
                 continue
             is_user = self.catalogue is None and self._raw(name) == self.columns.user
             value = None if name in afterwards else context.get(name, user if is_user else None)
-            counts[MISSING + name] += count * (value is None and name not in afterwards)
-            ids = self._values(pl.Series(name, [value], strict=False), name, "context")
+            values = pl.Series(name, [value], strict=False)
+            counts[MISSING + name] += count * self._lacking(name, values) * (name not in afterwards)
+            ids = self._values(values, name, "context")
             scalars[name] = np.repeat(ids, count, axis=0)
         lists = []
         for group, chosen, behaviour in zip(self.groups, self.chosen, self._places(), strict=True):

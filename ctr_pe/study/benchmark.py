@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ import polars as pl
 from ctr_pe.config.schema import ExperimentSection, check
 from ctr_pe.config.yaml import model_params
 from ctr_pe.data.dataset import Dataset
+from ctr_pe.data.description import description
 from ctr_pe.data.synthetic.built_in import DEFAULT, open_or_generate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.models.sections import check_names, check_params, origins, unread
@@ -343,8 +345,9 @@ def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[RunKe
 
 def keep_rows(store: Store, dataset: Dataset) -> None:
     """Store labels, users and history lengths of the test rows, for the tables and the report, how many rows the
-    splits have, and the click rate of the training rows. Without users every row is a user of its own."""
-    if store.about(dataset.data_hash).keys() >= {"lengths", "splits", "click_rate"}:
+    splits have, the click rate of the training rows, and what columns there are. Without users every row is a user of
+    its own."""
+    if store.about(dataset.data_hash).keys() >= {"lengths", "splits", "click_rate", "description"}:
         return
     history = dataset.groups[0].history[0]
     frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, history, *filter(None, [dataset.group_id])])
@@ -355,6 +358,7 @@ def keep_rows(store: Store, dataset: Dataset) -> None:
         users.to_numpy(),
         lengths=frame[history].list.len().clip(upper_bound=dataset.max_len).cast(pl.Int32).to_numpy(),
         splits=np.array([dataset.rows.get(split, 0) for split in ("train", "valid", "test")]),
+        description=np.array(json.dumps(description(dataset))),
         click_rate=pl.scan_parquet(dataset.split("train")).select(pl.col(dataset.label).mean()).collect().item(),
     )
 

@@ -156,7 +156,7 @@ def test_fields_without_a_value_are_counted(
     cases: list[tuple[dict[str, Any], dict[str, int]]] = [
         ({"user": 1, "context": whole}, {}),
         ({"user": 1, "context": {}}, missing(**dict.fromkeys(whole, 3))),
-        ({"user": 1, "context": whole | {"hour": None}}, missing(hour=3)),
+        ({"user": 1, "context": whole | {"hour": None, "seen": ""}}, missing(hour=3, seen=3)),
         ({"context": whole}, missing(**of_user)),
         ({"context": whole | {"group": "g1", "age": 30.0, "likes": 1}}, {}),
         ({"user": 1, "context": whole, "candidate_context": {"hour": [1, None, 2]}}, missing(hour=1)),
