@@ -27,7 +27,6 @@ KERNELS = Extension(
     optional=True,
 )
 
-ZOO = [f"ctr_pe.{name}" for name in find_packages(include=["model_zoo", "model_zoo.*"])]
 setup(
     name="ctr_pe",
     version=VERSION[1],
@@ -37,7 +36,7 @@ setup(
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=sorted({*find_packages(include=["ctr_pe", "ctr_pe.*"]), *ZOO, "ctr_pe.configs"}),
+    packages=sorted({*find_packages(include=["ctr_pe", "ctr_pe.*"]), "ctr_pe.model_zoo", "ctr_pe.configs"}),
     package_dir={"ctr_pe.model_zoo": "model_zoo", "ctr_pe.configs": "config"},
     ext_modules=[KERNELS] if sys.platform == "linux" else [],
     package_data={"ctr_pe": ["py.typed", "reporting/html/template/*"], "ctr_pe.configs": ["*.yaml", "*/*.yaml"]},
@@ -61,7 +60,13 @@ setup(
     extras_require={
         "docs": ["mkdocs-material", "mkdocstrings[python]"],
         "draw": ["matplotlib>=3.9"],
-        "serve": ["fastapi>=0.115", "prometheus_client>=0.20", "uvicorn>=0.30"],
+        "serve": [
+            "fastapi>=0.115",
+            "httptools>=0.6",
+            "prometheus_client>=0.20",
+            "uvicorn>=0.30",
+            "uvloop>=0.20; sys_platform != 'win32'",
+        ],
         "report": ["plotly>=6", "jinja2>=3"],
         "track": ["tensorboard>=2.20"],
         "export": ["onnx>=1.17", "onnxruntime>=1.20", "onnxscript>=0.5"],

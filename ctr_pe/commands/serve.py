@@ -1,10 +1,11 @@
 """``ctr-pe serve``: serve a model folder over HTTP.
 
 Serve a model folder over HTTP (pip install 'ctr_pe[serve]'): POST /rank takes a user's history and candidates and gives
-the candidates with scores, the best first; GET /health says which model answers, GET /metrics counts for Prometheus.
-A folder that replaces the served one is loaded without dropping a request, also at SIGHUP; one that is damaged is
-refused, and the old model goes on. SIGTERM finishes open requests. There is no password: beyond this machine only
-behind a proxy that asks for one.
+the candidates with scores, the best first; GET /health says which model answers, /ready and /live whether to send it
+requests and whether to keep it, /metrics counts for Prometheus. Requests that wait at the same time are scored
+together; what cannot have its turn in time is turned away (503). A folder that replaces the served one is loaded
+without dropping a request, also at SIGHUP; one that is damaged is refused, and the old model goes on. SIGTERM finishes
+open requests. There is no password: beyond this machine only behind a proxy that asks for one.
 
 examples:
   ctr-pe serve --model model --port 8000
@@ -27,19 +28,29 @@ def add_options(parser: Parser) -> None:
     add("--max-candidates N", "candidates of a request (default: 5000)", type=count, default=5000)
     add("--max-body BYTES", "of a request (default: 1048576)", type=count, default=2**20)
     add("--max-waiting N", "open requests; more get 503 (default: 256)", type=count, default=256)
-    add("--workers N", "requests scored at once (default: 1)", type=count, default=1)
+    add("--max-wait MS", "until a request has its turn, else 503 (default: 1000)", type=count, default=1000)
+    add("--max-connections N", "open ones; more get 503 (default: 512)", type=count, default=512)
+    add("--read-timeout S", "for a whole request to arrive (default: 10)", type=count, default=10)
+    add("--keep-alive S", "that a connection may be idle (default: 5)", type=count, default=5)
+    add("--batch N", "requests scored together (default: 32)", type=count, default=32)
+    add("--batch-window MS", "that a batch waits for more requests (default: 0)", type=number, default=0)
+    add("--workers N", "batches scored at once (default: 1)", type=count, default=1)
     add("--threads N", "of each scoring (default: 1)", type=count, default=1)
+    add("--processes N", "each with a model of its own; the limits hold for each (default: 1)", type=count, default=1)
+    add("--log FORMAT", "text or json lines (default: text)", choices=("text", "json"), default="text")
+    add("--log-requests", "a line per request", action="store_true")
     scoring_gpu_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    import logging
+    from ctr_pe.serving.service import serve
+    from ctr_pe.serving.service_options import Connections, Limits, Queueing, ServiceOptions
 
-    from ctr_pe.serving.service import Limits, application, serve
-
-    logging.basicConfig(format="%(asctime)s %(levelname)s %(message)s")
-    logging.getLogger("ctr_pe").setLevel(logging.INFO)
-    limits = Limits(args.max_history, args.max_candidates, args.max_body, args.max_waiting)
-    app = application(args.model, limits, workers=args.workers, threads=args.threads, gpu=args.gpu)
-    serve(app, args.port, args.host)
+    limits = Limits(args.max_history, args.max_candidates, args.max_body)
+    queueing = Queueing(
+        batch=args.batch, window=args.batch_window / 1000, waiting=args.max_waiting, wait=args.max_wait / 1000
+    )
+    connections = Connections(args.max_connections, args.read_timeout, args.keep_alive)
+    options = ServiceOptions(limits, queueing, connections, workers=args.workers, threads=args.threads, gpu=args.gpu)
+    serve(args.model, args.port, args.host, options, args.processes, args.log, args.log_requests)
     return 0

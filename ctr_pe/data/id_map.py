@@ -25,6 +25,16 @@ EXACT = 2**53  # from here on a float64 stands for several whole numbers
 PAD, UNSEEN = "__PAD__", "__OOV__"  # FuxiCTR's reserved entries
 
 
+FEW = 4096
+"""Keys that are searched for, however few are known."""
+
+
+def _searched(keys: pl.Series) -> Array:
+    """Integers or texts as numpy compares them, which is polars' order: texts by UTF-8. Nulls are any."""
+    filled = keys.fill_null("" if keys.dtype == pl.String else 0) if keys.null_count() else keys
+    return np.array(filled.to_list(), np.dtypes.StringDType()) if keys.dtype == pl.String else filled.to_numpy()
+
+
 class Index:
     """Finds keys among N distinct ones: by search for a few, by a join for many."""
 
@@ -42,12 +52,19 @@ class Index:
         """(n,) place of each key among the known ones, -1 for all others; of the same type as they are."""
         if not len(self.sorted) or not len(wanted):
             return np.full(len(wanted), -1, np.int64)
-        if len(wanted) * 20 > len(self.sorted):
+        if len(wanted) > FEW and len(wanted) * 20 > len(self.sorted):
             known = pl.DataFrame([self.sorted, pl.Series("at", self.at)])
             table = wanted.alias("key").to_frame()
             return table.join(known, on="key", how="left", maintain_order="left")["at"].fill_null(-1).to_numpy()
-        place = np.minimum(np.asarray(self.sorted.search_sorted(wanted)), len(self.sorted) - 1)
-        return np.where((self.sorted.gather(place) == wanted).to_numpy(), self.at[place], -1)
+        keys = _searched(wanted)
+        place = np.minimum(np.searchsorted(self._keys, keys), len(self._keys) - 1)
+        found = np.where(self._keys[place] == keys, self.at[place], -1)
+        return np.where(wanted.is_null().to_numpy(), -1, found) if wanted.null_count() else found
+
+    @cached_property
+    def _keys(self) -> Array:
+        """``sorted`` for numpy, whose search takes microseconds: a query of polars wakes its threads each time."""
+        return _searched(self.sorted)
 
     def of(self, values: Sequence[Any]) -> pl.Series:
         """Python values as keys of this index's type; what is none becomes null, which is never found."""

@@ -70,6 +70,25 @@ class EncodedRequests:
     now: Ints | None
     counts: Counter[str]
 
+    @classmethod
+    def joined(cls, parts: Sequence[EncodedRequests]) -> EncodedRequests:
+        """One after the other, requests of one encoder whose histories have ages (``now`` is None)."""
+        if len(parts) == 1:
+            return parts[0]
+        lists = []
+        for group in zip(*(part.lists for part in parts), strict=True):
+            events = [len(next(iter(one.ids.values()))) for one in group]
+            start = np.cumsum([0, *events[:-1]])
+            aged = [np.zeros(n, np.int64) if one.age is None else one.age for one, n in zip(group, events, strict=True)]
+            ends = ([at + first for at, first in zip(side, start, strict=True)]
+                    for side in ([one.begin for one in group], [one.end for one in group]))  # fmt: skip
+            begin, end = map(np.concatenate, ends)
+            ids = {name: np.concatenate([one.ids[name] for one in group]) for name in group[0].ids}
+            lists.append(RequestHistories(ids, begin, end, group[0].age_field, age=np.concatenate(aged)))
+        scalars = {name: np.concatenate([part.scalars[name] for part in parts]) for name in parts[0].scalars}
+        counts = sum((part.counts for part in parts), Counter[str]())
+        return cls(sum(part.rows for part in parts), scalars, lists, None, counts)
+
     def batch(self, rows: Ints) -> JaggedBatch:
         """The requests of these numbers (B,)."""
         return replace(self.histories(rows), rows=self.fields(rows))

@@ -144,19 +144,25 @@ class DINScore(nn.Module):
             for layer in rest:
                 hidden = layer(hidden)
             return hidden.view(*target.shape[:2], items.shape[1])
-        # The first layer is W_t t + W (t ⊙ h) + what the item gives: [t, 1] times one matrix per item.
-        extended = torch.cat([target, torch.ones_like(target[..., :1])], -1)
-        logits = target.new_empty(*target.shape[:2], items.shape[1])
-        for row, some in product(range(len(items)), _slices(items.shape[1], max(1, COLUMNS // len(of_product)))):
-            of_product_, own = of_product.T.unsqueeze(1), items[row, some].T.unsqueeze(2)
-            of_targets = torch.addcmul(of_target.T.unsqueeze(1), of_product_, own)
-            weight = torch.cat([of_targets, per_item[row, some].unsqueeze(0)]).flatten(1)  # (D + 1, items · U)
-            for chosen in _slices(target.shape[1], TARGETS):
-                hidden = (extended[row, chosen] @ weight).view(-1, len(of_product))
+        # The first layer is linear in one side, with a matrix and a bias per vector of the other: per item, or per
+        # target where those are fewer.
+        swap = shift is None and target.shape[1] < items.shape[1]
+        by, others, of_other = (target, items, of_item) if swap else (items, target, of_target)
+        columns = COLUMNS * (3 if swap else 1)  # of fewer rows
+        biases = nn.functional.linear(target, of_target, first.bias) if swap else per_item
+        logits = target.new_empty(len(target), others.shape[1], by.shape[1])
+        for row, some in product(range(len(by)), _slices(by.shape[1], max(1, columns // len(of_product)))):
+            own = by[row, some].T.unsqueeze(2)
+            weight = torch.addcmul(of_other.T.unsqueeze(1), of_product.T.unsqueeze(1), own).flatten(
+                1
+            )  # (D, vectors · U)
+            bias = biases[row, some].flatten()
+            for chosen in _slices(others.shape[1], TARGETS):
+                hidden = torch.addmm(bias, others[row, chosen], weight).view(-1, len(of_product))
                 for layer in rest:
                     hidden = _applied(layer, hidden)
-                logits[row, chosen, some] = hidden.view(-1, per_item[row, some].shape[0])
-        return logits
+                logits[row, chosen, some] = hidden.view(-1, own.shape[1])
+        return logits.mT if swap else logits
 
 
 def candidate_scores(score: nn.Module, target: Tensor, items: Tensor) -> Tensor:
@@ -183,7 +189,7 @@ def _applied(layer: nn.Module, x: Tensor) -> Tensor:
 
 
 COLUMNS, TARGETS = 512, 1024
-"""So many columns of the first layer and targets are computed at once: what they need fits the cache."""
+"""So many columns of the first layer and vectors are computed at once: what they need fits the cache."""
 
 
 def _slices(length: int, size: int) -> list[slice]:

@@ -23,9 +23,11 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ctr_pe import CTRRanker
-from ctr_pe.serving import service
+from ctr_pe.serving import model_watcher
 from ctr_pe.serving.model_folder import read_model
-from ctr_pe.serving.service import Limits, WatchedModel, application
+from ctr_pe.serving.model_watcher import ModelWatcher, WatchedModel
+from ctr_pe.serving.service import application
+from ctr_pe.serving.service_options import Limits, Queueing, ServiceOptions
 from ctr_pe.utils.errors import UserError
 from tests.support.fuzz.small_log import SMALL
 
@@ -53,7 +55,8 @@ def folder(ranker: CTRRanker, tmp_path: Path) -> Path:
 
 @pytest.fixture
 def client(folder: Path) -> Iterator[TestClient]:
-    with TestClient(application(folder, Limits(history=120, candidates=50, body=4000), poll=0.02)) as client:
+    limits = Limits(history=120, candidates=50, body=4000)
+    with TestClient(application(folder, ServiceOptions(limits, poll=0.02))) as client:
         yield client
 
 
@@ -110,6 +113,35 @@ def test_what_is_wrong_with_a_request_is_said_with_its_path(
     problem = answer.json()["detail"][0]
     assert problem["loc"] == ["body", *path]
     assert message in problem["msg"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'{"candidates": ["\xff"]}',
+        "{}".encode("utf-16"),
+        b"[" * 4000,
+        b"[1" + b"0" * 3900 * 2,
+    ],
+    ids=["empty", "cut off", "list", "null", "no UTF-8", "UTF-16", "deep", "a long number"],
+)
+def test_a_body_that_is_no_request_is_a_problem_of_the_body(folder: Path, body: bytes) -> None:
+    with TestClient(application(folder)) as client:
+        answer = client.post("/rank", content=body)
+    assert answer.status_code == 422, answer.text
+    assert answer.json()["detail"][0]["loc"][0] == "body"
+
+
+@pytest.mark.parametrize("field", ["context", "history_context", "candidate_context"])
+def test_half_a_surrogate_pair_is_a_problem_wherever_it_stands(client: TestClient, field: str) -> None:
+    value = r'"\ud800"' if field == "context" else r'["\ud800"]'
+    for body in (f'{{"cat": {value}}}', r'{"\ud800": ' + value + "}"):
+        content = f'{{"candidates": ["item 1"], "history": ["item 1"], "{field}": {body}}}'
+        assert client.post("/rank", content=content).status_code == 422
 
 
 def test_a_body_that_is_too_large_is_refused_however_it_comes(client: TestClient) -> None:
@@ -197,22 +229,25 @@ def test_a_folder_that_is_replaced_answers_and_a_damaged_one_does_not(
 def test_more_requests_than_may_wait_are_turned_away(
     folder: Path, ranker: CTRRanker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, go = application(folder, Limits(waiting=2)), threading.Event()
+    app, go = application(folder, ServiceOptions(queueing=Queueing(waiting=2))), threading.Event()
     scorer = app.state.watcher.model.scorer
-    score = scorer.score
+    score = scorer.score_together
 
     def slow(encoded: Any) -> Any:
         assert go.wait(30)
         return score(encoded)
 
-    monkeypatch.setattr(scorer, "score", slow)
+    monkeypatch.setattr(scorer, "score_together", slow)
     with TestClient(app) as client, ThreadPoolExecutor(2) as pool:
         open_ = [pool.submit(client.post, "/rank", json={"candidates": ["item 3"]}) for _ in range(2)]
         wait_for(lambda: "ctr_pe_open_requests 2.0" in client.get("/metrics").text)
-        answer = client.post("/rank", json={"candidates": ["item 3"]})
+        answers = [client.post("/rank", content=b"read by nobody"), client.get("/ready")]
+        live = client.get("/live")
         go.set()
-        assert (answer.status_code, answer.headers["retry-after"]) == (503, "1")
+        assert [(one.status_code, one.headers["retry-after"]) for one in answers] == [(503, "1")] * 2
+        assert live.status_code == 200
         assert [one.result().status_code for one in open_] == [200, 200]
+        assert client.get("/ready").status_code == 200
 
 
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
@@ -292,8 +327,8 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(
         calls.append(path)
         return found
 
-    monkeypatch.setattr(service, "read_model", read)
-    watcher = service.ModelWatcher(folder)
+    monkeypatch.setattr(model_watcher, "read_model", read)
+    watcher = ModelWatcher(folder)
     assert len(calls) == 2
     assert watcher.model.scorer.score_one(PAST, ASKED).tolist() == other.scorer_.score_one(PAST, ASKED).tolist()
 

@@ -1,0 +1,278 @@
+"""Load on ``ctr-pe serve``: capacity, what is left of it when twice as much is asked, and what slow clients may hold.
+
+    python -m benchmark.service_load --model DIR --cores 0,1 [--seconds 20] [--candidates 20] [-- --max-wait 50 …]
+
+The service runs on the first core, the client, this process, on the second. Connections are kept. Stages:
+
+- unloaded: one connection, one request after the other;
+- capacity: 64 connections, each with one request after the other;
+- overload: requests at twice that rate, each at its time whatever became of the others, on 256 connections;
+- retries: 400 connections, of which each asks again at once, whatever the answer was;
+- drips: 100 connections that send a byte a second, while one asks as usual.
+
+Useful are answers with status 200, scores for exactly the candidates that were asked for, and the request's own
+``x-request-id``; a second answer to a request, or none, is counted. ``--seconds`` holds for each stage.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ctr_pe.serving.model_folder import read_model
+from ctr_pe.utils.files import replacing
+
+LATEST = 15.0  # seconds after the end of a stage: what has no answer then is lost
+
+
+@dataclass
+class Outcome:
+    """Statuses of answers; milliseconds of useful ones; requests that were lost, answered wrongly."""
+
+    statuses: Counter[int] = field(default_factory=Counter)
+    ms: list[float] = field(default_factory=list)
+    sent: int = 0
+    lost: int = 0
+    wrong: int = 0
+    seconds: float = 0.0
+
+    def facts(self) -> dict[str, Any]:
+        found = {
+            "useful_per_s": len(self.ms) / self.seconds,
+            "seconds": self.seconds,
+            "sent": self.sent,
+            "lost": self.lost,
+            "wrong": self.wrong,
+        }
+        p50, p99 = np.percentile(self.ms, [50, 99]).tolist() if self.ms else (None, None)
+        return found | {"statuses": dict(self.statuses), "p50_ms": p50, "p99_ms": p99}
+
+
+class Connection(asyncio.Protocol):
+    """One kept connection: answers come in the order of requests, one at a time."""
+
+    def __init__(self) -> None:
+        self.buffer = b""
+        self.transport: asyncio.WriteTransport | None = None
+        self.answer: asyncio.Future[tuple[int, bytes, bytes]] | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        self.transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        head, end, rest = self.buffer.partition(b"\r\n\r\n")
+        if not end:
+            return
+        fields = dict(line.lower().split(b": ", 1) for line in head.split(b"\r\n")[1:])
+        length = int(fields[b"content-length"])
+        if len(rest) < length:
+            return
+        self.buffer = rest[length:]
+        name, status = fields.get(b"x-request-id", b""), int(head.split(b" ", 2)[1])
+        if self.answer is None or self.answer.done():
+            raise RuntimeError("an answer that nobody asked for")
+        self.answer.set_result((status, name, rest[:length]))
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self.transport = None
+        if self.answer is not None and not self.answer.done():
+            self.answer.set_exception(ConnectionError())
+
+    async def ask(self, request: bytes) -> tuple[int, bytes, bytes]:
+        if self.transport is None:
+            raise ConnectionError
+        self.answer = asyncio.get_running_loop().create_future()
+        self.transport.write(request)
+        return await self.answer
+
+
+class Client:
+    """Asks the service of ``port``: a pool of connections and the requests in turn."""
+
+    def __init__(self, port: int, bodies: Sequence[tuple[bytes, set[Any]]]) -> None:
+        self.port, self.bodies, self.number = port, bodies, 0
+
+    async def connect(self) -> Connection:
+        loop = asyncio.get_running_loop()
+        return (await loop.create_connection(Connection, "127.0.0.1", self.port))[1]
+
+    async def ask(self, connection: Connection | None, outcome: Outcome, since: float) -> Connection | None:
+        """One request; the connection, or None if it is closed. Milliseconds count from ``since``."""
+        self.number += 1
+        outcome.sent += 1
+        name = b"r%d" % self.number
+        body, candidates = self.bodies[self.number % len(self.bodies)]
+        head = b"POST /rank HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\nx-request-id: %b\r\n" % name
+        try:
+            if connection is None or connection.transport is None:
+                connection = await self.connect()
+            sent = b"%bcontent-length: %d\r\n\r\n%b" % (head, len(body), body)
+            async with asyncio.timeout(LATEST):
+                status, echo, content = await connection.ask(sent)
+        except (OSError, TimeoutError):
+            outcome.lost += 1
+            return None
+        outcome.statuses[status] += 1
+        if status == 200:
+            outcome.ms.append(1000 * (time.perf_counter() - since))
+            same = {one["item"] for one in json.loads(content)["ranked"]} == candidates
+            outcome.wrong += not same or echo not in (name, b"")  # services without ids of requests give none
+        return connection
+
+    async def closed(self, connections: int, seconds: float) -> Outcome:
+        """Each connection asks as soon as it has an answer."""
+        outcome, end = Outcome(), time.perf_counter() + seconds
+
+        async def one() -> None:
+            connection: Connection | None = None
+            while time.perf_counter() < end:
+                connection = await self.ask(connection, outcome, time.perf_counter())
+                await asyncio.sleep(0)
+
+        began = time.perf_counter()
+        await asyncio.gather(*(one() for _ in range(connections)))
+        outcome.seconds = time.perf_counter() - began
+        return outcome
+
+    async def open(self, rate: float, connections: int, seconds: float) -> Outcome:
+        """``rate`` requests per second at random times. Milliseconds count from the time that a request was due."""
+        outcome, draw = Outcome(), np.random.default_rng(0)
+        free: deque[Connection | None] = deque([None] * connections)
+        began = due = time.perf_counter()
+        running: set[asyncio.Task[None]] = set()
+
+        async def one(due: float) -> None:
+            connection = free.popleft() if free else None
+            free.append(await self.ask(connection, outcome, due))
+
+        while due < began + seconds:
+            await asyncio.sleep(max(0.0, due - time.perf_counter()))
+            running.add(task := asyncio.create_task(one(due)))
+            task.add_done_callback(running.discard)
+            due += draw.exponential(1 / rate)
+        outcome.seconds = time.perf_counter() - began
+        await asyncio.gather(*running)
+        return outcome
+
+    async def drips(self, connections: int, seconds: float) -> dict[str, Any]:
+        """How many connections that send a byte a second are open at the end, and how another one fares."""
+
+        async def drip() -> bool:
+            connection = await self.connect()
+            end = time.perf_counter() + seconds
+            for byte in b"POST /rank HTTP/1.1\r\ncontent-type: " + b"x" * 10**4:
+                if connection.transport is None or time.perf_counter() > end:
+                    break
+                connection.transport.write(bytes([byte]))
+                await asyncio.sleep(1)
+            return connection.transport is not None
+
+        dripping = asyncio.gather(*(drip() for _ in range(connections)))
+        beside = await self.closed(1, seconds)
+        return {"open_at_the_end": sum(await dripping), "of": connections, "beside": beside.facts()}
+
+
+def bodies(model: Path, candidates: int, history: int = 100, count: int = 200) -> list[tuple[bytes, set[Any]]]:
+    """Random requests of the model's catalogue, and the candidates of each."""
+    catalogue = read_model(model).encoder.catalogue
+    assert catalogue is not None
+    ids = catalogue.sorted
+    found = []
+    for number in range(count):
+        wanted = ids.sample(candidates, seed=2 * number).to_list()
+        request = {"history": ids.sample(history, seed=2 * number + 1).to_list(), "candidates": wanted}
+        found.append((json.dumps(request).encode(), set(wanted)))
+    return found
+
+
+def cpu(pid: int) -> float:
+    """Seconds that the process has computed."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def memory(pid: int) -> float:
+    """MB that the process has for itself."""
+    return float(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1000  # type: ignore[index]
+
+
+async def stages(client: Client, pid: int, seconds: float, only: Sequence[str]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    await client.closed(8, 3)  # what is made at first use
+    capacity = 0.0
+    for name in only:
+        before, computed = memory(pid), cpu(pid)
+        if name == "unloaded":
+            facts = (await client.closed(1, seconds)).facts()
+        elif name == "capacity":
+            facts = (await client.closed(64, seconds)).facts()
+            capacity = facts["useful_per_s"]
+        elif name == "overload":
+            facts = (await client.open(2 * capacity, 256, seconds)).facts()
+        elif name == "retries":
+            facts = (await client.closed(400, seconds)).facts()
+        else:
+            facts = await client.drips(100, seconds)
+        computed = cpu(pid) - computed
+        if facts.get("useful_per_s"):
+            facts["useful_per_cpu_s"] = facts["useful_per_s"] * facts["seconds"] / computed
+        found[name] = facts | {"memory_mb": [round(before), round(memory(pid))]}
+        print(name, json.dumps(found[name]), flush=True)
+        await asyncio.sleep(1)
+    return found
+
+
+STAGES = ("unloaded", "capacity", "overload", "retries", "drips")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, required=True)
+    parser.add_argument("--cores", default="0,1", help="of the service and of the client")
+    parser.add_argument("--seconds", type=float, default=20)
+    parser.add_argument("--candidates", type=int, default=20)
+    parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--python", default=sys.executable, help="of the service: another environment's")
+    parser.add_argument("--path", help="PYTHONPATH of the service: another checkout")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("options", nargs="*", help="of ctr-pe serve")
+    args = parser.parse_args(argv)
+    of_service, of_client = args.cores.split(",")
+    command = ["taskset", "-c", of_service.replace("+", ","), args.python, "-m", "ctr_pe.cli", "serve"]
+    command += ["--model", str(args.model), "--port", "0", *args.options]
+    environment = os.environ | ({"PYTHONPATH": args.path} if args.path else {})
+    given = bodies(args.model, args.candidates)
+    os.sched_setaffinity(0, {int(of_client)})
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, text=True, env=environment, cwd=args.path and args.path.split(":")[0]
+    ) as running:
+        try:
+            assert running.stderr is not None
+            address = next(match for line in running.stderr if (match := re.search(r"http://\S+:(\d+)", line)))
+            results = asyncio.run(
+                stages(Client(int(address[1]), given), running.pid, args.seconds, args.stages.split(","))
+            )
+        finally:
+            running.terminate()
+    if args.json:
+        with replacing(args.json) as file:
+            file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

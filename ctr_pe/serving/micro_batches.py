@@ -1,0 +1,127 @@
+"""Micro-batches: requests that wait at the same time are scored together.
+
+A batch starts as soon as a thread is free, with all that waits then: a request alone is not delayed, and batches grow
+with the load. All bookkeeping is done in the event loop's thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from ctr_pe.serving.service_options import Queueing
+
+Score = Callable[[Any, Sequence[Any]], Sequence[Any]]
+
+
+class Overloaded(Exception):
+    """There is no place for a request, or its turn did not come in time."""
+
+
+@dataclass(eq=False)
+class _Job:
+    model: Any
+    request: Any
+    candidates: int
+    since: float
+    patience: float
+    answer: asyncio.Future[Any]
+
+
+class MicroBatches:
+    """The queue before the threads that score.
+
+    Attributes:
+        open: requests that wait or are scored.
+    """
+
+    def __init__(
+        self,
+        score: Score,
+        threads: Executor,
+        workers: int,
+        limits: Queueing,
+        on_batch: Callable[[int, float, float], object] = lambda requests, waited, seconds: None,
+    ) -> None:
+        """``score(model, requests)``, in one of ``threads``, which are ``workers``, gives an answer or an exception for
+        each request. ``on_batch`` is called after each batch: how many requests it had, the seconds that the first one
+        waited, and those that scoring took."""
+        self._score, self._threads, self._free, self._limits, self._on_batch = score, threads, workers, limits, on_batch
+        self._workers, self._queue = workers, deque[_Job]()
+        self._timer: asyncio.TimerHandle | None = None
+        self._pace = 0.0  # seconds per request in the last batches
+        self.open = 0
+
+    def patience(self, wait: float | None) -> float:
+        """Seconds that a request waits for its turn, of ``wait`` that it would."""
+        return self._limits.wait if wait is None else min(wait, self._limits.wait)
+
+    def check(self, wait: float | None = None) -> None:
+        """Raises Overloaded if a request that comes now has no place, or would not be scored in time."""
+        if self.open >= self._limits.waiting:
+            raise Overloaded("too many requests are waiting")
+        if len(self._queue) * self._pace / self._workers > self.patience(wait):
+            raise Overloaded("too many requests are waiting for this one to have its turn in time")
+
+    async def __call__(self, model: Any, request: Any, candidates: int, wait: float | None = None) -> Any:
+        """The answer to a request with so many candidates. Raises Overloaded, or what scoring raised."""
+        self.check(wait)
+        loop = asyncio.get_running_loop()
+        job = _Job(model, request, candidates, time.monotonic(), self.patience(wait), loop.create_future())
+        self._queue.append(job)
+        self.open += 1
+        if self._timer is None:  # without a window too, after the requests that have come in this turn of the loop
+            self._timer = loop.call_later(self._limits.window, self._start)
+        elif len(self._queue) >= self._limits.batch:
+            self._start()
+        try:
+            return await job.answer
+        finally:
+            self.open -= 1
+
+    def _start(self) -> None:
+        """Give what waits to the threads that are free."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        while self._free and (batch := self._next()):
+            self._free -= 1
+            began, requests = time.monotonic(), [job.request for job in batch]
+            running = asyncio.get_running_loop().run_in_executor(self._threads, self._score, batch[0].model, requests)
+            running.add_done_callback(partial(self._answer, batch, began))
+
+    def _next(self) -> list[_Job]:
+        """The oldest requests for one batch, without those whose time is over or whose caller has gone."""
+        batch: list[_Job] = []
+        now, candidates = time.monotonic(), 0
+        while self._queue and len(batch) < self._limits.batch:
+            job = self._queue[0]
+            candidates += job.candidates
+            if batch and (job.model is not batch[0].model or candidates > self._limits.candidates):
+                break
+            self._queue.popleft()
+            if now - job.since > job.patience and not job.answer.done():
+                job.answer.set_exception(Overloaded("the time to wait was over before this request had its turn"))
+            if not job.answer.done():
+                batch.append(job)
+        return batch
+
+    def _answer(self, batch: list[_Job], began: float, running: asyncio.Future[Sequence[Any]]) -> None:
+        seconds, error = time.monotonic() - began, running.exception()
+        self._pace += 0.1 * (seconds / len(batch) - self._pace)
+        for job, answer in zip(batch, running.result() if error is None else [error] * len(batch), strict=True):
+            if job.answer.done():
+                continue
+            if isinstance(answer, BaseException):
+                job.answer.set_exception(answer)
+            else:
+                job.answer.set_result(answer)
+        self._on_batch(len(batch), began - batch[0].since, seconds)
+        self._free += 1
+        self._start()

@@ -1,0 +1,147 @@
+"""What ``POST /rank`` takes and gives, and what is wrong with a request, by the path of each field."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Annotated, Any, NoReturn
+
+import polars as pl
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+
+from ctr_pe.data.id_map import EXACT
+from ctr_pe.serving.scorer import Scorer
+from ctr_pe.serving.service_options import Limits
+from ctr_pe.utils.errors import UserError
+
+LARGEST = 2**63 - 1
+MOST_PROBLEMS = 20  # of a request that are named
+
+
+class BadRequest(Exception):
+    """``problems``: ``loc``, path of a field; ``msg``; ``type``. Without the values that were sent."""
+
+    def __init__(self, problems: list[dict[str, Any]]) -> None:
+        super().__init__(problems[0]["msg"])
+        self.problems = problems
+
+
+def _item(value: Any) -> Any:
+    if isinstance(value, float) and value % 1 == 0 and abs(value) < EXACT:
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, (int, str)):
+        raise ValueError("an item's raw id is a whole number or a string")
+    if isinstance(value, int) and not -LARGEST <= value <= LARGEST:
+        raise ValueError("larger than 64 bits")
+    if isinstance(value, str):
+        value.encode()  # half a surrogate pair is a ValueError
+    return value
+
+
+def _time(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, (int, float, str)):
+        raise ValueError("a time is a number or a date as text")
+    if isinstance(value, (int, float)) and not -LARGEST <= value <= LARGEST:
+        raise ValueError("larger than 64 bits")
+    return value
+
+
+Item = Annotated[int | str, BeforeValidator(_item)]
+Value = int | float | str | list[int | float | str] | None
+Time = Annotated[int | float | str, BeforeValidator(_time)]
+
+
+class RankRequest(BaseModel):
+    """One user's candidates. ``times``: of the history, as ``now``: numbers in the unit of the log, or dates as text;
+    only encodings that read ages need them."""
+
+    model_config = ConfigDict(extra="forbid")
+    history: list[Item] = Field(default=[], description="raw ids of the items that the user chose, the oldest first")
+    candidates: list[Item] = Field(min_length=1, description="raw ids of the items to rank")
+    times: list[Time] | None = Field(None, description="when each item of the history was chosen, rising")
+    now: Time | None = Field(None, description="time of the request; by default that of the newest item")
+    k: int | None = Field(None, strict=True, ge=1, description="how many of the best to return; by default all")
+    user: Item | None = Field(None, description="raw id of the user, by which the model's own fields are looked up")
+    context: dict[str, Value] = Field({}, description="field of the request, or of the user -> raw value")
+    history_context: dict[str, list[Value]] = Field(
+        {}, description="field of the event, or the column of behaviours -> raw value of each history item"
+    )
+    candidate_context: dict[str, list[Value]] = Field({}, description="field -> raw value of each candidate")
+
+
+class RankedItem(BaseModel):
+    item: int | str
+    score: float = Field(description="click probability")
+
+
+class RankResponse(BaseModel):
+    """``ranked``: the best first, of equal scores the one that was asked for first; ``model``: which one scored."""
+
+    ranked: list[RankedItem]
+    unknown_candidates: int = Field(description="candidates of the request that the model does not know")
+    unknown_history: int
+    model: str
+
+
+def parsed(body: bytes) -> RankRequest:
+    """Raises BadRequest."""
+    try:
+        content = json.loads(body)
+    except RecursionError:
+        wrong((), "JSON in too many levels")
+    except ValueError as error:  # no UTF-8, no JSON, or a number of thousands of digits
+        wrong((), f"no JSON in UTF-8: {error}")
+    try:
+        return RankRequest.model_validate(content)
+    except ValidationError as error:
+        raise BadRequest(
+            [
+                {"loc": ["body", *one["loc"]], "msg": one["msg"].removeprefix("Value error, "), "type": one["type"]}
+                for one in error.errors(include_url=False, include_context=False, include_input=False)[:MOST_PROBLEMS]
+            ]
+        ) from None
+
+
+def check(request: RankRequest, scorer: Scorer, limits: Limits) -> None:
+    """Raises BadRequest with the path of the first field that cannot be used."""
+    catalogue = scorer.encoder.catalogue
+    numbers = catalogue is not None and catalogue.dtype == pl.Int64
+    for field in ("history", "candidates"):
+        values, most = getattr(request, field), getattr(limits, field)
+        if len(values) > most:
+            wrong((field,), f"at most {most:,} items, not {len(values):,}")
+        for place, value in enumerate(values):
+            if catalogue is not None and isinstance(value, int) != numbers:
+                kind = "whole numbers" if numbers else "strings"
+                wrong((field, place), f"the raw ids of this model's items are {kind}")
+    times = request.times
+    if times is None:
+        if scorer.encoder.needs_age and request.history:
+            wrong(("times",), "this model reads the age of events: give the time of each item of the history")
+        return
+    if len(times) != len(request.history):
+        wrong(("times",), f"{len(times)} for {len(request.history)} items of the history")
+    at = moments("times", times, scorer)
+    for place, (before, after) in enumerate(pairwise(at), 1):
+        if after < before:
+            wrong(("times", place), "before the time of the item that precedes it: the oldest comes first")
+    if request.now is not None and times and moments("now", [request.now], scorer)[0] < at[-1]:
+        wrong(("now",), "before the newest item of the history")
+
+
+def moments(field: str, times: Sequence[Any], scorer: Scorer) -> list[int]:
+    """In nanoseconds."""
+    try:
+        return [int(at) for at in scorer.encoder.moments(times, field)]
+    except UserError as error:
+        wrong((field,), str(error))
+
+
+def wrong(path: tuple[str | int, ...], message: str) -> NoReturn:
+    raise problem(path, message)
+
+
+def problem(path: tuple[str | int, ...], message: str, *where: str) -> BadRequest:
+    """``where``: of the request, by default the body."""
+    return BadRequest([{"type": "value_error", "loc": [*(where or ("body",)), *path], "msg": message}])

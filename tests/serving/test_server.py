@@ -1,0 +1,109 @@
+"""Connections: answers are sent at once, slow clients are cut off, and there are not too many."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import uvicorn
+
+from ctr_pe.serving.server import Config, listen
+from ctr_pe.serving.service_options import Connections
+
+GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
+PUT = b"PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
+
+
+async def echo(scope: Any, receive: Any, send: Any) -> None:
+    """The body, after as many tenths of a second as it has bytes."""
+    import asyncio
+
+    if scope["type"] == "lifespan":
+        for done in ("startup", "shutdown"):
+            await receive()
+            await send({"type": f"lifespan.{done}.complete"})
+        return
+    body = b""
+    while (message := await receive()).get("more_body"):
+        body += message["body"]
+    body += message.get("body", b"")
+    await asyncio.sleep(len(body) / 10)
+    await send({"type": "http.response.start", "status": 200, "headers": [(b"content-length", b"%d" % len(body))]})
+    await send({"type": "http.response.body", "body": body})
+
+
+@contextlib.contextmanager
+def served(**limits: Any) -> Iterator[partial[socket.socket]]:
+    """A server of ``echo``: a function that connects."""
+    listening, _ = listen("127.0.0.1", 0)
+    server = uvicorn.Server(Config(lambda: echo, Connections(**limits)))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
+    thread.start()
+    try:
+        while not server.started:
+            time.sleep(0.01)
+        yield partial(socket.create_connection, listening.getsockname(), timeout=10)
+    finally:
+        server.should_exit = True
+        thread.join()
+
+
+def drip(client: socket.socket, text: bytes) -> float:
+    """Seconds until the connection is closed, on which a byte is sent now and then."""
+    began = time.monotonic()
+    with contextlib.suppress(OSError):
+        for byte in text:
+            client.send(bytes([byte]))
+            time.sleep(0.05)
+    return time.monotonic() - began
+
+
+def test_accepted_connections_send_without_delay() -> None:
+    listening, _ = listen("127.0.0.1", 0)
+    with listening, socket.create_connection(listening.getsockname()), listening.accept()[0] as accepted:
+        assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
+@pytest.mark.parametrize("before", [b"", GET], ids=["first", "second"])
+@pytest.mark.parametrize(
+    "head", [b"GET / HTTP/1.1\r\nx: ", b"PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n"]
+)
+def test_a_request_that_does_not_arrive_in_time_ends_its_connection(head: bytes, before: bytes) -> None:
+    with served(read=0.3, keep=0) as connect, connect() as client:
+        if before:
+            client.sendall(before)
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+        client.sendall(head)
+        assert drip(client, b"x" * 200) < 3
+
+
+def test_a_request_may_take_longer_than_it_may_take_to_arrive_and_so_may_those_behind_it() -> None:
+    with served(read=0.2, keep=0) as connect, connect() as client:
+        client.sendall(2 * (PUT + b"long"))
+        found = b""
+        while found.count(b"long") < 2:
+            found += (more := client.recv(1000))
+            assert more
+
+
+def test_connections_above_the_limit_are_refused_and_then_there_is_room_again() -> None:
+    with served(most=2) as connect:
+        with connect() as first, connect() as second:
+            for client in (first, second):  # which are open for sure
+                client.sendall(GET)
+                assert client.recv(1000).startswith(b"HTTP/1.1 200")
+            with connect() as third:
+                third.sendall(GET)
+                answer = third.recv(1000)
+                assert answer.startswith(b"HTTP/1.1 503")
+                assert b"retry-after: 1" in answer
+        time.sleep(0.1)
+        with connect() as client:
+            client.sendall(GET)
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
