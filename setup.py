@@ -27,6 +27,7 @@ KERNELS = Extension(
     optional=True,
 )
 
+ZOO = [f"ctr_pe.{name}" for name in find_packages(include=["model_zoo", "model_zoo.*"])]
 setup(
     name="ctr_pe",
     version=VERSION[1],
@@ -36,7 +37,7 @@ setup(
     license_expression="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11",
-    packages=sorted({*find_packages(include=["ctr_pe", "ctr_pe.*"]), "ctr_pe.model_zoo", "ctr_pe.configs"}),
+    packages=sorted({*find_packages(include=["ctr_pe", "ctr_pe.*"]), *ZOO, "ctr_pe.configs"}),
     package_dir={"ctr_pe.model_zoo": "model_zoo", "ctr_pe.configs": "config"},
     ext_modules=[KERNELS] if sys.platform == "linux" else [],
     package_data={"ctr_pe": ["py.typed", "reporting/html/template/*"], "ctr_pe.configs": ["*.yaml", "*/*.yaml"]},

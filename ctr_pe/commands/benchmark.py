@@ -10,6 +10,7 @@ examples:
   ctr-pe benchmark
   ctr-pe benchmark --pe none,naive,rope,cope,cape --dataset amazon_sports --jobs 2 --out results/sports
   ctr-pe benchmark --pe none,cape --repeats 1 --set epochs=1 --set 'dnn_hidden_units=[64, 32]'
+  ctr-pe benchmark --pe none,naive,cape --dataset mine --tune quick --dry-run
   ctr-pe benchmark --pe none,naive,cape --dataset amazon_sports --tune 'learning_rate=[3e-3, 5e-3, 1e-2]'
   ctr-pe benchmark --suite small_cape_table2 --dataset amazon_sports --dry-run
   ctr-pe benchmark --suite cape_table2 --gpu 0
@@ -18,8 +19,10 @@ examples:
 from __future__ import annotations
 
 import argparse
+import re
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 from ctr_pe.commands.options import Parser, class_names, count, dataset_option, number, overrides, training_options
 
@@ -47,19 +50,32 @@ def add_options(parser: Parser) -> None:
     add("--dry-run", "print the runs and their estimated time, train nothing")
     add("--repair", "first move lines of OUT/results.jsonl that are no results to OUT/results.rejected.jsonl")
     add(
-        "--tune KEY=[…]",
-        "several values of a hyper-parameter, of which every encoding takes its best on validation rows: each "
-        "combination is trained once in OUT/trials",
+        "--tune N|quick|KEY=[…]",
+        "settings of its own for every encoding, chosen on validation rows by trainings in OUT/trials: the best of N "
+        "(quick: 6) settings of learning rate, regularisation and dropout around those of the data set, in short "
+        "trainings; or of several values of a hyper-parameter, each combination trained once",
         several=True,
     )
     training_options(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.config.yaml import parse_overrides
     from ctr_pe.serving.model_folder import keep_model
     from ctr_pe.study import benchmark
 
-    given = {**vars(args), "params": overrides(args), "tune": parse_overrides(args.tune, "--tune")}
+    given = {**vars(args), "params": overrides(args), "tune": _tune(args.tune)}
     given["keep"] = keep_model if args.keep_models else None
     return benchmark.run(benchmark.Request(**{field.name: given[field.name] for field in fields(benchmark.Request)}))
+
+
+def _tune(texts: list[str]) -> Any:
+    """A number of settings or ``quick``, or values by key."""
+    from ctr_pe.config.yaml import parse_overrides
+    from ctr_pe.utils.errors import UserError
+
+    budgets = [text for text in texts if text == "quick" or re.fullmatch(r"-?\d+", text)]
+    if budgets and len(texts) > 1:
+        raise UserError(f"--tune {budgets[0]}: it stands alone, beside no other --tune")
+    if budgets:
+        return budgets[0] if budgets[0] == "quick" else int(budgets[0])
+    return parse_overrides(texts, "--tune")

@@ -4,6 +4,9 @@ Make a data set from a log of interactions (parquet or CSV), with a report of wh
 
 protocol din: the log has clicked items only. Every item of a user from the second on is a target, with one
 sampled item that the user never clicked; the last target is test, the one before it validation.
+protocol leave-one-out: chosen items again, and a row asks which of all items comes next, after every item of its
+history. A user's last item is test, the one before it validation. protocol temporal: the same, but the newest
+3 % of the events are test and the 2 % before them validation, each with all events of its user before it.
 protocol impressions: the log has shown items with a 0/1 label. A row's history is the user's earlier
 positives; rows are split by time, or by a column that the recipe names.
 
@@ -58,7 +61,16 @@ def reading_options(parser: Parser) -> None:
     )
     rules = partial(parser.option, group=parser.add_argument_group("rules"))
     rules("--recipe NAME|FILE", "a recipe of `ctr-pe list`, or a YAML file with these options", default=None)
-    rules("--protocol", "how rows, labels and splits are made", choices=["din", "impressions"])
+    rules(
+        "--protocol",
+        "how rows, labels and splits are made",
+        choices=["din", "impressions", "leave-one-out", "temporal"],
+    )
+    rules(
+        "--windows",
+        "next-item: of long training histories all windows (default) or the newest",
+        choices=["all", "newest"],
+    )
     rules("--max-len N", "most recent items kept of a history (default: 100)", type=count)
     rules("--seed N", "of the sampled items of protocol din (default: 0)", type=number)
     rules(
@@ -68,8 +80,12 @@ def reading_options(parser: Parser) -> None:
     )
     rules("--strict", "missing values of attributes and declared columns are an error")
     rules("--negatives", "impressions: also a history of the user's earlier negatives")
-    rules("--valid-fraction F", "impressions: rows before the test rows (default: 0.1)", type=float)
-    rules("--test-fraction F", "impressions: the newest rows (default: 0.1)", type=float)
+    rules(
+        "--valid-fraction F",
+        "impressions, temporal: rows before the test rows (default: 0.1; temporal: 0.02)",
+        type=float,
+    )
+    rules("--test-fraction F", "impressions, temporal: the newest rows (default: 0.1; temporal: 0.03)", type=float)
     columns = partial(parser.option, group=parser.add_argument_group("columns"))
     columns("--user COLUMN", "default: user_id")
     columns("--item COLUMN", "default: item_id")

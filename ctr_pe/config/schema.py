@@ -32,6 +32,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import ErrorDetails, PydanticCustomError
 
 from ctr_pe.evaluation.metrics import METRICS, is_metric, like_metric, monitor_mode
+from ctr_pe.evaluation.ranking import is_ranking_metric
 from ctr_pe.utils import loggers
 from ctr_pe.utils.errors import UserError, explain, nearest, quoted, short, shown
 from ctr_pe.utils.names import RULE, is_name
@@ -100,7 +101,7 @@ def _unknown_name(value: str, choice: str) -> PydanticCustomError:
 
 
 def _metric(value: str) -> str:
-    if not is_metric(value):
+    if not (is_metric(value) or is_ranking_metric(value)):
         raise _unknown_name(value, like_metric(value))
     return value
 

@@ -48,7 +48,8 @@ class FileFacts(BaseModel):
 
 
 class DatasetReport(BaseModel):
-    """What is read of report.json: rows per split, the longest history; the builder's counts are for readers."""
+    """What is read of report.json: rows per split, the longest history, and whether a row
+    asks if its item is clicked or which of all items comes next; the builder's counts are for readers."""
 
     model_config = ConfigDict(strict=True, frozen=True)
 
@@ -61,6 +62,7 @@ class DatasetReport(BaseModel):
     group_id: str | None
     groups: tuple[Group, ...]
     max_len: int
+    task: Literal["click", "next-item"] = "click"
 
 
 class Dataset(DatasetReport):

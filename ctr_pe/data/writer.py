@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import polars as pl
 import pyarrow.parquet as pq
@@ -55,6 +55,7 @@ class Content:
     report: Mapping[str, Any]
     items: pl.DataFrame | None = None
     users: pl.DataFrame | None = None
+    task: Literal["click", "next-item"] = "click"
 
 
 class DatasetWriter:
@@ -126,6 +127,7 @@ class DatasetWriter:
             label=content.label,
             group_id=content.group_id,
             groups=tuple(content.groups),
+            task=content.task,
             max_len=max((int(spec.get("max_len", 0)) for spec in content.features.values()), default=0),
         )
         keys = {

@@ -16,7 +16,7 @@ from ctr_pe.config.schema import Weight
 from ctr_pe.ops import native
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear, check_fields
 from ctr_pe.pe.contextual import widen
-from ctr_pe.pe.tables import look_up, split_heads, vector_table
+from ctr_pe.pe.tables import look_up, places, split_heads, vector_table
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.sequence.positions import Pairs
 
@@ -53,6 +53,7 @@ class DIF(PositionEncoding):
             was chosen, by binary cross-entropies, mean over rows and ids. Id 0 is neither predicted nor an answer.
             Stacked layers each have predictors and their losses add up. Bidirectional self-attention has none: it
             would see the answer.
+        position_index: of the table, ``distance`` from the target or ``rank``, places from the oldest item on.
 
     Parameters: per attribute f = 1, 2, … ``sources.f.query.weight``, ``sources.f.key.weight (source dim, field dim)``;
     ``table (max_len + 1, P)``, N(0, 0.02), ``position.query.weight``, ``position.key.weight (P, P)``; ``concat (K, S,
@@ -86,8 +87,10 @@ class DIF(PositionEncoding):
         dif_positions: bool = True,
         dif_position_dim: int | None = None,
         dif_predict: Weight = 0.0,
+        position_index: Literal["distance", "rank"] = "distance",
     ) -> None:
         super().__init__(dim, max_len, num_heads)
+        self.from_oldest = position_index == "rank"
         fields = check_fields(field_dims, dim)
         if field_sizes is not None and len(field_sizes) != len(fields):
             raise ValueError(f"field_sizes={list(field_sizes)} are not as many as field_dims={fields}")
@@ -141,8 +144,8 @@ class DIF(PositionEncoding):
             attributes = self._among_items if pairs.self_attention else self._of_target
             scores += attributes(pairs, split)
         if self.position is not None:
-            rows = (look_up(self.table, at.distance.flatten()) for at in (pairs.query, pairs.key))
-            queried, keyed = self.position(*rows)  # by distance, the same in every row
+            rows = (look_up(self.table, places(at, pairs, self.from_oldest)) for at in (pairs.query, pairs.key))
+            queried, keyed = self.position(*rows)  # by distance the same in every row
             scores.append((queried @ keyed.transpose(-1, -2) * self.scale).expand_as(logits))
         if self.fusion == "concat":
             return self._concatenated(scores, pairs)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from ctr_pe.config.schema import Positive, Share, Weight
 from ctr_pe.pe.base import About, PositionEncoding, PositionLinear
 from ctr_pe.pe.contextual import widen
-from ctr_pe.pe.tables import look_up, split_heads, vector_table
+from ctr_pe.pe.tables import look_up, places, split_heads, vector_table
 from ctr_pe.pe.vectors import Attended, Vectors
 from ctr_pe.sequence.positions import Pairs
 from ctr_pe.utils.random_generators import RandomGenerators
@@ -49,6 +49,7 @@ class PDM(PositionEncoding):
             norm: layer norm, without weights, of hidden vector + value, which stands for the residual that an encoding
             does not see.
         pdm_temperature: divides the dot products.
+        position_index: of P, ``distance`` from the target or ``rank``, places from the oldest item on.
 
     Parameters: ``table (max_len + 1, D)``, P, N(0, 0.02), shared by the layers of a stack, the last row by all older
     items; ``query.weight``, ``key.weight`` (D, D) of each layer.
@@ -76,8 +77,10 @@ class PDM(PositionEncoding):
         pdm_ratio: Share = 0.2,
         pdm_contrast_on: Contrasted = "hidden",
         pdm_temperature: Positive = 1.0,
+        position_index: Literal["distance", "rank"] = "distance",
     ) -> None:
         super().__init__(dim, max_len, num_heads)
+        self.from_oldest = position_index == "rank"
         self.contrast, self.ratio = pdm_contrast, pdm_ratio
         self.augment = pdm_augment
         self.contrast_on = pdm_contrast_on
@@ -104,10 +107,10 @@ class PDM(PositionEncoding):
         """a^p (B, H, Q, L), zero where not allowed."""
         with torch.autocast(self.table.device.type, enabled=False):
             query, key = (
-                split_heads(project(look_up(self.table, at.distance.flatten())), self.num_heads)
+                split_heads(project(look_up(self.table, places(at, pairs, self.from_oldest))), self.num_heads)
                 for project, at in ((self.query, pairs.query), (self.key, pairs.key))
             )
-            return _softmax(widen(query @ key.mT * self.head_dim**-0.5), pairs)  # of logits (H, Q, L)
+            return _softmax(widen(query @ key.mT * self.head_dim**-0.5), pairs)  # of logits (H, Q, L) or (R, H, Q, L)
 
     def _views(self, one: Attended) -> list[Views]:
         """Two views of each row, in groups of rows of like length."""

@@ -5,10 +5,19 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.sequence.positions import Pairs, Where
+
 
 def look_up(table: Tensor, index: Tensor) -> Tensor:
     """Rows of a table (T, ...); an index past it takes its last row."""
     return nn.functional.embedding(index.clamp(0, table.shape[0] - 1), table)
+
+
+def places(at: Where, pairs: Pairs, from_oldest: bool) -> Tensor:
+    """Where queries or keys stand, as rows of a table: distances from the target (Q,), the same in every row, or
+    (R, Q) places from the oldest item, 0, on, which later items do not change."""
+    distance = at.distance.flatten()
+    return pairs.block.lengths.unsqueeze(1) - distance if from_oldest else distance
 
 
 def vector_table(rows: int, dim: int) -> nn.Parameter:

@@ -37,6 +37,7 @@ PART_ROWS, PART_BYTES = 2**16, 2**26  # at most, of the rows that are in memory 
 BATCH_ROWS, BUFFER = 2**14, 2**18  # rows and, of a column, bytes read at once, however large the row groups are
 TAIL = 2**16  # bytes at the end of a file: parquet has sizes, offsets and statistics of all its columns there
 COUNTS = b"ctr_pe.counts"
+OF_EVENTS = ("unknown history items", "history items of other behaviours")  # which all parts see alike
 OURS = re.compile(r"lock|key\.json|output|\d{6,}\.(parquet|tmp)")
 
 
@@ -44,7 +45,8 @@ OURS = re.compile(r"lock|key\.json|output|\d{6,}\.(parquet|tmp)")
 class PredictionReport:
     """What was scored: ``rows``, of which ``reused`` had been scored by an earlier call; ``seconds`` of this call;
     ``counts`` of what is unknown: ``unknown items`` and ``requests of unknown users`` in the input, in rows, ``missing
-    numbers`` of it, and ``unknown history items`` in the events."""
+    numbers`` and ``missing values of`` each declared column of it, times without the zone that those of the log had,
+    and ``unknown history items`` in the events."""
 
     output: Path
     rows: int
@@ -64,6 +66,8 @@ class PredictionReport:
             "unknown history items": ("event", "of items the model does not know"),
         }
         found = [f"{counted(self.counts[name], one)} {of}" for name, (one, of) in named.items() if self.counts[name]]
+        others = [name for name in self.counts if name not in {*named, "requests", "unknown users"}]
+        found += [f"{self.counts[name]:,} {name}" for name in others if self.counts[name]]
         return f"{made}\nunknown: {', '.join(found) or 'none'}"
 
 
@@ -210,9 +214,9 @@ def _score(
                 begin = number * source.size
                 what = f"{source.file}, rows {begin + 1:,} to {begin + len(table):,}"
                 encoded = scorer.encoder.requests(pl.DataFrame(table), events, what)
-                unknown = 0 if events is None or number else events.unknown
-                counts = json.dumps({**encoded.counts, "unknown history items": unknown})
-                scores = pa.table({SCORE: scorer.score(encoded)}).replace_schema_metadata({COUNTS: counts})
+                counts = {name: count for name, count in encoded.counts.items() if name not in OF_EVENTS or not number}
+                written = {COUNTS: json.dumps(counts)}
+                scores = pa.table({SCORE: scorer.score(encoded)}).replace_schema_metadata(written)
                 partial = parts[number].with_suffix(".tmp")
                 pq.write_table(scores, partial)
                 partial.replace(parts[number])

@@ -40,6 +40,9 @@ if TYPE_CHECKING:
     from ctr_pe.models.groups import SizedGroup
 
 log = logging.getLogger(__name__)
+MISSING = "missing values of "
+"""What the count of a field begins with."""
+ZONELESS = "times without a zone, read as UTC"
 
 
 @dataclass(frozen=True)
@@ -52,7 +55,7 @@ class ColumnNames:
     the column that a feature is read from, where it is called otherwise; of a numeric feature, ``fill_na``: what
     missing, NaN and infinite numbers become, 0 where it is not given, and ``normalizers``: what is then subtracted and
     divided by; ``columns``: those that were declared, see :mod:`ctr_pe.config.columns`, as
-    ``behaviours``.
+    ``behaviours``; ``zoned``: whether the log's dates had zones, None of numbers.
     """
 
     user: str = "user_id"
@@ -69,6 +72,7 @@ class ColumnNames:
     normalizers: Mapping[str, tuple[float, float]] = field(default_factory=dict)
     columns: Mapping[str, Any] = field(default_factory=dict)
     behaviours: Mapping[str, Any] | None = None
+    zoned: bool | None = None
 
 
 class Encoder:
@@ -104,6 +108,7 @@ class Encoder:
         encodings = [module for module in model.modules() if isinstance(module, PositionEncoding)]
         self.needs_age = any(encoding.about.needs_age for encoding in encodings)
         self._maps: dict[str, ValueMap | Several | None] = {}
+        self._zoneless = False
         catalogue = set() if items is None else set(items.columns)
         self.event_fields = [] if items is None else [name for name in self.item_fields if name + ID not in catalogue]
 
@@ -149,6 +154,13 @@ class Encoder:
         if isinstance(ids, Several):
             return several(values, ids.splitter).alias(values.name)
         return (numbers(values) if isinstance(ids, (Buckets, Scaled)) else categories(values)).alias(values.name)
+
+    def _lacking(self, name: str, values: pl.Series) -> int:
+        """How many raw values are missing."""
+        if name not in self.columns.columns:
+            return values.null_count()
+        plain = self.plain(name, values)
+        return int((plain.list.len() == 0).sum()) if isinstance(plain.dtype, pl.List) else plain.null_count()
 
     @cached_property
     def numeric(self) -> list[str]:
@@ -255,7 +267,7 @@ class Encoder:
             raise UserError(f"{what}: no history: give one, or save the model with the histories of its users")
         counts: Counter[str] = Counter({"requests": requests.height})
         ids = self._items(requests, what, target=True)
-        now = self.clock(requests, self.columns.time, what, None if events is None else events.newest)
+        now = self.clock(requests, self.columns.time, what, None if events is None else events.newest, counts)
         lists: list[RequestHistories] = []
         if given:
             lists += [self._given(requests, group.history, group.age, group.max_len, what) for group in self.groups]
@@ -275,15 +287,23 @@ class Encoder:
                 scalars[name] = of_users[name][row]
                 if name in requests.columns:
                     scalars[name] = self._encode(requests[name], name, what)
+                else:
+                    counts[MISSING + name] += int((row < 0).sum())
             elif self._is_list(name):
                 lists.append(self._given(requests, (name,), None, int(self.features[name]["max_len"]), what))
             else:
                 scalars[name] = self._column(requests, name, what)
+        for name in sorted(
+            self.columns.columns.keys() & {*self.other_fields, *self.event_fields} & {*requests.columns}
+        ):
+            if self.features[name].get("known") != "afterwards":
+                counts[MISSING + name] += self._lacking(name, requests[name])
         if self.numeric:
             there = [self._raw(name) for name in self.numeric if self._raw(name) in requests.columns]
             if lacking := sum(numbers(requests[raw]).null_count() for raw in there):
                 counts["missing numbers"] += lacking
         counts["unknown items"] += self._unknown(ids)
+        counts = Counter({name: count for name, count in counts.items() if count or not name.startswith(MISSING)})
         return EncodedRequests(requests.height, scalars, lists, now, counts)
 
     def one(
@@ -324,10 +344,10 @@ class Encoder:
                 raise UserError(f"history_context: {why}: this model has a history of each behaviour")
             place = self._behaviour(pl.DataFrame({name: pl.Series(name, kinds, strict=False)}), "history_context")
         self._check_names("history_context", of_kind, [*of_history, *further])
-        ages = None
+        ages, counts = None, Counter[str]()
         if times is not None:
-            at = self.moments(times)
-            ages = ((self.moments([now])[0] if now is not None else at.max(initial=0)) - at) // SECOND
+            at = self.moments(times, counts=counts)
+            ages = ((self.moments([now], counts=counts)[0] if now is not None else at.max(initial=0)) - at) // SECOND
         count, of_past = len(candidates), {}
         if self.catalogue is not None:
             past, wanted = (self.catalogue.find(self.catalogue.of(ids)) for ids in (history, candidates))
@@ -335,6 +355,7 @@ class Encoder:
             scalars = {name: ids[wanted] for name, ids in self.item_ids.items()}
             for name in self.event_fields:
                 given = self._one_each("history_context", history_context, name, len(past), "items of the history")
+                counts[MISSING + name] += self._lacking(name, given)
                 of_past[name] = self._encode(given, name, "history_context")
         else:
             item = self.item_fields[0]
@@ -342,24 +363,28 @@ class Encoder:
         afterwards = [name for name, spec in self.features.items() if spec.get("known") == "afterwards"]
         for name in candidate_context.keys() - afterwards:
             given = self._one_each("candidate_context", candidate_context, name, count, "candidates")
+            counts[MISSING + name] += self._lacking(name, given)
             scalars[name] = self._values(given, name, "candidate_context")
         owners, of_users = self._owners
         row = -1 if owners is None or user is None else int(owners.find(owners.of([user]))[0])
         scalars |= {name: np.repeat(ids[[row]], count, axis=0) for name, ids in of_users.items()}
         pooled = [name for name in self.other_fields if self._is_list(name)]
-        for name in (*self.item_fields, *self.other_fields, *context):
+        for name in (*self.item_fields, *self.other_fields):
             if name in pooled or (name in scalars and (name not in context or name in candidate_context)):
+                counts[MISSING + name] += count * (row < 0 and name in of_users and name not in candidate_context)
                 continue
             is_user = self.catalogue is None and self._raw(name) == self.columns.user
             value = None if name in afterwards else context.get(name, user if is_user else None)
-            ids = self._values(pl.Series(name, [value], strict=False), name, "context")
+            values = pl.Series(name, [value], strict=False)
+            counts[MISSING + name] += count * self._lacking(name, values) * (name not in afterwards)
+            ids = self._values(values, name, "context")
             scalars[name] = np.repeat(ids, count, axis=0)
         lists = []
         for group, chosen, behaviour in zip(self.groups, self.chosen, self._places(), strict=True):
             seen = np.flatnonzero(np.full(len(history), chosen) if behaviour is None else place == behaviour)
             pairs = zip(group.target, group.history, strict=True)
             if self.catalogue is None:
-                ids_of = self._listed(group, history if group is self.groups[0] else (), history_context)
+                ids_of = self._listed(group, history if group is self.groups[0] else (), history_context, counts)
                 aged = ages
             else:
                 ids_of = {name: of_past[target][seen] for target, name in pairs}
@@ -369,12 +394,14 @@ class Encoder:
             of_group = aged if aged is None or len(aged) == events else np.zeros(events, np.int64)
             lists.append(RequestHistories(ids_of, np.maximum(0, end - group.max_len), end, group.age, age=of_group))
         for name in pooled:
+            counts[MISSING + name] += count * (context.get(name) is None)
             values = pl.Series(
                 name, list(context.get(name) or [])[-int(self.features[name]["max_len"]) :], strict=False
             )
             ids = self._of_items(values, self._encode(values, name, "context"))
             lists.append(RequestHistories({name: ids}, np.zeros(count, np.int64), np.full(count, len(ids))))
-        counts = Counter({"requests": count, "unknown items": self._unknown(scalars)})
+        counts = Counter({name: number for name, number in counts.items() if number})
+        counts.update({"requests": count, "unknown items": self._unknown(scalars)})
         item = self.item_fields[0]
         of_first = of_past[item] if of_past else next(iter(lists[0].ids.values()))
         counts["unknown history items"] = self._unknown({item: of_first})
@@ -390,7 +417,11 @@ class Encoder:
         return pl.Series(name, values, strict=False)
 
     def _listed(
-        self, group: SizedGroup, history: Sequence[Any], context: Mapping[str, Sequence[Any]]
+        self,
+        group: SizedGroup,
+        history: Sequence[Any],
+        context: Mapping[str, Sequence[Any]],
+        counts: Counter[str],
     ) -> dict[str, Ints]:
         """The ids of a history without a catalogue: of its columns, and of attributes beside ``history``."""
         columns = {name: context[raw] for name in group.history if (raw := self._raw(name)) in context}
@@ -400,6 +431,7 @@ class Encoder:
         for target, name in zip(group.target, group.history, strict=True):
             given = columns if name in columns else {name: context[target]} if target in context and history else {}
             values = self._one_each("history_context", given, name, len(columns[first]), "items of the history")
+            counts[MISSING + self._raw(name)] += values.null_count()
             found[name] = self._of_items(values, self._encode(values, name, "history_context"))
         return found
 
@@ -522,8 +554,9 @@ class Encoder:
     def _raw(self, name: str) -> str:
         return self.columns.raw.get(name, name)
 
-    def moments(self, values: Sequence[Any], what: str = "times") -> Ints:
-        """(n,) times in nanoseconds: numbers in the log's unit, dates, or texts as the log has them."""
+    def moments(self, values: Sequence[Any], what: str = "times", counts: Counter[str] | None = None) -> Ints:
+        """(n,) times in nanoseconds: numbers in the log's unit, dates, or texts as the log has them; ``counts`` gets
+        those that lack a zone."""
         if all(type(value) is int for value in values):
             step = SECOND // UNITS[self.columns.time_unit]
             return np.clip(np.asarray(values, np.int64), -(2**63 // step - 1), 2**63 // step - 1) * step
@@ -533,10 +566,19 @@ class Encoder:
             raise UserError(f"{what}: numbers, dates or texts, all of one type") from None
         names = self.columns
         found = times(what, what, table.lazy(), names.time_unit, names.time_format)
+        self._compare_zones(found.zoned, len(values), what, counts)
         return self._read(table.lazy(), found.at, what, what)
 
-    def clock(self, table: pl.DataFrame, name: str | None, what: str, beside: int | None = None) -> Ints | None:
+    def clock(
+        self,
+        table: pl.DataFrame,
+        name: str | None,
+        what: str,
+        beside: int | None = None,
+        counts: Counter[str] | None = None,
+    ) -> Ints | None:
         """(n,) of the column of times, in nanoseconds and of one clock, with ``beside``; or of the order; None without.
+        ``counts`` as of :meth:`moments`.
 
         Times with nulls are left alone where an order decides what is earlier and no encoding reads ages.
         """
@@ -552,7 +594,17 @@ class Encoder:
             return self._read(alone, order_column(what, name, alone), name, what)
         found = times(what, name, alone, names.time_unit, names.time_format)
         found.check(what, name, alone, beside)
+        self._compare_zones(found.zoned, table.height, what, counts)
         return self._read(alone, found.at, name, what)
+
+    def _compare_zones(self, zoned: bool | None, rows: int, what: str, counts: Counter[str] | None) -> None:
+        """Say once that dates without a zone, read as UTC, meet a log whose dates had zones."""
+        if zoned is False and self.columns.zoned:
+            if counts is not None:
+                counts[ZONELESS] += rows
+            if not self._zoneless:
+                self._zoneless = True
+                log.warning("%s: %s: those of the log had zones", what, ZONELESS)
 
     def _read(self, table: pl.LazyFrame, at: pl.Expr, name: str, what: str) -> Ints:
         return column(table.select(at.alias(name)).collect(), name, what).to_numpy()

@@ -110,7 +110,8 @@ def scorer_of(model: Any, run: Run, source: DataSource, outcome: Outcome) -> Sco
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     columns = _columns(source.dataset_id, report.get("recipe", {}), model.feature_map.group_id)
-    columns = replace(columns, fill_na=report.get("fill_na", {}), normalizers=report.get("normalizers", {}))
+    of_report = {"fill_na": report.get("fill_na", {}), "normalizers": report.get("normalizers", {})}
+    columns = replace(columns, **of_report, zoned=report.get("zoned"))
     encoder = Encoder(
         model, feature_map, vocabularies, columns, _table(source.folder / ITEMS), _table(source.folder / USERS)
     )

@@ -76,11 +76,13 @@ class RankedItem(BaseModel):
 
 
 class RankResponse(BaseModel):
-    """``ranked``: the best first, of equal scores the one that was asked for first; ``model``: which one scored."""
+    """``ranked``: the best first, of equal scores the one that was asked for first; ``model``: which one scored.
+    ``counts`` is left out where there is nothing to count."""
 
     ranked: list[RankedItem]
     unknown_candidates: int = Field(description="candidates of the request that the model does not know")
     unknown_history: int
+    counts: dict[str, int] = Field({}, description="what else was not as in the log, such as fields without a value")
     model: str
 
 

@@ -20,6 +20,7 @@ from ctr_pe.data.dataset import WEIGHT
 from ctr_pe.data.logs.labels import check_label, label_column, threshold
 from ctr_pe.data.logs.roles import ask_label, id_column, label_like, order_column, times
 from ctr_pe.serving import tables
+from ctr_pe.serving.encoder import MISSING
 from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of, write_model
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.tables import AnyTable
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 COLUMNS = ("user", "item", "time", "order", "label", "weight", "time_unit", "time_format", "keep", "behaviours")
+RULES = ("strict", "valid_fraction", "test_fraction")
 DECIDED = NOT_OF_MODEL | {"position_encoding", "target_field", "sequence_field", "neg_seq_field", "age_field"}
 """Keys of a config that are no hyper-parameters here."""
 
@@ -73,6 +75,8 @@ class CTRRanker:
         keep: which rows of one event (same user, item, time and order) count: ``first``, ``last`` or ``all`` of them,
             in the order of the table; None for an error.
         strict: missing values of attributes and declared columns are an error; else they are counted in ``report_``.
+        valid_fraction, test_fraction: of the rows of ``impressions``: the newest are test rows, those before validation
+            rows.
         gpu: -1 for the CPU.
         threads: of training; 0 leaves torch's as they are.
         hyper_parameters: of the model and its training, under FuxiCTR's names.
@@ -80,12 +84,14 @@ class CTRRanker:
     Attributes (after ``fit`` or ``load``):
         scorer_: the trained :class:`~ctr_pe.serving.scorer.Scorer`.
         classes_: (2,) 0 and 1, the columns of ``predict_proba``.
-        metrics_: of the test rows, which are each user's last event (``din``) or the newest tenth (``impressions``).
+        metrics_: of the test rows, each user's last event (``din``) or the newest rows (``impressions``).
         history_: of the epochs: loss, validation metrics, seconds.
         tuned_: the settings that ``tune`` chose.
         report_: of the log: rows, what was dropped, users, items, rows per split; of models from ``fit``.
         updates_: of every ``partial_fit``: events, rows, loss, new ids, seconds.
-        unknown_: of the last call: ``requests``, ``unknown items``, ``unknown history items``, ``unknown users``.
+        unknown_: of the last call: ``requests``, ``unknown items``, ``unknown history items``, ``unknown users``,
+            ``missing values of`` each declared column of events and users, times without the zone that
+            those of the log had.
     """
 
     def __init__(
@@ -111,6 +117,8 @@ class CTRRanker:
         time_format: str | None = None,
         keep: str | None = None,
         strict: bool = False,
+        valid_fraction: float = 0.1,
+        test_fraction: float = 0.1,
         gpu: int = -1,
         threads: int = 0,
         **hyper_parameters: Any,
@@ -135,6 +143,8 @@ class CTRRanker:
         self.time_format = time_format
         self.keep = keep
         self.strict = strict
+        self.valid_fraction = valid_fraction
+        self.test_fraction = test_fraction
         self.gpu = gpu
         self.threads = threads
         for name, value in hyper_parameters.items():
@@ -182,8 +192,11 @@ class CTRRanker:
                 for name in files:  # what was a table in memory
                     message = message.replace(str(folder / f"{name}.parquet"), name)
                 raise UserError(message) from None
-            chosen = "gAUC" in params.get("monitor", "") and "monitor" not in self.get_params()
-            if chosen and (problem := not_comparable(str(dataset.split("valid")), LABEL, USER)):
+            if problem := "gAUC" in params.get("monitor", "") and not_comparable(
+                str(dataset.split("valid")), LABEL, USER
+            ):
+                if "monitor" in self.get_params():
+                    raise UserError(f"monitor gAUC: validation rows: {problem}: choose the epoch by AUC, monitor='AUC'")
                 log.warning("validation rows: %s: the best epoch is that of AUC, not of gAUC", problem)
                 params["monitor"] = "AUC"
             self.report_ = json.loads((dataset.path / "report.json").read_text(encoding="utf-8"))
@@ -318,7 +331,8 @@ class CTRRanker:
                 scores[rows] = self._scores(table.filter(rows), self._events(source), "events")
         found = self._metrics(table, scores)["gAUC"]
         if np.isnan(found):
-            raise UserError("events: no user has rows of both labels, which gAUC compares")
+            instead = "evaluate(events)['AUC'] compares all rows"
+            raise UserError(f"events: no user has rows of both labels, which gAUC compares: {instead}")
         return found
 
     def save(self, folder: str | Path, histories: bool = True) -> None:
@@ -396,7 +410,9 @@ class CTRRanker:
         scorer = self._scorer
         encoded = scorer.encoder.requests(tables.frame(requests, what), events, what)
         self.unknown_ = dict(encoded.counts)
-        found = [f"{counted(n, name.removesuffix('s'))}" for name, n in self.unknown_.items() if n and name[0] == "u"]
+        counts = {name: n for name, n in self.unknown_.items() if n}
+        found = [f"{counted(n, name.removesuffix('s'))}" for name, n in counts.items() if name[0] == "u"]
+        found += [f"{n:,} {name}" for name, n in counts.items() if name.startswith(MISSING)]
         if found:
             log.info("%s of %s take their reserved id", ", ".join(found), counted(encoded.rows, "request"))
         return scorer.score(encoded)
@@ -481,7 +497,7 @@ class CTRRanker:
         from ctr_pe.data.logs.recipe import Recipe, load_recipe
 
         events, items = files["events"], files.get("items")
-        given = {name: _plain(getattr(self, name)) for name in (*COLUMNS, "strict")} | {
+        given = {name: _plain(getattr(self, name)) for name in (*COLUMNS, *RULES)} | {
             "label": label,
             "weight": weight,
         }

@@ -59,6 +59,7 @@ log = logging.getLogger("ctr_pe.service")
 requests_log = logging.getLogger("ctr_pe.service.requests")
 SHARED_METRICS = "PROMETHEUS_MULTIPROC_DIR"  # prometheus_client's: a folder for the metrics of several processes
 DEFAULT = ServiceOptions()
+OF_ITEMS = ("requests", "unknown items", "unknown history items")  # counts that have fields of their own
 RETRY = 1  # seconds, of Retry-After
 SWITCH = 0.0005  # seconds that the loop may keep the thread that scores from the interpreter, which it asks for often
 REQUEST_ID = re.compile(rb"[\w.:-]{1,128}")
@@ -295,10 +296,12 @@ def _encoded(model: WatchedModel, request: RankRequest) -> Any:
 def _answer(model: WatchedModel, request: RankRequest, counts: Any, scores: Any) -> dict[str, Any]:
     best = np.argsort(-scores, kind="stable")[: request.k].tolist()
     values = scores.tolist()
+    others = {name: count for name, count in counts.items() if name not in OF_ITEMS and count}
     return {
         "ranked": [{"item": request.candidates[place], "score": values[place]} for place in best],
         "unknown_candidates": counts["unknown items"],
         "unknown_history": counts["unknown history items"],
+        **({"counts": others} if others else {}),
         "model": model.name,
     }
 

@@ -29,7 +29,7 @@ from ctr_pe.data.dataset import ID, ITEM, ITEMS, LABEL, USER, USERS, Dataset
 from ctr_pe.data.id_map import NO_VALUE, IdMap, Index, categories, check_growth, texts, with_ids
 from ctr_pe.data.logs.clock import SECOND, UNITS
 from ctr_pe.data.logs.log import never_clicked
-from ctr_pe.data.logs.roles import keys
+from ctr_pe.data.logs.roles import keys, stored_as, times
 from ctr_pe.data.requests import EncodedRequests
 from ctr_pe.data.value_maps import Several, map_of, normalizers_of, several, value_maps, vocabularies_of
 from ctr_pe.data.vectors import ItemVectorTable, file_of, item_vectors
@@ -192,7 +192,7 @@ def _times_as_stored(stored: pl.DataFrame, new: pl.DataFrame, names: ColumnNames
         return [stored, new]
     at = pl.col(names.time)
     whole = names.time_format is None and all(table.select((at % step == 0).all()).item() for table in (stored, new))
-    return [table.with_columns(at // step if whole else at.cast(pl.Datetime("ns"))) for table in (stored, new)]
+    return [table.with_columns(at // step if whole else at.cast(stored_as(names.zoned))) for table in (stored, new)]
 
 
 def _of_events(encoder: Encoder) -> list[str]:
@@ -547,6 +547,9 @@ def empty_dataset(recipe: Recipe, out: Path) -> Dataset:
     vocabs, of_raw = vocabularies_of(maps, columns), {name: maps[name] for name in raw}
     unordered = {} if recipe.order in events.columns else {"order": None}
     report = {"recipe": recipe.model_dump(mode="json") | unordered, **normalizers_of(maps)}
+    if timed:
+        unit, form = recipe.time_unit, recipe.time_format
+        report["zoned"] = times("new_events", str(recipe.time), every, unit, form).zoned
 
     def source(writer: DatasetWriter) -> Content:
         for split in ("train", "test"):

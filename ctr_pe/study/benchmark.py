@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -15,12 +16,14 @@ import polars as pl
 from ctr_pe.config.schema import ExperimentSection, check
 from ctr_pe.config.yaml import model_params
 from ctr_pe.data.dataset import Dataset
+from ctr_pe.data.description import description
 from ctr_pe.data.synthetic.built_in import DEFAULT, open_or_generate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.models.sections import check_names, check_params, origins, unread
 from ctr_pe.pe import check_encodings
-from ctr_pe.study import estimate, runner, trials
+from ctr_pe.study import estimate, halving, runner, trials
 from ctr_pe.study.differences import settings
+from ctr_pe.study.halving import SEARCHED
 from ctr_pe.study.rendering import as_text, between, texts, write_texts
 from ctr_pe.study.runner import Job, Train
 from ctr_pe.study.store import Result, RunKey, Store, hash_of, repair
@@ -29,6 +32,7 @@ from ctr_pe.study.tables import make_suite_tables, make_tables, write_files
 from ctr_pe.study.trials import Trials
 from ctr_pe.training import PROTOCOLS, Run, train
 from ctr_pe.training.dry_build import param_problems
+from ctr_pe.training.source import check_monitor
 from ctr_pe.utils import distributed, loggers
 from ctr_pe.utils.devices import check_gpu
 from ctr_pe.utils.errors import UserError, counted, nearest, say
@@ -43,7 +47,8 @@ class Request:
     ``DEFAULT``, five seeds, heldout.
 
     ``params``: hyper-parameters under FuxiCTR's names. ``tune``: several values each, of which every cell takes the
-    combination that is best on the validation rows (:mod:`ctr_pe.study.trials`). ``out``: directory of results and
+    combination that is best on the validation rows, or how many settings every cell searches, as in ``CTRRanker``
+    (:mod:`ctr_pe.study.trials`). ``out``: directory of results and
     tables. ``jobs``: runs at once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``:
     directory of data sets. ``keep``: called with a folder below ``out`` and what ``Run.keep`` gets, to write the model
     there. ``track``: a tracker (:mod:`ctr_pe.utils.loggers`), TensorBoard's in ``out`` unless it names a directory.
@@ -59,7 +64,7 @@ class Request:
     protocol: str | None = None
     seed: int = 0
     params: Mapping[str, Any] = field(default_factory=dict)
-    tune: Mapping[str, Any] = field(default_factory=dict)
+    tune: Mapping[str, Any] | int | str | None = None
     out: Path | None = None
     jobs: int | None = None
     threads: int = 1
@@ -101,11 +106,12 @@ def run(request: Request, stand_in: Train | None = None) -> int:
 
         def jobs_of_rows() -> dict[Cell, list[Job]]:
             """Of those that tune something once their trials are there."""
-            chosen = map(tuning.choose, rows)
+            found = tuning.rungs
+            chosen = [found[row][1] if row in found else row for row in rows]
             return {cell: _jobs(request, suite, cell, datasets[cell.dataset], store) for cell in chosen}
 
         by_cell = jobs_of_rows()
-        stages = {tuning.store: _seed_by_seed(tuning.by_cell), store: _seed_by_seed(by_cell)}
+        stages = {tuning.store: tuning.jobs, store: _seed_by_seed(by_cell)}
         for one, of_stage in stages.items():
             for notice in one.notices:
                 say(notice)
@@ -113,20 +119,23 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         for model in dict.fromkeys(row.model for row in rows):
             if line := unread(model, {row.pe: None for row in rows}, request.params, request.params):
                 say(f"--set: {model}: {line}")
+        _refuse_what_cannot_be_monitored(stages, datasets)
         _say_what_has_no_baseline([job.key for job in stages[store]], store.read())
+        trials_by_cell, searched = tuning.by_cell, len(tuning.jobs)
         if request.suite or (stand_in is None and not request.dry_run):
-            _refuse_unbuildable(suite.title, [*tuning.by_cell, *by_cell], datasets)
+            _refuse_unbuildable(suite.title, [*trials_by_cell, *by_cell], datasets)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         at_once = request.jobs or (1 if request.gpu >= 0 else max(1, cores // request.threads))
         workers = min(at_once, sum(map(len, stages.values())))
         title = f"{suite.title}: {len(rows)} cells" if request.suite else f"{first}: {suite.title}"
         title += f" × {counted(suite.seeds, 'seed')} = {len(stages[store])} runs"
-        title += f" after {counted(len(tuning.by_cell), 'trial')}" * bool(tuning.jobs)
+        title += f" after {counted(searched, 'trial')}" * bool(searched)
+        title += f" of {rows[0].search} settings per row" * bool(rows[0].search)
         if not request.dry_run:
             say(f"{title}, {workers} at once; results in {store.path}")
         done = {*tuning.done, *store.read()}
         measured = stand_in is None or request.dry_run
-        planned = estimate.measure_all({**tuning.by_cell, **by_cell}, done) if measured else []
+        planned = estimate.measure_all({**trials_by_cell, **by_cell}, done) if measured else []
         if request.dry_run:
             heading = f"Dry run. {title}"
             table = estimate.plan_table(f"{heading}, {workers} at once", planned, workers)
@@ -137,20 +146,20 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             how = f"{estimate.STEPS} measured steps of each model and encoding, extrapolated"
             say(f"estimated time: {time} ({how}; less if training stops early)")
         trainer = stand_in or train
-        if tuning.to_do:
-            # No figure on test rows, by which one could choose
-            figures: dict[str, Any] = {"figures": lambda result: {"validation": trials.on_validation(result)}}
-            runner.run_all(tuning.to_do, tuning.store, trainer, workers, **figures)
-            if missing := len(tuning.to_do):
-                say(f"{missing} of {len(tuning.by_cell)} trials failed; repeat the same command to try them again")
+        # No figure on test rows, by which one could choose
+        figures: dict[str, Any] = {"figures": lambda result: {"validation": trials.on_validation(result)}}
+        while to_do := tuning.to_do:
+            runner.run_all(to_do, tuning.store, trainer, workers, **figures)
+            if missing := len({job.key for job in to_do} - tuning.done.keys()):
+                say(f"{missing} of {searched} trials failed; repeat the same command to try them again")
                 return 1
             by_cell = jobs_of_rows()
-            stages[store] = _seed_by_seed(by_cell)
+            stages |= {tuning.store: tuning.jobs, store: _seed_by_seed(by_cell)}
         _say_what_is_not_kept(request, store, stages[store])
         for dataset in datasets.values():
             keep_rows(store, dataset)
         failed = runner.run_all(stages[store], store, trainer, workers)
-        _write_tables(store, suite if request.suite or tuning.jobs else None, by_cell, tuning)
+        _write_tables(store, suite if request.suite or tuning.rows else None, by_cell, tuning)
     except KeyboardInterrupt:
         finished = sum(len({job.key for job in of_stage} & one.read().keys()) for one, of_stage in stages.items())
         every = sum(map(len, stages.values()))
@@ -173,8 +182,9 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
         if value is not None and value < 1:
             raise UserError(f"--{option} {value}: at least 1")
     refuse_own_keys("--set", request.params)
-    refuse_own_keys("--tune", request.tune)
-    for key, values in request.tune.items():
+    tune = request.tune if isinstance(request.tune, Mapping) else {}
+    refuse_own_keys("--tune", tune)
+    for key, values in tune.items():
         if not isinstance(values, list) or not values:
             raise UserError(f"--tune {key}: write a list of values, such as [1e-3, 3e-3]")
         if key in request.params:
@@ -188,12 +198,17 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
             check_encodings(pe)
         for model in models:
             check_params(model, request.params)
-            check_names(model, request.tune)
+            check_names(model, tune)
         grid = Grid(models=models, encodings=encodings, datasets=[DEFAULT])
         suite = Suite(title=f"{', '.join(models)} × {', '.join(encodings)}", grids=[grid])
     else:
         suite = load_suite(request.suite)
-    found = every = cells(suite, request.dataset, request.params, request.tune)
+    search = 0 if isinstance(request.tune, Mapping) else halving.budget(request.tune)
+    every = cells(suite, request.dataset, request.params, tune)
+    for cell in every if search else ():
+        if key := next((key for key in {**cell.tune, **cell.varied} if key in cell.tune or key in SEARCHED), None):
+            raise UserError(f"--tune {request.tune}: the suite has values of '{key}' of its own: --tune '{key}=[…]'")
+    found = every = [replace(cell, search=search) for cell in every]
     for option, names in {"model": request.models, "pe": request.encodings}.items():
         known = {getattr(cell, option) for cell in every}
         for name in names or []:
@@ -262,12 +277,15 @@ def _tuning(request: Request, suite: Suite, rows: Sequence[Cell], datasets: Mapp
     store = Store(out / trials.FOLDER)
     request = replace(request, seed=trials.SEED, keep_weights=False, keep=None)
     suite = suite.model_copy(update={"seeds": 1, "protocol": "heldout"})
-    jobs = {
-        row: {trial: _jobs(request, suite, trial, datasets[row.dataset], store)[0] for trial in row.trials()}
-        for row in rows
-        if row.tune
-    }
-    return Trials(store, jobs)
+
+    def params(row: Cell) -> dict[str, Any]:
+        return run_params(row.model, datasets[row.dataset].dataset_id, row.overrides)
+
+    @cache
+    def job(trial: Cell) -> Job:
+        return _jobs(request, suite, trial, datasets[trial.dataset], store)[0]
+
+    return Trials(store, [row for row in rows if row.tune or row.search], params, job)
 
 
 def _seed_by_seed(by_cell: Mapping[Cell, Sequence[Job]]) -> list[Job]:
@@ -303,6 +321,18 @@ def _refuse_unbuildable(title: str, found: Sequence[Cell], datasets: Mapping[str
             raise UserError(f"{title}: {cell}: {problem}")
 
 
+def _refuse_what_cannot_be_monitored(stages: Mapping[Store, Sequence[Job]], datasets: Mapping[str, Dataset]) -> None:
+    """Of rows that cannot select an epoch it is said once, not by every run."""
+    of_path, checked = {dataset.path: dataset for dataset in datasets.values()}, list[Any]()
+    for run in [job.run for jobs in stages.values() for job in jobs]:
+        dataset = of_path[run.dataset]
+        file, user = dataset.split(PROTOCOLS[run.protocol][1]), run.params.get("group_id") or dataset.group_id
+        asked = (str(file), dataset.label, user, run.params.get("monitor", "AUC"))
+        if asked not in checked:
+            check_monitor(*asked)
+            checked.append(asked)
+
+
 def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[RunKey, Result]) -> None:
     """A name may have become another package's since its runs were stored."""
     for key in [job.key for job in jobs if job.key in done]:
@@ -315,8 +345,9 @@ def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[RunKe
 
 def keep_rows(store: Store, dataset: Dataset) -> None:
     """Store labels, users and history lengths of the test rows, for the tables and the report, how many rows the
-    splits have, and the click rate of the training rows. Without users every row is a user of its own."""
-    if store.about(dataset.data_hash).keys() >= {"lengths", "splits", "click_rate"}:
+    splits have, the click rate of the training rows, and what columns there are. Without users every row is a user of
+    its own."""
+    if store.about(dataset.data_hash).keys() >= {"lengths", "splits", "click_rate", "description"}:
         return
     history = dataset.groups[0].history[0]
     frame = pl.read_parquet(dataset.split("test"), columns=[dataset.label, history, *filter(None, [dataset.group_id])])
@@ -327,6 +358,7 @@ def keep_rows(store: Store, dataset: Dataset) -> None:
         users.to_numpy(),
         lengths=frame[history].list.len().clip(upper_bound=dataset.max_len).cast(pl.Int32).to_numpy(),
         splits=np.array([dataset.rows.get(split, 0) for split in ("train", "valid", "test")]),
+        description=np.array(json.dumps(description(dataset))),
         click_rate=pl.scan_parquet(dataset.split("train")).select(pl.col(dataset.label).mean()).collect().item(),
     )
 
@@ -336,13 +368,13 @@ def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequ
     keys = {cell: [job.key for job in jobs] for cell, jobs in by_cell.items()}
     requested = {key.setting for of_cell in keys.values() for key in of_cell}
     found = settings(store)
-    notes = [tuning.note()] if tuning.jobs else []
+    notes = [tuning.note()] if tuning.rows else []
     of_suite = [] if suite is None else make_suite_tables(suite, store, keys, notes)
     of_request = [table for setting in found if setting.key.setting in requested for table in make_tables(setting)]
     for table in of_suite or of_request:
         print(f"\n{as_text(table)}")
     files = write_files(store, found, of_suite)
-    if tuning.jobs:
+    if tuning.rows:
         files += [f"{trials.FOLDER}/{name}" for name in write_texts(tuning.store.path, texts([tuning.table()]))]
     if found:
         print(f"\n{store.path}: {', '.join(files)}, results.jsonl (one line per run)", flush=True)

@@ -84,7 +84,8 @@ class Suite(BaseModel):
 @dataclass(frozen=True)
 class Cell:
     """One row of the table, for all seeds. ``varied``: the values of ``vary``; ``fixed``: those of ``set``; ``tune``:
-    what is still to be chosen, several values per key; ``chosen``: what was."""
+    what is still to be chosen, several values per key; ``search``: among how many settings
+    (:mod:`ctr_pe.study.halving`); ``chosen``: what was."""
 
     model: str
     dataset: str
@@ -92,6 +93,7 @@ class Cell:
     varied: Mapping[str, Any] = field(default_factory=dict)
     fixed: Mapping[str, Any] = field(default_factory=dict)
     tune: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    search: int = 0
     chosen: Mapping[str, Any] = field(default_factory=dict)
 
     def __hash__(self) -> int:
@@ -108,10 +110,13 @@ class Cell:
         values = {**self.varied, **self.chosen}
         return {key: json.dumps(one) if isinstance(one, (list, dict)) else one for key, one in values.items()}
 
-    def trials(self) -> list[Cell]:
-        """It with every combination of the values to tune; itself, if there are none."""
-        combinations = itertools.product(*self.tune.values())
-        return [replace(self, tune={}, chosen=dict(zip(self.tune, one, strict=True))) for one in combinations]
+    def with_chosen(self, chosen: Mapping[str, Any]) -> Cell:
+        """It with nothing left to choose."""
+        return replace(self, tune={}, search=0, chosen=chosen)
+
+    def combinations(self) -> list[dict[str, Any]]:
+        """Every combination of the values to tune; an empty one, if there are none."""
+        return [dict(zip(self.tune, one, strict=True)) for one in itertools.product(*self.tune.values())]
 
     def __str__(self) -> str:
         return " ".join([self.model, self.pe, self.dataset, *(f"{key}={value}" for key, value in self.shown.items())])

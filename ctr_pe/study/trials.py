@@ -1,18 +1,21 @@
 """Trials: what a row of a table may tune is chosen on the validation rows, by as many trainings for one row as another.
 
 A row is trained once with every combination of its values, and takes the one whose best epoch has the best monitor on
-the validation rows. Trials are runs of a store of their own, ``OUT/trials``, at a seed that no run of the table has and
-by the protocol ``heldout``, whatever the table's is: no test row and no run of the table takes part in the choice.
+the validation rows; or it is searched by successive halving around its own settings (:mod:`ctr_pe.study.halving`).
+Trials are runs of a store of their own, ``OUT/trials``, at a seed that no run of the table has and by the protocol
+``heldout``, whatever the table's is: no test row and no run of the table takes part in the choice.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ctr_pe.evaluation.metrics import monitor_mode, monitored
+from ctr_pe.evaluation.metrics import monitor_mode
+from ctr_pe.study import halving
 from ctr_pe.study.rendering import FAILED, Table, number
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Result, RunKey, Store
@@ -22,14 +25,18 @@ from ctr_pe.utils.errors import UserError, counted
 FOLDER = "trials"
 SEED = 10_000
 """Of every trial; a benchmark has fewer seeds."""
+Trial = tuple[Cell, Job]
 
 
 @dataclass(frozen=True)
 class Trials:
-    """Of the rows of a benchmark that tune something. ``jobs``: row -> trial -> its run."""
+    """Of the ``rows`` of a benchmark that tune something. ``params``: hyper-parameters of a row as it stands; ``job``:
+    the run of a trial, which is a row with something chosen."""
 
     store: Store
-    jobs: Mapping[Cell, Mapping[Cell, Job]]
+    rows: Sequence[Cell]
+    params: Callable[[Cell], Mapping[str, Any]]
+    job: Callable[[Cell], Job]
 
     @property
     def done(self) -> dict[RunKey, Result]:
@@ -37,75 +44,108 @@ class Trials:
         return {**self.store.failures(), **self.store.read()}
 
     @property
-    def to_do(self) -> list[Job]:
+    def rungs(self) -> dict[Cell, tuple[list[list[Trial]], Cell]]:
+        """Of each row its trials, those of each rung, and the row with what was chosen; the row itself while a trial is
+        missing. Later rungs then have the trials that they would have if all were equally good.
+
+        Raises:
+            UserError: the training of every trial of a rung diverged.
+        """
         done = self.done
-        return [job for of_row in self.jobs.values() for job in of_row.values() if job.key not in done]
+        return {row: self._rungs(row, done) for row in self.rows}
+
+    def _rungs(self, row: Cell, done: Mapping[RunKey, Result]) -> tuple[list[list[Trial]], Cell]:
+        found, complete = list[list[Trial]](), True
+        search = halving.rungs(self.params(row), row.search, SEED) if row.search else _grid(row.combinations())
+        asked = next(search)
+        while True:
+            trials = [row.with_chosen(one) for one in asked]
+            found.append([(trial, self.job(trial)) for trial in trials])
+            results = [done[job.key] for _, job in found[-1] if job.key in done]
+            complete &= len(results) == len(trials)
+            if complete and all(one.failed for one in results):
+                what = f"the training of each of {counted(len(results), 'trial')} failed"
+                raise UserError(f"{row}: {what}; the first {results[0].failed}")
+            try:
+                asked = search.send([_goodness(one) for one in results] if complete else [0.0] * len(trials))
+            except StopIteration as end:
+                return found, row.with_chosen(end.value) if complete else row
+
+    @property
+    def to_do(self) -> list[Job]:
+        """Trials that can be run now: those of a rung wait for the rung before."""
+        done, found = self.done, list[Job]()
+        for rungs, _ in self.rungs.values():
+            missing = ([job for _, job in rung if job.key not in done] for rung in rungs)
+            found += next(filter(None, missing), [])
+        return found
+
+    @property
+    def jobs(self) -> list[Job]:
+        """The runs of all trials, as far as they are known."""
+        return [job for rungs, _ in self.rungs.values() for rung in rungs for _, job in rung]
 
     @property
     def by_cell(self) -> dict[Cell, list[Job]]:
-        """Trial -> its run."""
-        return {trial: [job] for of_row in self.jobs.values() for trial, job in of_row.items()}
-
-    def choose(self, row: Cell) -> Cell:
-        """The best trial of a row; the row itself where it tunes nothing, or while one of its trials is missing.
-
-        Raises:
-            UserError: the training of every trial diverged.
-        """
-        done, of_row = self.done, self.jobs.get(row, {})
-        if not of_row or any(job.key not in done for job in of_row.values()):
-            return row
-        found = {trial: done[job.key] for trial, job in of_row.items() if not done[job.key].failed}
-        if not found:
-            first = next(done[job.key].failed for job in of_row.values())
-            raise UserError(f"{row}: the training of each of {counted(len(of_row), 'trial')} failed; the first {first}")
-        return max(found, key=lambda trial: _goodness(found[trial]))
+        """The runs of trials that take as long as each other: of a search, those of a rung."""
+        found: dict[Cell, list[Job]] = {}
+        for row, (rungs, _) in self.rungs.items():
+            for trial, job in itertools.chain(*rungs):
+                alike = row.with_chosen({"epochs": trial.chosen["epochs"]}) if row.search else trial
+                found.setdefault(alike, []).append(job)
+        return found
 
     def table(self) -> Table:
         """A row per trial, with its monitor on the validation rows."""
-        done, names = self.done, list(dict.fromkeys(name for trial in self.by_cell for name in trial.shown))
+        done, found = self.done, self.rungs.values()
+        trials = [trial for rungs, _ in found for trial, _ in itertools.chain(*rungs)]
+        names = list(dict.fromkeys(name for trial in trials for name in trial.shown))
         lines: list[dict[str, Any]] = []
         cells: list[dict[str, str | None]] = []
-        for row, of_row in self.jobs.items():
-            best = self.choose(row)
-            for trial, job in of_row.items():
+        for rungs, best in found:
+            for trial, job in itertools.chain(*rungs):
                 values, value = trial.shown, on_validation(done[job.key])
                 line: dict[str, Any] = {"dataset": trial.dataset, "model": trial.model}
                 line |= {name: values.get(name) for name in names} | {"encoding": trial.pe}
-                lines.append(line | {"validation": value, "chosen": trial == best})
+                last = (trial, job) in rungs[-1]
+                line |= {"validation": value, "chosen": last and best.chosen.items() <= trial.chosen.items()}
+                lines.append(line)
                 cells.append(
                     {name: None if one is None else str(one) for name, one in line.items()}
                     | {"validation": FAILED if done[job.key].failed else number(value)}
-                    | {"chosen": "✓" if trial == best else None}
+                    | {"chosen": "✓" if line["chosen"] else None}
                 )
         notes = [self.note(), "validation: the monitor on the validation rows after the best epoch."]
         return Table("Trials", lines, cells, notes)
 
     def note(self) -> str:
         """What was tuned, and how."""
-        names = ", ".join(dict.fromkeys(name for row in self.jobs for name in row.tune))
-        counts = {len(of_row) for of_row in self.jobs.values()}
+        first, (rungs, _) = next(iter(self.rungs.items()))
+        counts = {len(row.combinations()) for row in self.rows}
         trials = " to ".join(map(str, sorted({min(counts), max(counts)})))
-        return (
-            f"{names}: of each row the best of {trials} combinations on the validation rows, one training each, "
-            f"protocol heldout, seed {SEED} ({FOLDER}/table.md)."
-        )
+        how = f"{', '.join(dict.fromkeys(name for row in self.rows for name in row.tune))}: of each row the best of "
+        how += f"{trials} combinations on the validation rows, one training each"
+        if first.search:
+            of_rungs = [f"{len(rung)} of {rung[0][0].chosen['epochs']} epochs" for rung in rungs]
+            how = f"Of each row the best of {first.search} settings on the validation rows, by successive halving, "
+            how += f"trainings of the first row: {', '.join(of_rungs)}"
+        return f"{how}, protocol heldout, seed {SEED} ({FOLDER}/table.md)."
+
+
+def _grid(settings: Sequence[halving.Setting]) -> halving.Rungs:
+    """One rung of all of them."""
+    goodness = yield settings
+    return settings[max(range(len(settings)), key=goodness.__getitem__)]
 
 
 def on_validation(result: Result) -> float:
     """The monitor after the best epoch; NaN if it has a number after none."""
     good = _goodness(result)
-    return _sign(result) * good if math.isfinite(good) else math.nan
+    sign = 1 if monitor_mode(result.params.get("monitor", "AUC")) == "max" else -1
+    return sign * good if math.isfinite(good) else math.nan
 
 
 def _goodness(result: Result) -> float:
     """Of the best epoch, more is better; -inf if the monitor has a number after none."""
-    found = []
-    for epoch in result.history:
-        metrics = {name: math.nan if value is None else value for name, value in epoch["metrics"].items()}
-        found.append(monitored(result.params.get("monitor", "AUC"), metrics))
-    return max((_sign(result) * value for value in found if math.isfinite(value)), default=-math.inf)
-
-
-def _sign(result: Result) -> int:
-    return 1 if monitor_mode(result.params.get("monitor", "AUC")) == "max" else -1
+    found = [{name: math.nan if one is None else one for name, one in of["metrics"].items()} for of in result.history]
+    return max((halving.goodness(result.params, metrics) for metrics in found), default=-math.inf)

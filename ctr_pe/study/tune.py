@@ -1,6 +1,8 @@
 """Search of hyper-parameters by Optuna, chosen on the validation rows; the best one's test metrics are reported.
 
-The study is a file: a search that was stopped continues, and several processes may add trials to it.
+The study is a file: a search that was stopped continues, and several processes may add trials to it. The first trial
+has the model's own settings for the data set, as far as the space has them. :mod:`ctr_pe.study.halving` is the search
+of small budgets.
 """
 
 from __future__ import annotations
@@ -25,6 +27,8 @@ from ctr_pe.evaluation.metrics import monitor_mode, monitored
 from ctr_pe.models.sections import check_names, check_params, model_class, unread
 from ctr_pe.pe import check_encodings, encoding_class, options_of
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
+from ctr_pe.study.estimate import measure
+from ctr_pe.study.rendering import between
 from ctr_pe.study.runner import Train
 from ctr_pe.study.store import hash_of
 from ctr_pe.training import Run
@@ -87,6 +91,11 @@ def tune(
     if done := len(_finished(study)):
         say(f"{done} of {trials} trials are there already")
     try:
+        if train is None and done < trials:
+            own = {"seed": search.seed, "params": search.params, "gpu": search.gpu, "threads": search.threads}
+            seconds = measure(Run(search.model, search.dataset.path, search.pe, **own)).seconds
+            time = between(*(part * (trials - done) for part in seconds))
+            say(f"estimated time: {time} (measured steps, extrapolated; less as trials are pruned)")
         while len(_finished(study)) < trials:  # other processes may add to the same study
             study.optimize(objective, n_trials=1, callbacks=[lambda _, trial: say(_line(trial))])
             _keep_best(study, out)
@@ -190,6 +199,10 @@ def _study(search: Search, out: Path) -> optuna.Study:
     if study.user_attrs.setdefault("identity", identity) != identity:
         raise UserError(f"{out}: a study of other hyper-parameters, data, seed or space: choose another --out")
     study.set_user_attr("identity", identity)
+    if not study.trials:
+        given = {key: search.params[key] for key in search.space if key in search.params}
+        written = {key: _written(value, search.space[key]) for key, value in given.items()}
+        study.enqueue_trial({key: one for key, one in written.items() if one is not None})
     # With the same seed after a restart, the sampler would draw the first trials again.
     study.sampler = optuna.samplers.TPESampler(seed=search.seed + len(study.trials))
     return study
@@ -244,6 +257,13 @@ def _suggest(trial: optuna.Trial, key: str, choices: Any) -> Any:
         return trial.suggest_float(key, low, high, log=log)
     named = {json.dumps(value): value for value in choices}  # the study stores no lists
     return named[str(trial.suggest_categorical(key, list(named)))]
+
+
+def _written(value: Any, choices: Any) -> Any:
+    """A value as the study has it; None if the choices do not have it."""
+    if isinstance(choices, dict):
+        return value if isinstance(value, (int, float)) and choices["low"] <= value <= choices["high"] else None
+    return json.dumps(value) if json.dumps(value) in map(json.dumps, choices) else None
 
 
 def _finished(study: optuna.Study) -> list[FrozenTrial]:

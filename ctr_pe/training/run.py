@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,6 +24,7 @@ from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import without_groups
 from ctr_pe.fuxictr.library import training_settings
 from ctr_pe.models.sections import check_other_model, model_class, prefixes
+from ctr_pe.training.catalogue import check_task, give_catalogue
 from ctr_pe.training.checkpoint import Checkpoint
 from ctr_pe.training.deterministic import deterministic
 from ctr_pe.training.loop import Epoch, Progress, fit
@@ -72,9 +74,10 @@ class Run:
 @dataclass(frozen=True)
 class Outcome:
     """``metrics`` on test (none without test rows), of the ``epoch`` (from 1) that was best on the selecting split;
-    ``scores`` float32, one per test row in file order; ``seconds`` of training and evaluation; ``parameters`` of the
-    model; ``auxiliary`` losses by name, means over the batches of the last epoch; ``valid``: metrics on the selecting
-    split; ``history`` of the epochs; ``processor``: the name of the one it was trained on."""
+    ``scores`` float32, one per test row in file order, of a next-item model the rank of the row's item; ``seconds`` of
+    training and evaluation; ``parameters`` of the model; ``auxiliary`` losses by name, means over the batches of the
+    last epoch; ``valid``: metrics on the selecting split; ``history`` of the epochs; ``processor``: the name of the one
+    it was trained on."""
 
     metrics: dict[str, float]
     epoch: int
@@ -135,7 +138,8 @@ def _train(run: Run, progress: Progress | None, watch: loggers.Watch | None) -> 
         if run.start is not None:
             run.start(model, source)
         train_on, select_on = PROTOCOLS[run.protocol]
-        check_monitor(source, model.feature_map, select_on, training_settings(model).monitor)
+        selecting, features = source.files.get(select_on, ""), model.feature_map
+        check_monitor(selecting, features.labels[0], features.group_id, training_settings(model).monitor)
         model.count_parameters()  # into the log
         rows = source.batches(model.feature_map, train_on, params, train=True)
         validation = source.batches(model.feature_map, [select_on], params)
@@ -146,9 +150,14 @@ def _train(run: Run, progress: Progress | None, watch: loggers.Watch | None) -> 
         fitted = fit(model, rows, validation, epochs, progress=progress, watch=watch, checkpoint=checkpoint)
         metrics, scores = {}, np.zeros(0)
         if "test" in source.files:
-            found = score(model, source.batches(model.feature_map, ["test"], params))
-            names = [name for name in model.validation_metrics if name != "gAUC" or found.groups is not None]
-            metrics, scores = evaluate(found.labels, found.scores, found.groups, names, found.weights), found.scores
+            rows = source.batches(model.feature_map, ["test"], params)
+            if hasattr(model, "measure"):
+                metrics, scores, counts = model.measure(rows, model.validation_metrics)
+                logging.info("Test: %s", ", ".join(f"{what} {count:,}" for what, count in counts.items()))
+            else:
+                found = score(model, rows)
+                names = [name for name in model.validation_metrics if name != "gAUC" or found.groups is not None]
+                metrics, scores = evaluate(found.labels, found.scores, found.groups, names, found.weights), found.scores
             if watch is not None:
                 watch.evaluated("test", metrics)
         if run.weights is not None and distributed.is_first():
@@ -175,6 +184,7 @@ def build_model(run: Run, data: Dataset | DataSource, folder: str | Path) -> Any
     Field groups are the data set's where the parameters name none. Checkpoints go below ``folder``.
     """
     source, cls = DataSource.of(data), model_class(run.model)
+    check_task(cls, source.dataset)
     feature_map = source.feature_map({"embedding_dim": 64, **run.params})
     if not feature_map.group_id and (problem := next(without_groups(run.params), None)):
         raise UserError(problem)
@@ -187,4 +197,7 @@ def build_model(run: Run, data: Dataset | DataSource, folder: str | Path) -> Any
     check_other_model(cls, feature_map, params)
     torch.manual_seed(run.seed)
     np.random.seed(run.seed % 2**32)  # noqa: NPY002  FuxiCTR's pretrained embeddings draw from it
-    return cls(feature_map, **params)
+    model = cls(feature_map, **params)
+    if hasattr(model, "set_catalogue"):
+        give_catalogue(model, source)
+    return model

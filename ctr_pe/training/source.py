@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from ctr_pe.data.loader import BatchLoader
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.fuxictr.library import load_feature_map, npz_loader
 from ctr_pe.utils import distributed
-from ctr_pe.utils.errors import UserError, counted, nearest, option
+from ctr_pe.utils.errors import UserError, counted, hyper_parameter, nearest
 
 log = logging.getLogger(__name__)
 
@@ -95,13 +95,14 @@ def not_comparable(file: str, label: str, user: str) -> str | None:
     return None if several else f"none of {counted(count, 'user')} has rows of both labels, which gAUC compares"
 
 
-def check_monitor(source: DataSource, feature_map: Any, split: str, monitor: Collection[str]) -> None:
+def check_monitor(file: str, label: str, user: str | None, monitor: str | Mapping[str, float]) -> None:
     """Raises UserError if the rows that select the epoch cannot tell what the monitor asks for, before training."""
-    file, within = source.files.get(split, ""), {"gAUC", "avgAUC"}.intersection(monitor)
-    if not within or not feature_map.group_id or not (Path(file).is_dir() or file.endswith(".parquet")):
+    within = {"gAUC", "avgAUC"}.intersection([monitor] if isinstance(monitor, str) else monitor)
+    if not within or not user or not (Path(file).is_dir() or file.endswith(".parquet")):
         return
-    if problem := not_comparable(file, feature_map.labels[0], feature_map.group_id):
-        raise UserError(f"monitor {min(within)}: {file}: {problem}: {option('monitor', 'AUC')}")
+    if problem := not_comparable(file, label, user):
+        how = hyper_parameter("monitor", "AUC")
+        raise UserError(f"monitor {min(within)}: {file}: {problem}: choose the epoch by AUC, {how}")
 
 
 def prefetch_plans(model: Any, batches: Any) -> Any:

@@ -182,6 +182,14 @@ class Transformer(nn.Module):
         normed: Tensor = self.layer_norm(last.newest(states, whole, whole.newest_pairs(self.causal, looked_up)))
         return normed, losses
 
+    def of_history(self, history: Tensor, positions: Positions, items: Items | None = None) -> tuple[Tensor, Losses]:
+        """packed history (N, D), after ``pe.embed`` and without a target -> its states (N, D), and in training the
+        encodings' losses. ``items``: the history as looked up; without, they are their own."""
+        check_width(history, self.dim, self.pe)
+        pairs = positions.item_pairs(self.causal, Items(history) if items is None else items)
+        states, losses = self._through(self.blocks, self.dropout(history), positions, pairs)
+        return self.layer_norm(states), losses
+
     def project(self, history: Tensor) -> list[Tensor]:
         """packed history (N, D) after ``pe.embed`` -> its queries, keys and values (N, D) in the first block."""
         return self.blocks[0].project(history)

@@ -114,6 +114,11 @@ def option(name: str, *value: object) -> str:
     return name + "=" + "".join(map(repr, value))
 
 
+def hyper_parameter(name: str, value: object) -> str:
+    """A hyper-parameter in the caller's language: ``--set monitor=AUC`` for a command, ``monitor='AUC'`` in Python."""
+    return option("set", f"{name}={value}") if _COMMAND_LINE.get() else option(name, value)
+
+
 def counted(number: int, what: str) -> str:
     """1 seed, 2 seeds."""
     return f"{number:,} {what}{'s' * (number != 1)}"

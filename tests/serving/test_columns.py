@@ -143,6 +143,41 @@ def test_what_is_known_afterwards_is_not_read_of_a_request(given: dict[str, pl.D
     assert np.array_equal(offline(ranker, leaked), offline(ranker, requests))
 
 
+def test_fields_without_a_value_are_counted(
+    given: dict[str, pl.DataFrame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the answer of the service, of the request, of its user and of its history; and by ``predict``."""
+    ranker, requests = fitted(given), asked(given)
+    ranker.save(tmp_path / "model")
+    whole = {"hour": 3, "price": 0.5, "seen": "1", "size": 4.0}
+    past = {"hour": [1, 2], "price": [0.1, 0.2], "seen": ["1", "2"], "watch_time": [0.1, None]}
+    missing = lambda **counts: {f"missing values of {name}": count for name, count in counts.items()}  # noqa: E731
+    of_user = dict.fromkeys(("group", "age", "likes"), 3)
+    cases: list[tuple[dict[str, Any], dict[str, int]]] = [
+        ({"user": 1, "context": whole}, {}),
+        ({"user": 1, "context": {}}, missing(**dict.fromkeys(whole, 3))),
+        ({"user": 1, "context": whole | {"hour": None, "seen": ""}}, missing(hour=3, seen=3)),
+        ({"context": whole}, missing(**of_user)),
+        ({"context": whole | {"group": "g1", "age": 30.0, "likes": 1}}, {}),
+        ({"user": 1, "context": whole, "candidate_context": {"hour": [1, None, 2]}}, missing(hour=1)),
+        ({"user": 1, "context": whole, "history": [1, 2], "history_context": past}, missing(watch_time=1)),
+        ({"user": 1, "context": whole, "history": [1, 2]}, missing(**dict.fromkeys(past, 2))),
+    ]
+    with TestClient(application(tmp_path / "model")) as client:
+        for body, counts in cases:
+            answer = client.post("/rank", json={"candidates": [1, 2, 3], **body}).json()
+            assert answer.get("counts", {}) == counts, body
+    requests.write_parquet(tmp_path / "requests.parquet")
+    made = ["--input", str(tmp_path / "requests.parquet"), "--output", str(tmp_path / "scores.parquet")]
+    assert main(["predict", "--model", str(tmp_path / "model"), *made]) == 0
+    shown = capsys.readouterr().out
+    lacking = {name: requests[name].null_count() for name in ("price", "seen", "size")}
+    without = requests.filter(pl.col("user_id") > 24).height
+    for name, count in (lacking | dict.fromkeys(("group", "likes"), without)).items():
+        assert f"{count} missing values of {name}" in shown
+    assert "missing values of hour" not in shown
+
+
 @pytest.mark.parametrize("of", ["context", "candidate_context"])
 def test_nor_is_it_of_a_request_to_the_service(of: str, given: dict[str, pl.DataFrame], tmp_path: Path) -> None:
     fitted(given).save(tmp_path / "model")

@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 
 from ctr_pe import CTRRanker
+from ctr_pe.cli import main
 from ctr_pe.data.logs.log import build
 from ctr_pe.data.logs.recipe import load_recipe
 from ctr_pe.serving.service import application
@@ -80,6 +81,41 @@ def test_a_service_takes_dates(ranker: CTRRanker, tmp_path: Path) -> None:
     assert "ISO 8601" in str(wrong.json())
 
 
+@pytest.mark.parametrize("kind", ["dates", "texts", "format"])
+def test_times_without_the_zone_of_the_log_s_are_counted_and_said_once(
+    kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In tables, in ``predict``, in the service and in an update; those that have zones are not, nor stored ones."""
+    at = pl.col("timestamp").dt.replace_time_zone("UTC").dt.convert_time_zone("Asia/Tokyo")
+    form = "%Y-%m-%d %H:%M:%S%.f%z"
+    written = {"dates": at, "texts": at.dt.to_string("iso:strict"), "format": at.dt.to_string(form)}[kind]
+    log, given = clicks().with_columns(written), SMALL | ({"time_format": form} if kind == "format" else {})
+    CTRRanker("DIN", "time_bias", **given).fit(log).save(tmp_path / "model")
+    ranker, said = CTRRanker.load(tmp_path / "model"), "times without a zone, read as UTC"
+    requests = log.group_by("user_id", maintain_order=True).last()
+    ranker.predict_proba(requests)
+    ranker.predict_proba(requests, log)
+    ranker.partial_fit(log.with_columns(pl.col("item_id") + 1).head(20))
+    assert said not in ranker.unknown_
+    assert said not in caplog.text
+    naive = requests.with_columns(timestamp=pl.lit("2023-11-15T07:13:30").str.to_datetime("%Y-%m-%dT%H:%M:%S"))
+    assert (ranker.predict_proba(naive), ranker.predict_proba(naive))[0].shape == (30, 2)
+    assert ranker.unknown_[said] == 30
+    assert caplog.text.count(f"requests: {said}: those of the log had zones") == 1
+    naive.write_parquet(tmp_path / "requests.parquet")
+    files = ["--input", str(tmp_path / "requests.parquet"), "--output", str(tmp_path / "scores.parquet")]
+    assert main(["predict", "--model", str(tmp_path / "model"), *files]) == 0
+    assert f"30 {said}" in capsys.readouterr().out
+    if kind == "format":
+        return
+    with TestClient(application(tmp_path / "model")) as client:
+        for zone, count in (("", {"counts": {said: 3}}), ("Z", {})):
+            times = [f"2023-11-14T22:13:2{second}{zone}" for second in range(3)]
+            body = {"history": [1, 2], "times": times[:2], "now": times[2], "candidates": [3]}
+            answer = client.post("/rank", json=body).json()
+            assert {name: answer[name] for name in answer if name == "counts"} == count
+
+
 def test_whole_floats_are_the_ids(ranker: CTRRanker) -> None:
     requests = pl.DataFrame({"user_id": [3, 4], "item_id": [1, 2]})
     floats = requests.to_pandas().astype(float)
@@ -130,15 +166,38 @@ def test_a_category_that_pandas_made_a_float_is_read() -> None:
 
 
 def test_where_no_user_can_be_compared_it_is_said_before_training(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
     log = pl.DataFrame({"user_id": range(300), "item_id": [i % 9 for i in range(300)], "timestamp": range(300)})
     log = log.with_columns(label=pl.col("user_id") % 2)
     said = "none of 30 users has rows of both labels, which gAUC compares"
     assert np.isfinite(CTRRanker(**SMALL).fit(log).metrics_["AUC"])
     assert f"validation rows: {said}: the best epoch is that of AUC" in caplog.text
+    with pytest.raises(UserError, match=f"^monitor gAUC: validation rows: {said}: .*AUC, monitor='AUC'$"):
+        CTRRanker(**SMALL, monitor={"gAUC": 1, "AUC": 0.1}).fit(log)
     log.write_parquet(tmp_path / "log.parquet")
     recipe = load_recipe(None, {"interactions": tmp_path / "log.parquet", "protocol": "impressions"})
     params = {**SMALL, "monitor": "gAUC", "batch_size": 64}
-    with pytest.raises(UserError, match=f"monitor gAUC: .*valid.*: {said}: monitor='AUC'"):
+    with pytest.raises(UserError, match=f"monitor gAUC: .*valid.*: {said}: .*AUC, monitor='AUC'"):
         train(Run("DIN", build(recipe, tmp_path / "set").path, "cape", 0, params=params))
+    asked = ["benchmark", "--dataset", str(tmp_path / "set"), "--out", str(tmp_path / "b"), "--repeats", "1"]
+    assert main([*asked, "--dry-run"]) == 2
+    shown = capsys.readouterr().err
+    assert shown.count(said) == 1
+    assert shown.endswith("choose the epoch by AUC, --set monitor=AUC\n")
+    assert main([*asked, "--dry-run", "--set", "monitor=AUC"]) == 0
+
+
+def test_a_split_of_one_label_says_how_to_split_otherwise() -> None:
+    """The case one_impression: all that is newest is of one label."""
+    log = pl.DataFrame(
+        {"user_id": range(400), "item_id": [i % 9 for i in range(400)], "label": [i % 2 for i in range(400)]}
+    )
+    log = log.with_columns(timestamp=pl.col("user_id") % 10 * 3600)
+    with pytest.raises(
+        UserError, match=r"split 'valid' needs .*: other valid_fraction= and test_fraction= \(now 0.1, 0.1\)"
+    ):
+        CTRRanker(**SMALL).fit(log)
+    ranker = CTRRanker(**SMALL, valid_fraction=0.2, test_fraction=0.2).fit(log)
+    assert [ranker.report_["splits"][split]["rows"] for split in ("train", "valid", "test")] == [240, 80, 80]
+    assert np.isfinite(ranker.metrics_["AUC"])

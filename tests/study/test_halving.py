@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from ctr_pe import CTRRanker
+from ctr_pe.models.sections import check_params
 from ctr_pe.study import halving
 from ctr_pe.study.estimate import Estimate
 from ctr_pe.training import Outcome, Run
@@ -41,6 +42,16 @@ def test_the_best_at_half_of_the_epochs_is_the_answer(monitor: str) -> None:
     assert [epochs for _, epochs in asked] == [2] * 8 + [4] * 4
 
 
+def test_the_given_setting_is_compared_with_the_best_at_half_of_the_epochs() -> None:
+    """One that only needs more epochs than the others is not lost in the first rung."""
+
+    def train(run: Run) -> Outcome:
+        given = run.params["learning_rate"] == 1e-3 and run.params["embedding_regularizer"] == 1e-4
+        return outcome((0.9 if run.params["epochs"] == 4 else 0.1) if given else 0.5)
+
+    assert halving.search(Run("DIN", Path("x"), "cape", 0, params=PARAMS), 6, train) == halving.settings(PARAMS, 1)[0]
+
+
 def test_trainings_that_diverge_are_no_answer() -> None:
     def train(run: Run) -> Outcome:
         if run.params["learning_rate"] > 1e-3:
@@ -55,6 +66,11 @@ def test_trainings_that_diverge_are_no_answer() -> None:
 def test_the_first_setting_is_the_given_one_and_more_are_drawn() -> None:
     found = halving.settings(PARAMS, 20)
     assert found[0] == {key: PARAMS[key] for key in ("learning_rate", "embedding_regularizer")}
+    for given in ({}, {"embedding_regularizer": None}, {"embedding_regularizer": "l1_l2(1e-5, 1e-4)"}):
+        others = halving.settings({"learning_rate": 1e-3, **given}, 8)
+        assert others[0] == {"learning_rate": 1e-3, **given}
+        assert len({str(one) for one in others}) == 8
+        check_params("DIN", others[2])
     assert len({str(one) for one in found}) == 20
     assert halving.settings(PARAMS, 20) == found
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -12,8 +13,10 @@ from typing import Any, cast
 import pytest
 import yaml
 
+from ctr_pe.cli import main
 from ctr_pe.config.yaml import parse_overrides
 from ctr_pe.data.synthetic.bursts import generate
+from ctr_pe.study import halving
 from ctr_pe.study.benchmark import Request, run
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Store
@@ -38,7 +41,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def request_of(root: Path, tmp_path: Path) -> Callable[..., Request]:
     def request(*tune: str, **changes: Any) -> Request:
         given = {"dataset": "synthetic", "repeats": 2, "out": tmp_path / "out", "jobs": 1, "data_root": root} | changes
-        return Request(**given, tune=parse_overrides(tune, "--tune"))
+        return Request(**{"tune": parse_overrides(tune, "--tune"), **given})
 
     return request
 
@@ -148,19 +151,18 @@ def test_less_is_better_of_a_loss(tmp_path: Path) -> None:
     store, row = Store(tmp_path), Cell("DIN", "made_up", "cape", tune={"epochs": (1, 2, 3)})
     found: dict[Cell, Job] = {}
     losses: list[list[float | None]] = [[0.6, 0.5], [0.4, 0.7], [None, None]]
-    for trial, of_epochs in zip(row.trials(), losses, strict=True):
-        params = {"monitor": {"logloss": -1} if trial.overrides["epochs"] == 4 else "logloss", **trial.overrides}
+    for one, of_epochs in zip(row.combinations(), losses, strict=True):
+        params = {"monitor": "logloss", **one}
         (job,) = jobs_of(["cape"], 1, **params)
         history = [{"metrics": {"logloss": loss}} for loss in of_epochs]
         store.append(result_of(job.key, params=params, history=history), None)
-        found[trial] = job
-    trials = Trials(store, {row: found})
-    assert trials.choose(row).chosen == {"epochs": 2}
+        found[row.with_chosen(one)] = job
+    trials = Trials(store, [row], dict, found.__getitem__)
+    assert trials.rungs[row][1].chosen == {"epochs": 2}
     assert [on_validation(store.read()[job.key]) for job in found.values()][:2] == [0.5, 0.4]
-    untouched = Cell("DIN", "made_up", "none")
-    assert trials.choose(untouched) == untouched
-    later = Trials(store, {row: {**found, untouched: cast(Any, SimpleNamespace(key="not there"))}})
-    assert later.choose(row) == row
+    more = Cell("DIN", "made_up", "cape", tune={"epochs": (1, 2, 3, 4)})
+    found[more.with_chosen({"epochs": 4})] = cast(Any, SimpleNamespace(key="not there"))
+    assert Trials(store, [more], dict, found.__getitem__).rungs[more][1] == more
 
 
 SUITE: dict[str, Any] = {
@@ -181,15 +183,14 @@ SUITE: dict[str, Any] = {
 def test_a_suite_tunes_every_cell(request_of: Callable[..., Request], tmp_path: Path) -> None:
     found = cells(parse_suite(SUITE, "x"))
     assert len(found) == 4
-    assert [trial.overrides for trial in found[0].trials()] == [
-        {"max_len": 2, "learning_rate": rate, "dnn_hidden_units": units}
-        for rate in (1e-2, 1e-3)
-        for units in ([8], [16, 8])
+    assert found[0].overrides == {"max_len": 2}
+    assert found[0].combinations() == [
+        {"learning_rate": rate, "dnn_hidden_units": units} for rate in (1e-2, 1e-3) for units in ([8], [16, 8])
     ]
     replaced = cells(parse_suite(SUITE, "x"), extra={"dnn_hidden_units": [4]}, tune={"max_len": [3], "epochs": [1, 2]})
     assert [cell.varied for cell in replaced] == [{}, {}]
     assert dict(replaced[0].tune) == {"learning_rate": [1e-2, 1e-3], "max_len": [3], "epochs": [1, 2]}
-    assert len(replaced[0].trials()) == 4
+    assert len(replaced[0].combinations()) == 4
 
     file = tmp_path / "mine.yaml"
     file.write_text(yaml.dump(SUITE))
@@ -231,3 +232,66 @@ def test_a_key_has_one_place_in_a_grid() -> None:
         grid = SUITE["grids"][0] | {"vary": {}} | {part: {"learning_rate": [1e-2]}}
         with pytest.raises(UserError, match=f"learning_rate is both in {part} and in tune"):
             parse_suite({**SUITE, "grids": [grid]}, "x")
+
+
+def test_a_search_is_that_of_the_estimator_and_goes_on_where_it_stopped(
+    request_of: Callable[..., Request], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """``--tune N``: the settings of CTRRanker(tune=N) around those of the data set, each encoding its own."""
+    out, given = tmp_path / "out", {"learning_rate": 3.3e-3, "embedding_regularizer": 1e-4, "epochs": 8}
+    request = request_of(tune=4, params=given)
+    assert run(replace(request, dry_run=True), train_by_rate) == 0
+    planned = capsys.readouterr().out
+    assert "2 cells" not in planned
+    assert "× 2 seeds = 4 runs after 12 trials of 4 settings per row" in planned
+    assert "for 16 runs" in planned
+    assert [line.split()[1:4] for line in planned.splitlines() if line.startswith("DIN ")][:2] == [
+        ["2", "none", "4"],
+        ["4", "none", "2"],
+    ]
+    assert not (out / "trials" / "runs").exists()
+
+    assert run(request, train_by_rate) == 0
+    capsys.readouterr()
+    trials, found = Store(out / "trials").read(), Store(out).read()
+    assert Counter((key.pe, result.params["epochs"]) for key, result in trials.items()) == {
+        (pe, epochs): count for pe in ("none", "cape") for epochs, count in ((2, 4), (4, 2))
+    }
+    tried = {result.params["learning_rate"] for result in trials.values()}
+    assert tried == {one["learning_rate"] for one in halving.settings(given, 4)}
+    assert {(key.pe, run.params["learning_rate"], run.params["epochs"]) for key, run in found.items()} == {
+        ("none", 9.9e-3, 8),
+        ("cape", 3.3e-3, 8),
+    }
+    table = {row["pe"]: (row["learning_rate"], row["embedding_regularizer"]) for row in rows(out / "suite.csv")}
+    assert table == {"none": ("0.0099", "0.0001"), "cape": ("0.0033", "0.0001")}
+    listed = rows(out / "trials" / "table.csv")
+    assert [(row["encoding"], row["epochs"]) for row in listed if row["chosen"] == "True"] == [
+        ("none", "4"),
+        ("cape", "4"),
+    ]
+    assert "4 of 2 epochs, 2 of 4 epochs" in (out / "suite.md").read_text()
+
+    for key in list(trials)[1:]:  # as if it had been stopped in the first rung
+        (out / "trials" / "runs" / f"{key.name}.json").unlink()
+    assert run(request, train_by_rate) == 0
+    assert "all 4 runs are there already" in capsys.readouterr().err
+    assert Store(out / "trials").read().keys() == trials.keys()
+
+
+def test_a_search_that_a_suite_contradicts_is_refused(request_of: Callable[..., Request], tmp_path: Path) -> None:
+    file = tmp_path / "mine.yaml"
+    for part in ("vary", "tune"):
+        file.write_text(yaml.dump({**SUITE, "grids": [SUITE["grids"][0] | {"tune": {}, part: {"learning_rate": [1]}}]}))
+        with pytest.raises(UserError, match="--tune quick: the suite has values of 'learning_rate' of its own"):
+            run(request_of(tune="quick", suite=str(file)), train_by_rate)
+
+
+def test_budgets_on_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
+    for given, message in (
+        (["1"], "--tune 1: how many settings to try, at least 2, or 'quick' for 6"),
+        (["quick", "learning_rate=[1]"], "--tune quick: it stands alone, beside no other --tune"),
+        (["fast"], "--tune fast: write key=value"),
+    ):
+        assert main(["benchmark", *(part for one in given for part in ("--tune", one))]) == 2
+        assert message in capsys.readouterr().err

@@ -121,6 +121,17 @@ def test_a_study_goes_on_where_it_stopped(root: Path, tmp_path: Path, capsys: py
         main(root, tmp_path / "t", trainer, set=["embedding_dim=8"])
 
 
+def test_the_first_trial_has_the_settings_of_the_data_set(root: Path, tmp_path: Path) -> None:
+    trainer = Trainer()
+    main(root, tmp_path / "t", trainer, 2, set=["net_dropout=0.2"], space=["learning_rate={low: 1e-4, high: 1e-1}"])
+    own = plan("DIN", "cape", "synthetic", root, {"net_dropout": 0.2}).params
+    assert {key: trainer.runs[0].params[key] for key in ("net_dropout", "learning_rate")} == {
+        "net_dropout": 0.2,
+        "learning_rate": own["learning_rate"],
+    }
+    assert trainer.runs[1].params["learning_rate"] != own["learning_rate"]
+
+
 def test_equal_seeds_search_equally(root: Path, tmp_path: Path) -> None:
     found = []
     for name in ("a", "b"):
@@ -214,7 +225,9 @@ def test_trains_for_real_and_the_best_is_a_config(
     assert run_expid.main(["--config", str(file), "--expid", "best"]) == 0
     found = dict(part.split(": ") for part in Path("best.csv").read_text().partition("[test] ")[2].strip().split(" - "))
     assert set(found) == {"gAUC", "AUC", "logloss"}
-    printed = next(line for line in capsys.readouterr().out.splitlines() if line.startswith("test: "))
+    shown = capsys.readouterr()
+    assert "estimated time: " in shown.err
+    printed = next(line for line in shown.out.splitlines() if line.startswith("test: "))
     assert printed == "test: " + "  ".join(f"{name} {value}" for name, value in found.items())
     study = optuna.load_study(study_name="DIN-cape-synthetic", storage=f"sqlite:///{tmp_path / 't' / 'study.db'}")
     assert len(study.trials) == 2

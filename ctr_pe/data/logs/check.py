@@ -10,7 +10,7 @@ import polars as pl
 
 from ctr_pe.data.logs.log import by_frequency, read_sample
 from ctr_pe.data.logs.tables import is_text, readable, scan
-from ctr_pe.utils.errors import UserError, counted, option
+from ctr_pe.utils.errors import UserError, counted, hyper_parameter, option
 
 if TYPE_CHECKING:
     from ctr_pe.data.logs.events import EventBlock, Log
@@ -92,7 +92,7 @@ def _of_events(log: Log, block: EventBlock) -> list[str]:
         both = int(((ones > 0) & (ones < lengths)).sum())
         lines.append(
             f"label 1: {int(positive.sum()):,}, label 0: {int((~positive).sum()):,}; users with both: {both:,}"
-            + ("" if both else f": gAUC cannot be computed: {option('monitor', 'AUC')}")
+            + ("" if both else f": gAUC cannot be computed: train by AUC, {hyper_parameter('monitor', 'AUC')}")
         )
     if dropped := ", ".join(f"{count:,} with {rule}" for rule, count in log.dropped.items() if count):
         lines.append(f"dropped: {dropped}")

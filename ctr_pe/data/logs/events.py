@@ -133,7 +133,7 @@ class Log:
                 if recipe.strict and (lacking := self.missing | self.without):
                     found = ", ".join(f"{name}: {count:,}" for name, count in lacking.items())
                     raise UserError(f"{self.file}: missing values, which {option('strict', True)} refuses: {found}")
-            if recipe.protocol == "impressions":
+            if recipe.protocol in ("impressions", "temporal"):
                 with self._going_on():
                     self._events = self._split()
 
@@ -170,7 +170,7 @@ class Log:
 
     def events(self, block: pl.LazyFrame) -> EventBlock:
         """One block, sorted, whatever the order of the rows in the log."""
-        din, columns = self.recipe.protocol == "din", block.collect_schema().names()
+        din, columns = self.recipe.chosen_only, block.collect_schema().names()
         positive = pl.lit(True) if din else pl.col("label") == 1
         user = pl.col("user").rle_id().cast(pl.Int64)
         found, rows = block, 0
@@ -201,7 +201,7 @@ class Log:
         """The first row of the file that is the event of an earlier row."""
         raw, keep, columns = self._read
         keys = [name for name in ("user", "item", "order", "time", "behaviour") if name in columns]
-        if self.recipe.protocol == "din" and self.ordered:
+        if self.recipe.chosen_only and self.ordered:
             keys = [name for name in keys if name not in ("item", "time")]
         rows = raw.with_row_index(ROW).filter(keep).select(ROW, **{name: columns[name] for name in keys})
         groups = rows.group_by(keys).agg(pl.col(ROW).sort().get(1, null_on_oob=True))
@@ -216,7 +216,7 @@ class Log:
     def _columns(self, raw: pl.LazyFrame) -> dict[str, pl.Expr]:
         """The columns of the log that are used, by role, cast to their types."""
         recipe, columns, schema = self.recipe, {}, raw.collect_schema()
-        needed = {"user", "item"} if recipe.protocol == "din" else {"user", "item", "label"}
+        needed = {"user", "item"} if recipe.chosen_only else {"user", "item", "label"}
         if "label" in needed and recipe.label is None:
             raise UserError(
                 f"{self.file}: protocol impressions needs a label column: {option('label')}: {nearest('label', schema)}"
@@ -258,7 +258,7 @@ class Log:
             f"{name} = {value}": pl.col(name).is_in(value if isinstance(value, list) else [value])
             for name, value in self.recipe.drop.items()
         }
-        din = self.recipe.protocol == "din"
+        din = self.recipe.chosen_only
         if din and "label" in columns:
             rule = f"not {self.recipe.label}" if self.threshold else f"{self.recipe.label} = 0"
             rules[rule] = columns["label"] == 0  # a log of impressions: positives only
@@ -447,13 +447,18 @@ class Log:
             raise UserError(f"{self.file}: no time column to split by: {option('time')}, or 'split' in a recipe")
         index = pl.when(is_test).then(2).when(is_valid).then(1).otherwise(0).cast(pl.UInt8)
         events = self._events.with_columns(split=index)
+        if self.recipe.next_item:
+            return events
         classes = events.group_by("split").agg(rows=pl.len(), ones=(pl.col("label") == 1).sum()).collect()
         counts = {number: (rows, ones) for number, rows, ones in classes.iter_rows()}
         for number, name in enumerate(SPLITS):
             rows, ones = counts.get(number, (0, 0))
             if ones in (0, rows):
+                fractions = " and ".join(map(option, ("valid_fraction", "test_fraction")))
                 raise UserError(
                     f"{self.file}: split '{name}' needs labels of both classes: {ones:,} of {rows:,} rows are 1"
+                    + f": other {fractions} (now {self.recipe.valid_fraction}, {self.recipe.test_fraction})"
+                    * (split is None)
                 )
         return events
 

@@ -1,7 +1,9 @@
-"""Makes a data set from a log of interactions, by one of two protocols.
+"""Makes a data set from a log of interactions, by one of four protocols.
 
-din           clicked items; every item from a user's second on is a target, paired with a sampled item never clicked
-impressions   shown items with real labels
+din            clicked items; every item from a user's second on is a target, paired with a sampled item never clicked
+impressions    shown items with real labels
+leave-one-out  chosen items; which comes next? A user's last item is test, the one before it valid
+temporal       the same; valid and test are the newest events of the log
 
 Two passes over blocks of users: the first checks and counts, because ids are sorted by frequency in the training rows;
 the second writes. Only the catalogue of items stays in memory between blocks.
@@ -17,7 +19,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -30,13 +32,14 @@ from ctr_pe.data.dataset import ID, ITEM, LABEL, SPLITS, USER, WEIGHT, Dataset
 from ctr_pe.data.id_map import Array, Ints, missing, with_ids
 from ctr_pe.data.logs.events import BLOCK, COLUMN, Bools, EventBlock, Log
 from ctr_pe.data.logs.recipe import Recipe
+from ctr_pe.data.logs.sequences import leave_one_out, sequence_rows
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
 from ctr_pe.data.root import REPORT
 from ctr_pe.data.timeline import Timeline
 from ctr_pe.data.value_maps import Buckets, normalizers_of, value_maps, vocabularies_of
 from ctr_pe.data.vectors import file_of
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
-from ctr_pe.utils.errors import UserError, counted, option
+from ctr_pe.utils.errors import UserError, counted, hyper_parameter, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,6 +82,7 @@ class LabelledRequests:
     code: Ints  # (T,) the event's item, or the one sampled in its place
     label: npt.NDArray[np.uint8]  # (T,)
     split: npt.NDArray[np.uint8]  # (T,) index into SPLITS
+    by_place: bool = False  # a history has every event that is sorted before the row's, else those of earlier times
 
     def user(self) -> Ints:
         """(T,)"""
@@ -91,6 +95,9 @@ class LabelledRequests:
     def histories(self, max_len: int) -> list[tuple[Ints, Ints]]:
         """Per timeline where the history of each row begins and ends (T,)."""
         user, events = self.block.column("user"), self.block.events
+        if self.by_place:
+            (line,) = self.timelines  # of all events, so that places in it are those in the block
+            return [(np.maximum(line.first[user[self.event]], self.event - max_len), self.event)]
         by_order = "order" in events.columns
         at = self.block.column("order" if by_order else "time")
         return [
@@ -156,6 +163,17 @@ def impressions(block: EventBlock, recipe: Recipe) -> LabelledRequests:
     )
 
 
+def next_item(block: EventBlock, recipe: Recipe) -> LabelledRequests:
+    """Rows of protocols leave-one-out and temporal (:mod:`ctr_pe.data.logs.sequences`); all labels are 1."""
+    user = block.column("user")
+    split = block.column("split") if recipe.protocol == "temporal" else leave_one_out(user)
+    event = sequence_rows(user, split, recipe.max_len, recipe.windows == "all")
+    label = np.ones(len(event), np.uint8)
+    return LabelledRequests(
+        block, timelines(block, recipe), event, block.column("tie")[event], label, split[event], by_place=True
+    )
+
+
 def never_clicked(user: Ints, code: Ints, target: Ints, items: int, generator: np.random.Generator) -> Ints:
     """(T,) per target, a uniform sample of the ``items`` that its user has no event with; -1 if there is none.
 
@@ -199,7 +217,8 @@ def _groups(log: Log) -> tuple[Group, ...]:
 class _Counter:
     """What the first pass over a log counts. ``items`` (N,): occurrences of each item in the training rows; ``events``
     (N,): of each item in the log; ``values``: declared column of the log -> tables of its values and how often they
-    occur in the training rows; ``users``: training rows of each user in the table of users."""
+    occur in the training rows; ``users``: training rows of each user in the table of users; ``splits``: rows of each
+    of a next-item data set."""
 
     def __init__(self, log: Log) -> None:
         self.log = log
@@ -208,6 +227,7 @@ class _Counter:
         self.users = np.zeros(0 if log.users is None else log.users.height + 1, np.int64)
         self.values: dict[str, list[pl.DataFrame]] = {}
         self.counts = Counter[str]()
+        self.splits = np.zeros(len(SPLITS), np.int64)
 
     def add(self, rows: LabelledRequests) -> None:
         block, recipe = rows.block, self.log.recipe
@@ -216,6 +236,10 @@ class _Counter:
         self.counts["users_without_rows"] += block.users - int(np.count_nonzero(np.bincount(rows.user())))
         if recipe.protocol == "din":
             self.counts["without_negative"] += 2 * int(rows.label.sum()) - len(rows.label)
+        if recipe.next_item:
+            self.splits += np.bincount(rows.split, minlength=len(SPLITS))
+            if recipe.protocol == "temporal":
+                self.counts["first_events"] += int((block.column("split")[block.is_first] > 0).sum())
         train = rows.select(rows.split == 0)
         self.items += np.bincount(train.code, minlength=len(self.items))
         targets = np.bincount(train.event, minlength=len(block.is_first))  # rows that are about each event
@@ -240,7 +264,7 @@ class _Counter:
     def problems(self) -> Iterator[str]:
         """Mistakes that only the sorted log shows."""
         log, recipe = self.log, self.log.recipe
-        keys = [recipe.user, *([] if recipe.protocol == "din" and log.ordered else [recipe.item])]
+        keys = [recipe.user, *([] if recipe.chosen_only and log.ordered else [recipe.item])]
         keys += [str(recipe.order if log.ordered else recipe.time)]
         if (repeated := self.counts["repeated"]) and recipe.keep is None:
             problem = (
@@ -255,6 +279,9 @@ class _Counter:
         if not self.items.any():
             problem = f"{self.counts['users']:,} users, {self.counts['rows']:,} rows, none of them for training: "
             yield f"{log.file}: {problem}protocol {recipe.protocol} needs users with more than 3 items"
+        elif recipe.next_item and not self.splits.all():
+            empty = " and ".join(split for split, rows in zip(SPLITS, self.splits, strict=True) if not rows)
+            yield f"{log.file}: no rows for {empty}: no user has an event there and one before it"
 
     def report(self) -> dict[str, Any]:
         dropped, keep = self.log.dropped, self.log.recipe.keep
@@ -269,6 +296,7 @@ class _Counter:
             "users_without_rows": self.counts["users_without_rows"],
             "tied_in_time": self.counts["tied"] if self.log.timed else None,
             "targets_without_negative": self.counts["without_negative"],
+            **({"first_events": self.counts["first_events"]} if self.log.recipe.protocol == "temporal" else {}),
         } | ({"repeated": self.counts["repeated"]} if keep else {})
 
 
@@ -456,8 +484,8 @@ def read_sample(recipe: Recipe, rows: int, problems: list[str]) -> tuple[Log | N
         _groups(log)
         block = log.events(log.blocks(Path(), log.kept)[0])
         counter = _Counter(log)
-        if recipe.protocol == "din":
-            counter.add(din(block, log.catalogue.height, [recipe.seed], recipe))
+        if recipe.protocol != "impressions":
+            counter.add(_labelled(block, log, 0))
         elif "split" in block.events.columns:
             counter.add(impressions(block, recipe))
         else:  # one of the problems
@@ -468,6 +496,16 @@ def read_sample(recipe: Recipe, rows: int, problems: list[str]) -> tuple[Log | N
     except UserError as error:
         problems += [] if str(error) in problems else [str(error)]
     return log, block
+
+
+def _labelled(block: EventBlock, log: Log, number: int) -> LabelledRequests:
+    """The rows of the block of this number, by the recipe's protocol."""
+    recipe = log.recipe
+    if recipe.protocol == "impressions":
+        return impressions(block, recipe)
+    if recipe.next_item:
+        return next_item(block, recipe)
+    return din(block, log.catalogue.height, [recipe.seed, number], recipe)
 
 
 def by_frequency(counts: Ints) -> str:
@@ -488,10 +526,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         with tqdm(total=log.kept, unit=" events", desc=doing, disable=not progress, unit_scale=True) as bar:
             for number, block in enumerate(blocks):
                 events = log.events(block)
-                if recipe.protocol == "impressions":
-                    yield impressions(events, recipe)
-                else:
-                    yield din(events, len(counter.items), [recipe.seed, number], recipe)
+                yield _labelled(events, log, number)
                 bar.update(len(events.is_first))
 
     for rows in targets("counting"):
@@ -507,6 +542,7 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
         "recipe": recipe.model_dump(mode="json") | ({} if log.ordered else {"order": None}),
         "log": counter.report(),
         "read_as": log.read_as,
+        "zoned": log.times and log.times.zoned,
         "items_without": log.without,
         "missing": log.missing,
         **normalizers_of(written.maps),
@@ -520,7 +556,8 @@ def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int
     if log.before is not None:
         report["append_to"] = log.before.report(written.maps)
     vocabs = vocabularies_of(written.maps, recipe.columns)
-    return Content(LABEL, USER, written.features, groups, vocabs, report, written.items, written.users)
+    task: Literal["click", "next-item"] = "next-item" if recipe.next_item else "click"
+    return Content(LABEL, USER, written.features, groups, vocabs, report, written.items, written.users, task)
 
 
 def summary(dataset: Dataset) -> str:
@@ -542,6 +579,8 @@ def summary(dataset: Dataset) -> str:
         events += f"; new ids: {new}"
     if log["targets_without_negative"]:
         events += f"; targets without a negative: {log['targets_without_negative']:,}"
+    if log.get("first_events"):
+        events += f"; valid and test events without one before them, in no row: {log['first_events']:,}"
     events += f"\nitems by events: {log['items_by_events']}" if "items_by_events" in log else ""
     found = " · ".join(f"{column}: {what}" for column, what in report["read_as"].items())
     lines = [
@@ -559,10 +598,17 @@ def summary(dataset: Dataset) -> str:
             f"{counts[f'{first}_longest']:9,}{counts[f'{first}_empty']:10,}{counts[f'{first}_truncated']:11,}  "
             f"{unseen or 'none'}"
         )
+    if dataset.task == "next-item":
+        first = next(key for key in report["splits"]["train"] if key.endswith("_items"))
+        lines.append(f"training answers, one for each item of a history: {report['splits']['train'][first]:,}")
+        return "\n".join([*lines, *_examples_of(report)])
     if alone := [split for split in ("valid", "test") if not report["splits"][split]["users_of_both_labels"]]:
         users = " and ".join(f"{counted(report['splits'][split]['users'], 'user')} of {split}" for split in alone)
-        lines.append(f"gAUC cannot be computed: none of {users} has rows of both labels: {option('monitor', 'AUC')}")
-    if examples := report.get("examples"):
-        lines.append("rows as read → as written, ids back to raw values:")
-        lines += [f"  {read} → {written}" for read, written in examples]
-    return "\n".join(lines)
+        how = hyper_parameter("monitor", "AUC")
+        lines.append(f"gAUC cannot be computed: none of {users} has rows of both labels: train by AUC, {how}")
+    return "\n".join([*lines, *_examples_of(report)])
+
+
+def _examples_of(report: Mapping[str, Any]) -> list[str]:
+    shown = [f"  {read} → {written}" for read, written in report.get("examples", ())]
+    return ["rows as read → as written, ids back to raw values:", *shown] if shown else []

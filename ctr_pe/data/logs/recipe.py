@@ -23,6 +23,17 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 Value = int | str
+NEXT_ITEM = ("leave-one-out", "temporal")
+PROTOCOLS_OF = {
+    "negatives": ("impressions",),
+    "split": ("impressions",),
+    "valid_fraction": ("impressions", "temporal"),
+    "test_fraction": ("impressions", "temporal"),
+    "behaviours": ("din", "impressions"),
+    "weight": ("din", "impressions"),
+    "windows": NEXT_ITEM,
+}
+"""Keys that not every protocol has -> those that have them."""
 
 
 class SplitColumn(BaseModel):
@@ -56,7 +67,7 @@ class Recipe(BaseModel):
     items: Path | None = None
     users: Path | None = None
     append_to: Path | None = None
-    protocol: Literal["din", "impressions"]
+    protocol: Literal["din", "impressions", "leave-one-out", "temporal"]
     user: str = "user_id"
     item: str = "item_id"
     time: str | None = "timestamp"
@@ -75,9 +86,18 @@ class Recipe(BaseModel):
     drop: dict[str, Value | list[Value]] = {}  # rows whose column has this value (or one of these)
     behaviours: Behaviours | None = None  # a history per value of a column
     negatives: bool = False  # impressions: a second history of the user's earlier negatives
+    windows: Literal["all", "newest"] = "all"  # next-item: of a history longer than max_len, in training
     split: SplitColumn | None = None  # impressions; without it by time:
-    valid_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, before the test rows
-    test_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, the newest
+    valid_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, before the test rows; temporal: 0.02 by default
+    test_fraction: float = Field(0.1, gt=0, lt=1)  # of the rows, the newest; temporal: 0.03 by default
+
+    @model_validator(mode="before")
+    @classmethod
+    def _percentiles(cls, given: Any) -> Any:
+        """Protocol temporal splits at the percentiles 95 and 97 (Nabiev 2026, section 5.1)."""
+        if isinstance(given, dict) and given.get("protocol") == "temporal":
+            return {"valid_fraction": 0.02, "test_fraction": 0.03, **given}
+        return given
 
     @field_validator("separator")
     @classmethod
@@ -100,9 +120,10 @@ class Recipe(BaseModel):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        of_impressions = {"negatives", "split", "valid_fraction", "test_fraction"} & self.model_fields_set
-        if self.protocol == "din" and of_impressions:
-            raise ValueError(f"'{min(of_impressions)}' belongs to protocol impressions, not to din")
+        for key in sorted(PROTOCOLS_OF.keys() & self.model_fields_set):
+            if self.protocol not in PROTOCOLS_OF[key] and getattr(self, key) is not None:
+                where = " and ".join(PROTOCOLS_OF[key])
+                raise ValueError(f"'{key}' belongs to protocol {where}, not to {self.protocol}")
         roles = {role: getattr(self, role) for role in ("user", "item", "time", "order", "label")}
         if self.behaviours:
             roles["behaviours"] = self.behaviours.column
@@ -136,6 +157,16 @@ class Recipe(BaseModel):
         if self.valid_fraction + self.test_fraction >= 1:
             raise ValueError("valid_fraction + test_fraction leave no training rows")
         return self
+
+    @property
+    def next_item(self) -> bool:
+        """Whether rows ask which item comes next, of all items."""
+        return self.protocol in NEXT_ITEM
+
+    @property
+    def chosen_only(self) -> bool:
+        """Whether all events of the log were chosen: rows with label 0 are left out and counted."""
+        return self.protocol != "impressions"
 
     @property
     def histories(self) -> tuple[LogHistory, ...]:

@@ -9,6 +9,7 @@ the unit that was said, dates with or without a zone, or texts in the form of IS
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
 
@@ -91,13 +92,14 @@ def number_column(where: object, role: str, name: str, table: pl.LazyFrame) -> p
 class Moments:
     """A column of times, lazily: ``at`` in nanoseconds since 1970 in UTC, or of a clock of its own, int64; ``stored``:
     the same moments in a type that reads as they do; ``number``: what must be plausible in ``unit``; ``step``: what
-    ``unit`` has of nanoseconds; ``words``: how it was read."""
+    ``unit`` has of nanoseconds; ``words``: how it was read; ``zoned``: whether dates have zones, None of numbers."""
 
     at: pl.Expr
     stored: pl.Expr
     number: pl.Expr
     unit: Unit
     words: str
+    zoned: bool | None = None
 
     @property
     def step(self) -> int:
@@ -143,10 +145,9 @@ def times(where: object, name: str, table: pl.LazyFrame, unit: Unit, form: str |
     column, dtype = pl.col(name), _type_of(where, "time", name, table)
     if form is not None and (dtype in TEXTS or dtype.is_integer()):
         at, words = _of_format(where, name, table, form), f"texts of the form {form}"
-        return Moments(at, at.cast(pl.Datetime("ns")), at // SECOND, "s", words)
+        return _of_texts(at, words, re.search(r"%[:#]*[zZ]", form) is not None)
     if dtype in TEXTS:
-        at, words = _of_iso(where, name, table)
-        return Moments(at, at.cast(pl.Datetime("ns")), at // SECOND, "s", words)
+        return _of_texts(*_of_iso(where, name, table))
     if dtype in (pl.Datetime, pl.Date):
         units: dict[str | None, Unit] = {"ms": "ms", "us": "us", "ns": "ns"}
         kind = units[dtype.time_unit] if isinstance(dtype, pl.Datetime) else "s"
@@ -156,7 +157,7 @@ def times(where: object, name: str, table: pl.LazyFrame, unit: Unit, form: str |
         zone = dtype.time_zone if isinstance(dtype, pl.Datetime) else None
         words = "dates" if dtype == pl.Date else f"dates to the {WORDS[kind].removesuffix('s')}"
         words += f" ({zone}, as UTC)" if zone not in (None, "UTC") else ""
-        return Moments(_nanoseconds(number, SECOND // each), column, number // each, "s", words)
+        return Moments(_nanoseconds(number, SECOND // each), column, number // each, "s", words, zone is not None)
     step = SECOND // UNITS[unit]
     if dtype.is_integer():
         number = column.cast(pl.Int64)
@@ -168,6 +169,15 @@ def times(where: object, name: str, table: pl.LazyFrame, unit: Unit, form: str |
         at = _nanoseconds(whole, step) + ((number - number.floor()) * step).round().cast(pl.Int64)
         return Moments(at, at.cast(pl.Datetime("ns")), whole, unit, WORDS[unit])
     raise UserError(f"{where}: time column '{name}' holds {dtype}, not numbers or dates")
+
+
+def stored_as(zoned: bool | None) -> pl.Datetime:
+    """The type of dates in stored tables, which have zones where those of the log had."""
+    return pl.Datetime("ns", "UTC" if zoned else None)
+
+
+def _of_texts(at: pl.Expr, words: str, zoned: bool) -> Moments:
+    return Moments(at, at.cast(stored_as(zoned)), at // SECOND, "s", words, zoned)
 
 
 def label_like(table: pl.LazyFrame, names: Collection[str]) -> list[str]:
@@ -228,7 +238,7 @@ def _of_format(where: object, name: str, table: pl.LazyFrame, form: str) -> pl.E
     return at.to_physical()
 
 
-def _of_iso(where: object, name: str, table: pl.LazyFrame) -> tuple[pl.Expr, str]:
+def _of_iso(where: object, name: str, table: pl.LazyFrame) -> tuple[pl.Expr, str, bool]:
     text = _text(name)
     part = text.str.extract_groups(FORM).struct
 
@@ -253,4 +263,4 @@ def _of_iso(where: object, name: str, table: pl.LazyFrame) -> tuple[pl.Expr, str
     if zoned and plain:
         row = first_row(table, part[ZONE].is_null() & text.is_not_null())
         raise UserError(f"{where}: time column '{name}' has zones in {zoned:,} rows and none in {plain:,} (row {row})")
-    return at, "ISO 8601, its zones as UTC" if zoned else "ISO 8601 without zones, read as UTC"
+    return at, "ISO 8601, its zones as UTC" if zoned else "ISO 8601 without zones, read as UTC", bool(zoned)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import shlex
 from collections.abc import Mapping, Sequence
@@ -124,6 +125,9 @@ def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
     if "lengths" not in rows and "lengths" not in missing:
         why = "The lengths of the histories are not stored, and the data set that has them cannot be read"
         missing["lengths"] = f"{why}: {no_data}."
+    if "description" not in rows:
+        why = "What columns the data have is not stored, and the data set that has them cannot be read"
+        missing["data"] = f"{why}: {no_data}."
     return {
         "title": setting.title,
         "notes": main.notes,
@@ -144,6 +148,7 @@ def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
         "calibration": None if "calibration" in missing else calibration(store, setting),
         "lengths": None if "lengths" in missing else by_length(store, setting),
         "speed": speed(setting, rows.get("splits")),
+        "data": json.loads(str(rows["description"])) if "description" in rows else None,
         "explorer": explorer(options, store, setting),
         "missing": missing,
         "environment": _environment(setting),
@@ -154,7 +159,7 @@ def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
 
 def _keep_rows(options: Options, store: Store, key: RunKey) -> str:
     """Add what a store of an older version lacks about its test rows; why that is not possible, or nothing."""
-    if "lengths" in store.about(key.data_hash):
+    if store.about(key.data_hash).keys() >= {"lengths", "description"}:
         return ""
     try:
         dataset = find_dataset(key.dataset, options.data_root, key.protocol)

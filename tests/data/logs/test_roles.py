@@ -256,6 +256,7 @@ def test_users_of_one_impression_cannot_be_compared(tmp_path: Path) -> None:
     log = pl.DataFrame({"user_id": range(300), "item_id": [i % 9 for i in range(300)], "timestamp": range(300)})
     dataset = built(tmp_path, log.with_columns(label=pl.col("user_id") % 2), protocol="impressions")
     said = (
-        "gAUC cannot be computed: none of 30 users of valid and 30 users of test has rows of both labels: monitor='AUC'"
+        "gAUC cannot be computed: none of 30 users of valid and 30 users of test has rows of both labels: "
+        "train by AUC, monitor='AUC'"
     )
     assert said in summary(dataset)

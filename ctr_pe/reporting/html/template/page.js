@@ -185,7 +185,7 @@
     fill("lengths-table", ...rowsOf(["items", "rows", "users", ...last], found.bins.map((bin, index) => [bin, whole(found.rows[index]), whole(found.users[index]), ...table.encodings.map((pe) => number(found.encodings[pe].mean[index]))])));
   }
 
-  // Speed, environment.
+  // Speed, data, environment.
   function speed() {
     const base = table.speed.find((row) => row.pe === "none");
     const more = (row) => (base && row !== base ? signed(row.parameters - base.parameters, 0).replace(/\B(?=(\d{3})+$)/g, ",") : DASH);
@@ -194,10 +194,20 @@
       table.speed.map((row) => [dot(row.pe), whole(row.rows_per_second), number(row.epoch_seconds, 1), number(row.epochs, 1), number(row.seconds, 1), whole(row.parameters), more(row)])));
   }
 
+  const facts = (found) => Object.entries(found).map(([name, value]) => element("tr", {}, element("td", {}, name), element("td", {}, value)));
+
+  function data() {
+    const found = table.data || { facts: {}, columns: [] };
+    fill("data-missing", ...(table.data ? [] : [sentence(table.missing.data, "p", "missing")]));
+    fill("data-facts", element("tbody", {}, ...facts(found.facts)));
+    fill("data-columns", ...(table.data ? rowsOf(
+      ["column", "of the", "type", "read in", "ids", "without a value"],
+      found.columns.map((one) => [one.name, one.of || DASH, one.type, one.in, whole(one.ids), whole(one.without)])) : []));
+  }
+
   function environment() {
     fill("command", table.command);
     fill("report-command", content.command);
-    const facts = (found) => Object.entries(found).map(([name, value]) => element("tr", {}, element("td", {}, name), element("td", {}, value)));
     fill("facts", element("tbody", {}, ...facts(table.environment)));
     fill("params", element("tbody", {}, ...facts(table.params)));
     fill("made", `Made ${content.made}. This file needs no network.`);
@@ -323,7 +333,7 @@
 
   function all() {
     fill("subtitle", table.title);
-    metrics(); differences(); curves(); calibration(); lengths(); speed(); explorer(); environment();
+    metrics(); differences(); curves(); calibration(); lengths(); speed(); data(); explorer(); environment();
   }
 
   fill("table", ...content.tables.map((one, index) => element("option", { value: index }, one.title)));

@@ -1,0 +1,91 @@
+"""The rank of the right item among all, and the first k, in chunks of rows.
+
+Ties: of items with equal scores the one with the smaller number comes first, which is the one that more training rows
+have. So a model that gives all items one score ranks them by popularity.
+
+B rows, V items, D width, K places of a list.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+SCORES = {"cpu": 2**22}
+"""Scores computed together, by device."""
+MORE = 2**26
+
+
+class Ranking(NamedTuple):
+    """``ranks`` (B,) float64 of the answers, from 1; infinite for an answer of -1, NaN where scores are not finite.
+    ``first`` (B, K): the items with the highest scores, the best first; -1 where fewer may be recommended. ``scores``
+    (B, K): theirs."""
+
+    ranks: Tensor
+    first: Tensor
+    scores: Tensor
+
+
+def rank_items(
+    states: Tensor,
+    items: Tensor,
+    answers: Tensor | None = None,
+    seen: tuple[Tensor, Tensor] | None = None,
+    count: int = 0,
+) -> Ranking:
+    """Rank all items by items · state.
+
+    Args:
+        states: (B, D). items: (V, D).
+        answers: (B,) int64, the right item of each row, or -1 for one that is none of them.
+        seen: row and item, (n,) int64 each, of what must not be recommended; a row's answer is ranked all the same.
+        count: K.
+    """
+    rows = max(1, SCORES.get(states.device.type, MORE) // max(len(items), 1))
+    count, parts = min(count, len(items)), []
+    owner = None if seen is None else seen[0].sort(stable=True)
+    for start in range(0, len(states), rows):
+        scores = states[start : start + rows] @ items.T
+        right = None if answers is None else answers[start : start + rows]
+        kept = None if right is None else scores.gather(1, right.clamp(min=0).unsqueeze(1))
+        finite = scores.isfinite().all(1)
+        if seen is not None and owner is not None:
+            ends = torch.tensor([start, start + len(scores)], device=states.device)
+            low, high = torch.searchsorted(owner.values, ends).tolist()
+            at = owner.indices[low:high]
+            scores[seen[0][at] - start, seen[1][at]] = -torch.inf
+        ranks = _ranks(scores, right, kept, finite) if right is not None and kept is not None else scores.new_empty(0)
+        parts.append((ranks, *_first(scores, count)))
+    if not parts:
+        return Ranking(states.new_empty(0, dtype=torch.float64), *_first(states @ items.T, count))
+    return Ranking(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def _ranks(scores: Tensor, right: Tensor, kept: Tensor, finite: Tensor) -> Tensor:
+    known = right >= 0
+    place = right.clamp(min=0).unsqueeze(1)
+    scores.scatter_(1, place, torch.where(known.unsqueeze(1), kept, scores.gather(1, place)))
+    ranks = 1 + (scores > kept).sum(1)
+    tied = (scores == kept).sum(1) > 1
+    if tied.any():
+        smaller = torch.arange(scores.shape[1], device=scores.device) < place[tied]
+        ranks[tied] += ((scores[tied] == kept[tied]) & smaller).sum(1)
+    found = ranks.double().masked_fill(~known, torch.inf)
+    return found.masked_fill(~finite, torch.nan)
+
+
+def _first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The K best of each row (B, K), ties by number, and their scores."""
+    if not count:
+        return scores.new_empty(len(scores), 0, dtype=torch.int64), scores.new_empty(len(scores), 0)
+    best, index = scores.topk(count, sorted=False)
+    edge = best.amin(1, keepdim=True)
+    several = (scores >= edge).sum(1) > count  # torch chooses any of those that tie with the last one
+    if several.any():
+        index[several] = scores[several].sort(dim=1, descending=True, stable=True).indices[:, :count]
+    index = index.sort(1).values
+    best, order = scores.gather(1, index).sort(dim=1, descending=True, stable=True)
+    index = index.gather(1, order)
+    return index.masked_fill(best == -torch.inf, -1), best

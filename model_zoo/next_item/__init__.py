@@ -1,0 +1,9 @@
+"""Next-item models on FuxiCTR, one file each, listed here under the names of ``--task next-item``."""
+
+from __future__ import annotations
+
+NEXT_ITEM_MODELS = {
+    "SASRec": "ctr_pe.model_zoo.next_item.sasrec:NextItemSASRec",
+    "GRU4Rec": "ctr_pe.model_zoo.next_item.gru4rec:GRU4Rec",
+    "Popularity": "ctr_pe.model_zoo.next_item.popularity:Popularity",
+}
