@@ -14,7 +14,7 @@ from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.study.store import Store
 from tests.support.stored_rows import rows
 
-KILLS = 50
+KILLS = 30
 
 
 @pytest.mark.slow

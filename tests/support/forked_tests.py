@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import tempfile
 
@@ -18,11 +19,15 @@ import pydantic  # noqa: F401
 import pytest
 import torch._dynamo  # noqa: F401  so is what an optimiser needs
 
+LIMIT = 300
+"""Seconds after which a run ends by a signal."""
+
 
 def main() -> None:
     for line in sys.stdin:
         with tempfile.TemporaryFile() as output:
             if (child := os.fork()) == 0:
+                signal.alarm(LIMIT)
                 os.dup2(output.fileno(), 1)
                 os.dup2(output.fileno(), 2)
                 code = pytest.main(json.loads(line))
