@@ -132,7 +132,7 @@ def test_the_special_section_wins_over_the_default_and_overrides_over_all() -> N
     assert default["dataset_id"] == "my_own_log"
     assert default["monitor"] == "gAUC"  # from Base
     assert default["embedding_dim"] == 32  # from DIN_default
-    assert default["min_batches"] == 100
+    assert default["min_batches"] == 200
     assert "min_batches" not in model_params("DIN", "my_own_log", {"batch_size": 1024})  # which is asked for
     assert "min_batches" not in special
     assert special["embedding_dim"] == 64
