@@ -131,7 +131,7 @@ def training_recipe(name: str) -> dict[str, Any]:
     return found
 
 
-def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def model_params(model: str | type, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Hyper-parameters of ``model`` on a data set, as FuxiCTR names them.
 
     ``Base``, then ``<model>_<dataset_id>`` of the packaged ``model_config/<model>.yaml``, or ``<model>_default`` if
@@ -144,7 +144,7 @@ def model_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | Non
 
     overrides = overrides or {}
     configs = packaged_yaml("model_config")
-    family = model if model in configs else _family(model, configs)
+    family = model if isinstance(model, str) and model in configs else _family(model, configs)
     file = family or next(iter(configs))  # Base is the same in all
     source = f"config/model_config/{file}.yaml"
     sections = parse_yaml(configs[file], source)
@@ -164,8 +164,8 @@ def overridden(params: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     return {**{key: value for key, value in params.items() if goes_with.get(key) not in overrides}, **overrides}
 
 
-def _family(model: str, configs: Mapping[str, str]) -> str | None:
-    cls = plugins.load("model", model, dict.fromkeys(configs, ""), object)
+def _family(model: str | type, configs: Mapping[str, str]) -> str | None:
+    cls = model if isinstance(model, type) else plugins.load("model", model, dict.fromkeys(configs, ""), object)
     return next((base.__name__ for base in cls.__mro__ if base.__name__ in configs), None)
 
 

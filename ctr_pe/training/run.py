@@ -19,6 +19,7 @@ import numpy.typing as npt
 import torch
 
 from ctr_pe.config.field_groups import field_value, group_params
+from ctr_pe.config.yaml import model_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import without_groups
@@ -39,6 +40,10 @@ from ctr_pe.utils.files import scratch_folder
 PROTOCOLS = {"heldout": (("train",), "valid"), "paper": (("train", "valid"), "test")}
 
 
+OF_RUN = {"model", "dataset_id", "position_encoding", "seed", "model_root", "debug_mode"}
+"""Keys of a configuration that a :class:`Run` has fields for, or that say nothing of the training."""
+
+
 @dataclass(frozen=True)
 class Run:
     """One training run. Equal runs give equal results, whatever else the machine does.
@@ -46,12 +51,12 @@ class Run:
     ``model``: a name of ``ctr-pe list``, or a subclass of RankModel. ``dataset``: the directory of one, or any source.
     ``pe``: an encoding, or one per field group. ``protocol``: ``heldout`` trains on train and selects the epoch on
     valid; ``paper`` trains on train + valid and selects on test. ``params``: all other hyper-parameters under FuxiCTR's
-    names; with ``model_root`` the checkpoint stays there. ``threads``: of this run; another number may change the last
-    bits of the results; 0 leaves it as it is. ``weights``: a file for those of the best epoch. ``keep``: called at the
-    end with the model, this run, its source and the outcome; ``start``: called before the first step with the model and
-    its source, to give it other weights than random ones; functions that can be pickled, if the run is to train in
-    another process. ``track``: as the option ``--track``, see :mod:`ctr_pe.utils.loggers`; also a key of the
-    parameters.
+    names; without any, those of the model's packaged configuration, as in ``ctr-pe benchmark`` and ``CTRRanker``; with
+    ``model_root`` the checkpoint stays there. ``threads``: of this run; another number may change the last bits of the
+    results; 0 leaves it as it is. ``weights``: a file for those of the best epoch. ``keep``: called at the end with the
+    model, this run, its source and the outcome; ``start``: called before the first step with the model and its source,
+    to give it other weights than random ones; functions that can be pickled, if the run is to train in another process.
+    ``track``: as the option ``--track``, see :mod:`ctr_pe.utils.loggers`; also a key of the parameters.
     ``resume``: a file for the state after each epoch, from which an equal run goes on if this process is killed; who
     has stored the outcome removes it.
     """
@@ -69,6 +74,16 @@ class Run:
     track: str | None = None
     start: Callable[[Any, DataSource], None] | None = None
     resume: Path | None = None
+
+    def __post_init__(self) -> None:
+        if not self.params:
+            dataset = self.dataset.dataset_id if isinstance(self.dataset, DataSource) else self.dataset.name
+            object.__setattr__(self, "params", default_params(self.model, dataset))
+
+
+def default_params(model: str | type, dataset_id: str) -> dict[str, Any]:
+    """The hyper-parameters of a model's packaged configuration that a :class:`Run` has no field for."""
+    return {name: value for name, value in model_params(model, dataset_id).items() if name not in OF_RUN}
 
 
 @dataclass(frozen=True)

@@ -333,14 +333,18 @@ def test_what_is_missing_is_said_with_the_command_that_adds_it(
     runs = "ctr-pe benchmark --model DIN --pe none,naive,cape --dataset synthetic --protocol heldout"
     assert f"`{runs} --repeats 2 --set" in table["missing"]["curves"]
     assert "half-built" in table["missing"]["lengths"]
+    assert "half-built" in table["missing"]["data"]
     assert "differences" not in table["missing"]
-    assert table["lengths"] is None
+    assert table["lengths"] is table["data"] is None
     assert all(math.isnan(row["rows_per_second"]) for row in table["speed"])
     assert f"--keep-weights --out {store.path}-weights" in table["explorer"]["missing"]
     assert f"`ctr-pe report {store.path} --weights {store.path}-weights`" in table["explorer"]["missing"]
 
     table = only_table(content(Options(store.path, data_root=root, weights=made[0].path)))
     assert table["lengths"] == only_table(made[1])["lengths"]  # from the data set, and kept
+    assert table["data"] == only_table(made[1])["data"]
+    assert [one["name"] for one in table["data"]["columns"]] == ["item_id", "cate_id"]
+    assert "data" not in table["missing"]
     assert "lengths" in store.about(settings(store)[0].key.data_hash)
     assert table["explorer"]["users"]
 

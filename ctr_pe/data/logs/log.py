@@ -403,7 +403,8 @@ class _Rows:
             upper = "≤" if isinstance(self.maps[name], Buckets) else ""
             values = {number: upper + text for text, number in self.maps[name].stored.items()}
             values[self.maps[name].unseen] = "unknown"
-            return "|".join(values[number] for number in np.atleast_1d(ids).tolist() if number) or "none"
+            named = [values.get(number, f"bucket {number}") for number in np.atleast_1d(ids).tolist() if number]
+            return "|".join(named) or "none"
 
         target = " ".join(f"{name}={raw(name, ids[at])}" for name, ids in encoded.scalars.items() if name in self.maps)
         lists, name = encoded.lists[0], self.groups[0].history[0]

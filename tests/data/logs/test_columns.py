@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,13 @@ def test_a_mistake_is_one_line(options: dict[str, Any], message: str, tmp_path: 
         built(tmp_path, "impressions", **options)
     assert message in str(found.value)
     assert "\n" not in str(found.value)
+
+
+def test_hashed_values_are_shown_as_their_buckets(tmp_path: Path) -> None:
+    """Of one category and of several: a hash has no way back to the text."""
+    columns = {"hour": "event, hash_buckets=5", "seen": "event, sequence, hash_buckets=4"}
+    text = summary(built(tmp_path, "impressions", columns=columns))
+    shown = [line for line in text.splitlines() if " → train: " in line]
+    assert shown
+    assert all(re.search(r" hour=bucket [1-5] ", line) for line in shown)
+    assert any(re.search(r" seen=bucket [1-4](\|bucket [1-4])*", line) for line in shown)
