@@ -17,6 +17,7 @@ from ctr_pe.config.yaml import load_json
 from ctr_pe.data.dataset import LABEL, SPLITS, USER, open_dataset
 from ctr_pe.data.logs.log import build
 from ctr_pe.data.logs.recipe import load_recipe
+from ctr_pe.serving.batch_predict import predict
 from ctr_pe.serving.export import description
 from ctr_pe.serving.service import application
 from ctr_pe.utils.errors import UserError
@@ -124,6 +125,26 @@ def test_the_service_gives_the_scores_of_the_estimator(model: str, tmp_path: Pat
     np.testing.assert_allclose(served, offline(ranker, requests), atol=1e-5)
     inputs = description(ranker.scorer_)["inputs"]
     assert [inputs[f"item_{text}_history"]["behaviour"] for text in LISTED] == LISTED
+
+
+def test_predict_gives_the_scores_of_the_estimator_and_counts_other_behaviours_once(tmp_path: Path) -> None:
+    """With the stored histories, and with a log of its own, which all parts of the input share."""
+    ranker = CTRRanker("DIN", ["cape", "none", "rope"], behaviours=BEHAVIOURS, columns=COLUMNS, **QUICK).fit(log())
+    ranker.save(tmp_path / "model")
+    draw = np.random.default_rng(2)
+    requests = pl.DataFrame({
+        "user_id": draw.integers(0, 33, 40), "item_id": draw.integers(0, 22, 40), "hour": draw.integers(0, 24, 40),
+    })  # fmt: skip
+    requests.write_parquet(tmp_path / "requests.parquet")
+    log(1).write_parquet(tmp_path / "log.parquet")
+    unlisted = log(1).filter(~pl.col("action").is_in(LISTED).fill_null(False)).height
+    for events, history, count in ((None, None, 0), (tmp_path / "log.parquet", log(1), unlisted)):
+        files = (tmp_path / "model", tmp_path / "requests.parquet", tmp_path / "scores.parquet", events)
+        report = predict(*files, overwrite=True, part_rows=16)
+        scores = pl.read_parquet(tmp_path / "scores.parquet")["score"].to_numpy()
+        np.testing.assert_allclose(scores, ranker.predict_proba(requests, history)[:, 1], atol=1e-6)
+        assert report.counts["history items of other behaviours"] == count
+        assert (f"{count} history items of other behaviours" in str(report)) == (count > 0)
 
 
 def test_each_history_matters() -> None:
