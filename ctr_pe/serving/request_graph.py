@@ -104,9 +104,15 @@ def length_of(group: SizedGroup) -> str:
 
 
 def inputs_from(model: Any, histories: JaggedBatch, others: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Inputs of a :class:`RequestGraph`: histories padded, and ``others`` as they are."""
+    """Inputs of a :class:`RequestGraph`: histories padded, all to one number of slots, and ``others`` as they are."""
     lengths = {length_of(group): histories.lengths[group.history[0]] for group in model.groups}
-    return {**histories, **lengths, **others}
+    found = {**histories, **lengths, **others}
+    listed = [name for group in model.groups for name in (*group.history, group.age or "") if name in found]
+    most = max((found[name].shape[1] for name in listed), default=0)
+    for name in listed:
+        slots = [0] * 2 * (found[name].dim() - 2) + [0, most - found[name].shape[1]]
+        found[name] = nn.functional.pad(found[name], slots)
+    return found
 
 
 def histories_in(model: Any, given: Mapping[str, Tensor]) -> JaggedBatch:
@@ -138,7 +144,10 @@ def trace(model: Any) -> torch.export.ExportedProgram:
 
 
 def random_request(model: Any, rows: int, slots: int, targets: int, seed: int = 0) -> dict[str, Tensor]:
-    """Inputs of a :class:`RequestGraph`: one history is full, one empty, and every fourth item lacks an id."""
+    """Inputs of a :class:`RequestGraph`: one history is full, one empty, and every fourth item lacks an id.
+
+    Several histories have different lengths, and no two inputs are one tensor, which a trace would take for one input.
+    """
     draw, inputs, features = torch.Generator().manual_seed(seed), inputs_of(model), model.feature_map.features
     count = torch.randint(1, max(2, slots), (rows,), generator=draw)
     count[:1], count[1:2] = slots, 0
@@ -147,7 +156,7 @@ def random_request(model: Any, rows: int, slots: int, targets: int, seed: int = 
     for name, kind in inputs.items():
         spec, shape = features.get(name, {}), [sizes[axis] for axis in AXES[kind]]
         if kind == "length":
-            drawn = count
+            drawn, count = count, count.roll(1)
         elif kind == "age":
             drawn = torch.randint(10**7, shape, generator=draw).sort(1, descending=True)[0]
         elif spec["type"] == "numeric":

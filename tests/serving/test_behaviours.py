@@ -19,10 +19,12 @@ from ctr_pe.data.logs.log import build
 from ctr_pe.data.logs.recipe import load_recipe
 from ctr_pe.serving.batch_predict import predict
 from ctr_pe.serving.export import description
+from ctr_pe.serving.request_graph import inputs_from, random_request
 from ctr_pe.serving.service import application
 from ctr_pe.utils.errors import UserError
 from tests.data.logs.test_columns import tables
 from tests.serving.test_one_path import as_lists, encoder_of, rows_of
+from tests.support.exported import onnx_scores
 
 MODELS = ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
 LISTED = ["click", "cart", "buy"]
@@ -88,6 +90,14 @@ def test_a_clicked_item_is_what_a_request_is_encoded_as(seed: int, tmp_path: Pat
     assert {split: pl.read_parquet(dataset.split(split)).height > 0 for split in SPLITS} == dict.fromkeys(SPLITS, True)
 
 
+def asked() -> pl.DataFrame:
+    """Requests for known and unknown items of known and unknown users."""
+    draw = np.random.default_rng(2)
+    return pl.DataFrame({
+        "user_id": draw.integers(0, 33, 40), "item_id": draw.integers(0, 22, 40), "hour": draw.integers(0, 24, 40),
+    })  # fmt: skip
+
+
 def offline(ranker: CTRRanker, requests: pl.DataFrame) -> npt.NDArray[np.float64]:
     return ranker.predict_proba(requests)[:, 1]
 
@@ -100,10 +110,7 @@ def test_the_service_gives_the_scores_of_the_estimator(model: str, tmp_path: Pat
     ranker.save(tmp_path / "model")
     again = CTRRanker.load(tmp_path / "model")
     assert again.behaviours == BEHAVIOURS
-    draw = np.random.default_rng(2)
-    requests = pl.DataFrame({
-        "user_id": draw.integers(0, 33, 40), "item_id": draw.integers(0, 22, 40), "hour": draw.integers(0, 24, 40),
-    })  # fmt: skip
+    requests = asked()
     assert np.array_equal(offline(again, requests), offline(ranker, requests))
     past = ranker.scorer_.histories
     assert past is not None
@@ -131,10 +138,7 @@ def test_predict_gives_the_scores_of_the_estimator_and_counts_other_behaviours_o
     """With the stored histories, and with a log of its own, which all parts of the input share."""
     ranker = CTRRanker("DIN", ["cape", "none", "rope"], behaviours=BEHAVIOURS, columns=COLUMNS, **QUICK).fit(log())
     ranker.save(tmp_path / "model")
-    draw = np.random.default_rng(2)
-    requests = pl.DataFrame({
-        "user_id": draw.integers(0, 33, 40), "item_id": draw.integers(0, 22, 40), "hour": draw.integers(0, 24, 40),
-    })  # fmt: skip
+    requests = asked()
     requests.write_parquet(tmp_path / "requests.parquet")
     log(1).write_parquet(tmp_path / "log.parquet")
     unlisted = log(1).filter(~pl.col("action").is_in(LISTED).fill_null(False)).height
@@ -145,6 +149,35 @@ def test_predict_gives_the_scores_of_the_estimator_and_counts_other_behaviours_o
         np.testing.assert_allclose(scores, ranker.predict_proba(requests, history)[:, 1], atol=1e-6)
         assert report.counts["history items of other behaviours"] == count
         assert (f"{count} history items of other behaviours" in str(report)) == (count > 0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", MODELS)
+def test_an_exported_file_gives_the_scores_of_the_estimator(model: str, tmp_path: Path) -> None:
+    """Each history has a length of its own."""
+    ranker = CTRRanker(model, ["cape", "none", "rope"], behaviours=BEHAVIOURS, columns=COLUMNS, **QUICK).fit(log())
+    ranker.save(tmp_path / "model")
+    file = tmp_path / "model.onnx"
+    assert main(["export", "--model", str(tmp_path / "model"), "--format", "onnx", "--output", str(file)]) == 0
+    found = onnx_scores(ranker.scorer_, file, asked(), ranker.scorer_.stored)
+    np.testing.assert_allclose(found, offline(ranker, asked()), atol=1e-5)
+
+
+def test_inputs_of_an_exported_file_have_lengths_of_their_own_and_as_many_slots() -> None:
+    """A trace takes two inputs that are one tensor for one, and a file has one number of slots."""
+    ranker = CTRRanker("DIN", "none", behaviours=BEHAVIOURS, columns=COLUMNS, **QUICK).fit(log())
+    scorer, rows = ranker.scorer_, np.arange(3)
+    drawn = random_request(scorer.model, 5, 6, 2)
+    assert len({id(values) for values in drawn.values()}) == len(drawn)
+    lengths = [drawn[f"item_{kind}_history_length"].tolist() for kind in LISTED]
+    assert len({str(some) for some in lengths}) == len(LISTED)
+    history = pl.DataFrame({"user_id": [0] * 5, "item_id": range(5), "timestamp": range(5), "hour": 1})
+    history = history.with_columns(action=pl.Series(["click"] * 4 + ["buy"]))
+    requests = asked().with_columns(user_id=pl.lit(0, pl.Int64)).head(3)
+    encoded = scorer.encoder.requests(requests, scorer.encoder.events(history))
+    given = inputs_from(scorer.model, encoded.histories(rows), encoded.fields(rows))
+    assert {given[f"item_{kind}_history"].shape for kind in LISTED} == {(3, 4)}
+    assert [given[f"item_{kind}_history_length"][0].item() for kind in LISTED] == [4, 0, 1]
 
 
 def test_each_history_matters() -> None:

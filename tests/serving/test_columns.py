@@ -1,4 +1,4 @@
-"""Every kind of declared column, from a log to the scores of the estimator, the service and an exported file."""
+"""Every kind of declared column, from a log to the scores of the estimator and the service."""
 
 from __future__ import annotations
 
@@ -9,12 +9,10 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pytest
-import torch
 from fastapi.testclient import TestClient
 
 from ctr_pe import CTRRanker
 from ctr_pe.cli import main
-from ctr_pe.serving.request_graph import inputs_from, inputs_of
 from ctr_pe.serving.service import application
 from ctr_pe.utils.errors import UserError
 from tests.data.logs.test_columns import COLUMNS, tables
@@ -104,28 +102,6 @@ def test_a_saved_model_and_the_command_give_the_same(given: dict[str, pl.DataFra
     assert main(["predict", "--model", str(tmp_path / "model"), *made]) == 0
     scores = pl.read_parquet(tmp_path / "scores.parquet")["score"].to_numpy()
     np.testing.assert_allclose(scores, offline(ranker, requests), atol=1e-6)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("model", MODELS)
-def test_an_exported_file_gives_the_same(model: str, given: dict[str, pl.DataFrame], tmp_path: Path) -> None:
-    import onnxruntime
-
-    ranker, requests = fitted(given, model), asked(given)
-    ranker.save(tmp_path / "model")
-    file = tmp_path / "model.onnx"
-    assert main(["export", "--model", str(tmp_path / "model"), "--format", "onnx", "--output", str(file)]) == 0
-    session, scorer = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"]), ranker.scorer_
-    encoded = scorer.encoder.requests(requests, scorer.stored)
-    rows = np.arange(encoded.rows)
-    inputs, kinds = inputs_from(scorer.model, encoded.histories(rows), encoded.fields(rows)), inputs_of(scorer.model)
-    for name, kind in kinds.items():
-        if kind == "target":
-            inputs[name] = inputs[name].unsqueeze(1)
-    numbers = dict.fromkeys(("age", "size"), torch.float32)
-    given_ids = {name: inputs[name].to(numbers.get(name, torch.int64)).numpy() for name in kinds}
-    found = session.run(None, given_ids)[0][:, 0]
-    np.testing.assert_allclose(found, offline(ranker, requests), atol=1e-5)
 
 
 def test_an_attribute_in_a_request_overrides_the_catalogue_s(given: dict[str, pl.DataFrame]) -> None:

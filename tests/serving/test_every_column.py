@@ -1,7 +1,7 @@
 """A log with every kind of column by commands alone: built, trained, served and exported, with one score everywhere.
 
-``tests/data/logs/test_columns.py`` has the columns; here are those from files and by hash too, three behaviours with a
-history and an encoding each, and weights.
+``tests/data/logs/test_columns.py`` has the columns; here are those from files and by hash too, and weights. Several
+behaviours are in ``test_behaviours.py``.
 """
 
 from __future__ import annotations
@@ -14,22 +14,20 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pytest
-import torch
 from fastapi.testclient import TestClient
 
 from ctr_pe.cli import main
 from ctr_pe.commands import run_expid
 from ctr_pe.serving.model_folder import read_model
-from ctr_pe.serving.request_graph import inputs_from, inputs_of
 from ctr_pe.serving.service import application
 from tests.data.logs.test_columns import COLUMNS, tables
+from tests.support.exported import onnx_scores
 
 MODELS = ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
-LISTED = ("click", "cart", "buy")
 COUNT = 200
 MORE = {"device": "event, hash_buckets=5", "brand": "item, min_categr_count=3", "sketch": "item, embedding"}
 OF_REQUEST = ("hour", "price", "seen", "size", "device")
-QUICK = ["epochs=1", "embedding_dim=8", "batch_size=256", "max_len=6", "position_encoding=[cape, none, rope]"]
+QUICK = ["epochs=1", "embedding_dim=8", "batch_size=256", "max_len=6", "position_encoding=cape"]
 
 
 class Made(NamedTuple):
@@ -45,16 +43,14 @@ class Made(NamedTuple):
 def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The folder of the log and its data set ``data/mine``."""
     folder, given, draw = tmp_path_factory.mktemp("every"), tables(), np.random.default_rng(3)
-    kinds = draw.choice([*LISTED, "view", None], 600, p=[0.5, 0.2, 0.15, 0.1, 0.05])
     given["interactions"] = (
         given["interactions"]
         .with_columns(
             pl.col("timestamp") // 180 * 180,  # three events at a time
-            action=pl.Series(kinds.tolist()),
             device=pl.Series(draw.choice(["phone", "tv", ""], 600).tolist()),
             w=pl.Series(draw.random(600)),
         )
-        .unique(["user_id", "item_id", "timestamp", "action"], keep="first", maintain_order=True)
+        .unique(["user_id", "item_id", "timestamp"], keep="first", maintain_order=True)
     )
     given["items"] = given["items"].with_columns(brand=pl.Series([f"b{item % 6}" for item in range(20)]))
     np.savez(folder / "sketch.npz", key=np.arange(18), value=draw.random((18, 4)).astype(np.float32))
@@ -63,7 +59,7 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     flags = [f"--{name}={folder / name}.parquet" for name in given]
     flags += [f"--column={name}={words}" for name, words in {**COLUMNS, **MORE}.items()]
     flags[-1] += f", pretrained_emb={folder / 'sketch.npz'}"
-    flags += ["--behaviours", f"action={','.join(LISTED)}", "--weight", "w", "--protocol", "impressions"]
+    flags += ["--weight", "w", "--protocol", "impressions"]
     assert main(["data", "build", *flags, "--out", str(folder / "data" / "mine")]) == 0
     return folder
 
@@ -96,7 +92,7 @@ def made(request: pytest.FixtureRequest, built: Path) -> Iterator[Made]:
 def test_served_scores_are_those_of_predict(made: Made) -> None:
     by = ["user_id", "timestamp", "item_id"]
     chosen, served = made.events.filter(pl.col("label") == 1).sort(by, maintain_order=True), []
-    of_history = [*OF_REQUEST, "watch_time", "action"]
+    of_history = [*OF_REQUEST, "watch_time"]
     of_history.remove("size")  # a number that enters the target alone
     with TestClient(application(made.model)) as client:
         for row in made.requests.iter_rows(named=True):
@@ -115,19 +111,8 @@ def test_served_scores_are_those_of_predict(made: Made) -> None:
 
 @pytest.mark.slow
 def test_an_exported_file_gives_the_scores_of_predict(made: Made) -> None:
-    import onnxruntime
-
     file = made.model.with_suffix(".onnx")
     assert main(["export", "--model", str(made.model), "--format", "onnx", "--output", str(file)]) == 0
-    session, scorer = (
-        onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"]),
-        read_model(made.model),
-    )
-    encoded, rows = scorer.encoder.requests(made.requests, scorer.encoder.events(made.events)), np.arange(COUNT)
-    kinds = inputs_of(scorer.model)
-    inputs = inputs_from(scorer.model, encoded.histories(rows), encoded.fields(rows))
-    given = {name: inputs[name].unsqueeze(1) if kind == "target" else inputs[name] for name, kind in kinds.items()}
-    dtypes = {one.name: torch.float32 if one.type == "tensor(float)" else torch.int64 for one in session.get_inputs()}
-    assert dtypes.keys() == given.keys()
-    found = session.run(None, {name: values.to(dtypes[name]).numpy() for name, values in given.items()})[0][:, 0]
+    scorer = read_model(made.model)
+    found = onnx_scores(scorer, file, made.requests, scorer.encoder.events(made.events))
     np.testing.assert_allclose(found, made.scores, atol=1e-5)
