@@ -14,12 +14,14 @@ if TYPE_CHECKING:
     from ctr_pe.pe import available_pes, build_pe
     from ctr_pe.pe.base import Chain, PositionEncoding
     from ctr_pe.sequence.positions import Positions
+    from ctr_pe.serving.next_item_ranker import NextItemRanker
     from ctr_pe.serving.ranker import CTRRanker, load
 
 __version__ = "0.1.0"
 __all__ = [
     "CTRRanker",
     "Chain",
+    "NextItemRanker",
     "PositionEncoding",
     "Positions",
     "__version__",
@@ -32,6 +34,7 @@ __all__ = [
 _HOME = {
     "CTRRanker": "ctr_pe.serving.ranker",
     "Chain": "ctr_pe.pe.base",
+    "NextItemRanker": "ctr_pe.serving.next_item_ranker",
     "PositionEncoding": "ctr_pe.pe.base",
     "Positions": "ctr_pe.sequence.positions",
     "available_pes": "ctr_pe.pe",

@@ -14,6 +14,7 @@ examples:
   ctr-pe benchmark --pe none,naive,cape --dataset amazon_sports --tune 'learning_rate=[3e-3, 5e-3, 1e-2]'
   ctr-pe benchmark --suite small_cape_table2 --dataset amazon_sports --dry-run
   ctr-pe benchmark --suite cape_table2 --gpu 0
+  ctr-pe benchmark --task next-item --model SASRec --pe none,naive,rope,cape --dataset amazon_beauty_next
 """
 
 from __future__ import annotations
@@ -31,7 +32,9 @@ def add_options(parser: Parser) -> None:
     add = parser.option
     text = "--model and --pe narrow it, --dataset, --repeats, --protocol, --set and --tune change it"
     add("--suite NAME|FILE", f"a suite of `ctr-pe list`, or a YAML file with one; {text}")
-    add("--model NAME,…", "models (default: DIN)", dest="models", type=class_names)
+    text = "next-item ranks all items by what comes next, on a data set of --protocol leave-one-out or temporal"
+    add("--task", f"click, or {text} (default: click)", choices=["click", "next-item"])
+    add("--model NAME,…", "models (default: DIN; next-item: SASRec)", dest="models", type=class_names)
     text = "encodings; a+b chains two; my_pkg.recency:Recency is one of your own (default: none,cape)"
     add("--pe NAME,…", text, dest="encodings", type=class_names)
     dataset_option(parser)

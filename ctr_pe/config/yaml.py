@@ -131,6 +131,20 @@ def training_recipe(name: str) -> dict[str, Any]:
     return found
 
 
+def next_item_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """As :func:`model_params`, of a next-item model: of ``next_item_config/<model>.yaml`` ``Base``, ``<model>_default``
+    and ``<model>_<dataset_id>``, as far as they are there."""
+    configs = packaged_yaml("next_item_config")
+    sections: dict[str, dict[str, Any]] = {}
+    for file in dict.fromkeys(["Base", model]):
+        if file in configs:
+            sections |= parse_yaml(configs[file], f"config/next_item_config/{file}.yaml")
+    params: dict[str, Any] = {}
+    for name in ("Base", f"{model}_default", f"{model}_{dataset_id}"):
+        params |= sections.get(name, {})
+    return {**overridden(params, overrides or {}), "model": model, "dataset_id": dataset_id}
+
+
 def model_params(model: str | type, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Hyper-parameters of ``model`` on a data set, as FuxiCTR names them.
 

@@ -34,16 +34,36 @@ from ctr_pe.pe import (
 from ctr_pe.utils import plugins
 from ctr_pe.utils.errors import UserError
 
+TASKS = ("click", "next-item")
+"""What models answer: is an item clicked, or which of all items comes next?"""
 
-def model_class(name: str | type) -> Any:
+
+def models_of(task: str) -> Mapping[str, str]:
+    """The built-in models of a task, by the names that it has for them."""
+    from ctr_pe.model_zoo import MODELS
+    from ctr_pe.model_zoo.next_item import NEXT_ITEM_MODELS
+
+    return MODELS if task == "click" else NEXT_ITEM_MODELS
+
+
+def task_of(model: type) -> str:
+    """What a model answers."""
+    return getattr(model, "solves", "click")
+
+
+def registered_name(model: type) -> str:
+    """The name that a built-in model has in its task; of others that of the class."""
+    place = f"{model.__module__}:{model.__name__}"
+    return next((name for name, where in models_of(task_of(model)).items() if where == place), model.__name__)
+
+
+def model_class(name: str | type, task: str = "click") -> Any:
     """The class of a model, one of FuxiCTR's ``BaseModel``; a class is returned unchanged.
 
     Raises:
         UserError: no model has this name, or it is code that may not be imported (:mod:`ctr_pe.utils.plugins`).
     """
-    from ctr_pe.model_zoo import MODELS
-
-    return name if isinstance(name, type) else plugins.load("model", name, MODELS, base_model())
+    return name if isinstance(name, type) else plugins.load("model", name, models_of(task), base_model())
 
 
 def model_section(model: type) -> type[Section]:
@@ -145,8 +165,7 @@ def unread(model: str | type, encodings: Collection[str], params: Iterable[str],
 
 def origins(model: str, pe: str) -> dict[str, str]:
     """For each name of a run that is not built in: its class and the package that it comes from."""
-    from ctr_pe.model_zoo import MODELS
-
-    found = {model: plugins.origin("model", model, MODELS)}
+    built_in = {name: place for task in TASKS for name, place in models_of(task).items()}
+    found = {model: plugins.origin("model", model, built_in)}
     found |= {link: plugins.origin("encoding", link, {**REGISTRY, "native": ""}) for link in pe.split("+")}
     return {name: origin for name, origin in found.items() if origin is not None}

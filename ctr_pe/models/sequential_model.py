@@ -85,6 +85,8 @@ class SequentialModel(HistoryModel):
 
     solves = "next-item"
     """What its data sets ask (:class:`~ctr_pe.data.dataset.Dataset`)."""
+    other_fields: tuple[str, ...] = ()
+    """None: a next-item model reads histories alone."""
     causal = True
     """Whether the state at an item must not depend on later ones."""
 
@@ -277,16 +279,21 @@ class SequentialModel(HistoryModel):
     # Evaluation.
 
     @torch.inference_mode()
+    def recommend(self, batch: Mapping[str, Tensor], vectors: Tensor, count: int, filter_seen: bool) -> Ranking:
+        """The first ``count`` items, of vectors (V, any), after each history, with or without its own items."""
+        states: Tensor = self.forward(batch)["y_pred"]
+        return rank_items(states, vectors, None, self.seen(batch) if filter_seen else None, count)
+
+    @torch.inference_mode()
     def rank(self, batch: Mapping[str, Tensor], vectors: Tensor, count: int = 0) -> Ranking:
         """Rank all items, of vectors (V, any), for each row: its target's rank, and the first ``count`` items."""
         states: Tensor = self.forward(batch)["y_pred"]
         target = batch[self.group.target[0]].to(states.device)
-        return rank_items(states, vectors, self.item_numbers[target], self.seen(batch), count)
+        seen = self.seen(batch) if self.filter_seen else None
+        return rank_items(states, vectors, self.item_numbers[target], seen, count)
 
-    def seen(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor] | None:
-        """Row and number of the items in the histories of a batch, as far back as it has them, if they are left out."""
-        if not self.filter_seen:
-            return None
+    def seen(self, batch: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+        """Row and number of the items in the histories of a batch, as far back as it has them."""
         field = self.group.history[0]
         lengths, values = padded.history(batch, [field])
         rows = torch.arange(len(lengths)).repeat_interleave(lengths.cpu()).to(self.device)

@@ -306,6 +306,17 @@ class Encoder:
         counts = Counter({name: count for name, count in counts.items() if count or not name.startswith(MISSING)})
         return EncodedRequests(requests.height, scalars, lists, now, counts)
 
+    def of_users(self, users: pl.DataFrame, events: EncodedLog) -> EncodedRequests:
+        """The histories of users, a row each, at the time of the newest event: requests without an item.
+
+        Raises:
+            UserError: the column of users is missing, has nulls or another type.
+        """
+        counts: Counter[str] = Counter({"requests": users.height})
+        now = None if events.newest is None else np.full(users.height, events.newest)
+        lists = self._seen(users, events, None, counts, "users")
+        return EncodedRequests(users.height, {}, lists, now, counts)
+
     def one(
         self,
         history: Sequence[Any],

@@ -34,8 +34,8 @@ from ctr_pe.data.published.sets import SETS, original
 from ctr_pe.data.root import REPORT
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.models.groups import SizedGroup
-from ctr_pe.models.rank_model import RankModel
-from ctr_pe.models.sections import model_class, prefixes
+from ctr_pe.models.history_model import HistoryModel
+from ctr_pe.models.sections import model_class, prefixes, registered_name, task_of
 from ctr_pe.serving.encoder import ColumnNames, Encoder
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.training.source import DataSource
@@ -90,7 +90,8 @@ def scorer_of(model: Any, run: Run, source: DataSource, outcome: Outcome) -> Sco
     report = read_json(source.folder / REPORT, dict[str, Any]) if (source.folder / REPORT).is_file() else {}
     config = {
         "format": FORMAT,
-        "model": type(model).__name__,
+        "model": registered_name(type(model)),
+        **({"task": task} if (task := task_of(type(model))) != "click" else {}),
         "position_encoding": run.pe,
         "params": _parameters(model, run.params),
         "groups": [{key: getattr(group, key) for key in GROUP} for group in model.groups],
@@ -123,8 +124,8 @@ def keep_model(folder: Path, model: Any, run: Run, source: DataSource, outcome: 
 
     Models of FuxiCTR's form that are none of this package have a checkpoint only, which is said.
     """
-    if not isinstance(model, RankModel):
-        say(f"{type(model).__name__} is no RankModel: no model folder is written, only FuxiCTR's checkpoint")
+    if not isinstance(model, HistoryModel):
+        say(f"{type(model).__name__} is no HistoryModel: no model folder is written, only FuxiCTR's checkpoint")
         return
     write_model(folder, scorer_of(model, run, source, outcome))
 
@@ -160,18 +161,22 @@ def write_model(folder: str | Path, scorer: Scorer, histories: bool = True) -> N
         raise UserError(f"{folder}: {error.strerror or error}") from None
 
 
-def read_model(folder: str | Path, gpu: int = -1, model: type | None = None) -> Scorer:
+def read_model(folder: str | Path, gpu: int = -1, model: type | None = None, task: str = "click") -> Scorer:
     """The scorer of a model folder.
 
     Args:
         gpu: -1 for the CPU.
         model: the class of a model that is not one of this package's.
+        task: ``click`` or ``next-item``, what the caller asks.
 
     Raises:
-        UserError: no model folder, one of another format, or a file that is missing or damaged.
+        UserError: no model folder, one of another format or task, or a file that is missing or damaged.
     """
     folder = Path(folder)
     config = _manifest(folder)
+    if (found := config.get("task", "click")) != task:
+        how = "NextItemRanker" if found == "next-item" else "CTRRanker"
+        raise UserError(f"{folder}: a model of task {found}, not {task}: ctr_pe.{how}.load reads it")
     columns = read_json(folder / COLUMNS, ColumnNames)
     feature_map = read_feature_map(folder / FEATURES)
     vocabularies = read_json(folder / VOCABULARY, Vocabularies)
@@ -230,8 +235,8 @@ def vocabulary_hash(vocabularies: Mapping[str, Mapping[str, int]]) -> str:
 
 def rebuild(folder: Path, config: Mapping[str, Any], gpu: int, given: type | None) -> Any:
     """The model with initial weights; draws nothing from the caller's random numbers."""
-    cls = given or model_class(str(config["model"]))
-    if cls.__name__ != config["model"]:
+    cls = given or model_class(str(config["model"]), config.get("task", "click"))
+    if registered_name(cls) != config["model"]:
         raise UserError(f"{folder}: a model of class {config['model']}, not {cls.__name__}")
     groups, params = config["groups"], config["params"]
     for key in GROUP:

@@ -14,14 +14,15 @@ import numpy as np
 import polars as pl
 
 from ctr_pe.config.schema import ExperimentSection, check
-from ctr_pe.config.yaml import model_params
+from ctr_pe.config.yaml import load_json, model_params, next_item_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.description import description
+from ctr_pe.data.root import REPORT
 from ctr_pe.data.synthetic.built_in import DEFAULT, open_or_generate
 from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.models.sections import check_names, check_params, origins, unread
+from ctr_pe.models.sections import TASKS, check_names, check_params, model_class, origins, unread
 from ctr_pe.pe import check_encodings
-from ctr_pe.study import estimate, halving, runner, trials
+from ctr_pe.study import estimate, halving, next_item, runner, trials
 from ctr_pe.study.differences import settings
 from ctr_pe.study.halving import SEARCHED
 from ctr_pe.study.rendering import as_text, between, texts, write_texts
@@ -37,11 +38,14 @@ from ctr_pe.utils import distributed, loggers
 from ctr_pe.utils.devices import check_gpu
 from ctr_pe.utils.errors import UserError, counted, nearest, say
 
+DEFAULT_MODEL = {"click": "DIN", "next-item": "SASRec"}
+
 
 @dataclass(frozen=True)
 class Request:
     """What to run: every model with every encoding, or a suite.
 
+    ``task``: ``click`` or ``next-item`` (:mod:`ctr_pe.study.next_item`), of a suite its own; what models names mean.
     ``models`` and ``encodings`` select cells of a suite; ``dataset``, ``repeats``, ``protocol``, ``params``, ``tune``
     replace its values. None means the suite's value; without a suite, DIN with none and cape on the built-in set
     ``DEFAULT``, five seeds, heldout.
@@ -57,6 +61,7 @@ class Request:
     """
 
     suite: str | None = None
+    task: str | None = None
     models: Sequence[str] | None = None
     encodings: Sequence[str] | None = None
     dataset: str | None = None
@@ -94,6 +99,7 @@ def run(request: Request, stand_in: Train | None = None) -> int:
     stages: dict[Store, Sequence[Job]] = {}
     try:
         suite, rows = plan(request)
+        task = suite.task
         names = dict.fromkeys(cell.dataset for cell in rows)
         datasets = {name: find_dataset(name, request.data_root, suite.protocol) for name in names}
         first = next(iter(datasets.values())).dataset_id
@@ -117,12 +123,12 @@ def run(request: Request, stand_in: Train | None = None) -> int:
                 say(notice)
             _refuse_other_classes(one, of_stage, one.read())
         for model in dict.fromkeys(row.model for row in rows):
-            if line := unread(model, {row.pe: None for row in rows}, request.params, request.params):
+            if line := unread(model_class(model, task), {row.pe: None for row in rows}, request.params, request.params):
                 say(f"--set: {model}: {line}")
         _refuse_what_cannot_be_monitored(stages, datasets)
         _say_what_has_no_baseline([job.key for job in stages[store]], store.read())
         trials_by_cell, searched = tuning.by_cell, len(tuning.jobs)
-        if request.suite or (stand_in is None and not request.dry_run):
+        if task == "click" and (request.suite or (stand_in is None and not request.dry_run)):
             _refuse_unbuildable(suite.title, [*trials_by_cell, *by_cell], datasets)
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         at_once = request.jobs or (1 if request.gpu >= 0 else max(1, cores // request.threads))
@@ -141,6 +147,9 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             table = estimate.plan_table(f"{heading}, {workers} at once", planned, workers)
             print(as_text(table) if planned else f"{heading}: all are there already")
             return int(any(one.problem for one in planned))
+        for one in planned:
+            if one.problem and task != "click":
+                raise UserError(f"{one.cell}: {one.problem}")
         if any(one.estimate for one in planned):
             time = between(*estimate.total(planned, workers))
             how = f"{estimate.STEPS} measured steps of each model and encoding, extrapolated"
@@ -159,7 +168,11 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         for dataset in datasets.values():
             keep_rows(store, dataset)
         failed = runner.run_all(stages[store], store, trainer, workers)
-        _write_tables(store, suite if request.suite or tuning.rows else None, by_cell, tuning)
+        of_suite = suite if request.suite or tuning.rows else None
+        if task == "click":
+            _write_tables(store, of_suite, by_cell, tuning)
+        else:
+            _write_next_item_tables(store, of_suite, by_cell, datasets)
     except KeyboardInterrupt:
         finished = sum(len({job.key for job in of_stage} & one.read().keys()) for one, of_stage in stages.items())
         every = sum(map(len, stages.values()))
@@ -190,19 +203,26 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
         if key in request.params:
             raise UserError(f"--tune {key}: it is in --set too")
     if request.suite is None:
-        models = ["DIN"] if request.models is None else list(dict.fromkeys(request.models))
+        task = request.task or "click"
+        if task not in TASKS:
+            raise UserError(f"--task {task}: {nearest(task, TASKS)}")
+        if task != "click" and request.dataset is None:
+            raise UserError(f"--task {task} needs --dataset: one of `ctr-pe data build --protocol leave-one-out`")
+        models = [DEFAULT_MODEL[task]] if request.models is None else list(dict.fromkeys(request.models))
         encodings = ["none", "cape"] if request.encodings is None else list(dict.fromkeys(request.encodings))
         if not models or not encodings:
             raise UserError("--pe and --model need at least one name each")
         for pe in encodings:
             check_encodings(pe)
         for model in models:
-            check_params(model, request.params)
-            check_names(model, tune)
+            check_params(model_class(model, task), request.params)
+            check_names(model_class(model, task), tune)
         grid = Grid(models=models, encodings=encodings, datasets=[DEFAULT])
-        suite = Suite(title=f"{', '.join(models)} × {', '.join(encodings)}", grids=[grid])
+        suite = Suite(title=f"{', '.join(models)} × {', '.join(encodings)}", task=task, grids=[grid])
     else:
         suite = load_suite(request.suite)
+        if request.task not in (None, suite.task):
+            raise UserError(f"--task {request.task}: suite '{request.suite}' is of task {suite.task}")
     search = 0 if isinstance(request.tune, Mapping) else halving.budget(request.tune)
     every = cells(suite, request.dataset, request.params, tune)
     for cell in every if search else ():
@@ -216,6 +236,8 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
                 raise UserError(f"--{option} {name}: not in suite '{request.suite}': {nearest(name, known)}")
         found = [cell for cell in found if not names or getattr(cell, option) in names]
     protocol = request.protocol or suite.protocol
+    if suite.task != "click" and protocol != "heldout":
+        raise UserError(f"protocol '{protocol}': task {suite.task} has heldout alone: the epoch is chosen on valid")
     if protocol not in PROTOCOLS:
         raise UserError(f"protocol '{protocol}' is unknown: {nearest(protocol, PROTOCOLS)}")
     return suite.model_copy(update={"seeds": request.repeats or suite.seeds, "protocol": protocol}), found
@@ -227,9 +249,14 @@ def refuse_own_keys(option: str, params: Mapping[str, Any]) -> None:
         raise UserError(f"{option} {key}: {OWN_KEYS[key]}")
 
 
-def run_params(model: str, dataset_id: str, overrides: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def run_params(
+    model: str, dataset_id: str, overrides: Mapping[str, Any] | None = None, task: str = "click"
+) -> dict[str, Any]:
     """A model's packaged configuration with ``overrides``, without the keys that the benchmark sets itself. Metrics
     other than the default ones are measured beside these, which tables are made of."""
+    if task == "next-item":
+        params = next_item_params(model, dataset_id, overrides)
+        return {key: value for key, value in params.items() if key not in OWN_KEYS}
     params = model_params(model, dataset_id, overrides)
     named = params.get("metrics")
     if isinstance(named, list) and not {*map(str, named)} <= {*METRICS}:
@@ -248,17 +275,19 @@ def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
 
 def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: Store) -> list[Job]:
     """The cell's runs, one per seed, with hyper-parameters that were checked."""
-    params = run_params(cell.model, dataset.dataset_id, cell.overrides)
-    check_params(cell.model, params)
+    params = run_params(cell.model, dataset.dataset_id, cell.overrides, suite.task)
+    cls = model_class(cell.model, suite.task)
+    check_params(cls, params)
     jobs, code = [], hash_of(runner.made_by())
     varied = " ".join(f"{key}={value}" for key, value in cell.shown.items())
     device = "cuda" if request.gpu >= 0 else "cpu"
     for seed in range(request.seed, request.seed + suite.seeds):
-        same: dict[str, Any] = {"model": cell.model, "pe": cell.pe, "protocol": suite.protocol, "seed": seed}
+        same: dict[str, Any] = {"pe": cell.pe, "protocol": suite.protocol, "seed": seed}
         hashes: dict[str, Any] = {"config_hash": hash_of(params), "data_hash": dataset.data_hash}
-        key = RunKey(**same, **hashes, dataset=dataset.dataset_id, device=device)
+        key = RunKey(**same, **hashes, model=cell.model, dataset=dataset.dataset_id, device=device)
         run = Run(
             **same,
+            model=cell.model if suite.task == "click" else cls,
             dataset=dataset.path,
             params=params,
             gpu=request.gpu,
@@ -279,7 +308,7 @@ def _tuning(request: Request, suite: Suite, rows: Sequence[Cell], datasets: Mapp
     suite = suite.model_copy(update={"seeds": 1, "protocol": "heldout"})
 
     def params(row: Cell) -> dict[str, Any]:
-        return run_params(row.model, datasets[row.dataset].dataset_id, row.overrides)
+        return run_params(row.model, datasets[row.dataset].dataset_id, row.overrides, suite.task)
 
     @cache
     def job(trial: Cell) -> Job:
@@ -360,7 +389,25 @@ def keep_rows(store: Store, dataset: Dataset) -> None:
         splits=np.array([dataset.rows.get(split, 0) for split in ("train", "valid", "test")]),
         description=np.array(json.dumps(description(dataset))),
         click_rate=pl.scan_parquet(dataset.split("train")).select(pl.col(dataset.label).mean()).collect().item(),
+        **({"next_item": np.array(True)} if dataset.task == "next-item" else {}),
     )
+
+
+def _write_next_item_tables(
+    store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]], datasets: Mapping[str, Dataset]
+) -> None:
+    """The same of next-item runs."""
+    keys = {cell: [job.key for job in jobs] for cell, jobs in by_cell.items()}
+    protocols = {dataset.dataset_id: protocol_of(dataset) for dataset in datasets.values()}
+    for table in next_item.write_tables(store, suite, keys, protocols):
+        print(f"\n{as_text(table)}")
+    print(f"\n{store.path}: table.md, table.csv, table.tex, results.jsonl (one line per run)", flush=True)
+
+
+def protocol_of(dataset: Dataset) -> str:
+    """By which a log was made into a data set; empty if its report does not say."""
+    recipe = load_json(dataset.path / REPORT).get("recipe")
+    return str(recipe.get("protocol", "")) if isinstance(recipe, dict) else ""
 
 
 def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]], tuning: Trials) -> None:

@@ -59,7 +59,7 @@ class Setting:
 
 def settings(store: Store) -> list[Setting]:
     """One per model, data set, protocol, hyper-parameters and device; encodings in the order of ``ctr-pe list``."""
-    runs, failed = _by_setting(store.read()), _by_setting(store.failures())
+    runs, failed = by_setting(store.read()), by_setting(store.failures())
     alike = Counter(setting[:3] for setting in {**runs, **failed})
     statistics = {data: user_statistics(store, data) for data in {setting[4] for setting in {**runs, **failed}}}
     found = {
@@ -69,7 +69,7 @@ def settings(store: Store) -> list[Setting]:
     return [replace(one, title=_title(one, alike[name[:3]] > 1)) for name, one in found.items()]
 
 
-def _by_setting(results: Mapping[RunKey, Result]) -> dict[tuple[str, ...], dict[str, dict[int, Result]]]:
+def by_setting(results: Mapping[RunKey, Result]) -> dict[tuple[str, ...], dict[str, dict[int, Result]]]:
     found: dict[tuple[str, ...], dict[str, dict[int, Result]]] = {}
     for key, result in sorted(results.items(), key=lambda item: _order(item[0])):
         found.setdefault(key.setting, {}).setdefault(key.pe, {})[key.seed] = result

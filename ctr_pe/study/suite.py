@@ -75,6 +75,7 @@ class Suite(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str
+    task: Literal["click", "next-item"] = "click"
     protocol: Literal["heldout", "paper"] = "heldout"
     seeds: int = Field(default=5, ge=1, le=10_000, strict=True)
     published: str | None = None

@@ -95,7 +95,7 @@ def user_statistics(store: Store, data_hash: str) -> UserStatistics:
     """
     file = store.path / "users" / f"{data_hash}.npz"
     about = store.about(data_hash)
-    if not about.keys() >= {"labels", "users"}:
+    if not about.keys() >= {"labels", "users"} or "next_item" in about:  # whose scores are ranks
         return _read(file)
     try:
         kept = _read(file)

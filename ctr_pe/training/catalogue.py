@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from ctr_pe.data.dataset import ID, ITEMS, Dataset
+from ctr_pe.models.sections import task_of
 from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError, option
 
 
 def check_task(model: type, dataset: Dataset | None) -> None:
     """Raises UserError if the rows of a data set ask something else than a model answers."""
-    wanted = getattr(model, "solves", "click")
+    wanted = task_of(model)
     if dataset is None and wanted != "click":
         raise UserError(f"{model.__name__}: a next-item model needs a data set of `ctr-pe data build`")
     if dataset is not None and dataset.task != wanted:

@@ -34,6 +34,10 @@ class Popularity(SequentialModel):
     def states(self, items: Items, positions: Positions) -> tuple[Tensor, Losses]:
         return self.one.detach().expand(len(items.embedding), 1) + 0 * self.one, {}
 
+    def newest_states(self, items: Items, positions: Positions) -> Tensor:
+        """The same after an empty history."""
+        return torch.ones(len(positions.lengths), 1, device=positions.lengths.device)
+
     def set_catalogue(self, attributes: Any, frequency: Tensor) -> None:
         super().set_catalogue(attributes, frequency)
         assert self.output_table is not None
