@@ -8,6 +8,7 @@ B rows, V items, D width, K places of a list.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -50,7 +51,7 @@ def rank_items(
         scores = states[start : start + rows] @ items.T
         right = None if answers is None else answers[start : start + rows]
         kept = None if right is None else scores.gather(1, right.clamp(min=0).unsqueeze(1))
-        finite = scores.isfinite().all(1)
+        finite = scores.sum(1).isfinite()  # in a tenth of the time of looking at each
         if seen is not None and owner is not None:
             ends = torch.tensor([start, start + len(scores)], device=states.device)
             low, high = torch.searchsorted(owner.values, ends).tolist()
@@ -67,13 +68,19 @@ def _ranks(scores: Tensor, right: Tensor, kept: Tensor, finite: Tensor) -> Tenso
     known = right >= 0
     place = right.clamp(min=0).unsqueeze(1)
     scores.scatter_(1, place, torch.where(known.unsqueeze(1), kept, scores.gather(1, place)))
-    ranks = 1 + (scores > kept).sum(1)
-    tied = (scores == kept).sum(1) > 1
+    better = _count(torch.gt, scores, kept)
+    ranks, tied = 1 + better, _count(torch.ge, scores, kept) > better + 1
     if tied.any():
         smaller = torch.arange(scores.shape[1], device=scores.device) < place[tied]
         ranks[tied] += ((scores[tied] == kept[tied]) & smaller).sum(1)
     found = ranks.double().masked_fill(~known, torch.inf)
     return found.masked_fill(~finite, torch.nan)
+
+
+def _count(compare: Callable[..., Tensor], scores: Tensor, edge: Tensor) -> Tensor:
+    """(B,) of how many scores (B, V) it holds; numbers are added up several times as fast as truth values."""
+    holds = torch.empty_like(scores, dtype=torch.float32)
+    return compare(scores, edge, out=holds).sum(1).long()
 
 
 def _first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -82,7 +89,7 @@ def _first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return scores.new_empty(len(scores), 0, dtype=torch.int64), scores.new_empty(len(scores), 0)
     best, index = scores.topk(count, sorted=False)
     edge = best.amin(1, keepdim=True)
-    several = (scores >= edge).sum(1) > count  # torch chooses any of those that tie with the last one
+    several = _count(torch.ge, scores, edge) > count  # torch chooses any of those that tie with the last one
     if several.any():
         index[several] = scores[several].sort(dim=1, descending=True, stable=True).indices[:, :count]
     index = index.sort(1).values
