@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ctr_pe.pe import FROM_DATA, REGISTRY, build_pe, encoding_class, options_of
 from ctr_pe.testing import Batch, Harness, check_causal
+from ctr_pe.units.causality import keeps_causality
 
 # Sizes that tell the axes of a parameter apart.
 SIZES = {"D": 132, "d": 66, "d/2": 33, "H": 2, "K": 100, "T": 101, "P": 16}
@@ -27,8 +28,8 @@ read query for t and the offset between query and key for D_j.
 - **needs**: event times; or, to do all it can, the fields of the item embedding (`field_dims`).
 - **starts as none**: a new encoding changes nothing; what it does is learned.
 - **causal**: in causal self-attention no state sees a later item (all must; `ctr_pe.testing`).
-- **prefix**: states of causal self-attention stay as they are when items are appended, as next-item models that are
-  trained at all positions need.
+- **prefix**: states of causal self-attention stay as they are when items are appended, as
+  [next-item models](next_item.md) need; with `position_index=rank` and `kernel_anchor=start` all do.
 - **extrapolates**: histories longer than max_len, or than any in training.
 
 """
@@ -41,7 +42,7 @@ def encodings_page() -> str:
     for name in REGISTRY:
         cls = encoding_class(name)
         wants = ["event times"] * cls.about.needs_age + ["fields"] * bool(set(FROM_DATA) & set(options_of(cls)))
-        found = ["yes" if test(name) else "no" for test in (_starts_as_none, _is_causal, _keeps_prefixes)]
+        found = ["yes" if test(name) else "no" for test in (_starts_as_none, _is_causal, _is_prefix_stable)]
         cells = [f"`{name}`", cls.about.equation, _parameters(name), cls.about.cost, ", ".join(wants) or "–", *found]
         lines.append(_line([*cells, cls.about.extrapolates, cls.about.paper]))
     return HEAD + "\n".join(lines) + "\n"
@@ -79,12 +80,8 @@ def _is_causal(name: str) -> bool:
     return True
 
 
-def _keeps_prefixes(name: str) -> bool:
-    harness = Harness(partial(build_pe, name), "causal").eval()
-    whole = Batch.random([5, 5])
-    age = whole.age - whole.age[:, 2:3]  # the first three items, asked for at the time of the third
-    part = Batch(whole.target, whole.history[:, :3], whole.mask[:, :3], age[:, :3], whole.ids[:, [0, 1, 2, -1]])
-    return torch.allclose(harness(part)[1], harness(whole)[1][:, :3], rtol=0, atol=1e-9)
+def _is_prefix_stable(name: str) -> bool:
+    return keeps_causality(build_pe(name, SIZES["D"], SIZES["K"], SIZES["H"], position_dim=SIZES["P"]))
 
 
 if __name__ == "__main__":
