@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pyarrow.parquet as pq
 
@@ -72,15 +73,19 @@ def _write_log(users: int, log: Path, items: Path) -> None:
         pq.write_table(table, file)
 
 
-def csv(settings: Settings) -> Figure:
+def csv(settings: Settings, further: bool = False) -> Figure:
     """FuxiCTR's build_dataset over build_csv and the columns that training maps, on the same files.
 
+    ``further``: the five columns of ``FURTHER`` are beside user, item, category and their histories.
     The start of Ray is not counted, nor what FuxiCTR's loader does before its first batch.
     """
     count = settings.size(200_000, 2_000)
     raw = settings.folder / "raw"
     raw.mkdir()
     columns = data.padded_columns(data.draw(count))
+    if further:
+        draw = np.random.default_rng(1)
+        columns |= {column["name"]: draw.integers(0, 2000, count) for column in FURTHER}
     for split, part in {"train": slice(None), "valid": slice(count // 20), "test": slice(count // 20)}.items():
         _write_csv(raw / f"{split}.csv", {name: values[part] for name, values in columns.items()})
     made = {"ours": settings.folder / "ours", "theirs": settings.folder / "theirs"}
@@ -92,7 +97,7 @@ def csv(settings: Settings) -> Figure:
             "dataset_id": "amazon",
             "data_format": "csv",
             **{f"{split}_data": str(raw / f"{split}.csv") for split in ("train", "valid", "test")},
-            "feature_cols": [dict(column) for column in FEATURE_COLS],
+            "feature_cols": [dict(column) for column in [*FEATURE_COLS, *(FURTHER if further else [])]],
             "label_col": {"name": "label", "dtype": "float"},
             "group_id": "user_id",
             "min_categr_count": 1,
@@ -123,6 +128,12 @@ FEATURE_COLS: list[dict[str, Any]] = [
     {"name": ["item_id", "cate_id"], "active": True, "dtype": "str", "type": "categorical"},
     {"name": "item_history", "share_embedding": "item_id", "feature_encoder": None, **HISTORY},
     {"name": "cate_history", "share_embedding": "cate_id", "feature_encoder": None, **HISTORY},
+]
+OF_REQUEST: dict[str, Any] = {"active": True, "dtype": "str", "type": "categorical"}
+OF_NUMBER: dict[str, Any] = {"active": True, "dtype": "float", "type": "numeric", "normalizer": "StandardScaler"}
+FURTHER = [
+    *({"name": name, **OF_REQUEST} for name in ("hour", "device", "age_group")),
+    *({"name": name, **OF_NUMBER} for name in ("price", "discount")),
 ]
 
 

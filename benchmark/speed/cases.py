@@ -138,6 +138,10 @@ CASES = [
         for optimizer in ("lazy_adam", "rowwise_adagrad")
         for name, items in (("64k", 64_000), ("1m", 1_000_000), ("4m", 4_000_000))
     ),
+    *(
+        Case(f"columns.{model}", "training_steps:columns", "≤", 1.3, {"model": model, "further": 5})
+        for model in ENCODED
+    ),
     Case("loader.rows", "loader:rows", "≥", 30),
     Case("loader.bytes.disk", "loader:disk", "≥", 10),
     Case("loader.bytes.resident", "loader:resident", "≥", 10),
@@ -147,6 +151,7 @@ CASES = [
     Case("build.rows", "building:rows", "≥", 500_000),
     Case("build.memory", "building:memory_", "≤", 1.2),
     Case("build.csv", "building:csv", "≥", 20),
+    Case("build.csv.columns", "building:csv", "≥", 15, {"further": True}),
     Case("limit.DIN.default-allocator", "limit:arithmetic", "≤", 2, {"model": "DIN"}),
     Case("limit.DIN.tuned-allocator", "limit:arithmetic", "≤", 2, {"model": "DIN"}, allocator="tuned"),
     Case("growth.seconds", "growth:seconds", "≤", 1.2),

@@ -26,6 +26,7 @@ from ctr_pe.fuxictr.feature_specs import age_spec, history_spec, target_spec
 from ctr_pe.sequence.batch import JaggedBatch
 
 ITEMS, CATEGORIES, MAX_LEN = 63_000, 800, 100  # besides the ids for padding and unseen values
+FURTHER = 50  # values of each further field
 TARGET, HISTORY, AGE = ("item_id", "cate_id"), ("item_history", "cate_history"), "age_history"
 DAY = 86_400
 Ints = npt.NDArray[np.int64]
@@ -77,8 +78,11 @@ def category(items: Ints) -> Ints:
     return 1 + category_of(items, CATEGORIES)
 
 
-def write(folder: Path, rows: Rows, ages: bool = False, times: int = 1, items: int = ITEMS) -> Dataset:
-    """A data set of this package with ``rows``, written ``times`` times over, to train on; ``items``: known ids."""
+def write(
+    folder: Path, rows: Rows, ages: bool = False, times: int = 1, items: int = ITEMS, further: int = 0
+) -> Dataset:
+    """A data set of this package with ``rows``, written ``times`` times over, to train on; ``items``: known ids;
+    ``further``: so many fields more, of 8 numbers, in target and history."""
     features: dict[str, dict[str, Any]] = {
         "user_id": {"type": "meta"},
         "item_id": target_spec(items),
@@ -86,16 +90,20 @@ def write(folder: Path, rows: Rows, ages: bool = False, times: int = 1, items: i
         "item_history": history_spec("item_id", items, MAX_LEN),
         "cate_history": history_spec("cate_id", CATEGORIES, MAX_LEN),
     } | ({AGE: age_spec(MAX_LEN)} if ages else {})
-    whole = table(rows, ages)
+    names = {f"field_{k}": f"field_{k}_history" for k in range(further)}
+    for name, history in names.items():
+        features[name] = target_spec(FURTHER) | {"embedding_dim": 8}
+        features[history] = history_spec(name, FURTHER, MAX_LEN) | {"embedding_dim": 8}
+    whole = table(rows, ages, further)
     with DatasetWriter(folder) as writer:
         for _ in range(times):
             writer.add("train", whole)
         writer.add("test", whole[:2])
-        groups = [Group(TARGET, HISTORY, AGE if ages else None)]
+        groups = [Group((*TARGET, *names), (*HISTORY, *names.values()), AGE if ages else None)]
         return writer.finish(Content("label", "user_id", features, groups, vocabs={}, report={}))
 
 
-def table(rows: Rows, ages: bool = False) -> pa.Table:
+def table(rows: Rows, ages: bool = False, further: int = 0) -> pa.Table:
     """The rows as this package stores them: lists as long as the histories."""
 
     def history(values: Ints) -> pa.Array:
@@ -109,6 +117,9 @@ def table(rows: Rows, ages: bool = False) -> pa.Table:
         "item_history": history(rows.items),
         "cate_history": history(category(rows.items)),
     }
+    for k in range(further):
+        columns[f"field_{k}"] = (1 + rows.item // (k + 1) % FURTHER).astype(np.int32)
+        columns[f"field_{k}_history"] = history(1 + rows.items // (k + 1) % FURTHER)
     return pa.table(columns | ({AGE: history(rows.ages)} if ages else {}))
 
 

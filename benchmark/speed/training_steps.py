@@ -76,6 +76,21 @@ def lazy_tables(settings: Settings, table_optimizer: str, items: int) -> Figure:
     return timed.speedup("Adam", batch_size=size, items=items)
 
 
+def columns(settings: Settings, model: str, further: int) -> Figure:
+    """A step with ``further`` fields of 8 numbers in target and history over one without them."""
+    size = _size(settings)
+    rows, calls, arithmetic = data.draw(4 * size), [], []
+    for count in (further, 0):
+        dataset = data.write(settings.folder / f"amazon_{count}", rows, further=count)
+        own = models.ours(model, dataset, settings.gpu)
+        batches, _ = _batches(dataset, own, size)
+        calls.append(models.steps(own, batches))
+        arithmetic.append(multiply_adds(own, batches[0]))
+    say(f"{model} with {further} further fields, batches of {size} rows, against none")
+    timed = alternate(calls[0], calls[1], settings.size(31, settings.repeats), wait=models.wait(settings.gpu))
+    return timed.overhead("none", batch_size=size, multiply_adds=arithmetic[0] / arithmetic[1])
+
+
 def multiply_adds(model: Any, batch: Mapping[str, torch.Tensor]) -> int:
     """Of one training step, counted in its matrix products."""
     counter = FlopCounterMode(display=False)
