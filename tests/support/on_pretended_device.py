@@ -413,7 +413,8 @@ def assert_records(name: str, pe: str, folder: Path) -> None:
 
 
 @pytest.mark.slow
-def test_a_second_trial_of_tune(tmp_path: Path) -> None:
+def test_a_second_trial_of_tune(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)  # where steps are timed
     generate(tmp_path / "small", users=20, valid_users=10, test_users=10, items=50, categories=5)
     small = {"embedding_dim": 4, "attention_hidden_units": [4], "dnn_hidden_units": [4], "epochs": 1, "batch_size": 50}
     space = {"learning_rate": [0.01, 0.001], "position_dim": None, "attention_dropout": None, "net_dropout": None}
