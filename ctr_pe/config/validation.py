@@ -133,7 +133,7 @@ def check_suite(content: Mapping[str, Any], root: Path) -> Iterator[str]:
         return
     if suite.published is not None and suite.published not in packaged_yaml("published"):
         yield f"'published': there is no '{suite.published}': {nearest(suite.published, packaged_yaml('published'))}"
-    for cell in [trial for row in cells(suite) for trial in row.trials()]:
+    for cell in [row.with_chosen(one) for row in cells(suite) for one in row.combinations()]:
         try:
             params = model_params(cell.model, cell.dataset, cell.overrides)
         except UserError as error:

@@ -226,7 +226,7 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
     search = 0 if isinstance(request.tune, Mapping) else halving.budget(request.tune)
     every = cells(suite, request.dataset, request.params, tune)
     for cell in every if search else ():
-        if key := next((key for key in {**cell.tune, **cell.varied} if key in cell.tune or key in SEARCHED), None):
+        for key in [*cell.tune, *(key for key in cell.varied if key in SEARCHED)]:
             raise UserError(f"--tune {request.tune}: the suite has values of '{key}' of its own: --tune '{key}=[…]'")
     found = every = [replace(cell, search=search) for cell in every]
     for option, names in {"model": request.models, "pe": request.encodings}.items():
@@ -354,6 +354,7 @@ def _refuse_what_cannot_be_monitored(stages: Mapping[Store, Sequence[Job]], data
     """Of rows that cannot select an epoch it is said once, not by every run."""
     of_path, checked = {dataset.path: dataset for dataset in datasets.values()}, list[Any]()
     for run in [job.run for jobs in stages.values() for job in jobs]:
+        assert isinstance(run.dataset, Path)
         dataset = of_path[run.dataset]
         file, user = dataset.split(PROTOCOLS[run.protocol][1]), run.params.get("group_id") or dataset.group_id
         asked = (str(file), dataset.label, user, run.params.get("monitor", "AUC"))

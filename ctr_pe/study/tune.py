@@ -92,7 +92,12 @@ def tune(
         say(f"{done} of {trials} trials are there already")
     try:
         if train is None and done < trials:
-            own = {"seed": search.seed, "params": search.params, "gpu": search.gpu, "threads": search.threads}
+            own: dict[str, Any] = {
+                "seed": search.seed,
+                "params": search.params,
+                "gpu": search.gpu,
+                "threads": search.threads,
+            }
             seconds = measure(Run(search.model, search.dataset.path, search.pe, **own)).seconds
             time = between(*(part * (trials - done) for part in seconds))
             say(f"estimated time: {time} (measured steps, extrapolated; less as trials are pruned)")
