@@ -25,7 +25,7 @@ from ctr_pe.commands import (
     validate,
 )
 from ctr_pe.commands import list as list_
-from ctr_pe.commands.options import Parser, add_command
+from ctr_pe.commands.options import Parser, add_command, exit_codes
 from ctr_pe.utils.allocator import keep_memory
 from ctr_pe.utils.errors import exit_code
 
@@ -53,18 +53,22 @@ def _parser() -> Parser:
     parser = Parser(
         prog="ctr-pe",
         description="Position encodings for click-through-rate models that attend from a target to a user's history.",
-        epilog="""examples:
+        epilog=f"""examples:
   ctr-pe benchmark                                        DIN with none and cape on built-in data, five seeds
   ctr-pe list                                             models, encodings, data sets
   ctr-pe benchmark --pe none,rope,cape --dataset amazon_sports --out results/sports
   ctr-pe data build --help                                how your own log becomes a data set
-""",
+
+{exit_codes({1: "something failed; the help of a command says what"})}""",
     )
     parser.add_argument("--version", action="version", version=f"ctr-pe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
     for command in (benchmark, recommend, report, tune, draw, export, list_, validate):
         add_command(commands, command)
-    data = commands.add_parser("data", help="build or fetch data sets", description="Build or fetch data sets.")
+    examples = "examples:\n  ctr-pe data check log.csv\n  ctr-pe data build --help"
+    codes = exit_codes(data_check.EXIT_CODES)
+    about = {"description": "Build or fetch data sets.", "epilog": f"{examples}\n\n{codes}"}
+    data = commands.add_parser("data", help="build or fetch data sets", **about)
     of_data = data.add_subparsers(metavar="COMMAND", required=True, title="commands")
     for command in (data_build, data_check, data_fetch, data_generate, data_convert):
         add_command(of_data, command)

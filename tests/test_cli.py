@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -11,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from ctr_pe import __version__
+from ctr_pe import __version__, cli
 from ctr_pe.cli import main
 from ctr_pe.reporting.figures.runs import Wanted
 from ctr_pe.study.benchmark import Request, plan
@@ -79,6 +81,17 @@ def test_help_and_list_import_nothing_heavy(argv: list[str], tmp_path: Path) -> 
     assert code == 0
     assert imported == []
     assert ended.stdout
+
+
+def test_every_help_has_an_example_and_the_exit_codes() -> None:
+    parsers = [cli._parser()]
+    for parser in parsers:  # grows
+        of = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        parsers += [command for action in of for command in action.choices.values()]
+        text = parser.format_help()
+        assert re.search(r"^examples:\n  ctr-pe ", text, re.MULTILINE), parser.prog
+        assert re.search(r"^exit codes:\n  0    done$", text, re.MULTILINE), parser.prog
+    assert len(parsers) >= 18
 
 
 def test_importing_the_package_imports_nothing_heavy() -> None:

@@ -1,7 +1,7 @@
 """Every block of code in README, CONTRIBUTING and docs/ is run, or checked as far as it can be; none is passed over.
 
-- ``python``: the blocks of a page are run as one script, in a folder of its own. Those of README.md run in
-  ``test_readme.py``, one by one, and the one that serves a file without torch in ``tests/serving/test_export.py``.
+- ``python``: the blocks of a page are run as one script, in a folder of its own. That of README.md runs in
+  ``test_readme.py``, and the one that serves a file without torch in ``tests/serving/test_export.py``.
   FuxiCTR's ``grid_search`` (docs/fuxictr.md) is not started: it would train 24 models.
 - ``yaml``: checked as ``ctr-pe validate`` does.
 - ``bash``, line by line. Run: ``ctr-pe data build`` on a small log, ``data generate`` of a small share,
@@ -36,6 +36,7 @@ import pytest
 from ctr_pe import cli
 from ctr_pe.config.validation import check
 from ctr_pe.data.synthetic.built_in import BUILT_IN, DEFAULT
+from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.study.rendering import GAUC
 
 CHECKOUT = Path(__file__).resolve().parents[1]
@@ -69,6 +70,11 @@ def lines_of(language: str) -> list[Any]:
         for line in block.code.splitlines()
         if line.strip()
     ]
+
+
+def config_of_readme() -> str:
+    (config,) = (block.code for block in blocks_of("README.md") if block.language == "yaml")
+    return config
 
 
 def test_every_block_says_what_it_is() -> None:
@@ -113,6 +119,9 @@ def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytes
     script.write_text("\n".join(code for code in scripts if "import onnxruntime" not in code))
     if page == "docs/pipeline.md":
         trained(tmp_path)
+    if page == "docs/fuxictr.md":
+        generate(tmp_path / "data" / "synthetic", **SMALL)
+        (tmp_path / "experiment.yaml").write_text(config_of_readme())
     monkeypatch.chdir(tmp_path)
     runpy.run_path(str(script))
     for (folder,), named in started:
@@ -195,8 +204,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, my_pkg_forgotten: No
     (tmp_path / "my_pkg" / "recency.py").write_text(RECENCY)
     (tmp_path / "my_pkg" / "models.py").write_text("from ctr_pe.model_zoo import DIN\n\nclass MyDIN(DIN):\n    pass\n")
     (tmp_path / "mine.yaml").write_text(SUITE)
-    (config,) = (block.code for block in blocks_of("README.md") if block.language == "yaml")
-    (tmp_path / "experiment.yaml").write_text(config)
+    (tmp_path / "experiment.yaml").write_text(config_of_readme())
     (tmp_path / "config").symlink_to(CHECKOUT / "config")
     monkeypatch.chdir(tmp_path)
     return tmp_path

@@ -1,4 +1,4 @@
-"""The README's code runs as it stands."""
+"""The README is one page, its code runs as it stands, and its numbers are those of the published runs."""
 
 from __future__ import annotations
 
@@ -6,32 +6,33 @@ import re
 import runpy
 from pathlib import Path
 
-import numpy as np
-import polars as pl
 import pytest
 
-from ctr_pe.data.synthetic.bursts import generate
+INTERVAL = r"[+−]\.\d{4} \[[+−]\.\d{4}, [+−]\.\d{4}\]"
 
 
 @pytest.fixture(scope="module")
-def blocks(checkout: Path) -> dict[str, list[str]]:
+def text(checkout: Path) -> str:
+    return (checkout / "README.md").read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def blocks(text: str) -> dict[str, list[str]]:
     """Language -> code blocks, in order."""
     found: dict[str, list[str]] = {}
-    text = (checkout / "README.md").read_text(encoding="utf-8")
     for language, code in re.findall(r"^```(\w+)\n(.*?)^```", text, re.DOTALL | re.MULTILINE):
         found.setdefault(language, []).append(code)
     return found
 
 
-def run(code: str, folder: Path) -> dict[str, object]:
-    file = folder / "readme.py"
-    file.write_text(code)
-    return runpy.run_path(str(file))
-
-
-def test_every_python_block_is_run_below(blocks: dict[str, list[str]]) -> None:
-    assert len(blocks["python"]) == 3
-    assert len(blocks["yaml"]) == 1
+def test_it_is_one_page(text: str, blocks: dict[str, list[str]]) -> None:
+    assert len(text.splitlines()) <= 120
+    assert {language: len(found) for language, found in blocks.items()} == {
+        "bash": 2,
+        "text": 1,
+        "python": 1,
+        "yaml": 1,
+    }
 
 
 def test_the_first_two_bash_blocks_install_and_run(blocks: dict[str, list[str]]) -> None:
@@ -41,38 +42,32 @@ def test_the_first_two_bash_blocks_install_and_run(blocks: dict[str, list[str]])
     assert all("pip install -q -c constraints.txt" in block for block in (first, second))
 
 
-def test_one_encoding_in_your_own_model(blocks: dict[str, list[str]], tmp_path: Path) -> None:
-    names = run(blocks["python"][0], tmp_path)
-    assert names["interest"].shape == (32, 128)  # type: ignore[attr-defined]
-    assert names["weights"].shape == (32, 100)  # type: ignore[attr-defined]
+def test_its_numbers_are_those_of_the_runs(text: str, blocks: dict[str, list[str]], checkout: Path) -> None:
+    """Each gain stands in the evidence, in a row of its model and log; the output in the table of those runs."""
+    evidence = (checkout / "docs" / "evidence.md").read_text(encoding="utf-8")
+    logs = {"purchases": "amazon_sports", "impressions": "kuairand_pure", "built-in": "synthetic_context"}
+    rows = re.findall(rf"^\| (\w+) \| ([\w-]+)(.*{INTERVAL}.*)$", text, re.MULTILINE)
+    assert len(rows) >= 6
+    for model, log, gains in rows:
+        published = re.findall(rf"^\| {model} on {logs[log]} \|.*$", evidence, re.MULTILINE)
+        assert [gain for gain in re.findall(INTERVAL, gains) if gain not in "".join(published)] == []
+    assert len(re.findall(INTERVAL, text)) == sum(len(re.findall(INTERVAL, gains)) for *_, gains in rows)
+    table = (checkout / "benchmark" / "results" / "DIN-synthetic_context" / "table.md").read_text(encoding="utf-8")
+    numbers = re.findall(r"\d\.\d{4}(?: ± \d\.\d{4})?", blocks["text"][0])
+    assert len(numbers) >= 6
+    assert [number for number in numbers if number not in table] == []
 
 
-def test_from_a_fuxictr_config(
+def test_from_a_table_to_ranked_candidates(
     blocks: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    generate(tmp_path / "data" / "synthetic", users=60, valid_users=30, test_users=30)
-    (tmp_path / "experiment.yaml").write_text(blocks["yaml"][0])
-    monkeypatch.chdir(tmp_path)
-    run(blocks["python"][1], tmp_path)
-    assert "gAUC" in capsys.readouterr().out
-
-
-def test_from_a_log_to_ranked_candidates(
-    blocks: dict[str, list[str]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code = blocks["python"][2]
+    (code,) = blocks["python"]
     assert len([line for line in code.splitlines() if line.strip()]) <= 20
-    draw = np.random.default_rng(0)
-    log = pl.DataFrame({"user_id": draw.integers(0, 40, 800), "item_id": draw.integers(0, 60, 800)})
-    log = log.with_columns(timestamp=pl.int_range(pl.len()) + 1_700_000_000)
-    items = pl.DataFrame({"item_id": range(60), "cate_id": [i % 7 for i in range(60)]})
-    candidates = pl.DataFrame({"user_id": range(40)}).join(items.select("item_id"), how="cross")
-    named = {"log": log, "items": items, "candidates": candidates, "today": log.tail(50)}
-    for name, table in named.items():
-        table.write_parquet(tmp_path / f"{name}.parquet")
+    file = tmp_path / "readme.py"
+    file.write_text(code)
     monkeypatch.chdir(tmp_path)
-    ranker = run(code, tmp_path)["ranker"]
-    ranked = ranker.rank(None, candidates, k=10)  # type: ignore[attr-defined]
+    names = runpy.run_path(str(file))
+    ranked = names["load"]("model/").rank(None, names["candidates"], k=5)
     assert ranked.columns == ["user_id", "item_id", "score", "rank"]
-    assert ranked.height == 400
+    assert ranked["rank"].to_list() == [1, 2, 3, 4, 5]
     assert "gAUC" in capsys.readouterr().out

@@ -4,7 +4,7 @@ Train every model with every encoding over several seeds, and print one table: m
 deviation, and the difference to none with an interval for other users and newly trained runs. At one
 seed all encodings start from the same backbone weights and see the same batches. Finished runs are
 kept in OUT/results.jsonl; calling again with the same OUT runs only what is missing, from the last
-epoch of a run that was stopped or killed. Exit code 1 says that runs have failed.
+epoch of a run that was stopped or killed.
 
 examples:
   ctr-pe benchmark
@@ -26,6 +26,8 @@ from pathlib import Path
 from typing import Any
 
 from ctr_pe.commands.options import Parser, class_names, count, dataset_option, number, overrides, training_options
+
+EXIT_CODES = {1: "some runs failed, or in a dry run would fail; the others are kept"}
 
 
 def add_options(parser: Parser) -> None:

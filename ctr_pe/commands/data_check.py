@@ -2,7 +2,7 @@
 
 Look at a log as `ctr-pe data build` would read it, and write nothing: per column what it is read as and
 what is missing, the first rows as read, times, ties, repeated rows, users and items by their events, labels, columns
-that nothing reads, and every error that a build would end with; the exit code is then 1. Without --protocol, it is
+that nothing reads, and every error that a build would end with. Without --protocol, it is
 impressions where the file has the label column, else din.
 
 examples:
@@ -18,6 +18,8 @@ from pathlib import Path
 
 from ctr_pe.commands import data_build
 from ctr_pe.commands.options import Parser, count
+
+EXIT_CODES = {1: "the log has errors that a build would end with"}
 
 
 def add_options(parser: Parser) -> None:

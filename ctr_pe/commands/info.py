@@ -1,6 +1,9 @@
 """``ctr-pe info``: versions, threads, compiler, kernels.
 
 Versions, threads, C compiler and kernels in use.
+
+examples:
+  ctr-pe info
 """
 
 from __future__ import annotations

@@ -1,6 +1,10 @@
 """``ctr-pe list``: models, encodings, data sets.
 
 List models, encodings and data sets.
+
+examples:
+  ctr-pe list
+  ctr-pe list --data-root /data/sets
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NoReturn
@@ -14,6 +14,8 @@ from ctr_pe.utils import plugins
 from ctr_pe.utils.errors import UserError, nearest
 from ctr_pe.utils.names import check_new_path
 
+EXIT_CODES = {0: "done", 2: "a mistake in what was given, in one line", 130: "stopped by Ctrl-C"}
+"""What the exit codes of every command mean; a command's module has its own in ``EXIT_CODES``."""
 WRITTEN = ("--data-root", "--out", "--output")
 """Options whose paths commands write to: they are checked before any work."""
 
@@ -71,11 +73,18 @@ def add_command(commands: argparse._SubParsersAction[Parser], module: ModuleType
     title, _, text = (module.__doc__ or "").partition("\n\n")
     name, _, summary = title.removesuffix(".").partition("``: ")
     description, sign, examples = text.partition("\n\nexamples:\n")
-    texts: dict[str, Any] = {"help": summary, "description": description.rstrip(), "epilog": sign.lstrip() + examples}
+    epilog = f"{(sign + examples).strip()}\n\n{exit_codes(getattr(module, 'EXIT_CODES', {}))}"
+    texts: dict[str, Any] = {"help": summary, "description": description.rstrip(), "epilog": epilog}
     parser = commands.add_parser(name.split()[-1], **texts)
     module.add_options(parser)
     plugins_option(parser)
     parser.set_defaults(run=module.run)
+
+
+def exit_codes(own: Mapping[int, str]) -> str:
+    """What a help says about exit codes: a line each, ``own`` beside those of all commands."""
+    codes = sorted({**EXIT_CODES, **own}.items())
+    return "\n".join(["exit codes:", *(f"  {code:<3}  {meaning}" for code, meaning in codes)])
 
 
 def plugins_option(parser: Parser) -> None:

@@ -2,7 +2,10 @@
 
 Check a YAML file against the signatures that will read it, and run nothing: a model config of
 FuxiCTR's form, a dataset config, a recipe, a benchmark suite, or a config of FuxiCTR's tuner. Unknown keys, values of
-the wrong type and combinations that no model can be built with are one line each, and the exit code is 2.
+the wrong type and combinations that no model can be built with are one line each.
+
+examples:
+  ctr-pe validate experiment.yaml
 """
 
 from __future__ import annotations
@@ -12,6 +15,8 @@ from pathlib import Path
 
 from ctr_pe.commands.options import Parser, data_root_option
 from ctr_pe.utils.errors import say
+
+EXIT_CODES = {2: "the file has mistakes, one line each"}
 
 
 def add_options(parser: Parser) -> None:
