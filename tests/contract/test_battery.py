@@ -18,18 +18,15 @@ from ctr_pe.testing import CHECKS, UNITS, UNITS_OF, check_pe, checks
 from tests.support.encoding_cases import CASES, NAMES, factory
 
 PAIRS = [(unit, check) for check in CHECKS for unit in UNITS_OF.get(check, UNITS)]
-UNITS_FIRST = sorted(CHECKS, key=UNITS_OF.__contains__)  # checks of all units first: each variant meets each unit
+UNITS_FIRST = sorted(CHECKS, key=UNITS_OF.__contains__)  # checks of all units first: each encoding meets each unit
 CELLS = [
-    pytest.param(
-        case, unit, check, marks=[] if case in NAMES or unit == units[(row + column) % len(units)] else pytest.mark.slow
-    )
+    pytest.param(case, unit, check, marks=[] if unit == units[(row + column) % len(units)] else pytest.mark.slow)
     for row, case in enumerate(CASES)
     for column, check in enumerate(UNITS_FIRST)
     for units in [UNITS_OF.get(check, UNITS)]
     for unit in units
 ]
-"""Every encoding with every check and unit; of its variants, every two of variant, check and unit together. The others
-are slow, because they are many."""
+"""Every two of encoding (and variant of one), check and unit together; the other cells are slow, because they are many."""
 
 
 @pytest.mark.parametrize(("case", "unit", "check"), CELLS)
@@ -50,10 +47,11 @@ def test_no_check_ends_without_having_checked(unit: str, check: str) -> None:
         CHECKS[check](IsNoNumber, unit)
 
 
-def test_every_two_of_variant_check_and_unit_meet_in_fast_tests() -> None:
+def test_every_two_of_encoding_check_and_unit_meet_in_fast_tests() -> None:
     fast = [cell.values for cell in CELLS if not cell.marks]
     assert {(case, check) for case, _, check in fast} == {(case, check) for case in CASES for check in CHECKS}
     assert {(case, unit) for case, unit, _ in fast} == {(case, unit) for case in CASES for unit in UNITS}
+    assert {(unit, check) for case, unit, check in fast if case in NAMES} == set(PAIRS)
     assert {(unit, check) for case, unit, check in fast if case not in NAMES} == set(PAIRS)
     assert {cell.values for cell in CELLS} == {(case, *pair) for case in CASES for pair in PAIRS}
 
@@ -157,23 +155,36 @@ class CeilNaN(PositionEncoding):
 
 
 @pytest.mark.parametrize(
-    ("broken", "message"),
+    ("broken", "check", "message"),
     [
-        (FutureHasGates, "causality"),
-        (CountsSlots, "padding"),
-        (NoClamp, "out of range"),
-        (MixesRows, "batch"),
-        (SeesTheFuture, "padding|causality"),
-        (SeesLaterTimes, "causality"),
-        (CountsQueries, "newest item alone"),
-        (WrongGradient, "gradients"),
-        (WrongInOneEntry, "gradients"),
-        (CeilNaN, "padding|empty"),
+        (FutureHasGates, "causality", "causality"),
+        (CountsSlots, "padding", "padding"),
+        (NoClamp, "history longer than the table", "out of range"),
+        (MixesRows, "batch", "batch"),
+        (SeesTheFuture, "causality", "causality"),
+        (SeesLaterTimes, "causality", "causality"),
+        (CountsQueries, "newest item alone", "newest item alone"),
+        (WrongGradient, "gradients", "gradients"),
+        (WrongInOneEntry, "gradients", "gradients"),
+        (CeilNaN, "empty history", "empty"),
     ],
 )
-def test_battery_catches(broken: Callable[[int, int, int], PositionEncoding], message: str) -> None:
+def test_battery_catches(broken: Callable[[int, int, int], PositionEncoding], check: str, message: str) -> None:
+    calls = [call for name, _, call in checks(broken) if name == check]
     with pytest.raises(AssertionError, match=message):
-        check_pe(broken)
+        for call in calls:
+            call()
+
+
+def test_check_pe_runs_all_checks_and_stops_at_the_first_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    ran: list[tuple[str, str]] = []
+    for name in CHECKS:
+        monkeypatch.setitem(CHECKS, name, lambda _, unit, name=name: ran.append((unit, name)))
+    check_pe(IsNoNumber)
+    assert ran == PAIRS
+    monkeypatch.undo()
+    with pytest.raises(AssertionError, match="padding"):
+        check_pe(CountsSlots)
 
 
 def test_battery_asks_for_an_encoding() -> None:
