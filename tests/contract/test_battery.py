@@ -26,7 +26,7 @@ CELLS = [
     for units in [UNITS_OF.get(check, UNITS)]
     for unit in units
 ]
-"""Every two of encoding (and variant of one), check and unit together; the other cells are slow, because they are many."""
+"""By default every two of encoding (or variant of one), check and unit; the other cells are slow: they are many."""
 
 
 @pytest.mark.parametrize(("case", "unit", "check"), CELLS)
@@ -172,8 +172,7 @@ class CeilNaN(PositionEncoding):
 def test_battery_catches(broken: Callable[[int, int, int], PositionEncoding], check: str, message: str) -> None:
     calls = [call for name, _, call in checks(broken) if name == check]
     with pytest.raises(AssertionError, match=message):
-        for call in calls:
-            call()
+        [call() for call in calls]
 
 
 def test_check_pe_runs_all_checks_and_stops_at_the_first_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:

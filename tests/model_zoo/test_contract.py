@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import deepcopy
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -24,22 +24,42 @@ FOR_POOLING = {
     "pdm": {"table", "query.weight", "key.weight"},
 }
 """Parameters that act on pooled values. DIEN pools none: it takes target attention's weights and nothing else."""
-pytestmark = [pytest.mark.parametrize("encoding", ENCODINGS), pytest.mark.parametrize("name", MODELS)]
+
+
+PAIRS = [(name, encoding) for name in MODELS for encoding in ENCODINGS]
+
+
+def turn(name: str, encoding: str) -> int:
+    return [*MODELS].index(name) + ENCODINGS.index(encoding)
+
+
+def every_second(first: int) -> pytest.MarkDecorator:
+    """All pairs, by default every second: each test meets each model and each encoding, and each pair is met by half of
+    the tests. The other pairs are slow, because they are many."""
+    marks = [[] if turn(*pair) % 2 == first else [pytest.mark.slow] for pair in PAIRS]
+    cells = [pytest.param(*pair, marks=marked) for pair, marked in zip(PAIRS, marks, strict=True)]
+    return pytest.mark.parametrize(("name", "encoding"), cells)
 
 
 @cache
-def _built(folder: Path, name: str, **params: Any) -> tuple[Any, torch.Tensor]:
-    return build(name, folder, **params), torch.get_rng_state()
+def _built(folder: Path, name: str, encoding: str, **params: Any) -> tuple[Any, torch.Tensor]:
+    model = build(name, folder, position_encoding=encoding, learning_rate=0.05, **params)
+    return model, torch.get_rng_state()
 
 
 @pytest.fixture
-def fresh(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
-    """``fresh(name, **params)`` is a model that was just built. Each is built once and then copied; the random stream
-    goes on where building it left off."""
-    folder = tmp_path_factory.getbasetemp()
+def built(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., tuple[Any, torch.Tensor]]:
+    """``built(name, encoding, **params)`` is a model, only to be read, and the random stream's state after it."""
+    return partial(_built, tmp_path_factory.getbasetemp())
 
-    def copied(name: str, **params: Any) -> Any:
-        model, state = _built(folder, name, **params)
+
+@pytest.fixture
+def fresh(built: Callable[..., tuple[Any, torch.Tensor]]) -> Callable[..., Any]:
+    """``fresh(name, encoding, **params)`` is a model that was just built: each is built once, then copied. The random
+    stream goes on where building it left off."""
+
+    def copied(name: str, encoding: str, **params: Any) -> Any:
+        model, state = built(name, encoding, **params)
         torch.set_rng_state(state)
         return deepcopy(model)
 
@@ -59,11 +79,15 @@ def randomised(model: Any) -> Any:
 LAYOUTS: list[dict[str, Any]] = [{"slots": 11}, {"left": True}, {"left": True, "slots": 9}]
 
 
-@pytest.mark.parametrize("everything", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("name", "encoding", "everything"),
+    [(*pair, False) for pair in PAIRS if turn(*pair) % 2 == 0]
+    + [pytest.param(*pair, True, marks=pytest.mark.slow) for pair in PAIRS],
+)
 def test_padding_changes_nothing(name: str, encoding: str, everything: bool, fresh: Callable[..., Any]) -> None:
-    """By default one layout and one mode: every two of model, encoding, layout and mode meet."""
-    model, cell = randomised(fresh(name, position_encoding=encoding)), [*MODELS].index(name) + ENCODINGS.index(encoding)
-    for training in [False, True] if everything else [cell % 2 == 1]:
+    """By default every second pair in one layout and one mode: every model and every encoding meets each of these."""
+    model, cell = randomised(fresh(name, encoding)), turn(name, encoding)
+    for training in [False, True] if everything else [cell // 2 % 2 == 1]:
         outputs, gradients = [], []
         model.train(training)
         for layout in [{}, *(LAYOUTS if everything else [LAYOUTS[cell % 3]])]:
@@ -78,8 +102,9 @@ def test_padding_changes_nothing(name: str, encoding: str, everything: bool, fre
                 assert torch.allclose(ours, first, atol=1e-9)
 
 
+@every_second(1)
 def test_rows_do_not_see_each_other(name: str, encoding: str, fresh: Callable[..., Any]) -> None:
-    model = randomised(fresh(name, position_encoding=encoding)).eval()
+    model = randomised(fresh(name, encoding)).eval()
     rows, order = batch([3, 0, 6, 1, 5]), torch.tensor([4, 2, 0, 1, 3])
     whole = model(rows)["y_pred"]
     assert torch.allclose(model({key: value[order] for key, value in rows.items()})["y_pred"], whole[order], atol=1e-12)
@@ -88,18 +113,20 @@ def test_rows_do_not_see_each_other(name: str, encoding: str, fresh: Callable[..
         assert torch.allclose(alone, whole[[row]], atol=1e-12)
 
 
+@every_second(0)
 def test_empty_histories_and_batches_of_one_row(name: str, encoding: str, fresh: Callable[..., Any]) -> None:
-    model = fresh(name, position_encoding=encoding).train()
+    model = fresh(name, encoding).train()
     model._max_gradient_norm = 10.0
     for counts in ([0], [0, 0, 0], [1]):
         assert model.train_step(batch(counts)).isfinite()
         assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
+@every_second(1)
 def test_every_parameter_of_the_encoding_learns_within_five_steps(
     name: str, encoding: str, fresh: Callable[..., Any]
 ) -> None:
-    model = fresh(name, position_encoding=encoding, learning_rate=0.05).train()
+    model = fresh(name, encoding).train()
     model._max_gradient_norm = 10.0
     parameters = {
         f"{prefix}.{key}": parameter
@@ -120,12 +147,16 @@ def test_every_parameter_of_the_encoding_learns_within_five_steps(
     assert still == {f"attentions.0.pe.{key}" for key in unread}
 
 
-def test_backbones_are_paired_with_none(name: str, encoding: str, fresh: Callable[..., Any]) -> None:
+@every_second(0)
+def test_backbones_are_paired_with_none(
+    name: str, encoding: str, built: Callable[..., tuple[Any, torch.Tensor]]
+) -> None:
     """At one seed the backbone's weights are those that it has without encoding, and the random stream goes on at the
     same place. (Where an encoding widens the items, weights differ in shape.)"""
 
     def start(position_encoding: str, seed: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
-        model = fresh(name, position_encoding=position_encoding, seed=seed)
+        model, state = built(name, position_encoding, seed=seed)
+        torch.set_rng_state(state)
         modules = model.named_modules(remove_duplicate=False)  # layers may share an encoding
         inside = {key for prefix, module in modules if isinstance(module, PositionEncoding)
                   for key in module.state_dict(prefix=f"{prefix}.")}  # fmt: skip
@@ -139,11 +170,12 @@ def test_backbones_are_paired_with_none(name: str, encoding: str, fresh: Callabl
     assert not torch.equal(ours["dnn.mlp.0.weight"], other["dnn.mlp.0.weight"])
 
 
+@every_second(1)
 def test_mixed_precision_is_near(name: str, encoding: str, fresh: Callable[..., Any]) -> None:
     """Loss and gradients too; what leaves the model is float32."""
     losses, scores = [], []
     for amp in (False, True):
-        model = randomised(fresh(name, position_encoding=encoding, amp=amp)).float().train()
+        model = randomised(fresh(name, encoding, amp=amp)).float().train()
         rows = batch([3, 0, 6, 1, 5])
         outputs = model(rows)
         loss = model.compute_loss(outputs, model.get_labels(rows))
