@@ -173,11 +173,15 @@ def write_log(folder: Path) -> None:
     pl.DataFrame({"item_id": range(40), "cate_id": [i % 5 for i in range(40)]}).write_parquet(folder / "items.parquet")
 
 
-def small_set(path: Path) -> None:
-    """A data set of this name: a built-in one, or one like the others."""
-    module, given = BUILT_IN.get(path.name, BUILT_IN["synthetic"])
+def small_set(folder: Path, name: str) -> None:
+    """A data set of this name in ``data/``: a built-in one, or one like the others. It is generated once."""
+    module, given = BUILT_IN.get(name, BUILT_IN["synthetic"])
+    generated, path = folder.parent / "generated" / name, folder / "data" / name
+    if not generated.exists():
+        import_module(module).generate(generated, **given, **SMALL)
     if not path.exists():
-        import_module(module).generate(path, **given, **SMALL)
+        path.parent.mkdir(exist_ok=True)
+        path.symlink_to(generated)
 
 
 def trained(folder: Path) -> None:
@@ -222,7 +226,7 @@ def ctr_pe(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
     args = cli._parser().parse_args(arguments)
     name = " ".join(arguments[: 1 + (arguments[0] == "data")])
     if name == "benchmark":
-        small_set(folder / "data" / (args.dataset or DEFAULT))
+        small_set(folder, args.dataset or DEFAULT)
         few = ["--set", "batch_size=32"]
         assert cli.main([*arguments, *few, "--jobs", "1", *["--dry-run"] * (not args.dry_run)]) == 0
         assert not (folder / "results").exists()
@@ -239,12 +243,12 @@ def ctr_pe(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
     elif (name == "data build" and args.recipe is None) or name in ("validate", "list", "info"):
         assert cli.main(arguments) == 0
     elif name == "recommend":
-        small_set(folder / "data" / args.dataset)
+        small_set(folder, args.dataset)
         assert cli.main(arguments) == 0
     elif name == "data generate":
         assert cli.main([*arguments, "--rows-share", "0.001"]) == 0
     elif name == "draw" and args.store is None:
-        small_set(folder / "data" / (args.dataset or DEFAULT))
+        small_set(folder, args.dataset or DEFAULT)
         assert cli.main([*arguments, "--seed", "0"]) == 0
         assert args.out.stat().st_size > 1000
     elif name == "data build":
@@ -271,7 +275,7 @@ def python(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
         assert all(re.search(rf'"{option}[" ]', source) for option in arguments if option.startswith("--"))
         return
     if "results/tune/best.yaml" in arguments:
-        small_set(folder / "data" / "synthetic")
+        small_set(folder, "synthetic")
         (folder / "results" / "tune").mkdir(parents=True)
         best = "best: {model: DIN, dataset_id: synthetic, position_encoding: cape}\n"
         (folder / "results" / "tune" / "best.yaml").write_text(best)

@@ -23,6 +23,7 @@ from tests.support.fake_training import result_of, train_on_data_set
 STORE = Store(calibration.OUT)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", calibration.CHANCE, ids=lambda split: "-".join(split))
 def test_runs_of_one_encoding_seldom_seem_to_differ(split: Split) -> None:
     rates = rejected(calibration.OUT, split)

@@ -12,13 +12,19 @@ RESULTS = evidence.ROOT / "benchmark" / "results"
 PLACE = "DIN-synthetic_context"
 
 
-def test_the_page_is_made_from_the_rows() -> None:
+@pytest.fixture(scope="module")
+def rows() -> evidence.Rows:
+    """Each folder is read once."""
+    return evidence.Rows(RESULTS)
+
+
+@pytest.mark.slow
+def test_the_page_is_made_from_the_rows(rows: evidence.Rows) -> None:
     page = (evidence.ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
-    assert page == evidence.page(evidence.Rows(RESULTS))
+    assert page == evidence.page(rows)
 
 
-def test_a_claim_that_the_rows_do_not_bear_out_is_refused() -> None:
-    rows = evidence.Rows(RESULTS)
+def test_a_claim_that_the_rows_do_not_bear_out_is_refused(rows: evidence.Rows) -> None:
     assert rows.above(PLACE, "cape").startswith("+.24")
     assert rows.level(PLACE, "cape", "cape_constant")
     for claim, pes in [("below", ["cape"]), ("level", ["cape"]), ("above", ["cape", "cape_constant"])]:
@@ -38,13 +44,11 @@ def test_a_claim_that_the_rows_do_not_bear_out_is_refused() -> None:
         rows.speed("encoding.nothing")
 
 
-def test_the_largest_gains_are_named_in_their_order() -> None:
-    rows = evidence.Rows(RESULTS)
+def test_the_largest_gains_are_named_in_their_order(rows: evidence.Rows) -> None:
     assert re.findall("`(.*?)`", rows.largest(PLACE)) == ["cape_oracle", "cape_cosine", evidence.MATCH]
 
 
-def test_so_is_one_about_a_change_of_an_encoding() -> None:
-    rows = evidence.Rows(RESULTS)
+def test_so_is_one_about_a_change_of_an_encoding(rows: evidence.Rows) -> None:
     assert rows.below(evidence.VARIANTS, "kernel_l=toeplitz", "default").startswith("−.00")
     with pytest.raises(evidence.NotBorneOut, match="kernel_u=full is not below default"):
         rows.below(evidence.VARIANTS, "kernel_u=full", "default")
@@ -52,8 +56,8 @@ def test_so_is_one_about_a_change_of_an_encoding() -> None:
         rows.suite("real_logs_all")
 
 
-def test_so_is_one_about_cells_of_a_suite() -> None:
-    rows, of_sixteen = evidence.Rows(RESULTS), "cape max_len=10 position_dim=16"
+def test_so_is_one_about_cells_of_a_suite(rows: evidence.Rows) -> None:
+    of_sixteen = "cape max_len=10 position_dim=16"
     suite = rows.suite(evidence.LENGTHS)
     assert len(suite.pooled(of_sixteen)) == 3
     assert len(suite.pooled("cape max_len=10")) == 15  # of five widths
@@ -68,8 +72,8 @@ def test_so_is_one_about_cells_of_a_suite() -> None:
         rows.all_level(evidence.LENGTHS, [level, ("cape max_len=5", "cape max_len=3")])
 
 
-def test_so_is_one_about_some_users() -> None:
-    rows, sports = evidence.Rows(RESULTS), "DIN-amazon_sports"
+def test_so_is_one_about_some_users(rows: evidence.Rows) -> None:
+    sports = "DIN-amazon_sports"
     header, _, row = rows.by("age", [sports], "cape").splitlines()
     assert header.startswith("| model | to 0 days | over 0 to ")
     assert row.startswith(f"| DIN | {rows.among(sports, 'to 0 days', 'cape')} |")
@@ -79,10 +83,15 @@ def test_so_is_one_about_some_users() -> None:
         rows.among(sports, "to 3 days", "cape")
 
 
-def test_so_is_one_about_gates(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = evidence.Rows(RESULTS)
+def test_so_is_one_about_gates(rows: evidence.Rows) -> None:
     assert rows.tells("BST", "cape_cosine")
     assert not rows.tells("BST", "cape")
+
+
+@pytest.mark.slow
+def test_a_page_whose_gates_do_not_bear_it_out_is_not_made(
+    rows: evidence.Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(rows, "gate", lambda model, pe: [0.9])
     with pytest.raises(evidence.NotBorneOut, match="gates"):
         evidence.page(rows)

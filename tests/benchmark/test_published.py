@@ -23,7 +23,10 @@ def test_there_are_published_results() -> None:
     }
 
 
-@pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+@pytest.mark.parametrize(
+    "folder",
+    [pytest.param(of, marks=[pytest.mark.slow] * (of.name != "DIN-synthetic_context"), id=of.name) for of in FOLDERS],
+)
 def test_the_published_tables_are_those_of_their_runs(folder: Path, tmp_path: Path) -> None:
     again = tmp_path / folder.name
     again.mkdir()

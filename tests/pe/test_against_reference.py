@@ -78,9 +78,17 @@ def test_every_encoding_has_a_reference() -> None:
     assert set(available_pes()) == set(reference.METHODS)
 
 
-@pytest.mark.parametrize("score", SCORES)
-@pytest.mark.parametrize(("name", "options"), CASES)
+@pytest.mark.parametrize(
+    ("name", "options", "score"),
+    [
+        pytest.param(*case, score, marks=[pytest.mark.slow] * (row % len(SCORES) != column))
+        for row, case in enumerate(CASES)
+        for column, score in enumerate(SCORES)
+    ],
+)
+@torch.no_grad()
 def test_target_attention(name: str, options: dict[str, Any], score: str) -> None:
+    """By default each case with one score, in turn."""
     pe = build_pe(name, DIM, MAX_LEN, **options)
     unit = randomised(TargetAttention(DIM, score, pe))
     batch = random_batch()
@@ -110,6 +118,7 @@ def test_target_attention(name: str, options: dict[str, Any], score: str) -> Non
         for causal in (True, False)
     ],
 )
+@torch.no_grad()
 def test_self_attention(name: str, options: dict[str, Any], heads: int, causal: bool) -> None:
     """By default every two of case, heads and causal."""
     pe = build_pe(name, DIM, MAX_LEN, heads, **options)

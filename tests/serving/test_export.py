@@ -28,7 +28,7 @@ from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.transformer import Transformer
 from ctr_pe.utils.errors import UserError
 from tests.support.encoding_cases import CASES, factory, known
-from tests.support.models import ENCODINGS, PARAMS, SMALL, VARIANTS, build, feature_map, randomised
+from tests.support.models import ENCODINGS, PARAMS, SMALL, VARIANTS, build, every_second, feature_map, randomised
 
 B, K, D, L, MAX_LEN = 5, 4, 8, 9, 6
 COUNTS = torch.tensor([6, 0, 1, 3, 9])  # empty, one item, and longer than the tables of 6
@@ -44,8 +44,7 @@ def same_scores(model: Any) -> None:
     check(model, run, "the padded form")
 
 
-@pytest.mark.parametrize("encoding", ENCODINGS)
-@pytest.mark.parametrize("name", SMALL)
+@every_second(SMALL, ENCODINGS, 1)
 def test_padded_form_of_every_backbone_and_encoding(name: str, encoding: str, tmp_path: Path) -> None:
     same_scores(build(name, tmp_path, position_encoding=encoding))
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from fuxictr.features import FeatureMap
 from torch import Tensor, nn
@@ -61,6 +62,17 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "DIN short": ("DIN", {"max_len": 3, "max_position": 2}),
 }
 ENCODINGS = [*available_pes(), "native", "rope+cape", "kernel+cape"]
+
+
+def every_second(names: Iterable[str], encodings: Sequence[str], first: int) -> pytest.MarkDecorator:
+    """Parametrise by all pairs of model and encoding, by default every second: each model and each encoding is met, and
+    tests with ``first`` 0 and 1 share the pairs. The others are slow, because they are many."""
+    cells = [
+        pytest.param(name, encoding, marks=[pytest.mark.slow] * ((row + column) % 2 != first))
+        for row, name in enumerate(names)
+        for column, encoding in enumerate(encodings)
+    ]
+    return pytest.mark.parametrize(("name", "encoding"), cells)
 
 
 def feature_map(folder: Path, **changes: dict[str, Any]) -> FeatureMap:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -32,7 +32,7 @@ PARAMS: dict[str, Any] = {
     "net_dropout": 0.2,
     "batch_norm": True,
     "batch_size": 60,
-    "epochs": 4,
+    "epochs": 3,
     "early_stop_patience": 9,
     "learning_rate": 0.01,
     "monitor": "AUC",
@@ -78,7 +78,7 @@ QUICK = [
     {"eval_steps": 3},
     {"table_optimizer": "lazy_adam", "learning_rate_schedule": "cosine", "weight_average": 0.3},
     {"table_optimizer": "rowwise_adagrad", "optimizer": "adagrad", "num_workers": 2},
-    {"early_stop_patience": 1, "save_best_only": False, "learning_rate": 0.1, "optimizer": "sgd"},
+    {"early_stop_patience": 1, "save_best_only": False, "learning_rate": 0.1, "optimizer": "sgd", "epochs": 4},
 ]
 SLOW = [
     *({"optimizer": name} for name in OPTIMIZERS),
@@ -145,28 +145,43 @@ def test_no_epoch_is_trained_twice(run: Run, tmp_path: Path) -> None:
     assert steps == []
 
 
+class Kept(NamedTuple):
+    """A training of one epoch, what it gave and the state that it left."""
+
+    run: Run
+    facts: Any
+    state: bytes
+
+    def placed(self, file: Path, content: bytes | None = None) -> Run:
+        """The run with its state in ``file``, or with other content."""
+        file.write_bytes(self.state if content is None else content)
+        return replace(self.run, resume=file)
+
+
+@pytest.fixture(scope="module")
+def kept(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Kept:
+    run = Run("DIN", dataset.path, "cape", seed=3, params=PARAMS | {"epochs": 1})
+    file = tmp_path_factory.mktemp("kept") / "state"
+    return Kept(run, facts(train(replace(run, resume=file))), file.read_bytes())
+
+
 @pytest.mark.parametrize(
-    "change", [{"seed": 4}, {"pe": "none"}, {"params": PARAMS | {"learning_rate": 0.02}}, {"protocol": "paper"}]
+    "change",
+    [{"seed": 4}, {"pe": "none"}, {"params": PARAMS | {"epochs": 1, "learning_rate": 0.02}}, {"protocol": "paper"}],
 )
-def test_the_state_of_another_run_is_as_none(change: dict[str, Any], run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "state"
-    train(replace(run, resume=file))
-    other = replace(run, **change)
-    assert facts(train(replace(other, resume=file))) == facts(train(other))
+def test_the_state_of_another_run_is_as_none(change: dict[str, Any], kept: Kept, tmp_path: Path) -> None:
+    other = replace(kept.placed(tmp_path / "state"), **change)
+    assert facts(train(other)) == facts(train(replace(other, resume=None))) != kept.facts
 
 
 @pytest.mark.parametrize("keep", [0, 7, 100, -1])
-def test_a_damaged_state_is_as_none(keep: int, run: Run, tmp_path: Path) -> None:
-    file = tmp_path / "state"
-    whole = train(replace(run, resume=file))
-    file.write_bytes(file.read_bytes()[:keep])
-    assert facts(train(replace(run, resume=file))) == facts(whole)
+def test_a_damaged_state_is_as_none(keep: int, kept: Kept, tmp_path: Path) -> None:
+    assert facts(train(kept.placed(tmp_path / "state", kept.state[:keep]))) == kept.facts
 
 
 @pytest.mark.parametrize("key", ["epoch", "history", "model", "optimizer", "divergence", "random", "kept_weights"])
-def test_a_state_of_another_content_is_one_line(key: str, run: Run, tmp_path: Path) -> None:
-    run = replace(run, params=PARAMS | {"epochs": 1}, resume=tmp_path / "state")
-    train(run)
+def test_a_state_of_another_content_is_one_line(key: str, kept: Kept, tmp_path: Path) -> None:
+    run = kept.placed(tmp_path / "state")
     assert run.resume is not None
     checkpoint = Checkpoint(run.resume, header(run.resume)["run"])
     state = checkpoint.read()
@@ -186,22 +201,22 @@ def header(file: Path) -> dict[str, str]:
     return metadata
 
 
-def test_a_state_is_values_and_no_code(run: Run, tmp_path: Path) -> None:
+def test_a_state_is_values_and_no_code(kept: Kept, tmp_path: Path) -> None:
     file = tmp_path / "state"
-    train(replace(run, resume=file))
+    kept.placed(file)
     assert header(file).keys() == {"run", "state"}
     json.loads(header(file)["state"])
 
 
-def test_a_state_of_an_earlier_version_is_one_line(run: Run, tmp_path: Path) -> None:
+def test_a_state_of_an_earlier_version_is_one_line(kept: Kept, tmp_path: Path) -> None:
     """Its parts have other names."""
     file = tmp_path / "state"
-    train(replace(run, resume=file))
+    run = kept.placed(file)
     checkpoint = Checkpoint(file, header(file)["run"])
     state = checkpoint.read()
     checkpoint.write({"guard" if name == "divergence" else name: part for name, part in state.items()})
     with pytest.raises(UserError, match=r"state: not the state .*\(KeyError: 'divergence'\): remove it$"):
-        train(replace(run, resume=file))
+        train(run)
 
 
 @pytest.mark.parametrize(("content", "problem"), [(b"half", "damaged (SafetensorError)"), (None, "another run")])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,6 +15,7 @@ from ctr_pe import cli, training
 from ctr_pe.commands import run_expid
 from ctr_pe.config.schema import TrainingSection
 from ctr_pe.config.yaml import model_params, parse_overrides
+from ctr_pe.data.dataset import open_dataset
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.models.sections import check_params
@@ -87,7 +88,34 @@ class Seen(NamedTuple):
         return self._replace(history=history, outcome=found)
 
 
+class Trained(NamedTuple):
+    """A run's outcome, the states of its progress and what there was to see."""
+
+    outcome: Outcome
+    states: Sequence[Mapping[str, Any]]
+    seen: Seen
+
+
 Way = Callable[..., Seen]
+SAID_BY_THE_RUN = {"model", "dataset_id", "position_encoding", "seed", "track", "debug_mode", "model_root", "model_id"}
+SAID_BY_THE_DATA = {"data_root", "data_format", "train_data", "valid_data", "test_data", "group_id"}
+SAID_BY_THE_DATA |= {"target_field", "sequence_field", "age_field"}
+
+
+def what_decides(run: Run) -> str:
+    """All that the outcome of a run depends on, whichever way it came in."""
+    said = SAID_BY_THE_RUN | SAID_BY_THE_DATA
+    params = {key: value for key, value in run.params.items() if key not in said}
+    model = run.model if isinstance(run.model, str) else run.model.__name__
+    data = open_dataset(str(run.dataset)) if isinstance(run.dataset, Path) else run.dataset.dataset
+    assert data is not None
+    return repr((model, data.data_hash, run.pe, run.seed, run.protocol, sorted(params.items()), run.gpu, run.start))
+
+
+@pytest.fixture(scope="module")
+def trained() -> dict[str, Trained]:
+    """Outcomes by what decides them: equal runs give equal results, so that each is trained once."""
+    return {}
 
 
 @pytest.fixture(scope="module")
@@ -117,21 +145,28 @@ def experiment(pairs: Sequence[str], data: Path, out: Path, checkout: Path) -> i
 @pytest.fixture(params=[benchmark, tune, experiment], ids=lambda way: way.__name__)
 def way(
     request: pytest.FixtureRequest,
+    trained: dict[str, Trained],
     data: Path,
     tmp_path: Path,
     checkout: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> Iterator[Way]:
-    """Trains with BASE and what is given, in this process."""
-    outcomes: list[Outcome] = []
+    """Trains with BASE and what is given, in this process, unless it was ``trained``."""
+    runs: list[str] = []
     made_by: set[bool] = set()
     held: set[bool] = set()
     train, batches = training.train, BatchLoader.__iter__
 
     def recording(run: Run, progress: Any = None) -> Outcome:
-        outcomes.append(train(run, progress))
-        return outcomes[-1]
+        runs.append(what_decides(run))
+        if runs[-1] not in trained:
+            states: list[Mapping[str, Any]] = []
+            outcome = train(run, lambda state: states.append({**state}))
+            trained[runs[-1]] = Trained(outcome, states, Seen(0))
+        for state in trained[runs[-1]].states if progress else ():
+            progress(state)
+        return trained[runs[-1]].outcome
 
     def iterate(self: BatchLoader) -> Iterator[JaggedBatch]:
         for made in batches(self):
@@ -155,9 +190,11 @@ def way(
         shown = capsys.readouterr()
         if code:
             return Seen(code, shown.err)
-        (outcome,) = outcomes
-        seen = Seen(code, made_ahead=False in made_by, bar="it/s" in shown.out, deterministic=True in held)
-        return seen.of(outcome)
+        (run,) = runs
+        if made_by:
+            seen = Seen(code, made_ahead=False in made_by, bar="it/s" in shown.out, deterministic=True in held)
+            trained[run] = trained[run]._replace(seen=seen.of(trained[run].outcome))
+        return trained[run].seen
 
     yield run
     logging.root.handlers[:], level = before
@@ -178,7 +215,8 @@ def test_every_key_of_training_is_tried() -> None:
     assert CHANGES.keys() == TrainingSection.model_fields.keys()
 
 
-def test_all_ways_in_give_the_same_run(baseline: Seen, way: Way) -> None:
+def test_all_ways_in_give_the_same_run(baseline: Seen, way: Way, trained: dict[str, Trained]) -> None:
+    trained.clear()
     assert way() == baseline
     assert 1 < len(baseline.history) <= 4
 
