@@ -96,12 +96,21 @@ def test_a_built_in_set_is_made_at_first_use(name: str, small_built_in_sets: Non
     assert Path(f"data/{name}/report.json").is_file()
 
 
-def test_the_script_runs_by_its_path(synthetic: Path, checkout: Path) -> None:
-    """FuxiCTR's tuner starts it so."""
+def by_its_path(checkout: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    """As FuxiCTR's tuner starts the script."""
     command = [sys.executable, "-u", str(checkout / "model_zoo" / "run_expid.py"), "--config", str(checkout / "config")]
-    ended = subprocess.run(
-        [*command, "--expid", "DIN_synthetic", "--gpu", "-1", *overrides("epochs=1")], capture_output=True, text=True
-    )
+    return subprocess.run([*command, "--gpu", "-1", *options], capture_output=True, text=True)
+
+
+def test_the_script_starts_by_its_path(checkout: Path) -> None:
+    ended = by_its_path(checkout, "--expid", "DIN_syntetic")
+    assert ended.returncode == 2
+    assert "did you mean 'DIN_synthetic'?" in ended.stderr
+
+
+@pytest.mark.slow
+def test_the_script_runs_by_its_path(synthetic: Path, checkout: Path) -> None:
+    ended = by_its_path(checkout, "--expid", "DIN_synthetic", *overrides("epochs=1"))
     assert ended.returncode == 0, ended.stderr
     assert "[test] gAUC" in results()[0]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import onnxruntime
+import pytest
 import torch
 
 from ctr_pe.fuxictr.pooling import AttentionPooling, Pooling
@@ -22,6 +23,7 @@ def test_attention_begins_as_the_mean_and_never_reads_padding() -> None:
     assert not pooled(embedded)[1, 1].any()
 
 
+@pytest.mark.slow
 def test_the_mean_of_no_category_is_zeros_in_an_exported_file_too(tmp_path: Path) -> None:
     """ONNX's optimiser took the small number that kept the division from 0 / 0 for 0."""
     embedded = torch.randn(3, 4, 5)

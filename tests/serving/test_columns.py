@@ -20,7 +20,7 @@ from tests.data.logs.test_columns import COLUMNS, tables
 MODELS = ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
 QUICK: dict[str, Any] = {"epochs": 1, "embedding_dim": 8, "batch_size": 256, "columns": COLUMNS}
 EVENT = ("hour", "price", "seen")
-COUNT = 200
+COUNT = 60
 
 
 @pytest.fixture(scope="module")
@@ -38,13 +38,19 @@ def ranker(request: pytest.FixtureRequest, given: dict[str, pl.DataFrame]) -> CT
     return fitted(given, request.param)
 
 
+@pytest.fixture(scope="module")
+def din(given: dict[str, pl.DataFrame]) -> CTRRanker:
+    """To be read only."""
+    return fitted(given)
+
+
 def asked(given: dict[str, pl.DataFrame]) -> pl.DataFrame:
     """Requests for known and unknown items of known and unknown users, with and without a price."""
     draw = np.random.default_rng(1)
     prices = [None if place % 5 == 0 else float(price) for place, price in enumerate(draw.random(COUNT))]
     return pl.DataFrame({
         "user_id": draw.integers(0, 34, COUNT), "item_id": draw.integers(0, 24, COUNT),
-        "hour": draw.integers(0, 26, COUNT), "price": prices, "seen": ["0|9", None, "2"] * (COUNT // 3) + ["1"] * 2,
+        "hour": draw.integers(0, 26, COUNT), "price": prices, "seen": ["0|9", None, "2"] * (COUNT // 3),
         "size": [None, 4.0, 5.5, 100.0] * (COUNT // 4),
     })  # fmt: skip
 
@@ -91,8 +97,10 @@ def test_candidates_of_one_request_have_the_scores_of_requests_of_their_own(
     np.testing.assert_allclose(together, alone, atol=1e-5)
 
 
-def test_a_saved_model_and_the_command_give_the_same(given: dict[str, pl.DataFrame], tmp_path: Path) -> None:
-    ranker, requests = fitted(given), asked(given)
+def test_a_saved_model_and_the_command_give_the_same(
+    din: CTRRanker, given: dict[str, pl.DataFrame], tmp_path: Path
+) -> None:
+    ranker, requests = din, asked(given)
     ranker.save(tmp_path / "model")
     again = CTRRanker.load(tmp_path / "model")
     assert np.array_equal(offline(again, requests), offline(ranker, requests))
@@ -104,27 +112,26 @@ def test_a_saved_model_and_the_command_give_the_same(given: dict[str, pl.DataFra
     np.testing.assert_allclose(scores, offline(ranker, requests), atol=1e-6)
 
 
-def test_an_attribute_in_a_request_overrides_the_catalogue_s(given: dict[str, pl.DataFrame]) -> None:
-    ranker = fitted(given)
+def test_an_attribute_in_a_request_overrides_the_catalogue_s(din: CTRRanker, given: dict[str, pl.DataFrame]) -> None:
     requests = asked(given).filter(pl.col("user_id") < 25)
     other = requests.with_columns(group=pl.lit("g3"))
     same = requests.join(given["users"].drop("age"), on="user_id", how="left", maintain_order="left")
-    assert np.array_equal(offline(ranker, same), offline(ranker, requests))
-    assert not np.array_equal(offline(ranker, other), offline(ranker, requests))
+    assert np.array_equal(offline(din, same), offline(din, requests))
+    assert not np.array_equal(offline(din, other), offline(din, requests))
 
 
-def test_what_is_known_afterwards_is_not_read_of_a_request(given: dict[str, pl.DataFrame]) -> None:
-    ranker, requests = fitted(given), asked(given)
+def test_what_is_known_afterwards_is_not_read_of_a_request(din: CTRRanker, given: dict[str, pl.DataFrame]) -> None:
+    requests = asked(given)
     leaked = requests.with_columns(watch_time=pl.Series(np.linspace(0, 1, COUNT)))
-    assert np.array_equal(offline(ranker, leaked), offline(ranker, requests))
+    assert np.array_equal(offline(din, leaked), offline(din, requests))
 
 
 def test_fields_without_a_value_are_counted(
-    given: dict[str, pl.DataFrame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    din: CTRRanker, given: dict[str, pl.DataFrame], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In the answer of the service, of the request, of its user and of its history; and by ``predict``."""
-    ranker, requests = fitted(given), asked(given)
-    ranker.save(tmp_path / "model")
+    requests = asked(given)
+    din.save(tmp_path / "model")
     whole = {"hour": 3, "price": 0.5, "seen": "1", "size": 4.0}
     past = {"hour": [1, 2], "price": [0.1, 0.2], "seen": ["1", "2"], "watch_time": [0.1, None]}
     missing = lambda **counts: {f"missing values of {name}": count for name, count in counts.items()}  # noqa: E731
@@ -155,8 +162,8 @@ def test_fields_without_a_value_are_counted(
 
 
 @pytest.mark.parametrize("of", ["context", "candidate_context"])
-def test_nor_is_it_of_a_request_to_the_service(of: str, given: dict[str, pl.DataFrame], tmp_path: Path) -> None:
-    fitted(given).save(tmp_path / "model")
+def test_nor_is_it_of_a_request_to_the_service(of: str, din: CTRRanker, tmp_path: Path) -> None:
+    din.save(tmp_path / "model")
     body = {"history": [], "candidates": [1, 2], "context": {"hour": 3, "price": 0.5}}
     leak = {of: body.get(of, {}) | {"watch_time": 0.9 if of == "context" else [0.9, 0.1]}}
     with TestClient(application(tmp_path / "model")) as client:
@@ -216,15 +223,15 @@ def test_columns_that_are_not_declared_are_named_once(
     ],
 )
 def test_a_wrong_request_is_told_in_one_line(
-    change: dict[str, Any], message: str, given: dict[str, pl.DataFrame], tmp_path: Path
+    change: dict[str, Any], message: str, din: CTRRanker, tmp_path: Path
 ) -> None:
-    fitted(given).save(tmp_path / "model")
+    din.save(tmp_path / "model")
     with TestClient(application(tmp_path / "model")) as client:
         answer = client.post("/rank", json={"history": [], "candidates": [1]} | change)
     assert answer.status_code == 422
     assert message in str(answer.json())
 
 
-def test_a_missing_column_of_the_event_is_named(given: dict[str, pl.DataFrame]) -> None:
+def test_a_missing_column_of_the_event_is_named(din: CTRRanker, given: dict[str, pl.DataFrame]) -> None:
     with pytest.raises(UserError, match="requests: no column 'hour'"):
-        offline(fitted(given), asked(given).drop("hour"))
+        offline(din, asked(given).drop("hour"))

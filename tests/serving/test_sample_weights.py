@@ -19,7 +19,7 @@ from ctr_pe.utils.errors import UserError
 from tests.data.logs.test_columns import tables
 
 MODELS = ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
-QUICK: dict[str, Any] = {"epochs": 2, "embedding_dim": 8, "batch_size": 77}
+QUICK: dict[str, Any] = {"epochs": 1, "embedding_dim": 8, "batch_size": 77}
 ROWS = 600
 
 
@@ -42,10 +42,11 @@ def test_weights_of_1_change_no_bit_and_others_do(model: str) -> None:
     plain = scores(CTRRanker(model, "cape", **QUICK).fit(events()))
     ones = CTRRanker(model, "cape", weight="w", class_weight={0: 1, 1: 1}, **QUICK).fit(events(1))
     assert np.array_equal(scores(ones), plain)
-    given = CTRRanker(model, "cape", **QUICK).fit(events(), sample_weight=half())
-    named = CTRRanker(model, "cape", weight="w", **QUICK).fit(events(half()))
-    assert np.array_equal(scores(given), scores(named))
-    assert not np.array_equal(scores(given), plain)
+    named = scores(CTRRanker(model, "cape", weight="w", **QUICK).fit(events(half())))
+    assert not np.array_equal(named, plain)
+    if model == "DIN":
+        given = CTRRanker(model, "cape", **QUICK).fit(events(), sample_weight=half())
+        assert np.array_equal(scores(given), named)
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -84,12 +85,13 @@ def test_a_twice_weighted_row_counts_as_two() -> None:
 
 def test_balanced_classes_weigh_as_scikit_learns() -> None:
     log = events().with_columns(label=pl.when(pl.int_range(pl.len()) % 3 == 0).then("label").otherwise(0))
-    found = CTRRanker("DIN", "cape", class_weight="balanced", **QUICK).fit(log)
+    quick = QUICK | {"epochs": 2}
+    found = CTRRanker("DIN", "cape", class_weight="balanced", **quick).fit(log)
     counts = found.report_["splits"]["train"]
     share = counts["positives"] / counts["rows"]
-    same = CTRRanker("DIN", "cape", class_weight={0: 0.5 / (1 - share), 1: 0.5 / share}, **QUICK).fit(log)
+    same = CTRRanker("DIN", "cape", class_weight={0: 0.5 / (1 - share), 1: 0.5 / share}, **quick).fit(log)
     assert np.array_equal(scores(found), scores(same))
-    assert scores(found).mean() > scores(CTRRanker("DIN", "cape", **QUICK).fit(log)).mean() + 0.01
+    assert scores(found).mean() > scores(CTRRanker("DIN", "cape", **quick).fit(log)).mean() + 0.01
 
 
 def test_class_weights_and_weights_stay_with_the_model_folder(tmp_path: Path) -> None:

@@ -266,7 +266,8 @@ def shipped(name: str, shared_data: Path, tmp_path: Path) -> Dataset:
 
 
 @pytest.mark.parametrize(
-    ("name", "train_and_valid", "test"), [("amazon_sports", 450_282, 71_196), ("amazon_beauty", 307_552, 44_726)]
+    ("name", "train_and_valid", "test"),
+    [pytest.param("amazon_sports", 450_282, 71_196, marks=pytest.mark.slow), ("amazon_beauty", 307_552, 44_726)],
 )
 def test_amazon_has_the_published_counts(
     shared_data: Path, tmp_path: Path, name: str, train_and_valid: int, test: int
@@ -281,6 +282,7 @@ def test_amazon_has_the_published_counts(
     assert ages.list.min().min() >= 0
 
 
+@pytest.mark.slow
 def test_kuairand_has_real_labels_and_no_outcome_among_its_columns(shared_data: Path, tmp_path: Path) -> None:
     dataset = shipped("kuairand_pure", shared_data, tmp_path)
     log = pl.read_parquet(shared_data / "kuairand_pure" / "interactions.parquet")
