@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -22,13 +24,28 @@ os.environ["PYTHONPATH"] = os.pathsep.join([str(CHECKOUT), *filter(None, [os.env
 os.environ.pop("CTR_PE_DATA", None)
 
 
+class Signature:
+    """Of a function: arguments that are all given need no binding."""
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self.whole = inspect.signature(function)
+
+    def bind(self, *given: Any, **named: Any) -> Any:
+        if named or len(given) != len(self.whole.parameters):
+            return self.whole.bind(*given, **named)
+        return SimpleNamespace(args=given, kwargs={}, apply_defaults=bool)
+
+
 def pytest_collection_finish() -> None:
-    """Where there is no GPU, every ``torch.manual_seed`` would keep a formatted stack, a tenth of the tests' time. Each
-    call of an autograd function would read its signature anew, a tenth too."""
+    """What is there by now stays, so that no collection of garbage looks at it. Where there is no GPU, every
+    ``torch.manual_seed`` would keep a formatted stack, a tenth of the tests' time. Each call of an autograd function
+    would read its signature and bind its arguments anew, a tenth too."""
+    gc.collect()
+    gc.freeze()
     torch = sys.modules.get("torch")
     if torch is None:
         return
-    torch.autograd.function.inspect = SimpleNamespace(**{**vars(inspect), "signature": cache(inspect.signature)})
+    torch.autograd.function.inspect = SimpleNamespace(**{**vars(inspect), "signature": cache(Signature)})
     if not torch.accelerator.is_available():
         for device in (torch.cuda, torch.mtia, torch.xpu):
             device.manual_seed_all = lambda seed: None
@@ -38,6 +55,15 @@ def pytest_collection_finish() -> None:
 def checkout() -> Path:
     """The root of the checkout: files that are not installed, such as README.md."""
     return CHECKOUT
+
+
+@pytest.fixture
+def worker_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs are trained in threads of this process: each process would import torch for three seconds. Runs and outcomes
+    go through the same pipes; ``tests/study/test_runner.py`` holds what only processes do."""
+    from tests.support.worker_threads import WorkerThread
+
+    monkeypatch.setattr("ctr_pe.study.runner._Worker", WorkerThread)
 
 
 @pytest.fixture

@@ -62,9 +62,14 @@ def blocks_of(page: str) -> list[Block]:
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 
 
+LARGE = "--suite small_ablation_fusion"
+"""A suite of many cells, whose dry run is slow."""
+
+
 def lines_of(language: str) -> list[Any]:
+    slow = [pytest.mark.slow]
     return [
-        pytest.param(block.page, line.strip(), id=f"{block.page}: {line.strip()[:50]}")
+        pytest.param(block.page, line.strip(), id=f"{block.page}: {line.strip()[:50]}", marks=slow * (LARGE in line))
         for block in BLOCKS
         if block.language == language
         for line in block.code.splitlines()

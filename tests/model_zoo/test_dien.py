@@ -114,11 +114,11 @@ class TestAuxiliaryLoss:
 
     @pytest.mark.parametrize("given", [False, True])
     def test_it_teaches_extractor_and_embeddings(self, given: bool, tmp_path: Path) -> None:
-        model = build(tmp_path, **(GIVEN if given else {}), aux_loss_alpha=1.0, learning_rate=0.01)
+        model = build(tmp_path, **(GIVEN if given else {}), aux_loss_alpha=1.0, learning_rate=0.03)
         model._max_gradient_norm = 10.0
         rows, losses = batch([6] * 16), []
         rows = with_others(rows) if given else rows
-        for _ in range(150):
+        for _ in range(60):
             losses.append(model.train()(rows)["losses"]["next item"].item())
             model.train_step(rows)
         assert losses[0] == pytest.approx(2 * 0.693, abs=0.1)

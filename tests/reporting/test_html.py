@@ -29,11 +29,13 @@ from ctr_pe.reporting.figures.runs import Wanted, drawn
 from ctr_pe.reporting.html import Options, explorer
 from ctr_pe.reporting.html.charts import curves, length_bins
 from ctr_pe.reporting.html.content import as_json, colours, content, page, report, summary
+from ctr_pe.study import runner
 from ctr_pe.study.benchmark import Request, run
 from ctr_pe.study.differences import settings
 from ctr_pe.study.store import RunKey, Store
 from ctr_pe.units import TargetAttention
 from ctr_pe.utils.errors import UserError
+from tests.support.worker_threads import WorkerThread
 
 PES = ["none", "naive", "cape"]
 SMALL = ["embedding_dim=4", "attention_hidden_units=[8]", "dnn_hidden_units=[8]", "epochs=2", "batch_size=100"]
@@ -53,7 +55,9 @@ def made(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, d
     out = tmp_path_factory.mktemp("results") / "small"
     params = parse_overrides(SMALL)
     how = {"dataset": "synthetic", "repeats": 2, "jobs": 1, "data_root": root, "keep_weights": True}
-    assert run(Request(encodings=PES, params=params, out=out, **how)) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(runner, "_Worker", WorkerThread)
+        assert run(Request(encodings=PES, params=params, out=out, **how)) == 0
     assert main(["report", str(out), "--data-root", str(root), "--users", "7"]) == 0
     return Store(out), embedded((out / "report.html").read_text(encoding="utf-8"))
 

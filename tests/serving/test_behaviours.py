@@ -213,6 +213,7 @@ def test_updates_of_a_new_model_and_of_clicks() -> None:
     assert ranker.scorer_.stored.unlisted == 0
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_flags_and_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
     given = log()

@@ -120,6 +120,7 @@ def test_an_update_reads_weights() -> None:
         CTRRanker("DIN", "cape", **QUICK).fit(events()).partial_fit(events(), sample_weight=half())
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_a_command_builds_and_benchmarks_with_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

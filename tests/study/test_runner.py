@@ -45,6 +45,7 @@ def test_results_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
             np.testing.assert_array_equal(saved, scores_of(key.pe, key.seed))
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_only_what_is_missing_runs(tmp_path: Path) -> None:
     log, out = tmp_path / "log", tmp_path / "out"
     run(jobs_of(["none"], seeds=2, log=str(log)), out)
@@ -120,6 +121,7 @@ def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, workers: int) ->
     assert len(list((tmp_path / "failed").iterdir())) == 2  # of the unexpected errors only
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_a_training_that_diverges_is_stored_as_failed_and_tried_again(tmp_path: Path) -> None:
     stream = io.StringIO()
     jobs = jobs_of(["none", "cape"], seeds=1, fail={"cape": "diverge"})
@@ -138,6 +140,7 @@ def test_a_training_that_diverges_is_stored_as_failed_and_tried_again(tmp_path: 
     assert not (tmp_path / "failed").exists()
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_states_of_stored_runs_and_what_killed_runs_left_are_removed(tmp_path: Path) -> None:
     jobs = jobs_of(["none", "cape"], seeds=2)
     store = run(jobs[:1], tmp_path)[1]
@@ -243,6 +246,7 @@ def test_ctrl_c_while_a_worker_starts_waits_until_it_has_started() -> None:
         other.join()
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_a_terminal_sees_one_bar_and_each_worker(tmp_path: Path) -> None:
     stream = Terminal()
     failed, _ = run(jobs_of(["none", "naive", "cape"], sleep=0.4, fail={"naive": "user"}), tmp_path, 2, stream)

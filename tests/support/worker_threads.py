@@ -1,11 +1,9 @@
-"""Workers without processes."""
+"""Workers of a benchmark without processes."""
 
 from __future__ import annotations
 
 import multiprocessing
 import threading
-
-import pytest
 
 from ctr_pe.study import runner
 
@@ -22,10 +20,3 @@ class WorkerThread(runner._Worker):
         self.thread.join()
 
     terminate = stop
-
-
-@pytest.fixture
-def worker_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Runs are trained in threads of this process: each process would import torch for three seconds. Runs and outcomes
-    go through the same pipes; ``test_runner.py`` holds what only processes do."""
-    monkeypatch.setattr(runner, "_Worker", WorkerThread)
