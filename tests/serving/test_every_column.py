@@ -24,7 +24,7 @@ from tests.data.logs.test_columns import COLUMNS, tables
 from tests.support.exported import onnx_scores
 
 MODELS = ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
-COUNT = 200
+COUNT = 60
 MORE = {"device": "event, hash_buckets=5", "brand": "item, min_categr_count=3", "sketch": "item, embedding"}
 OF_REQUEST = ("hour", "price", "seen", "size", "device")
 QUICK = ["epochs=1", "embedding_dim=8", "batch_size=256", "max_len=6", "position_encoding=cape"]
@@ -110,7 +110,9 @@ def test_served_scores_are_those_of_predict(made: Made) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("made", ["DIN", "BST"], indirect=True)
 def test_an_exported_file_gives_the_scores_of_predict(made: Made) -> None:
+    """Columns are looked up alike in all models, each of which ``test_export.py`` exports."""
     file = made.model.with_suffix(".onnx")
     assert main(["export", "--model", str(made.model), "--format", "onnx", "--output", str(file)]) == 0
     scorer = read_model(made.model)
