@@ -123,6 +123,7 @@ def test_a_table_without_a_baseline_is_announced(
     assert lines[0].startswith("BST on synthetic: ")
 
 
+@pytest.mark.usefixtures("worker_threads")
 def test_failed_runs_make_the_exit_code_1(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
