@@ -89,6 +89,8 @@ class SequentialModel(HistoryModel):
     """None: a next-item model reads histories alone."""
     causal = True
     """Whether the state at an item must not depend on later ones."""
+    predicts_by_id = False
+    """Whether states are compared with the vectors of the items' ids alone, whatever else histories have of them."""
 
     def __init__(
         self,
@@ -152,31 +154,49 @@ class SequentialModel(HistoryModel):
         """The fields of items."""
         return self.groups[0]
 
+    @property
+    def predicting_fields(self) -> tuple[str, ...]:
+        """The fields of an item whose vectors states are compared with."""
+        return self.group.target[:1] if self.predicts_by_id else self.group.target
+
+    @property
+    def item_dim(self) -> int:
+        """Width of those vectors, side by side."""
+        return sum(self.group.dims[: len(self.predicting_fields)])
+
     def check_metric(self, name: str) -> None:
         parts_of(name)
 
+    def check_attributes(self) -> None:
+        """Raises UserError if items have an id and nothing else."""
+        if len(self.group.target) == 1:
+            where = "the data set has none (items), or item_fields leaves them out"
+            raise UserError(f"{type(self).__name__}: items have no attribute beside '{self.group.target[0]}': {where}")
+
     def build_stack(
-        self, group: SizedGroup, layers: int, num_heads: int = 1, extra_slots: int = 0
+        self, group: SizedGroup, layers: int, num_heads: int = 1, extra_slots: int = 0, dim: int | None = None
     ) -> list[PositionEncoding]:
-        """The encodings of ``layers`` self-attentions over a history, one above the other.
+        """The encodings of ``layers`` self-attentions over a history, one above the other, of width ``dim``, by default
+        the items'.
 
         Raises UserError as ``build_encoding``, and for an encoding that does not keep causality.
         """
-        first = self.build_encoding(group, group.dim, num_heads, extra_slots)
-        if self.causal and not keeps_causality(first):
+        width = group.dim if dim is None else dim
+        first = self.build_encoding(group, width, num_heads, extra_slots)
+        if self.causal and not keeps_causality(first, group.dim):
             raise UserError(
                 f"{type(self).__name__}: position encoding '{group.encoding}' does not keep causality: the state at an "
                 f"item changes with the items after it: {nearest(group.encoding, _causal_encodings())}"
             )
         return [
             first,
-            *(self.build_encoding(group, group.dim, num_heads, extra_slots, first) for _ in range(layers - 1)),
+            *(self.build_encoding(group, width, num_heads, extra_slots, first) for _ in range(layers - 1)),
         ]
 
     def build_items(self, dim: int) -> None:
         """The vectors by which states (..., ``dim``) predict items; then optimiser, initial weights and device."""
-        if self.tied and dim != self.group.dim:
-            wide = f"states of width {dim}, items of width {self.group.dim}"
+        if self.tied and dim != self.item_dim:
+            wide = f"states of width {dim}, items of width {self.item_dim}"
             raise UserError(f"{type(self).__name__}: {wide}: they cannot be tied: item_table='untied'")
         self.output_table = None if self.tied else nn.Embedding(len(self.item_ids), dim)
         if self.output_table is not None:
@@ -212,7 +232,7 @@ class SequentialModel(HistoryModel):
 
     def item_vectors(self, embedded: Mapping[str, Tensor]) -> Tensor:
         """Fields of items as looked up -> the vectors (..., D) that states are compared with, where they are tied."""
-        return torch.cat([embedded[field] for field in self.group.target], -1)
+        return torch.cat([embedded[field] for field in self.predicting_fields], -1)
 
     # A batch.
 
@@ -257,7 +277,7 @@ class SequentialModel(HistoryModel):
         if self.output_table is not None:
             weight = self.output_table.weight
             return weight if numbers is None else nn.functional.embedding(numbers, weight)
-        first, *others = self.group.target
+        first, *others = self.predicting_fields
         ids = {first: self.item_ids}
         ids |= {field: self.get_buffer(f"attribute_{index}") for index, field in enumerate(others, 1)}
         wanted = {field: of if numbers is None else of[numbers] for field, of in ids.items()}

@@ -223,8 +223,9 @@ class PositionLinear(nn.Linear):
 
 
 def check_fields(field_dims: Sequence[int] | None, dim: int) -> list[int]:
-    """Widths of an item's fields, one field of all if they are not given, or a ValueError if they are not dim wide."""
+    """Widths of the fields of items as looked up, one field of all if they are not given; or a ValueError if neither
+    all fields are dim wide, nor the first alone, in an attention among ids."""
     fields = [dim] if field_dims is None else list(field_dims)
-    if sum(fields) != dim:
+    if dim not in (sum(fields), *fields[:1]):
         raise ValueError(f"field_dims={fields} add up to {sum(fields)}, not to dim={dim}")
     return fields

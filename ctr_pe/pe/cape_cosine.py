@@ -39,19 +39,20 @@ class CosineCAPE(CAPE):
     be the match with the target, which a model may lack, and no context: ``benchmark/likeness.py`` is the control.
 
     Args:
-        field_dims: width of each field of an item, side by side; None for one field.
+        field_dims: width of each field of an item as looked up, side by side; None for one field. The attention may
+            be among ids alone, as wide as the first.
         likeness_dim: V.
         likeness_of: ``fields``, a weighted mean of a cosine per field; ``item``, one cosine of whole items.
         position_dim, position_span: CAPE's.
 
-    Parameters: CAPE's; ``projection (V, D)``, U or those of the fields side by side, Xavier; ``steepness ()``, a, 10;
-    ``middle ()``, c, the cosine of a gate that is half open, .5 for whole items, .5 / F for fields: half of what items
-    have that share one field alone; for several fields ``field_weights (F,)``, zeros, before their softmax. Stacked
-    layers share these four.
+    Parameters: CAPE's; ``projection (V, D)``, U or those of the fields side by side, D wide together, Xavier;
+    ``steepness ()``, a, 10; ``middle ()``, c, the cosine of a gate that is half open, .5 for whole items, .5 / F for
+    fields: half of what items have that share one field alone; for several fields ``field_weights (F,)``, zeros, before
+    their softmax. Stacked layers share these four.
 
     Raises:
-        ValueError: likeness_dim is not a positive integer, an unknown likeness_of, field_dims that do not add up to
-            dim, or what CAPE refuses.
+        ValueError: likeness_dim is not a positive integer, an unknown likeness_of, field_dims of which neither all
+            nor the first are dim wide, or what CAPE refuses.
     """
 
     about = About(
@@ -74,8 +75,9 @@ class CosineCAPE(CAPE):
         **options: Any,
     ) -> None:
         super().__init__(dim, max_len, num_heads, **options)
-        self.widths = check_fields(field_dims if likeness_of == "fields" else None, dim)
-        self.projection = nn.Parameter(nn.init.xavier_normal_(torch.empty(likeness_dim, dim)))
+        fields = check_fields(field_dims, dim)
+        self.widths = fields if likeness_of == "fields" else [sum(fields)]
+        self.projection = nn.Parameter(nn.init.xavier_normal_(torch.empty(likeness_dim, sum(fields))))
         self.steepness = nn.Parameter(torch.tensor(10.0))
         self.middle = nn.Parameter(torch.tensor(0.5 / len(self.widths)))
         self.field_weights: nn.Parameter | None = None

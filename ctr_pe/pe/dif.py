@@ -31,8 +31,9 @@ class DIF(PositionEncoding):
 
     What the paper leaves open or its code does otherwise:
 
-    - The paper's item is its id alone. Here the item's own source and the values see the item as the model has it, with
-      all its fields, and the attributes have scores of their own beside it.
+    - The paper's item is its id alone. Here the item's own source and the values see the item as the model has it, as
+      a rule with all its fields, and the attributes have scores of their own beside it. With dim that of the id alone
+      it is the paper's (:class:`~ctr_pe.model_zoo.next_item.dif_sr.DIFSR`).
     - In target attention attributes are scored by products too, also beside a DIN or bilinear score.
     - ``concat`` and ``gate`` act on whole rows of scores. Forbidden scores are zero in them, and columns count items
       from the query (from the newest item where attention is bidirectional), so neither sees the future or padding.
@@ -63,8 +64,8 @@ class DIF(PositionEncoding):
     is added.
 
     Raises:
-        ValueError: field_dims that do not add up to dim, field_sizes of another length, an unknown dif_fusion, dims
-            that are no multiple of the heads, a negative dif_predict.
+        ValueError: field_dims of which neither all nor the first are dim wide, field_sizes of another length, an
+            unknown dif_fusion, dims that are no multiple of the heads, a negative dif_predict.
     """
 
     about = About(
@@ -94,7 +95,7 @@ class DIF(PositionEncoding):
         fields = check_fields(field_dims, dim)
         if field_sizes is not None and len(field_sizes) != len(fields):
             raise ValueError(f"field_sizes={list(field_sizes)} are not as many as field_dims={fields}")
-        self.widths, self.attributes = fields[1:], slice(fields[0], dim)  # of items, which others may have widened
+        self.widths, self.attributes = fields[1:], slice(fields[0], sum(fields))  # of items as looked up
         self.scale = self.head_dim**-0.5
 
         dims = self._source_dims(dif_source_dim)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 NEXT_ITEM_MODELS = {
     "SASRec": "ctr_pe.model_zoo.next_item.sasrec:NextItemSASRec",
+    "SASRecF": "ctr_pe.model_zoo.next_item.sasrecf:SASRecF",
+    "DIFSR": "ctr_pe.model_zoo.next_item.dif_sr:DIFSR",
     "GRU4Rec": "ctr_pe.model_zoo.next_item.gru4rec:GRU4Rec",
     "Popularity": "ctr_pe.model_zoo.next_item.popularity:Popularity",
 }

@@ -17,36 +17,26 @@ from ctr_pe.data.dataset import Dataset
 from ctr_pe.model_zoo.din import DIN
 from ctr_pe.model_zoo.next_item.gru4rec import GRU4Rec
 from ctr_pe.model_zoo.next_item.popularity import Popularity
-from ctr_pe.model_zoo.next_item.sasrec import NextItemSASRec
 from ctr_pe.pe import available_pes
-from ctr_pe.sequence.batch import JaggedBatch
-from ctr_pe.training import DataSource, build_model, train
+from ctr_pe.training import DataSource, train
 from ctr_pe.utils.errors import UserError
-from tests.support.next_item import SMALL, categories, dataset, events, random_histories, run_of
+from tests.support.next_item import (
+    SMALL,
+    batch_of,
+    built,
+    categories,
+    dataset,
+    events,
+    random_histories,
+    run_of,
+    states_of,
+)
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
     folder = tmp_path_factory.mktemp("next") / "log"
     return dataset(folder, events(random_histories()), categories(), max_len=6)
-
-
-def built(data: Dataset, pe: str = "naive", model: type = NextItemSASRec, **params: Any) -> Any:
-    run = run_of(data, pe, model, **params)
-    return build_model(run, data, data.path.parent / "models")
-
-
-def batch_of(histories: list[list[int]], targets: list[int], cate: bool = False) -> JaggedBatch:
-    """Histories and targets in ids; a category is id 1."""
-    lengths, items = (
-        torch.tensor([len(one) for one in histories]),
-        torch.tensor([item for one in histories for item in one], dtype=torch.int64),
-    )
-    rows = {"label": torch.ones(len(targets)), "user_id": torch.arange(len(targets)), "item_id": torch.tensor(targets)}
-    columns = {"item_history": items, "age_history": torch.arange(len(items), 0, -1)}
-    if cate:
-        rows["cate_id"], columns["cate_history"] = torch.ones_like(rows["item_id"]), torch.ones_like(items)
-    return JaggedBatch(rows, columns, dict.fromkeys(columns, lengths))
 
 
 @pytest.mark.parametrize("pe", available_pes())
@@ -61,10 +51,7 @@ def test_every_encoding_keeps_causality(data: Dataset, pe: str) -> None:
     for items in ([3, 1, 2, 2, 5, 4], [3, 1, 2, 2], [3]):
         batch = batch_of([items, [7]], [1, 1], cate=True)
         batch.histories["age_history"] = torch.tensor([100 * k for k in range(len(items), 0, -1)] + [5])
-        (history,) = model.planned(batch).plan.histories
-        embedded, _ = model.look_up({field: history.ids[field] for field in model.group.history})
-        states, _ = model.states(model._items(history, embedded), history.positions)
-        found.append(states)
+        found.append(states_of(model, batch)[0])
     torch.testing.assert_close(found[0][:4], found[1][:4])
     torch.testing.assert_close(found[0][:1], found[2][:1])
 

@@ -8,12 +8,17 @@ from typing import Any
 
 import numpy as np
 import polars as pl
+import torch
+from torch import Tensor
 
+from ctr_pe.config.schema import parameters
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.logs.log import build
 from ctr_pe.data.logs.recipe import Recipe
 from ctr_pe.model_zoo.next_item.sasrec import NextItemSASRec
-from ctr_pe.training import Run
+from ctr_pe.pe.base import Losses
+from ctr_pe.sequence.batch import JaggedBatch
+from ctr_pe.training import Run, build_model
 
 SMALL: dict[str, Any] = {
     "embedding_dim": 8,
@@ -66,5 +71,32 @@ def categories(items: int = 12) -> pl.DataFrame:
 
 
 def run_of(data: Dataset, pe: str = "naive", model: type = NextItemSASRec, seed: int = 0, **params: Any) -> Run:
-    kept = SMALL if model is NextItemSASRec else {key: SMALL[key] for key in SMALL if not key.startswith("num_")}
+    kept = {key: value for key, value in SMALL.items() if not key.startswith("num_") or key in parameters(model)}
     return Run(model, data.path, pe, seed, params=kept | params)
+
+
+def built(data: Dataset, pe: str = "naive", model: type = NextItemSASRec, **params: Any) -> Any:
+    """A model before training."""
+    run = run_of(data, pe, model, **params)
+    return build_model(run, data, data.path.parent / "models")
+
+
+def batch_of(histories: list[list[int]], targets: list[int], cate: bool = False) -> JaggedBatch:
+    """Histories and targets in ids; a category is id 1."""
+    lengths, items = (
+        torch.tensor([len(one) for one in histories]),
+        torch.tensor([item for one in histories for item in one], dtype=torch.int64),
+    )
+    rows = {"label": torch.ones(len(targets)), "user_id": torch.arange(len(targets)), "item_id": torch.tensor(targets)}
+    columns = {"item_history": items, "age_history": torch.arange(len(items), 0, -1)}
+    if cate:
+        rows["cate_id"], columns["cate_history"] = torch.ones_like(rows["item_id"]), torch.ones_like(items)
+    return JaggedBatch(rows, columns, dict.fromkeys(columns, lengths))
+
+
+def states_of(model: Any, batch: JaggedBatch) -> tuple[Tensor, Losses]:
+    """What a model's ``states`` are of the histories of a batch."""
+    (history,) = model.planned(batch).plan.histories
+    embedded, _ = model.look_up({field: history.ids[field] for field in model.group.history})
+    found: tuple[Tensor, Losses] = model.states(model._items(history, embedded), history.positions)
+    return found

@@ -1,0 +1,175 @@
+"""Next-item models with self-attention beside SASRec: every encoding, odd histories, what is learned, and each against
+its equations written plainly."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy, layer_norm, softmax
+
+from ctr_pe.data.dataset import Dataset
+from ctr_pe.model_zoo.next_item.dif_sr import DIFSR, attribute_loss
+from ctr_pe.model_zoo.next_item.sasrecf import SASRecF
+from ctr_pe.pe import available_pes
+from ctr_pe.training import train
+from ctr_pe.utils.errors import UserError
+from tests.support.next_item import batch_of, built, categories, dataset, events, random_histories, run_of, states_of
+
+CAUSAL = [SASRecF, DIFSR]
+EVERY = CAUSAL
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    folder = tmp_path_factory.mktemp("next") / "log"
+    return dataset(folder, events(random_histories()), categories(), max_len=6)
+
+
+def trained(data: Dataset, pe: str, model: type, **params: Any) -> Any:
+    """In float64 and evaluation, with parameters far from their initial values."""
+    found = built(data, pe, model, **params).double().eval()
+    found.embedding_layer.double()
+    draw = torch.Generator().manual_seed(3)
+    for parameter in found.parameters():
+        nn.init.normal_(parameter, std=0.3, generator=draw)
+    return found
+
+
+ONE_OF_A_KIND = ["native", "rope+cape", "kernel", "dif"]
+
+
+@pytest.mark.parametrize("model", CAUSAL)
+@pytest.mark.parametrize("encodings", [ONE_OF_A_KIND, pytest.param([*available_pes()], marks=pytest.mark.slow)])
+def test_every_encoding_keeps_causality(data: Dataset, model: type, encodings: list[str]) -> None:
+    """The state at an item is that of the history that ends with it."""
+    for pe in encodings:
+        found: list[Tensor] = []
+        scorer = trained(data, pe, model)
+        for items in ([3, 1, 2, 2, 5, 4], [3, 1, 2, 2], [3]):
+            batch = batch_of([items, [7]], [1, 1], cate=True)
+            batch.histories["age_history"] = torch.tensor([100 * k for k in range(len(items), 0, -1)] + [5])
+            found.append(states_of(scorer, batch)[0])
+        for part, count in ((found[1], 4), (found[2], 1)):
+            assert torch.allclose(found[0][:count], part[:count]), pe
+
+
+@pytest.mark.parametrize("model", EVERY)
+def test_empty_short_and_long_histories(data: Dataset, model: type) -> None:
+    """Each row is ranked as if it were alone, whatever the others' lengths; of a long history the newest items count;
+    a batch of empty histories can be trained on and ranked."""
+    scorer = trained(data, "native", model, max_len=6)
+    histories = [[], [4], [9, 9, 1, 2, 3, 4, 5, 6], [1, 2, 3, 4, 5, 6], [5, 1, 2]]
+    together = scorer.forward(batch_of(histories, [1] * 5, cate=True))["y_pred"]
+    assert together.isfinite().all()
+    alone = [scorer.forward(batch_of([history], [1], cate=True))["y_pred"] for history in histories]
+    torch.testing.assert_close(together, torch.cat(alone))
+    torch.testing.assert_close(together[2], together[3])
+    found = built(data, "native", model)
+    found.train()
+    assert math.isfinite(found.train_step(batch_of([[], []], [1, 2], cate=True)).item())
+
+
+@pytest.mark.parametrize("model", EVERY)
+def test_it_learns(data: Dataset, model: type) -> None:
+    """Items follow each other in the order of their numbers, four times in five."""
+    outcome = train(run_of(data, "native", model, num_blocks=1, epochs=15, learning_rate=0.05))
+    assert outcome.metrics["NDCG@10"] > 0.6  # 0.43 by chance
+    assert outcome.history[-1].loss < 0.8 * outcome.history[0].loss
+
+
+@pytest.mark.parametrize("model", [SASRecF])
+def test_items_without_attributes_are_refused(data: Dataset, model: type) -> None:
+    with pytest.raises(UserError, match=f"{model.__name__}: items have no attribute beside 'item_id'"):
+        built(data, "none", model, item_fields=["item_id"])
+
+
+# Each against its equations, of one history.
+
+HISTORY = [3, 1, 2, 2, 5]
+
+
+def looked_up(model: Any) -> tuple[Tensor, Tensor]:
+    """Vectors of the ids (5, D) and of the category (5, D) of HISTORY."""
+    layers = model.embedding_layer.embedding_layers
+    return layers["item_history"](torch.tensor(HISTORY)), layers["cate_history"](torch.ones(5, dtype=torch.int64))
+
+
+def norm(x: Tensor, by: nn.Module) -> Tensor:
+    return layer_norm(x, x.shape[-1:], by.weight, by.bias)
+
+
+def heads(x: Tensor, count: int = 2) -> Tensor:
+    """(5, D) -> (H, 5, d)."""
+    return x.view(len(x), count, -1).transpose(0, 1)
+
+
+def block(x: Tensor, by: Any, more: Tensor | float = 0.0) -> Tensor:
+    """A transformer block with norms first; ``more``: what is added to its scores (H, 5, 5)."""
+    normed = norm(x, by.layer_norm1)
+    query, key, value = (heads(getattr(by.attention, name)(normed)) for name in ("query", "key", "value"))
+    later = torch.ones(5, 5, dtype=torch.bool).triu(1)
+    logits = (query @ key.mT * query.shape[-1] ** -0.5 + more).masked_fill(later, -math.inf)
+    x = x + by.attention.output((softmax(logits, -1) @ value).transpose(0, 1).flatten(1))
+    return x + by.ffn[2](by.ffn[0](norm(x, by.layer_norm2)).relu())
+
+
+def of_history(model: Any) -> Tensor:
+    return states_of(model, batch_of([HISTORY], [1], cate=True))[0]
+
+
+def test_sasrecf_is_its_equations(data: Dataset) -> None:
+    model = trained(data, "naive", SASRecF)
+    transformer = model.encoder.transformer
+    states = model.fuse(torch.cat(looked_up(model), 1)) + transformer.pe.table[:5]
+    for one in transformer.blocks:
+        states = block(states, one)
+    torch.testing.assert_close(of_history(model), norm(states, transformer.layer_norm))
+    weight = model.embedding_layer.embedding_layers["item_id"].weight
+    torch.testing.assert_close(model.vectors(), weight[model.item_ids])
+
+
+def test_dif_sr_is_its_equations(data: Dataset) -> None:
+    """Scores of ids, category and places are added up; values are those of the ids; nothing is added to the input."""
+    model = trained(data, "native", DIFSR)
+    states, category = looked_up(model)
+    for one in model.encoder.transformer.blocks:
+        pe = one.attention.pe
+        added = torch.zeros(2, 5, 5, dtype=torch.float64)
+        for source, of in ((pe.sources["1"], category), (pe.position, pe.table[:5])):
+            added += heads(source.query(of)) @ heads(source.key(of)).mT * 4**-0.5
+        states = block(states, one, added)
+    torch.testing.assert_close(of_history(model), norm(states, model.encoder.transformer.layer_norm))
+
+
+def test_attribute_predictors_of_dif_sr(data: Dataset) -> None:
+    """What they add to the loss: of all items but the first, and the target, by the ids of their category."""
+    model = built(data, "native", DIFSR, attribute_weight=5.0)
+    model.train()
+    found = model.forward(batch_of([[3, 1, 2], []], [4, 5], cate=True))["losses"]["attribute predictors"]
+    states = states_of(model, batch_of([[3, 1, 2]], [4], cate=True))[0]
+    probability = torch.sigmoid(model.predictors["1"](states))
+    answers = model.attribute_1[model.item_numbers[torch.tensor([1, 2, 4])]]
+    right = nn.functional.one_hot(answers, probability.shape[1] + 1)[:, 1:].float()
+    assert right.sum() == 3
+    torch.testing.assert_close(found, 5 * binary_cross_entropy(probability, right))
+    assert not built(data, "native", DIFSR, attribute_weight=0.0).predictors
+
+
+def test_an_item_has_an_attribute_once_or_none() -> None:
+    logits = torch.tensor([[0.5, -1.0, 2.0], [1.0, 1.0, 1.0]])
+    values = torch.tensor([[2, 2, 3], [0, 0, 0]])
+    wanted = binary_cross_entropy(logits.sigmoid(), torch.tensor([[0.0, 1, 1], [0, 0, 0]]))
+    torch.testing.assert_close(attribute_loss(logits, values), wanted)
+    assert attribute_loss(logits[:0], values[:0]) == 0
+
+
+def test_position_of_dif_sr_is_a_source_or_another_encoding(data: Dataset) -> None:
+    """An encoding takes the place of the position source in the score of the ids; fields stay sources."""
+    for pe, position, links in (("native", True, 1), ("dif", True, 1), ("none", False, 1), ("rope", False, 2)):
+        first = built(data, pe, DIFSR).encoder.transformer.pe
+        dif = first.encodings[0] if links == 2 else first
+        assert (dif.position is not None, list(dif.sources)) == (position, ["1"])
