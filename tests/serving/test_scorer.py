@@ -158,3 +158,17 @@ def test_garbage_waits_while_any_thread_captures() -> None:
         thread.join()
     assert seen == [False] * 8
     assert gc.isenabled()
+
+
+def test_requests_scored_together_have_the_scores_that_they_have_alone(scorer: Scorer) -> None:
+    draw = np.random.default_rng(3)
+    parts = []
+    for history, candidates in [(0, 1), (5, 1), (30, 9), (0, 8), (1, 20), (12, 3), (30, 40), (7, 20)]:
+        past, wanted = ([f"item {i}" for i in draw.integers(0, 50, size)] for size in (history, candidates))
+        times = np.sort(draw.integers(0, 10**6, history)).tolist() if history else None
+        parts.append(scorer.encoder.one(past, wanted, times, 2 * 10**6 if history else None))
+    together = scorer.score_together(parts)
+    assert [len(scores) for scores in together] == [part.rows for part in parts]
+    for part, scores in zip(parts, together, strict=True):
+        np.testing.assert_allclose(scores, scorer.score_together([part])[0], atol=1e-6)
+        np.testing.assert_allclose(scores, scorer.score(part), atol=1e-6)

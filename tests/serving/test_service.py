@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
+import os
 import re
 import shutil
 import signal
@@ -26,7 +28,7 @@ from ctr_pe import CTRRanker
 from ctr_pe.serving import model_watcher
 from ctr_pe.serving.model_folder import read_model
 from ctr_pe.serving.model_watcher import ModelWatcher, WatchedModel
-from ctr_pe.serving.service import application
+from ctr_pe.serving.service import JSONLines, application
 from ctr_pe.serving.service_options import Limits, Queueing, ServiceOptions
 from ctr_pe.utils.errors import UserError
 from tests.support.fuzz.small_log import SMALL
@@ -105,8 +107,6 @@ def test_histories_may_be_empty_or_longer_than_the_model_reads(
 def test_what_is_wrong_with_a_request_is_said_with_its_path(
     client: TestClient, change: dict[str, Any], path: list[str | int], message: str
 ) -> None:
-    import json
-
     body = json.dumps({"history": ["item 1", "item 2"], "candidates": ["item 3"], **change})
     answer = client.post("/rank", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422
@@ -250,6 +250,65 @@ def test_more_requests_than_may_wait_are_turned_away(
         assert client.get("/ready").status_code == 200
 
 
+def test_requests_that_wait_together_get_the_scores_that_they_get_alone(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, go, calls = application(folder), threading.Event(), []
+    scorer = app.state.watcher.model.scorer
+    together = scorer.score_together
+
+    def counted(parts: Any) -> Any:
+        calls.append(len(parts))
+        assert go.wait(30)
+        return together(parts)
+
+    requests = [{"history": PAST * (i % 4), "candidates": [f"item {(i + j) % 44}" for j in range(1 + 5 * (i % 3))]}
+                for i in range(12)] + [{"candidates": ["item 1"], "context": {"nothing": 1}}]  # fmt: skip
+    with TestClient(app) as client, ThreadPoolExecutor(13) as pool:
+        go.set()
+        alone = [client.post("/rank", json=request).json() for request in requests]
+        go.clear()
+        monkeypatch.setattr(scorer, "score_together", counted)
+        first = pool.submit(client.post, "/rank", json=requests[0])
+        wait_for(lambda: len(calls) == 1)
+        others = [pool.submit(client.post, "/rank", json=request) for request in requests[1:]]
+        wait_for(lambda: "ctr_pe_open_requests 13.0" in client.get("/metrics").text)
+        busy = client.post("/rank", json=requests[0], headers={"x-wait-ms": "20"})
+        go.set()
+        found = [one.result().json() for one in (first, *others)]
+        assert "ctr_pe_batch_requests_count 15.0" in client.get("/metrics").text
+    assert calls == [1, 11]  # the thirteenth asks for a field that the model lacks
+    assert busy.status_code == 503
+    for mine, own in zip(found, alone, strict=True):
+        assert mine.keys() == own.keys()
+        if "ranked" in own:
+            scores = ({one["item"]: one["score"] for one in answer["ranked"]} for answer in (mine, own))
+            assert next(scores) == pytest.approx(next(scores), abs=1e-6)
+    assert found[-1] == alone[-1]
+
+
+def test_answers_and_logs_name_the_request_and_the_model(client: TestClient, caplog: pytest.LogCaptureFixture) -> None:
+    name = client.get("/health").json()["model"]["name"]
+    with caplog.at_level(logging.INFO, "ctr_pe.service.requests"):
+        for body in ({"candidates": ["item 1"]}, {"candidates": []}):
+            answer = client.post("/rank", json=body, headers={"x-request-id": "mine.7"})
+            assert (answer.headers["x-request-id"], answer.headers["x-model"]) == ("mine.7", name)
+    ids = {client.get("/live", headers={"x-request-id": "no\tword"}).headers["x-request-id"] for _ in range(2)}
+    assert len(ids) == 2
+    assert all(re.fullmatch("[0-9a-f]{16}", one) for one in ids)
+    lines = [json.loads(JSONLines().format(record)) for record in caplog.records if hasattr(record, "facts")]
+    assert [(line["request_id"], line["status"], line["model"]) for line in lines] == [
+        ("mine.7", 200, name), ("mine.7", 422, name)
+    ]  # fmt: skip
+    assert {"time", "level", "process", "method", "path", "ms"} <= lines[0].keys()
+
+
+@pytest.mark.parametrize("wait", ["soon", "-1", "1.5", "9" * 20])
+def test_a_wait_that_is_no_number_is_a_problem_of_the_header(client: TestClient, wait: str) -> None:
+    answer = client.post("/rank", json={"candidates": ["item 1"]}, headers={"x-wait-ms": wait})
+    assert (answer.status_code, answer.json()["detail"][0]["loc"]) == (422, ["header", "x-wait-ms"])
+
+
 def test_a_folder_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no such model folder"):
         application(tmp_path / "nothing")
@@ -331,6 +390,56 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(
     watcher = ModelWatcher(folder)
     assert len(calls) == 2
     assert watcher.model.scorer.score_one(PAST, ASKED).tolist() == other.scorer_.score_one(PAST, ASKED).tolist()
+
+
+@pytest.mark.slow
+def test_several_processes_answer_on_one_port(folder: Path, other: CTRRanker) -> None:
+    with process(folder, "--processes", "2", "--log", "json", "--log-requests") as (running, address, lines):
+        wait_for(lambda: ready(address), 60)
+        names: set[str] = set()
+
+        def ask() -> None:
+            answer = httpx.post(f"{address}/rank", json={"candidates": ["item 3"]}, timeout=30)  # a connection each
+            assert answer.status_code == 200
+            names.add(answer.json()["model"])
+
+        def seen() -> set[int]:
+            logged = [json.loads(line) for line in lines if line.startswith("{")]
+            return {line["process"] for line in logged if line.get("path") == "/rank"}
+
+        def both() -> bool:
+            for _ in range(8):
+                ask()
+            return len(seen()) == 2
+
+        wait_for(both, 60)
+        total = sum(float(line.split()[1]) for line in httpx.get(f"{address}/metrics").text.splitlines()
+                    if line.startswith("ctr_pe_requests_total"))  # fmt: skip
+        wait_for(lambda: sum('"path": "/rank"' in line for line in lines) == total)
+        other.save(folder)
+        running.send_signal(signal.SIGHUP)
+        wait_for(lambda: sum("now the model" in line for line in lines) >= 2)
+        os.kill(next(iter(seen())), signal.SIGKILL)
+        names.clear()
+        wait_for(lambda: not both() and len(seen()) == 3, 60)  # the one that is killed, and the one that is started
+        running.send_signal(signal.SIGTERM)
+    assert running.returncode == 0
+    assert len(names) == 1
+
+
+@pytest.mark.slow
+def test_a_folder_that_no_process_can_serve_ends_all_of_them(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "ctr_pe.cli", "serve", "--model", str(tmp_path), "--port", "0", "--processes", "2"]
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert ended.returncode == 2
+    assert "no such model folder" in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def ready(address: str) -> bool:
+    with contextlib.suppress(httpx.HTTPError):
+        return httpx.get(f"{address}/ready").status_code == 200
+    return False
 
 
 @pytest.mark.slow
