@@ -11,12 +11,14 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
+import multiprocessing
 import os
 import re
 import secrets
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -346,12 +348,20 @@ def _start(folder: Path, options: ServiceOptions, log_format: str, log_requests:
 
 
 def _or_exit(start: Callable[[], FastAPI]) -> FastAPI:
-    """Of one of several processes, which are not started again if the first start fails."""
+    """Of one of several processes, which are not started again if the first start fails, and end with their parent."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    threading.Thread(target=_end_after, args=(parent,), daemon=True).start()
     try:
         return start()
     except UserError as error:
         log.error("%s", error)
         sys.exit(uvicorn.config.STARTUP_FAILURE)
+
+
+def _end_after(parent: Any) -> None:
+    parent.join()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def set_up_logs(log_format: str, log_requests: bool) -> None:

@@ -76,7 +76,9 @@ def test_a_window_waits_for_more_but_not_once_the_batch_is_full() -> None:
     async def test(ask: Ask, go: threading.Event, batches: MicroBatches) -> None:
         first = asyncio.ensure_future(ask(0))
         await asyncio.sleep(0.02)
-        assert await asyncio.wait_for(asyncio.gather(first, ask(1), ask(2)), 10) == ["m 0", "m 1", "m 2"]
+        more = [asyncio.ensure_future(ask(number)) for number in (1, 2)]
+        async with asyncio.timeout(10):
+            assert [await one for one in (first, *more)] == ["m 0", "m 1", "m 2"]
 
     assert scored(test, window=60.0, batch=3) == [("m", [0, 1, 2])]
 
