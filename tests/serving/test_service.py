@@ -395,7 +395,7 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(
 @pytest.mark.slow
 def test_several_processes_answer_on_one_port(folder: Path, other: CTRRanker) -> None:
     with process(folder, "--processes", "2", "--log", "json", "--log-requests") as (running, address, lines):
-        wait_for(lambda: ready(address), 60)
+        wait_for(lambda: ready(address), 180)
         names: set[str] = set()
 
         def ask() -> None:
