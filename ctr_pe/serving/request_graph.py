@@ -146,17 +146,20 @@ def trace(model: Any) -> torch.export.ExportedProgram:
 def random_request(model: Any, rows: int, slots: int, targets: int, seed: int = 0) -> dict[str, Tensor]:
     """Inputs of a :class:`RequestGraph`: one history is full, one empty, and every fourth item lacks an id.
 
-    Several histories have different lengths, and no two inputs are one tensor, which a trace would take for one input.
+    Several histories have different lengths, but those of one age; no two inputs are one tensor, which a trace would
+    take for one input.
     """
     draw, inputs, features = torch.Generator().manual_seed(seed), inputs_of(model), model.feature_map.features
     count = torch.randint(1, max(2, slots), (rows,), generator=draw)
     count[:1], count[1:2] = slots, 0
     sizes = {"B": rows, "L": slots, "K": targets}
     found = {}
+    age = {length_of(group): group.age or length_of(group) for group in model.groups}
+    counts: dict[str, Tensor] = {}
     for name, kind in inputs.items():
         spec, shape = features.get(name, {}), [sizes[axis] for axis in AXES[kind]]
         if kind == "length":
-            drawn, count = count, count.roll(1)
+            drawn = counts.setdefault(age[name], count.roll(len(counts))).clone()
         elif kind == "age":
             drawn = torch.randint(10**7, shape, generator=draw).sort(1, descending=True)[0]
         elif spec["type"] == "numeric":

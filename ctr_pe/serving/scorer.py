@@ -96,11 +96,11 @@ class Scorer:
         return np.split(scores, np.cumsum([part.rows for part in parts])[:-1])
 
     @torch.inference_mode()
-    def score(self, encoded: EncodedRequests, batch_size: int = BATCH, shared: int = SHARED) -> Scores:
-        """Click probabilities (n,) of encoded requests; adds to ``counts``. A history that ``shared`` of them see is
-        encoded once."""
+    def score(self, encoded: EncodedRequests, batch_size: int = BATCH, shared: int | None = None) -> Scores:
+        """Click probabilities (n,) of encoded requests; adds to ``counts``. A history that ``shared`` of them see,
+        ``SHARED`` by default, is encoded once."""
         scores = np.empty(encoded.rows, np.float32)
-        tiles, alone = encoded.tiles(self.encoder.needs_age, TILE, shared)
+        tiles, alone = encoded.tiles(self.encoder.needs_age, TILE, shared or SHARED)
         for rows in (*tiles, *(some[:, None] for some in encoded.batches(alone, batch_size, ITEMS))):
             histories = encoded.histories(rows[:, 0])
             scores[rows] = self._score(histories, encoded.fields(rows)).float().cpu().numpy()
