@@ -39,7 +39,7 @@ IDENTIFIERS = [
     Rule("steps", "gate_weights", ("ctr_pe/ops/contextual", "ctr_pe/pe/contextual.py", "ctr_pe/pe/cape")),
     Rule("steady", "average, schedule"),
     Rule("parcel", "pinned transfer"),
-    Rule("ranks", "process group"),
+    Rule("ranks", "process group", ("ctr_pe/utils", "ctr_pe/training", "ctr_pe/fuxictr", "ctr_pe/commands")),
     Rule("together", "process group", ("ctr_pe/utils", "ctr_pe/training", "ctr_pe/commands", "ctr_pe/fuxictr")),
     Rule("share", "rank slice", ("ctr_pe/utils", "ctr_pe/training")),
     Rule("draws", "generator, generators"),

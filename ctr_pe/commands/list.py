@@ -30,6 +30,7 @@ def run(args: argparse.Namespace) -> int:
     from ctr_pe.data.root import data_root, list_datasets
     from ctr_pe.data.synthetic.built_in import BUILT_IN
     from ctr_pe.model_zoo import MODELS
+    from ctr_pe.model_zoo.next_item import NEXT_ITEM_MODELS
     from ctr_pe.pe import REGISTRY
 
     root = data_root(args.data_root)
@@ -40,6 +41,8 @@ def run(args: argparse.Namespace) -> int:
         others = plugins.listed(kind).items()
         hidden = " — not used: the name is built in"
         _section(f"{kind}s", [*own, *((name, place + hidden * (name in built_in)) for name, place in others)])
+    of_next_item = [(name, _docstring(place)) for name, place in NEXT_ITEM_MODELS.items()]
+    _section("models of --task next-item", of_next_item)
     _section(f"data sets in {root}", built)
     _section("published data sets (ctr-pe data fetch NAME)", [(name, SETS[name].title) for name in SETS])
     suites = packaged_yaml("benchmark").items()

@@ -11,11 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from ctr_pe.config.field_groups import field_groups
 from ctr_pe.config.schema import DatasetSection, Name, Place, problems
-from ctr_pe.config.yaml import load_yaml, model_params, packaged_yaml
+from ctr_pe.config.yaml import load_yaml, model_params, next_item_params, packaged_yaml
 from ctr_pe.data.logs.recipe import Recipe, SplitColumn
 from ctr_pe.fuxictr.csv import feature_specs, read_columns
 from ctr_pe.fuxictr.experiment import model_section
-from ctr_pe.models.sections import unread
+from ctr_pe.models.sections import check_params, model_class, unread
 from ctr_pe.study.suite import Grid, Suite, cells
 from ctr_pe.training.dry_build import param_problems
 from ctr_pe.utils.errors import UserError, counted, explain, nearest, one_line, quoted, shown
@@ -133,7 +133,15 @@ def check_suite(content: Mapping[str, Any], root: Path) -> Iterator[str]:
         return
     if suite.published is not None and suite.published not in packaged_yaml("published"):
         yield f"'published': there is no '{suite.published}': {nearest(suite.published, packaged_yaml('published'))}"
-    for cell in [row.with_chosen(one) for row in cells(suite) for one in row.combinations()]:
+    for cell in [row.with_chosen(chosen) for row in cells(suite) for chosen in row.combinations()]:
+        if suite.task != "click":
+            try:
+                own = next_item_params(cell.model, Path(cell.dataset).name, cell.overrides)
+                given = {key: value for key, value in own.items() if key not in ("model", "dataset_id")}
+                check_params(model_class(cell.model, suite.task), {**given, "position_encoding": cell.pe})
+            except UserError as error:
+                yield f"grids: {cell}: {error}"
+            continue
         try:
             params = model_params(cell.model, cell.dataset, cell.overrides)
         except UserError as error:

@@ -66,7 +66,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 of_items.addmm_(logits.T, some)
         ctx.save_for_backward(of_states, of_items)
         ctx.count = max(len(states), 1)
-        return (total / ctx.count).to(states.dtype)
+        mean: Tensor = (total / ctx.count).to(states.dtype)
+        return mean
 
     @staticmethod
     @once_differentiable

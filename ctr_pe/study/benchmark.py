@@ -13,14 +13,14 @@ from typing import Any
 import numpy as np
 import polars as pl
 
-from ctr_pe.config.schema import ExperimentSection, check
+from ctr_pe.config.schema import ExperimentSection, check, valid
 from ctr_pe.config.yaml import load_json, model_params, next_item_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.description import description
 from ctr_pe.data.root import REPORT
 from ctr_pe.data.synthetic.built_in import DEFAULT, open_or_generate
 from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.models.sections import TASKS, check_names, check_params, model_class, origins, unread
+from ctr_pe.models.sections import check_names, check_params, model_class, origins, unread
 from ctr_pe.pe import check_encodings
 from ctr_pe.study import estimate, halving, next_item, runner, trials
 from ctr_pe.study.differences import settings
@@ -28,7 +28,7 @@ from ctr_pe.study.halving import SEARCHED
 from ctr_pe.study.rendering import as_text, between, texts, write_texts
 from ctr_pe.study.runner import Job, Train
 from ctr_pe.study.store import Result, RunKey, Store, hash_of, repair
-from ctr_pe.study.suite import OWN_KEYS, Cell, Grid, Suite, cells, load_suite
+from ctr_pe.study.suite import OWN_KEYS, Cell, Grid, Suite, Task, cells, load_suite
 from ctr_pe.study.tables import make_suite_tables, make_tables, write_files
 from ctr_pe.study.trials import Trials
 from ctr_pe.training import PROTOCOLS, Run, train
@@ -147,9 +147,8 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             table = estimate.plan_table(f"{heading}, {workers} at once", planned, workers)
             print(as_text(table) if planned else f"{heading}: all are there already")
             return int(any(one.problem for one in planned))
-        for one in planned:
-            if one.problem and task != "click":
-                raise UserError(f"{one.cell}: {one.problem}")
+        if task != "click" and (problem := next((one for one in planned if one.problem), None)):
+            raise UserError(f"{problem.cell}: {problem.problem}")
         if any(one.estimate for one in planned):
             time = between(*estimate.total(planned, workers))
             how = f"{estimate.STEPS} measured steps of each model and encoding, extrapolated"
@@ -203,9 +202,7 @@ def plan(request: Request) -> tuple[Suite, list[Cell]]:
         if key in request.params:
             raise UserError(f"--tune {key}: it is in --set too")
     if request.suite is None:
-        task = request.task or "click"
-        if task not in TASKS:
-            raise UserError(f"--task {task}: {nearest(task, TASKS)}")
+        task = valid("--task", Task, request.task or "click")
         if task != "click" and request.dataset is None:
             raise UserError(f"--task {task} needs --dataset: one of `ctr-pe data build --protocol leave-one-out`")
         models = [DEFAULT_MODEL[task]] if request.models is None else list(dict.fromkeys(request.models))

@@ -71,7 +71,7 @@ class RankStatistics:
 
 
 @dataclass(frozen=True)
-class Row:
+class TableRow:
     """A row of a table: its ``labels`` by column, the runs that it is the mean of, and those of its baseline."""
 
     labels: Mapping[str, str | None]
@@ -99,7 +99,7 @@ def write_tables(
         of_pe, lost = runs.get(setting, {}), failed.get(setting, {})
         base = next((name for name in BASELINES if name in of_pe), None)
         rows = [
-            Row(
+            TableRow(
                 {"encoding": pe},
                 setting[1],
                 setting[0],
@@ -147,7 +147,7 @@ def _suite_tables(
             }
             against = runs[alike[0]] if alike and cell.pe != base and runs[alike[0]] else None
             name = keys[cell][0].dataset
-            rows.append(Row(labels, name, cell.model, cell.pe, runs[cell], lost[cell], against, not cell.varied))
+            rows.append(TableRow(labels, name, cell.model, cell.pe, runs[cell], lost[cell], against, not cell.varied))
         columns = dict.fromkeys(name for row in rows for name in row.labels)
         rows = [replace(row, labels={name: row.labels.get(name) for name in columns}) for row in rows]
         first = keys[cells[0]][0]
@@ -156,7 +156,9 @@ def _suite_tables(
     return tables
 
 
-def make_table(title: str, rows: Sequence[Row], statistics: RankStatistics, protocol: str, base: str | None) -> Table:
+def make_table(
+    title: str, rows: Sequence[TableRow], statistics: RankStatistics, protocol: str, base: str | None
+) -> Table:
     """Mean and standard deviation of every metric, the difference to the baseline, and the published figures."""
     every = [run for row in rows for run in [*row.runs.values()]]
     seeds = {seed for row in rows for seed in [*row.runs, *row.failed]}

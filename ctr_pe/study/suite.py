@@ -33,6 +33,9 @@ OWN_KEYS = {
 }
 
 
+Task = Literal["click", "next-item"]
+
+
 class Grid(BaseModel):
     """Every model with every encoding on every data set, under every combination of ``vary``.
 
@@ -75,7 +78,7 @@ class Suite(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str
-    task: Literal["click", "next-item"] = "click"
+    task: Task = "click"
     protocol: Literal["heldout", "paper"] = "heldout"
     seeds: int = Field(default=5, ge=1, le=10_000, strict=True)
     published: str | None = None

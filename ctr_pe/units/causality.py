@@ -40,4 +40,5 @@ def keeps_causality(pe: PositionEncoding, item_dim: int | None = None) -> bool:
         _, embedded = trained.embed(None, items.embedding[:, : pe.dim], positions)
         with torch.no_grad():
             states.append(unit(embedded, positions, positions.item_pairs(True, items))[:FIRST])
-    return torch.allclose(*states, rtol=1e-9, atol=1e-9)
+    whole, prefix = states
+    return torch.allclose(whole, prefix, rtol=1e-9, atol=1e-9)

@@ -82,7 +82,7 @@ def test_the_papers_grids(name: str, number: int) -> None:
 def test_all_shipped_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["list"]) == 0
     listed = capsys.readouterr().out
-    assert len(packaged_yaml("benchmark")) == 11
+    assert len(packaged_yaml("benchmark")) == 15
     assert all(f"  {name} " in listed for name in packaged_yaml("benchmark"))
 
 
