@@ -38,6 +38,7 @@ from ctr_pe.config.validation import check
 from ctr_pe.data.synthetic.built_in import BUILT_IN, DEFAULT
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.study.rendering import GAUC
+from tests.support.next_item import dataset, events, random_histories
 
 CHECKOUT = Path(__file__).resolve().parents[1]
 PAGES = ["README.md", "CONTRIBUTING.md", "data/README.md", "benchmark/results/README.md"]
@@ -231,7 +232,11 @@ def ctr_pe(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
     args = cli._parser().parse_args(arguments)
     name = " ".join(arguments[: 1 + (arguments[0] == "data")])
     if name == "benchmark":
-        small_set(folder, args.dataset or DEFAULT)
+        if args.task == "next-item":
+            (folder / "data").mkdir(exist_ok=True)
+            dataset(folder / "log", events(random_histories())).path.rename(folder / "data" / args.dataset)
+        else:
+            small_set(folder, args.dataset or DEFAULT)
         few = ["--set", "batch_size=32"]
         assert cli.main([*arguments, *few, "--jobs", "1", *["--dry-run"] * (not args.dry_run)]) == 0
         assert not (folder / "results").exists()

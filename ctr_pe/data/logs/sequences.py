@@ -19,7 +19,8 @@ from ctr_pe.data.timeline import Codes
 def leave_one_out(user: Ints) -> Codes:
     """(E,) index into SPLITS: a user's last event is test, the one before it valid, the others train."""
     later = np.searchsorted(user, user, side="right") - 1 - np.arange(len(user))
-    return np.take(np.array([2, 1, 0], np.uint8), np.minimum(later, 2))
+    split: Codes = np.array([2, 1, 0], np.uint8)[np.minimum(later, 2)]
+    return split
 
 
 def sequence_rows(user: Ints, split: Codes, max_len: int, every_window: bool = True) -> Ints:
