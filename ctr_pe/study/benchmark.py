@@ -354,10 +354,10 @@ def _refuse_what_cannot_be_monitored(stages: Mapping[Store, Sequence[Job]], data
         assert isinstance(run.dataset, Path)
         dataset = of_path[run.dataset]
         file, user = dataset.split(PROTOCOLS[run.protocol][1]), run.params.get("group_id") or dataset.group_id
-        asked = (str(file), dataset.label, user, run.params.get("monitor", "AUC"))
-        if asked not in checked:
-            check_monitor(*asked)
-            checked.append(asked)
+        wanted = (str(file), dataset.label, user, run.params.get("monitor", "AUC"))
+        if wanted not in checked:
+            check_monitor(*wanted)
+            checked.append(wanted)
 
 
 def _refuse_other_classes(store: Store, jobs: Sequence[Job], done: Mapping[RunKey, Result]) -> None:

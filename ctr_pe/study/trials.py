@@ -57,9 +57,9 @@ class Trials:
     def _rungs(self, row: Cell, done: Mapping[RunKey, Result]) -> tuple[list[list[Trial]], Cell]:
         found, complete = list[list[Trial]](), True
         search = halving.rungs(self.params(row), row.search, SEED) if row.search else _grid(row.combinations())
-        asked = next(search)
+        wanted = next(search)
         while True:
-            trials = [row.with_chosen(one) for one in asked]
+            trials = [row.with_chosen(one) for one in wanted]
             found.append([(trial, self.job(trial)) for trial in trials])
             results = [done[job.key] for _, job in found[-1] if job.key in done]
             complete &= len(results) == len(trials)
@@ -67,7 +67,7 @@ class Trials:
                 what = f"the training of each of {counted(len(results), 'trial')} failed"
                 raise UserError(f"{row}: {what}; the first {results[0].failed}")
             try:
-                asked = search.send([_goodness(one) for one in results] if complete else [0.0] * len(trials))
+                wanted = search.send([_goodness(one) for one in results] if complete else [0.0] * len(trials))
             except StopIteration as end:
                 return found, row.with_chosen(end.value) if complete else row
 
