@@ -121,7 +121,7 @@ class HistoryModel(FuxiCTRModel):
         model, of_model, links = type(self).__name__, native or self.native, group.encoding.split("+")
         slots = min(group.max_len, self.max_position or group.max_len) + extra_slots
         if not isinstance(of_model, str) and "native" in links and len(links) > 1:
-            raise UserError(f"{model}: '{group.encoding}': native widens the items here and stands alone")
+            raise UserError(f"{model}: '{group.encoding}': native is the model's own and stands alone")
 
         def fresh() -> PositionEncoding:
             if not isinstance(of_model, str) and links == ["native"]:

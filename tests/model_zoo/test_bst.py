@@ -135,7 +135,7 @@ class TestFuxiCTRsSwitch:
     [
         ({"seq_pooling_type": "max"}, r"BST: seq_pooling_type 'max' is unknown: .*\(concat, mean, sum, target\)"),
         ({"stacked_transformer_layers": 0}, "stacked_transformer_layers must be a positive integer, got 0"),
-        ({"position_encoding": "native+cape"}, "BST: 'native\\+cape': native widens the items here and stands alone"),
+        ({"position_encoding": "native+cape"}, "BST: 'native\\+cape': native is the model's own and stands alone"),
     ],
 )
 def test_mistakes_are_one_line(params: dict[str, Any], message: str, tmp_path: Path) -> None:
