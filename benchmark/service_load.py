@@ -84,7 +84,9 @@ class Connection(asyncio.Protocol):
         self.buffer = rest[length:]
         name, status = fields.get(b"x-request-id", b""), int(head.split(b" ", 2)[1])
         if self.answer is None or self.answer.done():
-            raise RuntimeError("an answer that nobody asked for")
+            raise RuntimeError("an answer to no request, or after it was given up")
+        if fields.get(b"connection") == b"close":
+            self.transport = None
         self.answer.set_result((status, name, rest[:length]))
 
     def connection_lost(self, error: Exception | None) -> None:

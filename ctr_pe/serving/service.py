@@ -232,7 +232,8 @@ async def _patient(scope: Scope) -> None:
     connection, now = scope.get("state", {}).get("connection", {}), time.monotonic()
     due = connection.get("retry", now)
     connection["retry"] = max(now, due) + RETRY
-    await asyncio.sleep(max(0.0, due - now))
+    if due > now:
+        await asyncio.sleep(due - now)
 
 
 class JSONLines(logging.Formatter):
