@@ -102,7 +102,9 @@ def offline(ranker: CTRRanker, requests: pl.DataFrame) -> npt.NDArray[np.float64
     return ranker.predict_proba(requests)[:, 1]
 
 
-@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize(
+    "model", [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("DIN", "SASRec"))) for name in MODELS]
+)
 def test_the_service_gives_the_scores_of_the_estimator(model: str, tmp_path: Path) -> None:
     """And so does the folder, after an update, too; the groups have encodings of their own."""
     ranker = CTRRanker(model, ["cape", "none", "rope"], behaviours=BEHAVIOURS, columns=COLUMNS, **QUICK).fit(log())

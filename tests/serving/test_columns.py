@@ -17,7 +17,7 @@ from ctr_pe.serving.service import application
 from ctr_pe.utils.errors import UserError
 from tests.data.logs.test_columns import COLUMNS, tables
 
-MODELS = ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
+MODELS = ["DIN", "BST", *(pytest.param(name, marks=pytest.mark.slow) for name in ("DIEN", "DMIN", "TIN", "SASRec"))]
 QUICK: dict[str, Any] = {"epochs": 1, "embedding_dim": 8, "batch_size": 256, "columns": COLUMNS}
 EVENT = ("hour", "price", "seen")
 COUNT = 60

@@ -18,7 +18,7 @@ from ctr_pe.evaluation import evaluate
 from ctr_pe.utils.errors import UserError
 from tests.data.logs.test_columns import tables
 
-MODELS = ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
+MODELS = ["DIN", "DMIN", *(pytest.param(name, marks=pytest.mark.slow) for name in ("DIEN", "BST", "TIN", "SASRec"))]
 QUICK: dict[str, Any] = {"epochs": 1, "embedding_dim": 8, "batch_size": 77}
 ROWS = 600
 
