@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -178,7 +179,7 @@ def test_battery_catches(broken: Callable[[int, int, int], PositionEncoding], ch
 def test_check_pe_runs_all_checks_and_stops_at_the_first_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[tuple[str, str]] = []
     for name in CHECKS:
-        monkeypatch.setitem(CHECKS, name, lambda _, unit, name=name: ran.append((unit, name)))
+        monkeypatch.setitem(CHECKS, name, partial(lambda name, _, unit: ran.append((unit, name)), name))
     check_pe(IsNoNumber)
     assert ran == PAIRS
     monkeypatch.undo()

@@ -24,7 +24,8 @@ P, V, D = 23, 17, 5
 def operands(dtype: torch.dtype = torch.float64, scale: float = 1.0) -> tuple[Tensor, Tensor, Tensor]:
     draw = torch.Generator().manual_seed(0)
     states, items = (torch.randn(n, D, generator=draw, dtype=torch.float64) * scale for n in (P, V))
-    return (*(x.to(dtype).requires_grad_() for x in (states, items)), torch.randint(V, (P,), generator=draw))
+    states, items = (x.to(dtype).requires_grad_() for x in (states, items))
+    return states, items, torch.randint(V, (P,), generator=draw)
 
 
 @pytest.mark.parametrize("rows", [1, 4, 23, 100])

@@ -189,7 +189,7 @@ class Log:
         if not (din and self.ordered):  # else a user cannot have clicked two items at the same order
             repeated &= ~new_item & (~new_time | (not self.timed))
         if self.recipe.behaviours:  # of two behaviours at once neither repeats the other
-            keys = ["user", *([] if din and self.ordered else ["tie", "time"]), clock, "behaviour"]
+            keys: list[str] = ["user", *(() if din and self.ordered else ("tie", "time")), clock, "behaviour"]
             keys = [name for name in dict.fromkeys(keys) if name in events.columns]
             again = ~pl.struct(keys).is_first_distinct() & (pl.col("behaviour") >= 0)
             repeated = events.select(again).to_series().to_numpy()
