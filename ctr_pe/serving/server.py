@@ -34,7 +34,7 @@ class Config(uvicorn.Config):
         super().__init__(
             make, factory=True, http=LimitedProtocol, workers=processes, lifespan="on", log_config=None,
             ws="none", log_level="warning", access_log=False, timeout_keep_alive=int(limits.keep),
-            timeout_graceful_shutdown=limits.finish, timeout_worker_healthcheck=60,
+            timeout_graceful_shutdown=limits.finish, timeout_worker_healthcheck=20,
         )  # fmt: skip
         self.limits = limits
 

@@ -435,7 +435,7 @@ def test_a_folder_that_no_process_can_serve_ends_all_of_them(tmp_path: Path) -> 
     command = [sys.executable, "-m", "ctr_pe.cli", "serve", "--model", str(tmp_path), "--port", "0", "--processes", "2"]
     ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
     assert ended.returncode == 2
-    assert "no such model folder" in ended.stderr
+    assert "not a model folder" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
