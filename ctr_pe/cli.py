@@ -68,7 +68,10 @@ def _parser() -> Parser:
     examples = "examples:\n  ctr-pe data check log.csv\n  ctr-pe data build --help"
     codes = exit_codes(data_check.EXIT_CODES)
     data = commands.add_parser(
-        "data", help="build or fetch data sets", description="Build or fetch data sets.", epilog=f"{examples}\n\n{codes}"
+        "data",
+        help="build or fetch data sets",
+        description="Build or fetch data sets.",
+        epilog=f"{examples}\n\n{codes}",
     )
     of_data = data.add_subparsers(metavar="COMMAND", required=True, title="commands")
     for command in (data_build, data_check, data_fetch, data_generate, data_convert):
