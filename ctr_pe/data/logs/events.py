@@ -189,9 +189,9 @@ class Log:
         if not (din and self.ordered):  # else a user cannot have clicked two items at the same order
             repeated &= ~new_item & (~new_time | (not self.timed))
         if self.recipe.behaviours:  # of two behaviours at once neither repeats the other
-            keys: list[str] = ["user", *(() if din and self.ordered else ("tie", "time")), clock, "behaviour"]
-            keys = [name for name in dict.fromkeys(keys) if name in events.columns]
-            again = ~pl.struct(keys).is_first_distinct() & (pl.col("behaviour") >= 0)
+            of_event: list[str] = ["user", *(() if din and self.ordered else ("tie", "time")), clock, "behaviour"]
+            of_event = [name for name in dict.fromkeys(of_event) if name in events.columns]
+            again = ~pl.struct(of_event).is_first_distinct() & (pl.col("behaviour") >= 0)
             repeated = events.select(again).to_series().to_numpy()
         counted = {"tied": ~(new_user | new_time), "repeated": repeated, "contradictions": ~new_user[1:] & earlier}
         counts = {name: int(of.sum()) for name, of in counted.items()}
