@@ -83,4 +83,4 @@ def _tune(texts: list[str]) -> Any:
         raise UserError(f"--tune {budgets[0]}: it stands alone, beside no other --tune")
     if budgets:
         return budgets[0] if budgets[0] == "quick" else int(budgets[0])
-    return parse_overrides(texts, "--tune")
+    return parse_overrides(texts, "--tune") or None

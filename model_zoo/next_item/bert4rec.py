@@ -52,8 +52,8 @@ class BERT4Rec(SequentialTransformer):
         states, _, losses = self.encoder.transformer(*self._embedded(seen, positions))
         own = self.item_numbers[items.ids[0]].masked_fill(~masked, -1)
         answers = positions.append(own, positions.newest_of(following + 1) - 1)
-        asked = answers >= 0
-        return self.project(states[asked]), answers[asked], losses
+        has_answer = answers >= 0
+        return self.project(states[has_answer]), answers[has_answer], losses
 
     def newest_states(self, items: Items, positions: Positions) -> Tensor:
         """In evaluation: the state at the mask after the history (B, D)."""

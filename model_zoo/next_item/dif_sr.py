@@ -64,9 +64,9 @@ class DIFSR(SequentialTransformer):
 
     def questions(self, items: Items, positions: Positions, following: Tensor) -> tuple[Tensor, Tensor, Losses]:
         states, losses = self.states(items, positions)
-        asked, answers = states[following >= 0].float(), following[following >= 0]
+        wanted, answers = states[following >= 0].float(), following[following >= 0]
         found = [
-            attribute_loss(predictor(asked), self.get_buffer(f"attribute_{f}")[answers])
+            attribute_loss(predictor(wanted), self.get_buffer(f"attribute_{f}")[answers])
             for f, predictor in self.predictors.items()
         ]
         if found:
