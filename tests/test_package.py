@@ -18,7 +18,10 @@ import pytest
 
 import ctr_pe
 
-PUBLIC = ["CTRRanker", "Chain", "PositionEncoding", "Positions", "available_pes", "build_pe", "load", "units"]
+PUBLIC = [
+    *("CTRRanker", "Chain", "NextItemRanker", "PositionEncoding", "Positions", "available_pes", "build_pe", "load"),
+    "units",
+]
 
 
 def copy_checkout(checkout: Path, to: Path) -> Path:

@@ -54,6 +54,7 @@ CHANGES = {
     "loss": "mse_loss",
     "max_gradient_norm": "0.01",
     "metrics": "[logloss]",
+    "min_batches": "50",
     "monitor": "gAUC",
     "monitor_mode": "min",
     "net_regularizer": "0.01",
@@ -154,6 +155,7 @@ def way(
 ) -> Iterator[Way]:
     """Trains with BASE and what is given, in this process, unless it was ``trained``."""
     runs: list[str] = []
+    new: list[str] = []
     made_by: set[bool] = set()
     held: set[bool] = set()
     train, batches = training.train, BatchLoader.__iter__
@@ -161,6 +163,7 @@ def way(
     def recording(run: Run, progress: Any = None) -> Outcome:
         runs.append(what_decides(run))
         if runs[-1] not in trained:
+            new.append(runs[-1])
             states: list[Mapping[str, Any]] = []
             outcome = train(run, lambda state: states.append({**state}))
             trained[runs[-1]] = Trained(outcome, states, Seen(0))
@@ -179,6 +182,7 @@ def way(
         return 0
 
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("ctr_pe.data.loader.SMALLEST_BATCH", 2)
     monkeypatch.setattr(training, "train", recording)
     monkeypatch.setattr("ctr_pe.study.runner.run_all", run_all)
     monkeypatch.setattr(BatchLoader, "__iter__", iterate)
@@ -191,7 +195,7 @@ def way(
         if code:
             return Seen(code, shown.err)
         (run,) = runs
-        if made_by:
+        if new:  # tune makes batches also to time its steps
             seen = Seen(code, made_ahead=False in made_by, bar="it/s" in shown.out, deterministic=True in held)
             trained[run] = trained[run]._replace(seen=seen.of(trained[run].outcome))
         return trained[run].seen
