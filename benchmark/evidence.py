@@ -344,7 +344,7 @@ def page(rows: Rows) -> str:
     shuffled = "DIN-amazon_sports_shuffled_all"
     unordered = "DIN-amazon_sports_shuffled_test"
     every, dmin = "all_encodings", "DMIN-synthetic"
-    every_din, every_sasrec = (f"{every}/{model}/synthetic" for model in ("DIN", "SASRec"))
+    every_din, every_bst, every_sasrec = (f"{every}/{model}/synthetic" for model in ("DIN", "BST", "SASRec"))
     unsteady = ("cape", "cape_oracle", "cape_time", "dif", "euler")
     unshown = {("DIN", "alibi"), ("SASRec", "time_rope"), *(("SASRec", pe) for pe in unsteady)}
     unshown_bst = {("BST", "kerple_log")}
@@ -525,7 +525,13 @@ positions without one ({rows.mean(every_sasrec, "none")}; DIN {rows.mean(every_d
 and not shown of `time_rope`, nor of `cape`, `cape_oracle`, `cape_time`, `euler` and `dif`, whose runs differ more by
 the seed (standard deviation {spreads[0]} to {spreads[-1]}). In DMIN `naive` ({rows.above(dmin, "naive")}), CAPE
 ({rows.above(dmin, "cape")}) and RoPE ({rows.above(dmin, "rope")}) gain, CoPE does not ({rows.level(dmin, "cope")}). In
-DIEN, whose GRU knows the order, no gain is shown of any encoding (CAPE {rows.level("DIEN-synthetic", "cape")}).
+DIEN, whose GRU knows the order, no gain is shown of any encoding (CAPE {rows.level("DIEN-synthetic", "cape")}). TIN
+gains from five of its six, `naive` ({rows.above("TIN-synthetic", "naive")}) and CAPE
+({rows.above("TIN-synthetic", "cape")}) among them, but not from RoPE ({rows.level("TIN-synthetic", "rope")}), and
+cannot: its score is the bare product of the target's and the item's embedding, without projections, so a rotation by
+the distance changes the score of a pair by the pair's own phases, and a preference for the newest item, whichever it
+is, would need one phase for all pairs. BST, which projects queries and keys apart, and DIN, whose MLP scores the pair,
+find the order by the same rotation ({rows.above(every_bst, "rope")}, {rows.above(every_din, "rope")}).
 
 **On a smaller purchase log nothing is shown in DIN, and much in BST and SASRec.** All three on amazon_beauty with
 every encoding and three chains, five seeds
