@@ -39,7 +39,9 @@ def log(seed: int = 0, labelled: bool = True) -> pl.DataFrame:
     kinds = draw.choice(["click", "cart", "buy", "view", None], given.height, p=[0.5, 0.2, 0.15, 0.1, 0.05])
     given = given.select("user_id", "item_id", "timestamp", "label", "hour", action=pl.Series(kinds.tolist()))
     given = given.with_columns(timestamp=pl.col("timestamp") // 180 * 180)  # three events at a time
-    given = given.unique(["user_id", "item_id", "timestamp", "action"], keep="first", maintain_order=True)
+    kind = pl.when(pl.col("action").is_in(LISTED)).then("action").otherwise(pl.lit("other"))  # of which two are alike
+    same = pl.struct("user_id", "item_id", "timestamp", kind.alias("kind"))
+    given = given.filter(same.is_first_distinct())
     return given if labelled else given.drop("label")
 
 
