@@ -87,9 +87,15 @@ class DataSource:
 
 
 def not_comparable(file: str, label: str, user: str) -> str | None:
-    """Why no AUC within users is defined on the rows of a split: none has rows of both labels; None if one has."""
+    """Why no AUC within users is defined on the rows of a split: none has rows of both labels; None if one has.
+
+    Raises:
+        UserError: there is no column ``user``.
+    """
     path = Path(file)
     users = pl.scan_parquet(sorted(path.glob("*.parquet")) if path.is_dir() else path)
+    if user not in (names := users.collect_schema().names()):
+        raise UserError(f"group_id: {file}: no column '{user}': {nearest(user, names)}")
     both = users.group_by(user).agg(pl.col(label).n_unique() > 1).select(pl.len(), pl.col(label).sum()).collect()
     count, several = both.row(0)
     return None if several else f"none of {counted(count, 'user')} has rows of both labels, which gAUC compares"

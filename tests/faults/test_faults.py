@@ -70,8 +70,8 @@ FAULTS = [
     ),
     Fault(
         "the last event of a user belongs to the valid split",
-        "np.minimum(last[user[target]] - target, 2)",
-        "np.minimum(last[user[target]] - target + 1, 2)",
+        "[np.minimum(later, 2)]",
+        "[np.minimum(later + 1, 2)]",
         DIN,
     ),
     Fault(
@@ -94,8 +94,8 @@ FAULTS = [
     ),
     Fault(
         "negatives of all blocks are drawn alike",
-        "len(counter.items), [recipe.seed, number])",
-        "len(counter.items), [recipe.seed])",
+        "log.catalogue.height, [recipe.seed, number], recipe)",
+        "log.catalogue.height, [recipe.seed], recipe)",
         f"{CUTS}test_users_of_different_blocks_get_negatives_of_their_own",
     ),
     Fault(

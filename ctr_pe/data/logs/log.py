@@ -144,9 +144,7 @@ def din(block: EventBlock, items: int, seed: list[int], recipe: Recipe) -> Label
     if recipe.behaviours:
         wanted &= block.column("behaviour") == 0
     target = np.flatnonzero(wanted)
-    owner = user[target]
-    later = np.searchsorted(owner, owner, side="right") - 1 - np.arange(len(owner))  # targets of the user after it
-    split = np.array([2, 1, 0], np.uint8)[np.minimum(later, 2)]
+    split = leave_one_out(user[target])
     negative = never_clicked(user, item, target, items, np.random.default_rng(seed))
     code = np.stack([item[target], negative], axis=1).reshape(-1)
     label = np.tile(np.array([1, 0], np.uint8), len(target))
