@@ -144,6 +144,14 @@ class IdMap:
         return pl.Enum(list(self.known))
 
 
+def places(ids: Array, size: int) -> Ints:
+    """(size,) the place in ``ids`` (n,) of each number below ``size``, -1 for those that are not there."""
+    found = np.full(size, -1, np.int64)
+    kept = ids < size
+    found[ids[kept]] = np.flatnonzero(kept)
+    return found
+
+
 def _whole(value: Any) -> int | None:
     """The whole number that a float stands for."""
     return int(value) if abs(value) < EXACT and value % 1 == 0 else None

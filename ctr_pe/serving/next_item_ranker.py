@@ -15,8 +15,10 @@ import polars as pl
 import torch
 
 from ctr_pe.data.dataset import ID, ITEM
+from ctr_pe.data.id_map import places
 from ctr_pe.serving import tables
-from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of, write_model
+from ctr_pe.serving.estimator import ModelEstimator
+from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of
 from ctr_pe.serving.ranker import newest_events
 from ctr_pe.serving.scorer import BATCH, ITEMS, Scorer
 from ctr_pe.serving.tables import AnyTable
@@ -29,7 +31,7 @@ DECIDED = NOT_OF_MODEL | {"position_encoding", "target_field", "sequence_field",
 """Keys of a config that are no hyper-parameters here."""
 
 
-class NextItemRanker:
+class NextItemRanker(ModelEstimator):
     """Learns from a log of chosen items which of all items a user chooses next.
 
     Tables are polars, pandas or pyarrow, or the path of a parquet or CSV file. Columns are those of
@@ -176,14 +178,6 @@ class NextItemRanker:
         names = scorer.encoder.columns
         return pl.DataFrame([found[0].alias(names.user), found[1].alias(names.item), score, pl.Series("rank", rank)])
 
-    def save(self, folder: str | Path, histories: bool = True) -> None:
-        """Write the model folder, all or nothing; an earlier model folder of this name is replaced.
-
-        Args:
-            histories: also the newest ``max_len`` events of every user; without them each call has to bring its own.
-        """
-        write_model(folder, self._scorer, histories)
-
     @classmethod
     def load(cls, folder: str | Path, gpu: int = -1) -> Self:
         """The ranker of a model folder. Raises UserError for a folder that cannot be read, or of another task."""
@@ -198,33 +192,11 @@ class NextItemRanker:
         named = [name for name in inspect.signature(type(self)).parameters if name != "hyper_parameters"]
         return {name: getattr(self, name) for name in named} | self.hyper_parameters
 
-    def __repr__(self) -> str:
-        default = {name: one.default for name, one in inspect.signature(type(self)).parameters.items()}
-        given = [f"{name}={value!r}" for name, value in self.get_params().items() if value != default.get(name)]
-        return f"{type(self).__name__}({', '.join(given)})"
-
-    @property
-    def _scorer(self) -> Scorer:
-        if not hasattr(self, "scorer_"):
-            from sklearn.exceptions import NotFittedError
-
-            raise NotFittedError("this NextItemRanker is not fitted: call fit(events, items=items) or load(folder)")
-        return self.scorer_
-
-    def _fitted(self, scorer: Scorer) -> Self:
-        self.scorer_ = scorer
-        self.metrics_, self.history_ = scorer.config["metrics"]["test"], scorer.config["history"]
-        return self
-
     def _raw_items(self) -> pl.Series:
         """(V,) the raw id of each item of the model."""
         items, ids = self._scorer.encoder.items, self._scorer.model.item_ids.cpu().numpy()
         assert items is not None
-        place = np.zeros(int(ids.max(initial=0)) + 1, np.int64)
-        number = items[ITEM + ID].to_numpy()
-        kept = number < len(place)
-        place[number[kept]] = np.flatnonzero(kept)
-        return items[ITEM].gather(place[ids])
+        return items[ITEM].gather(places(items[ITEM + ID].to_numpy(), int(ids.max(initial=0)) + 1)[ids])
 
     def _params(self) -> dict[str, Any]:
         """All hyper-parameters of a training."""

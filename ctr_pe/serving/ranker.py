@@ -21,7 +21,8 @@ from ctr_pe.data.logs.labels import check_label, label_column, threshold
 from ctr_pe.data.logs.roles import ask_label, id_column, label_like, order_column, times
 from ctr_pe.serving import tables
 from ctr_pe.serving.encoder import MISSING
-from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of, write_model
+from ctr_pe.serving.estimator import ModelEstimator
+from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.tables import AnyTable
 from ctr_pe.utils.errors import UserError, counted, option
@@ -40,7 +41,7 @@ DECIDED = NOT_OF_MODEL | {"position_encoding", "target_field", "sequence_field",
 """Keys of a config that are no hyper-parameters here."""
 
 
-class CTRRanker:
+class CTRRanker(ModelEstimator):
     """Learns from a log of events which items users click, and ranks candidates by it.
 
     Follows scikit-learn's conventions without importing it. Tables are polars, pandas or pyarrow, or the path of a
@@ -335,14 +336,6 @@ class CTRRanker:
             raise UserError(f"events: no user has rows of both labels, which gAUC compares: {instead}")
         return found
 
-    def save(self, folder: str | Path, histories: bool = True) -> None:
-        """Write the model folder, all or nothing; an earlier model folder of this name is replaced.
-
-        Args:
-            histories: also the newest ``max_len`` events of every user; without them each call has to bring its own.
-        """
-        write_model(folder, self._scorer, histories)
-
     @classmethod
     def load(cls, folder: str | Path, gpu: int = -1) -> Self:
         """The estimator of a model folder, whatever wrote it. Raises UserError for a folder that cannot be read."""
@@ -369,11 +362,6 @@ class CTRRanker:
             setattr(self, name, params[name])
         return self
 
-    def __repr__(self) -> str:
-        default = {name: p.default for name, p in inspect.signature(CTRRanker).parameters.items()}
-        given = [f"{k}={v!r}" for k, v in self.get_params().items() if k not in default or repr(v) != repr(default[k])]
-        return f"CTRRanker({', '.join(given)})"
-
     def __sklearn_tags__(self) -> Tags:
         from sklearn.utils import InputTags, Tags, TargetTags
 
@@ -387,19 +375,9 @@ class CTRRanker:
     def __sklearn_is_fitted__(self) -> bool:
         return hasattr(self, "scorer_")
 
-    @property
-    def _scorer(self) -> Scorer:
-        if not hasattr(self, "scorer_"):
-            from sklearn.exceptions import NotFittedError
-
-            raise NotFittedError("this CTRRanker is not fitted: call fit(events, items) or load(folder)")
-        return self.scorer_
-
     def _fitted(self, scorer: Scorer) -> Self:
-        self.scorer_, self.classes_ = scorer, np.array([0, 1])
-        self.metrics_, self.history_ = scorer.config["metrics"]["test"], scorer.config["history"]
-        self.updates_ = scorer.config.get("updates", [])
-        return self
+        self.classes_, self.updates_ = np.array([0, 1]), scorer.config.get("updates", [])
+        return super()._fitted(scorer)
 
     def _events(self, history: AnyTable | None) -> EncodedLog | None:
         """A history, encoded; for None the events it was fitted on."""

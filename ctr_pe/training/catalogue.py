@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe.data.dataset import ID, ITEMS, Dataset
+from ctr_pe.data.id_map import places
 from ctr_pe.models.sections import task_of
 from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError, option
@@ -46,10 +47,7 @@ def give_catalogue(model: Any, source: DataSource) -> None:
     attributes: dict[str, Tensor] = {}
     if len(model.group.target) > 1:
         items = pl.read_parquet(dataset.path / ITEMS, columns=[name + ID for name in model.group.target])
-        place = np.full(len(frequency), -1)
-        number = items[target + ID].to_numpy()
-        kept = number < len(place)
-        place[number[kept]] = np.flatnonzero(kept)
+        place = places(items[target + ID].to_numpy(), len(frequency))
         for field in model.group.target[1:]:
             values = torch.from_numpy(items[field + ID].to_numpy().astype(np.int64))
             found = torch.from_numpy(place[ids])

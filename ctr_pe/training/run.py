@@ -19,12 +19,12 @@ import numpy.typing as npt
 import torch
 
 from ctr_pe.config.field_groups import field_value, group_params
-from ctr_pe.config.yaml import model_params
+from ctr_pe.config.yaml import model_params, next_item_params
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.metrics import without_groups
 from ctr_pe.fuxictr.library import training_settings
-from ctr_pe.models.sections import check_other_model, model_class, prefixes
+from ctr_pe.models.sections import check_other_model, model_class, prefixes, registered_name, task_of
 from ctr_pe.training.catalogue import check_task, give_catalogue
 from ctr_pe.training.checkpoint import Checkpoint
 from ctr_pe.training.deterministic import deterministic
@@ -83,7 +83,11 @@ class Run:
 
 def default_params(model: str | type, dataset_id: str) -> dict[str, Any]:
     """The hyper-parameters of a model's packaged configuration that a :class:`Run` has no field for."""
-    return {name: value for name, value in model_params(model, dataset_id).items() if name not in OF_RUN}
+    if isinstance(model, type) and task_of(model) == "next-item":
+        params = next_item_params(registered_name(model), dataset_id)
+    else:
+        params = model_params(model, dataset_id)
+    return {name: value for name, value in params.items() if name not in OF_RUN}
 
 
 @dataclass(frozen=True)

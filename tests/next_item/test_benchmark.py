@@ -17,6 +17,7 @@ from ctr_pe.study.benchmark import Request, plan, run
 from ctr_pe.study.next_item import RankStatistics, published, write_tables
 from ctr_pe.study.store import Result, RunKey, Store
 from ctr_pe.study.suite import Cell
+from ctr_pe.training.run import OF_RUN, default_params
 from ctr_pe.utils.errors import UserError
 from tests.support.next_item import dataset, events, random_histories
 
@@ -107,6 +108,7 @@ def test_packaged_settings_can_be_used(model: str) -> None:
     assert registered_name(cls) == model
     params = {key: value for key, value in next_item_params(model, "log").items() if key not in ("model", "dataset_id")}
     check_params(cls, params)
+    assert default_params(cls, "log") == {key: value for key, value in params.items() if key not in OF_RUN}
 
 
 def test_published_figures_are_of_models_encodings_and_metrics_that_exist() -> None:
