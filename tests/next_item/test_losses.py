@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -85,6 +86,19 @@ def test_sampled_softmax_is_the_full_one_in_the_mean(negatives: Any) -> None:
     drawn = draw_items((200_000,), V, weights, torch.Generator().manual_seed(1))
     loss = sampled_softmax_loss(states, lambda numbers: items[numbers], answers, drawn, weights, V)
     torch.testing.assert_close(loss, cross_entropy(states @ items.T, answers), rtol=0.01, atol=0)
+
+
+def test_a_drawn_item_that_is_the_answer_does_not_count() -> None:
+    states, items, answers = operands()
+    drawn = torch.randint(V, (30,), generator=torch.Generator().manual_seed(3))
+    losses = []
+    for state, answer in zip(states, answers, strict=True):
+        kept = torch.cat([answer.view(1), drawn[drawn != answer]])
+        logits = items[kept] @ state - torch.cat([torch.zeros(1), torch.full((len(kept) - 1,), math.log(30 / V))])
+        losses.append(logits.logsumexp(0) - logits[0])
+    found = sampled_softmax_loss(states, lambda numbers: items[numbers], answers, drawn, None, V)
+    torch.testing.assert_close(found, torch.stack(losses).mean())
+    assert (drawn == answers.unsqueeze(1)).any()
 
 
 def test_popular_items_are_drawn_as_often_as_they_are_answers() -> None:

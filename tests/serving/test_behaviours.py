@@ -192,6 +192,8 @@ def test_each_history_matters() -> None:
         kinds: score(*kinds) for kinds in (("click", "click"), ("click", "cart"), ("cart", "buy"), ("buy", "view"))
     }
     assert len(set(found.values())) == 4
+    counts = ranker.scorer_.encoder.one([1, 2], [3], history_context={"action": ["buy", "view"]}).counts
+    assert counts["history items of other behaviours"] == 1
     assert score("buy", "view") == ranker.scorer_.score_one([1], [3], history_context={"action": ["buy"]})[0]
 
 

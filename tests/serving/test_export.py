@@ -107,15 +107,17 @@ def test_align_moves_items_to_the_last_slots() -> None:
     assert torch.equal(same * mask, wanted * 10)
 
 
-def test_fields_of_the_request_and_two_histories(tmp_path: Path) -> None:
-    """A field with one value for all targets of a request, one with a value for each, and numbers."""
+@pytest.mark.parametrize("shared", [True, False])
+def test_fields_of_the_request_and_two_histories(shared: bool, tmp_path: Path) -> None:
+    """A field with one value for all targets of a request, one with a value for each, and numbers; histories of one
+    age, which have one length, or of which one has no age and a length of its own."""
     spec = {"type": "categorical", "padding_idx": 0, "vocab_size": 5}
     price = {"type": "numeric", "source": "item"}
     features = feature_map(tmp_path, hour=spec | {"source": "context"}, offer=spec, price=price)
     groups = {"target_field": [["item_id"], ["cate_id"]], "sequence_field": [["item_history"], ["cate_history"]]}
     model = model_zoo.DIN(
-        features, gpu=-1, model_root=str(tmp_path), position_encoding=["cape", "time_bias"],
-        **(PARAMS | SMALL["DIN"] | groups | {"age_field": ["age_history", "age_history"]})
+        features, gpu=-1, model_root=str(tmp_path), position_encoding=["time_bias", "time_bias" if shared else "cape"],
+        **(PARAMS | SMALL["DIN"] | groups | {"age_field": ["age_history", "age_history" if shared else None]})
     )  # fmt: skip
     assert inputs_of(model) == {
         "item_history": "history", "age_history": "age", "item_history_length": "length", "cate_history": "history",

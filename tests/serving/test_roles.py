@@ -181,6 +181,8 @@ def test_where_no_user_can_be_compared_it_is_said_before_training(
     with pytest.raises(UserError, match=f"monitor gAUC: .*valid.*: {said}: .*AUC, monitor='AUC'"):
         train(Run("DIN", build(recipe, tmp_path / "set").path, "cape", 0, params=params))
     asked = ["benchmark", "--dataset", str(tmp_path / "set"), "--out", str(tmp_path / "b"), "--repeats", "1"]
+    assert main([*asked, "--set", "group_id=usr_id", "--dry-run"]) == 2
+    assert "no column 'usr_id': did you mean 'user_id'?" in capsys.readouterr().err
     assert main([*asked, "--dry-run"]) == 2
     shown = capsys.readouterr().err
     assert shown.count(said) == 1

@@ -92,6 +92,17 @@ def test_a_request_may_take_longer_than_it_may_take_to_arrive_and_so_may_those_b
             assert more
 
 
+def test_a_connection_is_kept_for_later_requests() -> None:
+    """Longer than a request may take to arrive."""
+    with served(read=0.2, keep=5) as connect, connect() as client:
+        for _ in range(2):
+            client.sendall(GET)
+            assert client.recv(1000).startswith(b"HTTP/1.1 200")
+            time.sleep(0.5)
+        client.sendall(GET)
+        assert client.recv(1000).startswith(b"HTTP/1.1 200")
+
+
 def test_connections_above_the_limit_are_refused_and_then_there_is_room_again() -> None:
     with served(most=2) as connect:
         with connect() as first, connect() as second:
