@@ -152,10 +152,8 @@ class DINScore(nn.Module):
         biases = nn.functional.linear(target, of_target, first.bias) if swap else per_item
         logits = target.new_empty(len(target), others.shape[1], by.shape[1])
         for row, some in product(range(len(by)), _slices(by.shape[1], max(1, columns // len(of_product)))):
-            own = by[row, some].T.unsqueeze(2)
-            weight = torch.addcmul(of_other.T.unsqueeze(1), of_product.T.unsqueeze(1), own).flatten(
-                1
-            )  # (D, vectors · U)
+            own = by[row, some].T.unsqueeze(2)  # (D, vectors, 1)
+            weight = torch.addcmul(of_other.T.unsqueeze(1), of_product.T.unsqueeze(1), own).flatten(1)
             bias = biases[row, some].flatten()
             for chosen in _slices(others.shape[1], TARGETS):
                 hidden = torch.addmm(bias, others[row, chosen], weight).view(-1, len(of_product))
