@@ -68,6 +68,7 @@ class Connection(asyncio.Protocol):
         self.buffer = b""
         self.transport: asyncio.WriteTransport | None = None
         self.answer: asyncio.Future[tuple[int, bytes, bytes]] | None = None
+        self.refused: tuple[int, bytes, bytes] | None = None  # the connection itself, before a request
 
     def connection_made(self, transport: Any) -> None:
         self.transport = transport
@@ -83,11 +84,14 @@ class Connection(asyncio.Protocol):
             return
         self.buffer = rest[length:]
         name, status = fields.get(b"x-request-id", b""), int(head.split(b" ", 2)[1])
-        if self.answer is None or self.answer.done():
-            raise RuntimeError("an answer to no request, or after it was given up")
         if fields.get(b"connection") == b"close":
             self.transport = None
-        self.answer.set_result((status, name, rest[:length]))
+        if self.answer is None and status == 503:
+            self.refused = status, name, rest[:length]
+        elif self.answer is None or self.answer.done():
+            raise RuntimeError("an answer to no request, or after it was given up")
+        else:
+            self.answer.set_result((status, name, rest[:length]))
 
     def connection_lost(self, error: Exception | None) -> None:
         self.transport = None
@@ -95,6 +99,8 @@ class Connection(asyncio.Protocol):
             self.answer.set_exception(ConnectionError())
 
     async def ask(self, request: bytes) -> tuple[int, bytes, bytes]:
+        if self.refused is not None:
+            return self.refused
         if self.transport is None:
             raise ConnectionError
         self.answer = asyncio.get_running_loop().create_future()

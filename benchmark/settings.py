@@ -7,9 +7,13 @@ with its whole log, so that no log takes part in its own choice. A rule may depe
 
 ``run`` resumes: a trial is a file of its own. ``table`` prints the regrets.
 
+The best of n trials with one seed each is the best in part by luck, so its regret is no estimate. ``confirm`` trains
+the defaults, the best of the trials and FuxiCTR's recipe with seeds that no trial has, and prints their differences.
+
 examples:
   python -m benchmark.settings run --out settings --model DIN --logs small
   python -m benchmark.settings table --out settings
+  python -m benchmark.settings confirm --out settings --model DIN,TIN --logs amazon_beauty/10 --seeds 5
 """
 
 from __future__ import annotations
@@ -18,6 +22,7 @@ import argparse
 import hashlib
 import json
 import multiprocessing
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
@@ -26,8 +31,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import polars as pl
+from scipy import stats
 from tqdm import tqdm
 
+from ctr_pe.config.yaml import training_recipe
 from ctr_pe.data.logs.log import build
 from ctr_pe.data.logs.recipe import load_recipe
 from ctr_pe.data.synthetic.built_in import open_or_generate
@@ -41,6 +48,7 @@ SOURCES = ("amazon_beauty", "amazon_sports", "kuairand_pure", "ml-1m")
 BUILT_IN = ("synthetic", "synthetic_context")
 SMALL = "/10"  # a tenth of the users
 LOGS = (*(name + SMALL for name in SOURCES), *BUILT_IN, *SOURCES)
+KINDS = ("defaults", "tuned", "FuxiCTR")
 MODELS = ("DIN", "TIN", "BST", "SASRec", "DIEN", "DMIN")
 GRID: dict[str, Sequence[Any]] = {
     "learning_rate": (1e-3, 3e-3, 1e-2),
@@ -48,6 +56,13 @@ GRID: dict[str, Sequence[Any]] = {
 }
 SEED = 10_000
 """Of every trial; no benchmark has it."""
+DEFAULTS: tuple[tuple[str, Any], ...] = ()
+FUXICTR: tuple[tuple[str, Any], ...] = (
+    *training_recipe("fuxictr").items(),
+    ("learning_rate", 5e-4), ("embedding_regularizer", 5e-3), ("net_dropout", 0.1), ("batch_norm", True),
+    ("batch_size", 1024),
+)  # fmt: skip
+"""FuxiCTR's recipe with the values of its published DIN on Amazon Electronics; widths are ours."""
 
 
 class Trial(NamedTuple):
@@ -115,7 +130,16 @@ def run_trial(trial: Trial, dataset: Path, out: Path) -> dict[str, Any]:
 def run(models: Sequence[str], logs: Sequence[str], data: Path, out: Path, jobs: int, pe: str, grid: Any) -> None:
     """Train every setting of every model on every log, the small logs first."""
     folders = {log: prepare(log, data, out) for log in tqdm(logs, "data sets")}
-    trials = [Trial(model, log, setting, pe) for log in logs for model in models for setting in settings(grid)]
+    train_all(
+        [Trial(model, log, setting, pe) for log in logs for model in models for setting in settings(grid)],
+        folders,
+        out,
+        jobs,
+    )
+
+
+def train_all(trials: Sequence[Trial], folders: Mapping[str, Path], out: Path, jobs: int) -> None:
+    """Those that are not stored yet, ``jobs`` at a time."""
     with ProcessPoolExecutor(jobs, mp_context=multiprocessing.get_context("spawn")) as pool:
         waiting = [pool.submit(run_trial, trial, folders[trial.log], out) for trial in trials]
         for one in tqdm(as_completed(waiting), "trials", len(waiting)):
@@ -123,11 +147,11 @@ def run(models: Sequence[str], logs: Sequence[str], data: Path, out: Path, jobs:
 
 
 def read(out: Path, pe: str = "none") -> pl.DataFrame:
-    """The finished trials: model, log, setting as JSON, valid and test gAUC (null where training diverged)."""
+    """What is finished: model, log, setting as JSON, seed, valid and test gAUC (null where training diverged)."""
     found = [json.loads(file.read_text("utf-8")) for file in sorted((out / "trials").glob("*.json"))]
     rows = [
-        {"model": one["model"], "log": one["log"], "setting": json.dumps(one["setting"]), "valid": one["valid"],
-         "test": one.get("test"), "epoch": one.get("epoch"), "seconds": one.get("seconds")}
+        {"model": one["model"], "log": one["log"], "setting": json.dumps(one["setting"]), "seed": one["seed"],
+         "valid": one["valid"], "test": one.get("test"), "epoch": one.get("epoch"), "seconds": one.get("seconds")}
         for one in found if one["pe"] == pe
     ]  # fmt: skip
     if not rows:
@@ -158,7 +182,7 @@ def left_out(found: pl.DataFrame, model: str) -> list[dict[str, Any]]:
 
 def table(out: Path, pe: str) -> list[Table]:
     """The left-out regrets of each model, and the setting that is best over all of its logs."""
-    found, made = regrets(read(out, pe)), []
+    found, made = regrets(read(out, pe).filter(seed=SEED)), []
     for model in sorted(found["model"].unique(), key=MODELS.index):
         lines = left_out(found, model)
         cells = [
@@ -177,15 +201,71 @@ def table(out: Path, pe: str) -> list[Table]:
     return made
 
 
+def best_of_trials(trials: pl.DataFrame, model: str, log: str) -> tuple[tuple[str, Any], ...]:
+    """The setting of the highest validation gAUC at :data:`SEED`; of equals the one with the fewest keys."""
+    own = trials.filter(model=model, log=log, seed=SEED).drop_nulls("valid")
+    best = own.sort("valid", pl.col("setting").str.len_chars(), descending=[True, False])["setting"][0]
+    return tuple(json.loads(best).items())
+
+
+def confirm(models: Sequence[str], logs: Sequence[str], data: Path, out: Path, jobs: int, pe: str, seeds: int) -> Table:
+    """Defaults, the best of the trials and FuxiCTR's recipe, ``seeds`` times each; differences with 95 % intervals for
+    newly trained runs (Welch)."""
+    folders = {log: prepare(log, data, out) for log in logs}
+    pairs = [(model, log) for log in logs for model in models]
+    train_all(
+        [Trial(model, log, setting, pe) for model, log in pairs for setting in (DEFAULTS, FUXICTR)], folders, out, jobs
+    )
+    trials = read(out, pe)
+    kinds = {pair: (DEFAULTS, best_of_trials(trials, *pair), FUXICTR) for pair in pairs}
+    new = range(SEED + 1, SEED + 1 + seeds)
+    wanted = [
+        Trial(*pair, setting, pe, seed) for seed in new for pair in pairs for setting in dict.fromkeys(kinds[pair])
+    ]
+    train_all(wanted, folders, out, jobs)
+    found, rows = read(out, pe).filter(pl.col("seed").is_in(new)), list[dict[str, Any]]()
+    cells: list[dict[str, str | None]] = []
+    for (model, log), of in kinds.items():
+        own = found.filter(model=model, log=log)
+        defaults, tuned, theirs = (own.filter(setting=json.dumps(dict(one))) for one in of)
+        count = trials.filter(model=model, log=log, seed=SEED).height
+        row: dict[str, Any] = {"model": model, "log": log, "trials": count, "tuned": dict(of[1])}
+        for split in ("valid", "test"):
+            means = {name: one[split].to_list() for name, one in zip(KINDS, (defaults, tuned, theirs), strict=True)}
+            row |= {f"{split} {name}": means[name] for name in KINDS}
+        rows.append(row)
+        cell: dict[str, str | None] = {
+            "log": log, "model": model, "trials": str(count), "tuned": _words(json.dumps(dict(of[1]))),
+        }  # fmt: skip
+        for split in ("valid", "test"):
+            cell |= {f"{name}, {split}": _mean(row[f"{split} {name}"]) for name in KINDS}
+        cell["regret, valid"] = _difference(row["valid tuned"], row["valid defaults"])
+        cell["defaults - FuxiCTR, valid"] = _difference(row["valid defaults"], row["valid FuxiCTR"])
+        cells.append(cell)
+    note = f"gAUC with {pe}, mean and standard deviation of {seeds} seeds that no trial had; regret: tuned - defaults"
+    return Table("Defaults, tuned, FuxiCTR's recipe", rows, cells, [note])
+
+
+def _mean(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.4f} ± {statistics.stdev(values) if len(values) > 1 else 0:.4f}"
+
+
+def _difference(new: Sequence[float], old: Sequence[float]) -> str:
+    if new == old:
+        return "the same"
+    low, high = stats.ttest_ind(new, old, equal_var=False).confidence_interval()
+    return f"{statistics.fmean(new) - statistics.fmean(old):+.4f} [{low:+.4f}, {high:+.4f}]"
+
+
 def _words(setting: str) -> str:
-    short = {"learning_rate": "lr", "embedding_regularizer": "reg", "embedding_init": "init"}
-    return " ".join(f"{short.get(key, key)} {value:g}" for key, value in json.loads(setting).items())
+    short = {"learning_rate": "lr", "embedding_regularizer": "reg", "embedding_init": "init", "batch_size": "batch"}
+    return " ".join(f"{short.get(key, key)} {value}" for key, value in json.loads(setting).items()) or "the defaults"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Command line of this script; returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "table"])
+    parser.add_argument("what", choices=["run", "table", "confirm"])
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--data", type=Path, default=Path("../shared/data"), help="folder of the logs")
     parser.add_argument("--model", default="DIN", help="comma separated")
@@ -193,7 +273,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--pe", default="none")
     parser.add_argument("--jobs", type=int, default=1)
     parser.add_argument("--grid", default="{}", help="JSON: key -> values, in place of the grid's own")
+    parser.add_argument("--seeds", type=int, default=5, help="of confirm")
     args = parser.parse_args(argv)
+    if args.what == "confirm":
+        chosen = args.model.split(","), args.logs.split(",")
+        print(as_text(confirm(*chosen, args.data, args.out, args.jobs, args.pe, args.seeds)))
+        return 0
     if args.what == "table":
         for made in table(args.out, args.pe):
             print(f"\n{as_text(made)}")

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ctr_pe.serving.next_item_ranker import NextItemRanker
     from ctr_pe.serving.ranker import CTRRanker, load
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "CTRRanker",
     "Chain",

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from ctr_pe import __version__
 from ctr_pe.commands import (
     benchmark,
+    completion,
     data_build,
     data_check,
     data_convert,
@@ -17,17 +18,21 @@ from ctr_pe.commands import (
     draw,
     export,
     info,
+    monitor,
+    pack,
     predict,
     recommend,
     report,
+    reproduce,
     serve,
     tune,
+    unpack,
     validate,
 )
 from ctr_pe.commands import list as list_
 from ctr_pe.commands.options import Parser, add_command, exit_codes
 from ctr_pe.utils.allocator import keep_memory
-from ctr_pe.utils.errors import exit_code
+from ctr_pe.utils.errors import be_quiet, exit_code
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -41,10 +46,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    args, unknown = _parser().parse_known_args(argv)
+    parser = _parser()
+    completion.answer(parser)
+    args, unknown = parser.parse_known_args(argv)
     if unknown:
         args.parser.refuse(unknown)
-    code: int = args.run(args)
+    be_quiet(args.quiet)
+    try:
+        code: int = args.run(args)
+    finally:
+        be_quiet(False)
     sys.stdout.flush()
     return code
 
@@ -63,7 +74,7 @@ def _parser() -> Parser:
     )
     parser.add_argument("--version", action="version", version=f"ctr-pe {__version__}")
     commands = parser.add_subparsers(metavar="COMMAND", required=True, title="commands")
-    for command in (benchmark, recommend, report, tune, draw, export, list_, validate):
+    for command in (benchmark, recommend, report, reproduce, tune, draw, export, list_, validate):
         add_command(commands, command)
     examples = "examples:\n  ctr-pe data check log.csv\n  ctr-pe data build --help"
     codes = exit_codes(data_check.EXIT_CODES)
@@ -76,7 +87,7 @@ def _parser() -> Parser:
     of_data = data.add_subparsers(metavar="COMMAND", required=True, title="commands")
     for command in (data_build, data_check, data_fetch, data_generate, data_convert):
         add_command(of_data, command)
-    for command in (predict, serve, info):
+    for command in (predict, serve, monitor, pack, unpack, info, completion):
         add_command(commands, command)
     return parser
 

@@ -71,6 +71,7 @@ class BST(RankModel):
         UserError: heads that do not divide the dim, an unknown pooling.
     """
 
+    fillable = True
     native = ConcatenatedPositions
 
     def __init__(

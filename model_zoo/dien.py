@@ -35,6 +35,8 @@ class DIEN(NextItemModel):
         neg_seq_field: per group, items that did not come next, one per history item; without, drawn from the batch.
     """
 
+    fillable = True
+
     def __init__(
         self,
         feature_map: Any,

@@ -26,6 +26,7 @@ class DIN(RankModel):
         din_use_softmax: weights are a softmax over the history; False as in the DIN paper.
     """
 
+    fillable = True
     pairs_at_once = 2**17  # its score computes fewer at a time by itself
 
     def __init__(

@@ -47,11 +47,11 @@ class QueryPositions(PositionEncoding):
 class QueryScore(DINScore):
     """The DIN score, also with a query of its own for each item: items (N, 2 D) bring what to add to the target."""
 
-    def forward(self, target: Tensor, items: Tensor, rows: Tensor | None) -> Tensor:
+    def forward(self, target: Tensor, items: Tensor, rows: Tensor | None, real: Tensor | None = None) -> Tensor:
         if items.shape[-1] == target.shape[-1]:
-            return super().forward(target, items, rows)
+            return super().forward(target, items, rows, real)
         items, shift = items.chunk(2, dim=-1)
-        return super().forward(target[rows] + shift, items, None)
+        return super().forward(target[rows] + shift, items, None, real)
 
     def candidates(self, target: Tensor, items: Tensor, shift: Tensor | None = None) -> Tensor:
         if items.shape[-1] != target.shape[-1]:
@@ -162,6 +162,8 @@ class DMIN(NextItemModel):
     Raises:
         UserError: heads that do not divide the item dim.
     """
+
+    fillable = True
 
     def __init__(
         self,

@@ -34,6 +34,7 @@ class SASRec(RankModel):
         UserError: heads that do not divide the dim, no block, an unknown norm or activation.
     """
 
+    fillable = True
     native = "naive"
 
     def __init__(

@@ -25,6 +25,7 @@ class TIN(RankModel):
     Its keys are those of every model (:class:`~ctr_pe.models.rank_model.RankModel`).
     """
 
+    fillable = True
     native = "naive"
 
     def __init__(self, feature_map: Any, model_id: str = "TIN", **kwargs: Any) -> None:

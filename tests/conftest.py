@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import inspect
+import logging
 import os
 import sys
 from collections.abc import Callable, Iterator
@@ -21,6 +22,7 @@ CHECKOUT = Path(__file__).resolve().parents[1]
 # pytest-xdist already uses the cores, and sums in one order do not vary. Processes that tests start inherit all.
 os.environ["OMP_NUM_THREADS"] = os.environ["MKL_NUM_THREADS"] = "1"
 os.environ["PYTHONPATH"] = os.pathsep.join([str(CHECKOUT), *filter(None, [os.environ.get("PYTHONPATH")])])
+os.environ["RAY_ENABLE_AUTO_CONNECT"] = "0"  # else what outlives a test's Ray begins another, and later tests use it
 os.environ.pop("CTR_PE_DATA", None)
 
 
@@ -51,6 +53,25 @@ def pytest_collection_finish() -> None:
             device.manual_seed_all = lambda seed: None
 
 
+@pytest.fixture(autouse=True)
+def root_logger_as_before() -> Iterator[None]:
+    """A command that a test runs in this process may log to the stream of that test, which is closed after it."""
+    handlers, level = logging.root.handlers[:], logging.root.level
+    yield
+    logging.root.handlers[:] = handlers
+    logging.root.setLevel(level)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def no_ray_stays_connected() -> Iterator[None]:
+    """Tests of another module would take a Ray that is connected for the one that they asked for."""
+    yield
+    ray: Any = sys.modules.get("ray")
+    if ray is not None and getattr(ray, "is_initialized", bool)():
+        ray.shutdown()
+        pytest.fail("a Ray was still connected after the tests of this module")
+
+
 @pytest.fixture(scope="session")
 def checkout() -> Path:
     """The root of the checkout: files that are not installed, such as README.md."""
@@ -63,7 +84,7 @@ def worker_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     go through the same pipes; ``tests/study/test_runner.py`` holds what only processes do."""
     from tests.support.worker_threads import WorkerThread
 
-    monkeypatch.setattr("ctr_pe.study.runner._Worker", WorkerThread)
+    monkeypatch.setattr("ctr_pe.study.executors.local._Worker", WorkerThread)
 
 
 @pytest.fixture
@@ -84,6 +105,14 @@ def shared_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real logs: {folder} is not there; $CTR_PE_SHARED_DATA can name another directory")
     return folder
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    from tests.support.browser import chromium
+
+    with chromium(tmp_path_factory.mktemp("chromium")) as driven:
+        yield driven
 
 
 @pytest.fixture

@@ -66,11 +66,15 @@ def failing(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None:
         ["tune", "--help"],
         ["draw", "--help"],
         ["predict", "--help"],
+        ["monitor", "--help"],
+        ["pack", "--help"],
         ["serve", "--help"],
         ["export", "--help"],
         ["recommend", "--help"],
         ["data", "build", "--help"],
         ["data", "generate", "--help"],
+        ["completion", "bash"],
+        ["list", "--json"],
         ["--version"],
     ],
 )
@@ -86,7 +90,7 @@ def test_help_and_list_import_nothing_heavy(argv: list[str], tmp_path: Path) -> 
 def test_every_help_has_an_example_and_the_exit_codes() -> None:
     parsers = [cli._parser()]
     for parser in parsers:  # grows
-        of = [action for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+        of = [action for action in parser.filled()._actions if isinstance(action, argparse._SubParsersAction)]
         parsers += [command for action in of for command in action.choices.values()]
         text = parser.format_help()
         assert re.search(r"^examples:\n  ctr-pe ", text, re.MULTILINE), parser.prog
@@ -120,6 +124,63 @@ def test_list_names_what_there_is(
     monkeypatch.setenv("CTR_PE_DATA", str(tmp_path))
     assert main(["list"]) == 0
     assert capsys.readouterr().out == listed
+
+
+@pytest.mark.usefixtures("worker_threads")
+def test_quiet_leaves_results_and_warnings_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ctr_pe.data.synthetic.bursts import generate
+    from ctr_pe.study import benchmark
+    from tests.support.fake_training import train_on_data_set
+
+    generate(tmp_path / "mine", users=120, valid_users=30, test_users=40, items=200, categories=10)
+    run = benchmark.run
+    monkeypatch.setattr(benchmark, "run", lambda request: run(request, train_on_data_set))
+    given = ["benchmark", "--dataset", "mine", "--data-root", str(tmp_path), "--repeats", "1", "--jobs", "1", "--pe"]
+    loud = [*given, "none,cape", "--out", str(tmp_path / "loud")]
+    assert main(loud) == 0
+    shown = capsys.readouterr()
+    assert "2 runs, 1 at once" in shown.err
+    assert "[2/2]" in shown.err
+    for argv in ([*given, "none,cape", "--out", str(tmp_path / "quiet")], loud):  # the second has nothing to do
+        assert main([*argv, "--quiet"]) == 0
+        quiet = capsys.readouterr()
+        assert quiet.err == ""
+        assert "0.5" in quiet.out or "0.4" in quiet.out
+    assert main([*given, "cape", "--out", str(tmp_path / "alone"), "--quiet", "--json"]) == 0
+    alone = capsys.readouterr()
+    assert alone.err.startswith("DIN on synthetic: no runs of 'none'")
+    assert len(alone.err.splitlines()) == 1
+    assert [row["pe"] for row in json.loads(alone.out)[0]["rows"]] == ["cape"]
+    assert main(loud) == 0
+    assert "are there already" in capsys.readouterr().err  # of the next command
+
+
+@pytest.mark.parametrize(
+    ("argv", "key"),
+    [
+        (["list"], "encodings"),
+        (["info"], "torch threads"),
+        (["recommend", "--dataset", "mine"], "facts"),
+        (["data", "check", "log.csv"], "problems"),
+        (["data", "build", "--interactions", "log.csv", "--protocol", "din", "--out", "built"], "splits"),
+    ],
+)
+def test_json_is_all_that_a_machine_reads(
+    argv: list[str], key: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from ctr_pe.data.synthetic.bursts import generate
+
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{user},{item},{1_700_000_000 + 60 * item}" for user in range(8) for item in range(user, user + 6)]
+    (tmp_path / "log.csv").write_text("\n".join(["user_id,item_id,timestamp", *rows]) + "\n")
+    if "mine" in argv:
+        generate(tmp_path / "data" / "mine", users=120, valid_users=30, test_users=40, items=200, categories=10)
+    assert main([*argv, "--json", "--quiet"]) == 0
+    shown = capsys.readouterr()
+    assert key in json.loads(shown.out)
+    assert shown.err == ""
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -192,7 +253,7 @@ def test_build_passes_on_only_what_was_given(called: list[tuple[Any, ...]], monk
     monkeypatch.setattr("ctr_pe.data.logs.log.summary", str)
     main("data build --recipe amazon_sports --out d --time none --attributes author,tag --max-len 50".split())
     assert called == [("amazon_sports", {"time": None, "attributes": ("author", "tag"), "max_len": 50})]
-    assert built == [(Path("d"), {"overwrite": False, "progress": True})]
+    assert built == [(Path("d"), {"overwrite": False, "progress": True, "shard_rows": None, "engine": "polars"})]
 
 
 def test_build_has_an_option_for_every_simple_key_of_a_recipe() -> None:
@@ -211,9 +272,9 @@ def test_fetch_options(called: list[tuple[Any, ...]]) -> None:
 def test_draw_options(called: list[tuple[Any, ...]]) -> None:
     main("draw none,rope+cape --run results --seed 2 --set a=1 --out x.png".split())
     wanted = Wanted(["none", "rope+cape"], Path("results"), None, None, 2, {"a": 1}, None)
-    assert called.pop() == (Path("x.png"), wanted, [], "page")
-    main("draw cape --only attention,bias --size column --out x.png".split())
-    assert called.pop()[2:] == (["attention", "bias"], "column")
+    assert called.pop() == (Path("x.png"), wanted, [], "page", None, 300)
+    main("draw cape --only attention,bias --size column --longest 1 --dpi 120 --out x.png".split())
+    assert called.pop()[2:] == (["attention", "bias"], "column", 1, 120)
 
 
 def test_info_says_what_times_depend_on(capsys: pytest.CaptureFixture[str]) -> None:

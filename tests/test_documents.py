@@ -6,11 +6,12 @@
 - ``yaml``: checked as ``ctr-pe validate`` does.
 - ``bash``, line by line. Run: ``ctr-pe data build`` on a small log, ``data generate`` of a small share,
   ``recommend``, ``ctr-pe validate``, ``ctr-pe draw`` of new models, ``ctr-pe benchmark`` on small data as a dry run,
-  which builds each model and trains a few steps, and ``run_expid.py`` up to its training, and ``ctr-pe predict`` of a
-  small model. Only read by their parser: ``ctr-pe tune``, ``report``, ``draw --run``, ``data fetch`` (network),
-  ``serve`` and ``export`` (tests/serving runs them), and recipes of the real logs. Of ``run_expid.py --plugins``
-  only the options are compared. What ``curl`` sends is read as the service does. Compared with the files they name:
-  ``pip`` (extras, constraints), ``make`` (targets), ``python`` and ``bash`` with a script of the repository.
+  which builds each model and trains a few steps, and ``run_expid.py`` up to its training, and ``ctr-pe predict``,
+  ``monitor``, ``pack`` and ``unpack`` of a small model. Only read by their parser: ``ctr-pe tune``, ``report``,
+  ``draw --run``, ``data fetch`` (network), ``serve`` and ``export`` (tests/serving runs them), and recipes of the
+  real logs. Of ``run_expid.py --plugins`` only the options are compared. What ``curl`` sends is read as the service
+  does. Compared with the files they name: ``pip`` (extras, constraints), ``make`` (targets), ``python`` and ``bash``
+  with a script of the repository, ``docker`` and ``kubectl``.
   ``.ci/run`` runs the README's installation and tests as they stand.
 - ``text`` is output, ``toml`` is parsed.
 
@@ -19,6 +20,7 @@ Links, paths and dotted names in the text lead to a file or a name that is there
 
 from __future__ import annotations
 
+import os
 import re
 import runpy
 import shlex
@@ -66,11 +68,19 @@ BLOCKS = [block for page in PAGES for block in blocks_of(page)]
 LARGE = "--suite small_ablation_fusion"
 """A suite of many cells, whose dry run is slow."""
 
+FIRST = ("README.md", "docs/index.md", "docs/first_run.md", "docs/next_item.md", "docs/pipeline.md")
+
 
 def lines_of(language: str) -> list[Any]:
+    """The commands of all pages; slow are large ones, and those of pages that a newcomer does not read first."""
     slow = [pytest.mark.slow]
     return [
-        pytest.param(block.page, line.strip(), id=f"{block.page}: {line.strip()[:50]}", marks=slow * (LARGE in line))
+        pytest.param(
+            block.page,
+            line.strip(),
+            id=f"{block.page}: {line.strip()[:50]}",
+            marks=slow * (LARGE in line or block.page not in FIRST),
+        )
         for block in BLOCKS
         if block.language == language
         for line in block.code.splitlines()
@@ -113,7 +123,14 @@ def test_what_the_text_names_is_there(page: str) -> None:
     assert [name for name in names if not name.endswith(files) and not is_there(name)] == []
 
 
-@pytest.mark.parametrize("page", [p for p in PAGES if p != "README.md" and any(b[:2] == (p, "python") for b in BLOCKS)])
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] * (page == "docs/from_log_to_ranking.md"))
+        for page in PAGES
+        if page != "README.md" and any(block[:2] == (page, "python") for block in BLOCKS)
+    ],
+)
 def test_the_python_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     started: list[Any] = []
     monkeypatch.setattr("fuxictr.autotuner.grid_search", lambda *given, **named: started.append((given, named)))
@@ -229,7 +246,11 @@ def test_commands(page: str, line: str, folder: Path, monkeypatch: pytest.Monkey
 
 
 def ctr_pe(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if ">" in arguments:
+        arguments = arguments[: arguments.index(">")]
     args = cli._parser().parse_args(arguments)
+    if any("s3://" in one for one in arguments):
+        return  # tests/data/logs/test_places.py has a server
     name = " ".join(arguments[: 1 + (arguments[0] == "data")])
     if name == "benchmark":
         if args.task == "next-item":
@@ -244,16 +265,27 @@ def ctr_pe(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) 
         trained(folder)
         assert cli.main(arguments) == 0
         assert "score" in pl.read_parquet(folder / args.output).columns
+    elif name in ("pack", "unpack"):
+        trained(folder)
+        if name == "unpack":
+            assert cli.main(["pack", "--model", "model", "--output", str(args.file)]) == 0
+        assert cli.main(arguments) == 0
+    elif name == "monitor":
+        trained(folder)
+        assert cli.main(arguments) in (0, 3)
     elif name == "data build" and getattr(args, "append_to", None) is not None:
         before = [shlex.split(line.values[1], comments=True) for line in lines_of("bash") if "--out" in line.values[1]]
         wanted = ["--interactions", str(args.interactions)]
         (first, *_) = [line for line in before if str(args.append_to) == line[-1] and wanted[1] in line]
         assert cli.main(first[1:]) == 0
         assert cli.main(arguments) == 0
-    elif (name == "data build" and args.recipe is None) or name in ("validate", "list", "info"):
+    elif (name == "data build" and args.recipe is None) or name in ("validate", "list", "info", "completion"):
         assert cli.main(arguments) == 0
     elif name == "recommend":
         small_set(folder, args.dataset)
+        assert cli.main(arguments) == 0
+    elif name == "reproduce":
+        monkeypatch.setattr("ctr_pe.study.reproduce.SHARES", {})  # nothing is generated and measured
         assert cli.main(arguments) == 0
     elif name == "data generate":
         assert cli.main([*arguments, "--rows-share", "0.001"]) == 0
@@ -328,11 +360,27 @@ def our_tests(arguments: list[str], *_: Any) -> None:
 
 def curl(arguments: list[str], *_: Any) -> None:
     service = pytest.importorskip("ctr_pe.serving.service")
-    assert arguments[0].endswith("/rank")
-    service.RankRequest.model_validate_json(arguments[arguments.index("-d") + 1])
+    kinds = {"rank": service.RankRequest, "recommend": service.RecommendRequest}
+    kinds[arguments[0].rpartition("/")[2]].model_validate_json(arguments[arguments.index("-d") + 1])
+
+
+def of_files(arguments: list[str], *_: Any) -> None:
+    """``docker`` and ``kubectl``: the files that ``-f`` names are there."""
+    assert (CHECKOUT / arguments[arguments.index("-f") + 1]).is_file()
+
+
+def export(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert all(re.fullmatch(r"[A-Z_]+=.+", one) for one in arguments)
+
+
+def gpu_script(arguments: list[str], folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert os.access(CHECKOUT / "benchmark" / "gpu.sh", os.X_OK)
+    source = (CHECKOUT / "benchmark" / "gpu.py").read_text(encoding="utf-8")
+    assert all(f'"{option}"' in source for option in arguments if option.startswith("--"))
 
 
 PROGRAMS: dict[str, Callable[..., None]] = {
     "ctr-pe": ctr_pe, "python": python, "python3": python, "pip": pip, "make": make, "bash": a_file, ".": a_file,
     "pytest": our_tests, "curl": curl, "torchrun": torchrun,
+    "docker": of_files, "kubectl": of_files, "export": export, "benchmark/gpu.sh": gpu_script,
 }  # fmt: skip

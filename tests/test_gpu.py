@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import random
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
+from unittest import mock
 
 import pytest
 import torch
@@ -15,9 +17,11 @@ from torch import Tensor
 
 from benchmark.speed.cases import ENCODED
 from ctr_pe.pe import available_pes
+from ctr_pe.sequence import filled
 from ctr_pe.serving.request_graph import CUDAGraphs, inputs_from
-from ctr_pe.training import load, save
+from ctr_pe.training import load, save, step_graphs
 from ctr_pe.training.deterministic import deterministic
+from ctr_pe.training.step_graphs import StepGraphs
 from tests.support.models import SMALL, Rows, batch, build, randomised, requested
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -76,6 +80,28 @@ def no_waiting() -> Iterator[None]:
         yield
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize("pe", ["none", "cape"])
+@pytest.mark.parametrize("name", MODELS)
+def test_twenty_steps_as_graphs_are_those_that_are_launched_one_by_one(name: str, pe: str, tmp_path: Path) -> None:
+    """Of 20 batches, with dropout; all but the first of a size wait for nothing."""
+    draw, found = random.Random(0), []
+    rows = [batch([draw.randint(0, 6) for _ in range(6)], seed, slots=6) for seed in range(20)]
+    for most in (0, step_graphs.MOST):
+        with mock.patch.object(step_graphs, "MOST", most), mock.patch.object(filled, "SHARE", 1):
+            model = build(name, tmp_path, position_encoding=pe, gpu=0, net_dropout=0.2).train()
+            graphs, losses = StepGraphs(model), []
+            for one in rows:
+                again = len(losses) > 12
+                with no_waiting() if again else nullcontext():
+                    losses.append(graphs(one, 0.5))
+        assert graphs.works
+        assert len(graphs._graphs) == (3 if most else 0)
+        found.append(([float(loss) for loss in losses], {key: x.cpu() for key, x in model.state_dict().items()}))
+    assert found[1][0] == pytest.approx(found[0][0], rel=1e-4)
+    for key, want in found[0][1].items():
+        assert torch.allclose(found[1][1][key], want, rtol=1e-3, atol=1e-4), key
 
 
 @pytest.mark.parametrize("pe", ["none", "cape"])

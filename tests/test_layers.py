@@ -34,7 +34,7 @@ LAYERS: dict[str, tuple[str, ...]] = {  # of a module's prefixes the longest cou
     "training": ("training",),
     "study": ("study", "fuxictr.experiment"),
     "tools": ("config.validation",),
-    "serving": ("serving",),
+    "serving": ("serving", "spark"),
     "reporting": ("reporting",),
     "commands": ("commands", "cli", "model_zoo.run_expid"),
 }

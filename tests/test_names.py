@@ -7,7 +7,8 @@ import io
 import re
 import tokenize
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -84,6 +85,18 @@ def documents(checkout: Path) -> list[Path]:
     return [checkout / "README.md", checkout / "CONTRIBUTING.md", *sorted((checkout / "docs").glob("*.md"))]
 
 
+ANY_PROSE = re.compile("|".join(rule.word for rule in PROSE), re.IGNORECASE)
+"""What has none of these breaks no rule."""
+
+
+@cache
+def tokens(source: str) -> Sequence[tokenize.TokenInfo]:
+    """Names, comments and texts of a module."""
+    kinds = (tokenize.NAME, tokenize.COMMENT, tokenize.STRING)
+    return [token for token in tokenize.generate_tokens(io.StringIO(source).readline) if token.type in kinds]
+
+
+@cache
 def words_of(identifier: str) -> set[str]:
     """``FirstWord_second`` -> first, word, second."""
     return set(re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", identifier).lower().split("_"))
@@ -95,12 +108,11 @@ def applies(rule: Rule, name: str) -> bool:
 
 def wrong_identifiers(name: str, source: str) -> Iterator[tuple[str, str]]:
     """(word, where it is and what to say) of each identifier of a file with a word that means something else."""
-    rules = [rule for rule in IDENTIFIERS if applies(rule, name)]
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+    rules = {rule.word: rule for rule in IDENTIFIERS if applies(rule, name)}
+    for token in tokens(source):
         if token.type == tokenize.NAME and token.string not in EXCEPTIONS:
-            for rule in rules:
-                if rule.word in words_of(token.string):
-                    yield rule.word, f"{name}:{token.start[0]}: {token.string}: say {rule.say}"
+            for word in words_of(token.string) & rules.keys():
+                yield word, f"{name}:{token.start[0]}: {token.string}: say {rules[word].say}"
 
 
 def prose_of(name: str, source: str) -> Iterator[tuple[int, str]]:
@@ -108,13 +120,15 @@ def prose_of(name: str, source: str) -> Iterator[tuple[int, str]]:
     if name.endswith(".md"):
         yield 1, source
         return
-    for token in tokenize.generate_tokens(io.StringIO(source).readline):
-        if token.type in (tokenize.COMMENT, tokenize.STRING):
+    for token in tokens(source):
+        if token.type != tokenize.NAME:
             yield token.start[0], token.string
 
 
 def wrong_prose(name: str, source: str) -> Iterator[tuple[str, str]]:
     for line, text in prose_of(name, source):
+        if not ANY_PROSE.search(text):
+            continue
         for exception in EXCEPTIONS:
             text = text.replace(exception, "-" * len(exception))
         for rule in PROSE:

@@ -13,8 +13,9 @@ import setuptools
 
 ROOMS = {*"commands config data evaluation fuxictr models ops pe".split()}
 ROOMS |= {*"reporting sequence serving study training units utils".split()}
-DOOR = {"__init__", "cli", "testing"}
-"""The loose modules of ctr_pe: the public names, the command, and the battery for encodings of one's own."""
+DOOR = {"__init__", "cli", "spark", "testing"}
+"""The loose modules of ctr_pe: the public names, the command, the function of Spark columns, and the battery for
+encodings of one's own."""
 BACKBONES = {"bst", "dien", "din", "dmin", "sasrec", "tin"}
 
 

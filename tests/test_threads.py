@@ -24,6 +24,7 @@ sys.exit(pytest.main(["-q", "-n", "0", "--collect-only", "-p", "no:cacheprovider
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="one core")
 def test_a_folder_whose_conftest_imports_torch_has_one_thread(checkout: Path) -> None:
     """torch reads the number of threads when it is imported, and tests/ops/conftest.py imports it."""

@@ -18,6 +18,7 @@ from ctr_pe.fuxictr.experiment import model_section
 from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.training import Run, build_model
 from ctr_pe.training.source import prefetch_plans
+from ctr_pe.training.step_graphs import StepGraphs
 
 CONFIG = Path(__file__).resolve().parents[2] / "config"
 MAX_GRADIENT_NORM = 10.0  # FuxiCTR's default, which fit() sets
@@ -33,7 +34,9 @@ def ours(model: str, dataset: Dataset, gpu: int = -1, pe: str | None = None, **c
     """Our model; ``pe`` instead of the configuration's encoding."""
     params = {**section(model), **changes}
     run = Run(model, dataset.path, pe or params["position_encoding"], seed=1, params=params, gpu=gpu)
-    return ready(build_model(run, dataset, str(dataset.path.parent)))
+    made = ready(build_model(run, dataset, str(dataset.path.parent)))
+    made.step_graphs = StepGraphs.of(made)  # as fit() has it
+    return made
 
 
 def baseline(model: str, dataset: Dataset, gpu: int = -1, zoo: Path | None = None, **changes: Any) -> tuple[Any, str]:

@@ -13,7 +13,8 @@ examples:
   ctr-pe benchmark --pe none,naive,cape --dataset mine --tune quick --dry-run
   ctr-pe benchmark --pe none,naive,cape --dataset amazon_sports --tune 'learning_rate=[3e-3, 5e-3, 1e-2]'
   ctr-pe benchmark --suite small_cape_table2 --dataset amazon_sports --dry-run
-  ctr-pe benchmark --suite cape_table2 --gpu 0
+  ctr-pe benchmark --suite cape_table2 --gpu 0 --published --format latex > table2.tex
+  ctr-pe benchmark --suite cape_table2 --executor ray
   ctr-pe benchmark --task next-item --model SASRec --pe none,naive,rope,cape --dataset amazon_beauty_next
 """
 
@@ -25,7 +26,18 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from ctr_pe.commands.options import Parser, class_names, count, dataset_option, number, overrides, training_options
+from ctr_pe.commands.options import (
+    Parser,
+    class_names,
+    count,
+    dataset_option,
+    executor_options,
+    format_options,
+    number,
+    overrides,
+    published_option,
+    training_options,
+)
 
 EXIT_CODES = {1: "some runs failed, or in a dry run would fail; the others are kept"}
 
@@ -49,7 +61,7 @@ def add_options(parser: Parser) -> None:
         choices=["heldout", "paper"],
     )
     add("--out DIR", "results and tables (default: results/DATASET-PROTOCOL)", type=Path)
-    add("--jobs N", "runs side by side; results do not change (default: one per core)", type=count)
+    executor_options(parser, "runs side by side; results do not change (default: one per core)")
     add("--keep-weights", "keep each run's best weights in OUT/weights, for `ctr-pe draw`")
     add("--keep-models", "keep each run's model in OUT/models, a folder for `ctr_pe.load`")
     add("--dry-run", "print the runs and their estimated time, train nothing")
@@ -61,6 +73,8 @@ def add_options(parser: Parser) -> None:
         "trainings; or of several values of a hyper-parameter, each combination trained once",
         several=True,
     )
+    format_options(parser)
+    published_option(parser)
     training_options(parser)
 
 

@@ -10,6 +10,9 @@ history. A user's last item is test, the one before it validation. protocol temp
 protocol impressions: the log has shown items with a 0/1 label. A row's history is the user's earlier
 positives; rows are split by time, or by a column that the recipe names.
 
+A log is a file, a folder, a glob, or one of these at an address (s3://, gs://, abfs://, hdfs:// and what fsspec knows);
+keys and endpoints are those of the environment. In folders named day=2024-02-01 files have a column day.
+
 Ids are whole numbers or text; in CSV they are text unless every row has a whole number (007 is none, 7.0 is). Times
 are dates, texts in the form of ISO 8601 or --time-format, or numbers in the unit of --time-unit, from 1990 to 2099 or
 counted from 0. They count to the nanosecond, ages in whole seconds.
@@ -34,15 +37,24 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ctr_pe.commands.options import Parser, comma_list, count, number
+from ctr_pe.commands.options import Parser, comma_list, count, json_option, number
+from ctr_pe.data.logs.places import place
 
 
 def add_options(parser: Parser) -> None:
     parser.argument_default = argparse.SUPPRESS  # an option that is not given keeps the recipe's value
     files = partial(parser.option, group=parser.add_argument_group("files"))
-    files("--interactions FILE", "one row per event: user, item, time or order, label", type=Path)
+    text = "one row per event: user, item, time or order, label; a file, folder, glob in quotes, or an address of these"
+    files("--interactions PLACE", text, type=place)
     files("--out DIR", "the data set; its name is the directory's", type=Path, default=None)
     files("--overwrite", "replace a data set that is already there", default=False)
+    text = (
+        "what brings a user's events together and makes rows: polars, in this process (default), ray, ray://HOST:PORT, "
+    )
+    files("--engine NAME", f"{text}spark or spark://HOST:PORT; all give the same files", default="polars")
+    text = "rows of a file at most: each split is a folder of shards (default: a file per split)"
+    files("--shard-rows N", text, type=count, default=None)
+    json_option(parser)
     reading_options(parser)
 
 
@@ -50,8 +62,8 @@ def reading_options(parser: Parser) -> None:
     """How a log is read."""
     parser.argument_default = argparse.SUPPRESS
     files = partial(parser.option, group=parser.add_argument_group("other files"))
-    files("--items FILE", "one row per item: item and its attributes", type=Path)
-    files("--users FILE", "one row per user: user and its columns", type=Path)
+    files("--items PLACE", "one row per item: item and its attributes", type=place)
+    files("--users PLACE", "one row per user: user and its columns", type=place)
     files("--separator SIGN", "between the columns of text files: ; or | or tab (default: , in .csv, tab in .tsv)")
     files(
         "--append-to DIR",
@@ -140,12 +152,19 @@ def given_of(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def run(args: argparse.Namespace) -> int:
+    from ctr_pe.config.yaml import load_json
     from ctr_pe.data.logs.log import build, summary
     from ctr_pe.data.logs.recipe import load_recipe
+    from ctr_pe.data.root import REPORT
+    from ctr_pe.utils.files import json_text
 
     given = given_of(args)
     out = args.out or given.get("append_to") or args.parser.error("the following arguments are required: --out")
     overwrite = args.overwrite or args.out is None
-    dataset = build(load_recipe(args.recipe, given), out, overwrite=overwrite, progress=True)
-    print(summary(dataset))
+    how = {"overwrite": overwrite, "progress": not args.quiet, "shard_rows": args.shard_rows, "engine": args.engine}
+    dataset = build(load_recipe(args.recipe, given), out, **how)
+    if args.json:
+        print(json_text(load_json(dataset.path / REPORT)), end="")
+    else:
+        print(summary(dataset))
     return 0

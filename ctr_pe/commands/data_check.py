@@ -14,17 +14,21 @@ examples:
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
+from contextlib import suppress
+from dataclasses import asdict
 
 from ctr_pe.commands import data_build
-from ctr_pe.commands.options import Parser, count
+from ctr_pe.commands.options import Parser, count, json_option
+from ctr_pe.data.logs.places import place
+from ctr_pe.utils.errors import UserError
 
 EXIT_CODES = {1: "the log has errors that a build would end with"}
 
 
 def add_options(parser: Parser) -> None:
-    parser.option("file FILE", "the log", type=Path)
+    parser.option("file PLACE", "the log: a file, a folder, a glob, or an address of these", type=place)
     parser.option("--rows N", "rows to look at, at most (default: 1,000,000)", type=count, default=1_000_000)
+    json_option(parser)
     data_build.reading_options(parser)
 
 
@@ -32,13 +36,19 @@ def run(args: argparse.Namespace) -> int:
     from ctr_pe.data.logs.check import check
     from ctr_pe.data.logs.recipe import Recipe, load_recipe
     from ctr_pe.data.logs.tables import scan
+    from ctr_pe.utils.files import json_text
 
     given = data_build.given_of(args) | {"interactions": args.file}
-    names = scan(args.file, given.get("separator"), 1).collect_schema().names() if args.file.exists() else []
+    names: list[str] = []
+    with suppress(UserError):  # the check says it, too
+        names = scan(args.file, given.get("separator"), 1).collect_schema().names()
     label = given.get("label", Recipe.model_fields["label"].default)
     if args.recipe is None and "append_to" not in given:
         given = {"protocol": "impressions" if label in names else "din"} | given
     found = check(load_recipe(args.recipe, given), args.rows)
+    if args.json:
+        print(json_text(asdict(found)), end="")
+        return 1 if found.problems else 0
     print("\n".join([*found.lines, *(f"error: {problem}" for problem in found.problems)]))
     print(f"{len(found.problems)} problems" if found.problems else "no problem: ctr-pe data build reads it")
     return 1 if found.problems else 0

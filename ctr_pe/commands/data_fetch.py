@@ -26,5 +26,5 @@ def add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.data.published.download import fetch
 
-    print(fetch(args.name, args.data_root, args.source, args.overwrite, progress=True))
+    print(fetch(args.name, args.data_root, args.source, args.overwrite, progress=not args.quiet))
     return 0

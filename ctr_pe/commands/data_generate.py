@@ -32,7 +32,7 @@ def add_options(parser: Parser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ctr_pe.data.published.generate import generate
 
-    out = generate(args.like, args.out, args.rows_share, progress=True)
+    out = generate(args.like, args.out, args.rows_share, progress=not args.quiet)
     print(f"{out}: {', '.join(sorted(file.name for file in out.iterdir()))}")
     print(f"make a data set of them: ctr-pe data fetch {args.like} --from {out}")
     return 0

@@ -9,6 +9,7 @@ examples:
   ctr-pe draw alibi,kerple_log --only bias --size column --out bias.pdf
   ctr-pe benchmark --pe none,rope,cape --keep-weights --out results/drawn
   ctr-pe draw none,rope,cape --run results/drawn --out attention.png
+  ctr-pe draw cape --run results/drawn --longest 1 --size column --out history.svg
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ctr_pe.commands.options import Parser, class_name, class_names, comma_list, data_root_option, number
+from ctr_pe.commands.options import Parser, class_name, class_names, comma_list, count, data_root_option, number
 from ctr_pe.data.synthetic.built_in import DEFAULT
 
 
@@ -30,7 +31,13 @@ def add_options(parser: Parser) -> None:
     add("--seed N", "only this seed (default: all of the runs, else the first 5)", type=number)
     names = "attention, bias, bias_by_age, rotation, rotation_by_age, added_weights, vectors, positions, u, l, phases"
     add("--only PANEL,…", f"rows: {names} (default: all that there are)", type=comma_list, default=[])
+    add(
+        "--longest N",
+        "of the N test rows with the longest histories; 1 is one history (default: of 1,000 random rows)",
+        type=count,
+    )
     add("--size", "width for a paper: 7 or 3.35 inches (default: page)", choices=["page", "column"], default="page")
+    add("--dpi N", "pixels of an inch, of a .png (default: 300)", type=count, default=300)
     add("--set KEY=VALUE", "a hyper-parameter, with --run one that tells runs apart", several=True)
     data_root_option(parser)
 
@@ -42,5 +49,5 @@ def run(args: argparse.Namespace) -> int:
 
     params = parse_overrides(args.set)
     runs = Wanted(args.pe, args.store, args.model, args.dataset, args.seed, params, args.data_root)
-    picture(args.out, runs, args.only, args.size)
+    picture(args.out, runs, args.only, args.size, args.longest, args.dpi)
     return 0

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from ctr_pe.data.synthetic.built_in import DEFAULT
 from ctr_pe.utils import plugins
@@ -27,16 +27,30 @@ class _Formatter(argparse.RawDescriptionHelpFormatter):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that names the nearest valid choice."""
+    """argparse that names the nearest valid choice. ``add_options`` is called when the parser is first used: of all
+    commands that there are, a process runs one."""
 
-    def __init__(self, **settings: Any) -> None:
+    def __init__(self, add_options: Callable[[Parser], None] | None = None, **settings: Any) -> None:
         super().__init__(formatter_class=_Formatter, **{"allow_abbrev": False, **settings})
         self.set_defaults(parser=self)
+        self._add_options = add_options
+
+    def filled(self) -> Self:
+        """This parser, with all its options."""
+        add, self._add_options = self._add_options, None
+        if add is not None:
+            add(self)
+        return self
+
+    def parse_known_args(self, *given: Any, **named: Any) -> Any:
+        self.filled()
+        return super().parse_known_args(*given, **named)
 
     def option(
         self, spec: str, text: str, *, group: Any = None, several: bool = False, sets: str = "", **settings: Any
     ) -> None:
-        """Add ``--flag VALUE`` or ``name VALUE``, or ``--flag`` alone, which stores True; ``text`` is its help.
+        """Add ``--flag VALUE`` or ``name VALUE``, or ``--flag`` alone, which stores True unless an
+        ``action`` is given; ``text`` is its help.
 
         ``group``: of arguments, in which it stands. ``several``: it may be given again. ``sets``: what the flag adds to
         ``--set``.
@@ -50,7 +64,7 @@ class Parser(argparse.ArgumentParser):
         elif metavar:
             settings["metavar"] = metavar
         elif "choices" not in settings:
-            settings["action"] = "store_true"
+            settings.setdefault("action", "store_true")
         if name in WRITTEN:
             settings["type"] = _new_path
         (group or self).add_argument(name, help=text, **settings)
@@ -75,10 +89,14 @@ def add_command(commands: argparse._SubParsersAction[Parser], module: ModuleType
     description, sign, examples = text.partition("\n\nexamples:\n")
     epilog = f"{(sign + examples).strip()}\n\n{exit_codes(getattr(module, 'EXIT_CODES', {}))}"
     texts: dict[str, Any] = {"help": summary, "description": description.rstrip(), "epilog": epilog}
-    parser = commands.add_parser(name.split()[-1], **texts)
-    module.add_options(parser)
-    plugins_option(parser)
-    parser.set_defaults(run=module.run)
+
+    def add_options(parser: Parser) -> None:
+        module.add_options(parser)
+        plugins_option(parser)
+        parser.option("--quiet", "no progress on stderr; results, warnings and errors stay", default=False)
+        parser.set_defaults(run=module.run)
+
+    commands.add_parser(name.split()[-1], add_options=add_options, **texts)
 
 
 def exit_codes(own: Mapping[int, str]) -> str:
@@ -117,6 +135,31 @@ def model_option(parser: Parser) -> None:
 
 def scoring_gpu_option(parser: Parser) -> None:
     parser.option("--gpu N", "GPU to score on, -1 for the CPU (default: -1)", type=int, default=-1)
+
+
+def format_options(parser: Parser, default: str | None = "text") -> None:
+    """``--format`` of tables, and ``--json``."""
+    text = "print tables for a paper or a page: the best figures in bold, stars for p; all else goes to stderr"
+    choices = ["text", "latex", "markdown", "csv", "html", "json"]
+    parser.option("--format", text + f" (default: {default})" * bool(default), choices=choices, default=default)
+    parser.add_argument("--json", action="store_const", dest="format", const="json", help="the same as --format json")
+
+
+def executor_options(parser: Parser, at_once: str) -> None:
+    """``--executor``, and ``--jobs``, of which ``at_once`` is the help."""
+    text = "local, ray or ray://HOST:PORT (pip install 'ctr_pe[ray]'), slurm or slurm:KEY=VALUE,… (ctr_pe[slurm])"
+    parser.option("--executor NAME", f"where runs are trained: {text} (default: local)", default="local")
+    parser.option("--jobs N", at_once, type=count)
+
+
+def published_option(parser: Parser) -> None:
+    text = "published figures in columns of their own, metric by metric, and ours minus them"
+    parser.option("--published", text)
+
+
+def json_option(parser: Parser) -> None:
+    """``--json`` of commands that print a summary."""
+    parser.option("--json", "print the result as JSON", default=False)
 
 
 def training_options(parser: Parser) -> None:

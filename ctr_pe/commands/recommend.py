@@ -13,17 +13,22 @@ from __future__ import annotations
 
 import argparse
 
-from ctr_pe.commands.options import Parser, data_root_option, dataset_option
+from ctr_pe.commands.options import Parser, data_root_option, dataset_option, json_option
 from ctr_pe.data.synthetic.built_in import DEFAULT
 
 
 def add_options(parser: Parser) -> None:
     dataset_option(parser, default=DEFAULT)
+    json_option(parser)
     data_root_option(parser)
 
 
 def run(args: argparse.Namespace) -> int:
-    from ctr_pe.study.recommend import recommend
+    from ctr_pe.study.recommend import as_json, recommend
+    from ctr_pe.utils.files import json_text
 
-    print(recommend(args.dataset, args.data_root))
+    if args.json:
+        print(json_text(as_json(args.dataset, args.data_root)), end="")
+    else:
+        print(recommend(args.dataset, args.data_root))
     return 0

@@ -1,7 +1,8 @@
 """``ctr-pe serve``: serve a model folder over HTTP.
 
 Serve a model folder over HTTP (pip install 'ctr_pe[serve]'): POST /rank takes a user's history and candidates and gives
-the candidates with scores, the best first; GET /health says which model answers, /ready and /live whether to send it
+the candidates with scores, the best first; of a next-item model POST /recommend takes a user or a history and gives the
+items that come next; GET /health says which model answers, /ready and /live whether to send it
 requests and whether to keep it, /metrics counts for Prometheus. Requests that wait at the same time are scored
 together; what cannot have its turn in time is turned away (503). A folder that replaces the served one is loaded
 without dropping a request, also at SIGHUP; one that is damaged is refused, and the old model goes on. SIGTERM finishes
@@ -10,6 +11,7 @@ open requests. There is no password: beyond this machine only behind a proxy tha
 examples:
   ctr-pe serve --model model --port 8000
   curl localhost:8000/rank -H 'content-type: application/json' -d '{"history": [3, 7], "candidates": [5, 9], "k": 1}'
+  curl localhost:8000/recommend -H 'content-type: application/json' -d '{"history": [3, 7], "k": 10}'
 """
 
 from __future__ import annotations
@@ -25,10 +27,15 @@ def add_options(parser: Parser) -> None:
     add("--port N", "0 for any that is free, which the log names", type=number, required=True)
     add("--host ADDRESS", "where to listen (default: 127.0.0.1, this machine only)", default="127.0.0.1")
     add("--max-history N", "items of a history (default: 1000)", type=count, default=1000)
-    add("--max-candidates N", "candidates of a request (default: 5000)", type=count, default=5000)
+    add(
+        "--max-candidates N",
+        "candidates of a request, or k of a next-item model (default: 5000)",
+        type=count,
+        default=5000,
+    )
     add("--max-body BYTES", "of a request (default: 1048576)", type=count, default=2**20)
     add("--max-waiting N", "open requests; more get 503 (default: 256)", type=count, default=256)
-    add("--max-wait MS", "until a request has its turn, else 503 (default: 1000)", type=count, default=1000)
+    add("--max-wait MS", "until a request has its turn, else 503 (default: 250)", type=count, default=250)
     add("--max-connections N", "open ones; more get 503 (default: 512)", type=count, default=512)
     add("--read-timeout S", "for a whole request to arrive (default: 10)", type=count, default=10)
     add("--keep-alive S", "that a connection may be idle (default: 5)", type=count, default=5)

@@ -5,10 +5,12 @@ median are stopped, the best is chosen on the validation rows, and its test metr
 position_dim, heads and dropout rates are searched, as far as encoding and model have them. The study is kept in
 OUT/study.db; calling again with the same OUT continues it, also from several processes at once. The best trial's
 model stays in OUT/models, a folder for `ctr_pe.load`, and OUT/best.yaml is the best trial as a config:
-run_expid.py --config OUT/best.yaml --expid best.
+run_expid.py --config OUT/best.yaml --expid best. With --executor or --jobs several trials are trained at once, and the
+study is OUT/study.journal; Slurm's jobs say nothing before they end, but stop by the same rule.
 
 examples:
   ctr-pe tune --pe cape --dataset amazon_sports --trials 30 --out results/tune
+  ctr-pe tune --pe cape --dataset amazon_sports --trials 100 --executor ray
   ctr-pe tune --space 'learning_rate={low: 1e-4, high: 1e-2, log: true}' --space 'position_dim=[8, 16]'
 """
 
@@ -17,7 +19,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ctr_pe.commands.options import Parser, class_name, count, number, overrides, training_options
+from ctr_pe.commands.options import (
+    Parser,
+    class_name,
+    count,
+    executor_options,
+    json_option,
+    number,
+    overrides,
+    training_options,
+)
 from ctr_pe.data.synthetic.built_in import DEFAULT
 
 
@@ -31,6 +42,8 @@ def add_options(parser: Parser) -> None:
     text = "a list of values, or {low: …, high: …, log: true}; null leaves the key out"
     add("--space KEY=VALUES", text, several=True)
     add("--seed N", "of training and search (default: 0)", type=number, default=0)
+    executor_options(parser, "trials at once (default: one in this process, else as many as there is room for)")
+    json_option(parser)
     training_options(parser)
 
 
@@ -43,4 +56,4 @@ def run(args: argparse.Namespace) -> int:
     how = {name: getattr(args, name) for name in ("seed", "threads", "gpu", "track")}
     search = plan(args.model, args.pe, args.dataset, args.data_root, params, space, **how)
     out = args.out or Path("results") / f"tune-{args.model}-{args.pe}-{search.dataset.dataset_id}"
-    return tune(search, args.trials, out, keep=keep_model)
+    return tune(search, args.trials, out, keep=keep_model, as_json=args.json, executor=args.executor, jobs=args.jobs)

@@ -60,7 +60,8 @@ def without_effect(file: Path) -> list[str]:
         params = {**sections.get("Base", {}), **section}
         if "model" in params:
             keys[params["model"]] = {**keys.get(params["model"], {}), **params}
-    return [f"{file}: {line}" for model, params in keys.items() if (line := unread(model, [], params))]
+    lines = [f"{file}: {line}" for model, params in keys.items() if (line := unread(model, [], params))]
+    return list(dict.fromkeys(lines))
 
 
 def check_models(sections: Mapping[str, dict[str, Any]], folder: Path, root: Path) -> Iterator[str]:

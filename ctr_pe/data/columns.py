@@ -137,10 +137,14 @@ def _fingerprint(parquet: Path) -> str:
 
 def _is_ours(parquet: Path) -> bool:
     """Whether a data set of this package has the file."""
-    try:
-        return parquet.name in json.loads((parquet.parent / REPORT).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
+    for folder in (parquet.parent, parquet.parent.parent):  # a file of a split, or a shard
+        try:
+            files = json.loads((folder / REPORT).read_text(encoding="utf-8"))["files"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        if parquet.relative_to(folder).as_posix() in files:
+            return True
+    return False
 
 
 def _open_or_make(parquet: Path, wants: Mapping[str, Want]) -> Path:

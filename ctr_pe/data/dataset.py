@@ -2,7 +2,7 @@
 
 <data root>/<dataset_id>/
     feature_map.json feature_vocab.json         in FuxiCTR's format
-    train.parquet valid.parquet test.parquet
+    train.parquet valid.parquet test.parquet    or folders train, valid, test with shards: 000000.parquet, …
     dataset_config.yaml                         a dataset config for FuxiCTR; not part of the data hash
     items.parquet                               of a log: raw items, their attributes, and the ids of both in columns
                                                 that end with ":id"; not part of the data hash
@@ -15,16 +15,17 @@ from __future__ import annotations
 import hashlib
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+import polars as pl
+from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError
 
 from ctr_pe.config.field_groups import Group
 from ctr_pe.config.schema import Name
 from ctr_pe.data.root import REPORT, data_root, list_datasets
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
-from ctr_pe.utils.errors import UserError, explain, nearest, option
-from ctr_pe.utils.names import check_new_path
+from ctr_pe.utils.errors import UserError, explain, nearest, option, shown
+from ctr_pe.utils.names import check_new_path, is_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -36,6 +37,15 @@ ITEMS, USERS = "items.parquet", "users.parquet"
 LABEL, USER, ITEM = "label", "user_id", "item_id"  # columns of every data set of a log, whatever the log calls them
 WEIGHT = "sample_weight"  # and of one whose rows have weights
 ID = ":id"  # in items.parquet the column ``cate_id:id`` has the ids of the column ``cate_id``
+
+
+def _is_file_name(name: str) -> str:
+    if not all(map(is_name, name.split("/"))):
+        raise ValueError(f"a file of the data set, not {shown(name)}")
+    return name
+
+
+FileName = Annotated[str, AfterValidator(_is_file_name)]
 
 
 class FileFacts(BaseModel):
@@ -56,7 +66,7 @@ class DatasetReport(BaseModel):
     format: Literal[1] = FORMAT
     dataset_id: Name
     data_hash: str
-    files: dict[Name, FileFacts]
+    files: dict[FileName, FileFacts]
     rows: dict[str, int]
     label: str
     group_id: str | None
@@ -71,10 +81,15 @@ class Dataset(DatasetReport):
     path: Path
 
     def split(self, name: str) -> Path:
-        """The parquet file of ``train``, ``valid`` or ``test``. Raises UserError if the set has no such split."""
+        """The parquet file of ``train``, ``valid`` or ``test``, or the folder of its shards, which the loader takes for
+        one file. Raises UserError if the set has no such split."""
         if name not in self.rows:
             raise UserError(f"{self.path}: no split '{name}': {nearest(name, self.rows)}")
-        return self.path / f"{name}.parquet"
+        return self.path / (name if any(file.startswith(f"{name}/") for file in self.files) else f"{name}.parquet")
+
+    def scan(self, name: str) -> pl.LazyFrame:
+        """The rows of a split. Raises UserError as :meth:`split`."""
+        return pl.scan_parquet(shards(self.split(name)))
 
     def feature_map(self, embedding_dim: int) -> Any:
         """FuxiCTR's feature map of this set (imports FuxiCTR, which takes seconds)."""
@@ -82,6 +97,11 @@ class Dataset(DatasetReport):
 
         params = {"group_id": self.group_id, "embedding_dim": embedding_dim}
         return load_feature_map(self.dataset_id, self.path, params)
+
+
+def shards(split: Path) -> list[Path]:
+    """The parquet files of a split, in the order of their rows. Columns of the loader may be beside them."""
+    return sorted(split.glob("*.parquet")) if split.is_dir() else [split]
 
 
 def check_out(out: Path, overwrite: bool) -> None:

@@ -30,9 +30,13 @@ FEW = 4096
 
 
 def _searched(keys: pl.Series) -> Array:
-    """Integers or texts as numpy compares them, which is polars' order: texts by UTF-8. Nulls are any."""
+    """Integers or texts as numpy compares them, which is polars' order: texts by UTF-8. Nulls are any.
+
+    Texts are objects: ``numpy.searchsorted`` reads those of ``StringDType`` that are longer than 15 bytes from wrong
+    memory (https://github.com/numpy/numpy/issues/31533).
+    """
     filled = keys.fill_null("" if keys.dtype == pl.String else 0) if keys.null_count() else keys
-    return np.array(filled.to_list(), np.dtypes.StringDType()) if keys.dtype == pl.String else filled.to_numpy()
+    return np.array(filled.to_list(), object) if keys.dtype == pl.String else filled.to_numpy()
 
 
 class Index:
@@ -164,7 +168,9 @@ def categories(values: pl.Series) -> pl.Series:
 
 
 def texts(values: pl.Series) -> pl.Series:
-    """Raw values as text, whole floats as the integers they are."""
+    """Raw values as text, as a request in JSON has them: whole floats and decimals as the integers they are."""
+    if values.dtype.is_decimal():
+        return values.cast(pl.String).str.replace(r"(\.\d*?)0+$", "${1}").str.strip_suffix(".")
     if values.dtype.is_float():
         whole = values.cast(pl.Int64, strict=False)
         exact = (values == whole).fill_null(False)

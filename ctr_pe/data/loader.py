@@ -12,6 +12,7 @@ import numpy.typing as npt
 import torch
 
 from ctr_pe.data.columns import Columns, Want
+from ctr_pe.data.dataset import shards
 from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.utils.errors import UserError, counted, nearest, no_such_file
 
@@ -31,7 +32,8 @@ class BatchLoader:
     feature of the feature map (meta too) as (B,) int64, "numeric" ones float32, "embedding" ones (B, dim) float32;
     labels (B,) float32; histories int64, oldest item first; those of several categories have an axis more. As a mapping
     it has them in FuxiCTR's form: (B, L), 0 after the items. The order of an epoch depends on ``seed`` and the epoch's
-    number only. In split "train" a last batch of one row joins the batch before it: batch norm cannot train on one row.
+    number only, not on how the rows are spread over files. In split "train" a last batch of one row joins the batch
+    before it: batch norm cannot train on one row.
 
     Several processes have the same batches: each yields its slice of the rows of each batch of split "train", and else
     its slice of the batches. A last batch of fewer rows than processes joins the one before, too.
@@ -193,7 +195,7 @@ def _parquet_files(given: str | Path | Sequence[str | Path]) -> list[Path]:
     for path in map(Path, [given] if isinstance(given, (str, Path)) else given):
         if not path.exists():
             raise no_such_file(path)
-        found = sorted(path.glob("*.parquet")) if path.is_dir() else [path]
+        found = shards(path)
         if not found:
             raise UserError(f"{path}: no parquet files in this directory")
         files += found

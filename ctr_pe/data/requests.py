@@ -89,6 +89,15 @@ class EncodedRequests:
         counts = sum((part.counts for part in parts), Counter[str]())
         return cls(sum(part.rows for part in parts), scalars, lists, None, counts)
 
+    def alone(self) -> EncodedRequests:
+        """With the events that the requests see and no others, and ages in place of times."""
+        lists = []
+        for one in self.lists:
+            lengths, values = one.gather(np.arange(self.rows), self.now)
+            age, end = values.pop(one.age_field or "", None), np.cumsum(lengths)
+            lists.append(RequestHistories(values, end - lengths, end, one.age_field, age=age))
+        return replace(self, lists=lists, now=None)
+
     def batch(self, rows: Ints) -> JaggedBatch:
         """The requests of these numbers (B,)."""
         return replace(self.histories(rows), rows=self.fields(rows))

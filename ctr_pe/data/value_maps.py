@@ -11,20 +11,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import polars as pl
 
 from ctr_pe.config.columns import DeclaredColumn, declared, table_of
-from ctr_pe.data.id_map import NO_VALUE, PAD, TEXTS, UNSEEN, Array, IdMap, categories
+from ctr_pe.data.id_map import NO_VALUE, PAD, TEXTS, UNSEEN, Array, IdMap, categories, texts
 from ctr_pe.data.logs.tables import decimal_comma
 from ctr_pe.fuxictr.feature_specs import table_of as table_of_feature
 from ctr_pe.fuxictr.feature_specs import unseen_id
 from ctr_pe.utils.errors import UserError, nearest
 
-if TYPE_CHECKING:
-    from pathlib import Path
+HELD = {
+    "numeric": "numbers",
+    "categorical": "texts, numbers or booleans",
+    "sequence": "texts, or lists of texts, numbers or booleans",
+}
+"""Type of a declared column -> what its table may hold."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -298,7 +302,7 @@ def field_spec(spec: DeclaredColumn | None) -> dict[str, Any]:
     return found
 
 
-def readable_as(file: Path, table: pl.LazyFrame, name: str, spec: DeclaredColumn) -> pl.Expr:
+def readable_as(file: object, table: pl.LazyFrame, name: str, spec: DeclaredColumn) -> pl.Expr:
     """The column of a table's file, of a type that its map reads; a missing value is null.
 
     Raises UserError for a column that is not there, or values of another type, with the first row that has one.
@@ -309,7 +313,8 @@ def readable_as(file: Path, table: pl.LazyFrame, name: str, spec: DeclaredColumn
     column, dtype = pl.col(name), schema[name]
     if spec.type == "embedding":
         return column  # see ctr_pe.data.vectors
-    nested = isinstance(dtype, (pl.List, pl.Array))
+    one = dtype.inner if spec.type == "sequence" and isinstance(dtype, (pl.List, pl.Array)) else dtype
+    flat = not one.is_nested() and not dtype.is_temporal()
     if spec.type == "numeric" and (dtype.is_numeric() or dtype in TEXTS or dtype == pl.Boolean):
         value = column.cast(pl.String).cast(pl.Float64, strict=False) if dtype in TEXTS else column.cast(pl.Float64)
         if dtype in TEXTS:
@@ -321,14 +326,14 @@ def readable_as(file: Path, table: pl.LazyFrame, name: str, spec: DeclaredColumn
                 held += decimal_comma(strange["value"][0])
                 raise UserError(f"{file}: numeric column '{name}' {held}")
         return pl.when(value.is_finite()).then(value)
-    if spec.type == "sequence" and not dtype.is_temporal():
+    if spec.type == "sequence" and flat:
         lists = column.map_batches(
             lambda values: several(values, spec.splitter), pl.List(pl.String), is_elementwise=True
         )
         return pl.when(lists.list.len() > 0).then(lists).alias(name)
-    if spec.type == "categorical" and not nested and not dtype.is_temporal():
+    if spec.type == "categorical" and flat:
         return column.map_batches(categories, return_dtype=pl.String, is_elementwise=True)
-    raise UserError(f"{file}: {spec.type} column '{name}' holds {dtype}")
+    raise UserError(f"{file}: {spec.type} column '{name}' holds {dtype}, not {HELD[spec.type]}")
 
 
 def numbers(values: pl.Series) -> pl.Series:
@@ -343,6 +348,8 @@ def several(values: pl.Series, splitter: str) -> pl.Series:
         values = categories(values).str.split(splitter)
     elif isinstance(values.dtype, pl.Array):
         values = values.arr.to_list()
-    one = pl.element().cast(pl.String)
+    inner = values.dtype.inner if isinstance(values.dtype, pl.List) else pl.String()
+    fractions = inner.is_float() or inner.is_decimal()
+    one = pl.element().map_batches(texts, pl.String, is_elementwise=True) if fractions else pl.element().cast(pl.String)
     kept = values.fill_null(pl.Series([[]], dtype=values.dtype)) if values.null_count() else values
     return kept.list.eval(one.filter(one.is_not_null() & ~one.is_in(list(NO_VALUE))))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,13 +28,14 @@ from ctr_pe.data.dataset import (
     combined_hash,
     facts_of,
     open_dataset,
+    shards,
 )
 from ctr_pe.data.root import REPORT
 from ctr_pe.data.value_maps import Scaled, Several, ValueMap, field_spec
 from ctr_pe.data.vectors import file_of
 from ctr_pe.fuxictr.feature_specs import FEATURES, FeatureSpecs, age_spec, history_spec, target_spec
 from ctr_pe.utils.errors import UserError, reason
-from ctr_pe.utils.files import move, scratch_beside, write_json
+from ctr_pe.utils.files import move, scratch_beside, write_json, write_vocabularies
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -62,18 +64,22 @@ class DatasetWriter:
     """Writes a data set into a temporary folder beside ``out``; ``finish`` gives it its name.
 
     Leaving the context without ``finish`` removes everything. Raises UserError when ``out`` exists; a complete set is
-    replaced with ``overwrite``, anything else never is.
+    replaced with ``overwrite``, anything else never is. ``shard_rows``: of a file at most; None for a file per split.
 
     Attributes:
         path: the unfinished data set.
         scratch: a folder for temporary files of the source.
     """
 
-    def __init__(self, out: Path, dataset_id: str | None = None, overwrite: bool = False) -> None:
+    def __init__(
+        self, out: Path, dataset_id: str | None = None, overwrite: bool = False, shard_rows: int | None = None
+    ) -> None:
         self.out = Path(out) if Path(out).name else Path(out).resolve()
         self.dataset_id = dataset_id or self.out.resolve().name
         self.overwrite = overwrite
+        self.shard_rows = shard_rows
         self._parquets: dict[str, pq.ParquetWriter] = {}
+        self._rows = Counter[str]()
         check_out(self.out, overwrite)
 
     def __enter__(self) -> DatasetWriter:
@@ -94,11 +100,27 @@ class DatasetWriter:
 
     def add(self, split: str, rows: pa.Table, **options: Any) -> None:
         """Append rows, maybe none, to a split; the first call begins it, with ``options`` of its ParquetWriter."""
-        if split not in self._parquets:
-            options = {"compression": "zstd", **options}
-            self._parquets[split] = pq.ParquetWriter(self.path / f"{split}.parquet", rows.schema, **options)
-        if len(rows):
-            self._parquets[split].write_table(rows)
+        if not len(rows) and self._rows[split]:
+            return
+        while True:
+            room = len(rows) if self.shard_rows is None else self.shard_rows - self._rows[split] % self.shard_rows
+            if split not in self._parquets:
+                self._parquets[split] = self._new_file(split, rows.schema, {"compression": "zstd", **options})
+            if len(rows):
+                self._parquets[split].write_table(rows[:room])
+            self._rows[split] += min(len(rows), room)
+            if self.shard_rows is not None and len(rows) >= room:
+                self._parquets.pop(split).close()  # full
+            if len(rows) <= room:
+                return
+            rows = rows[room:]
+
+    def _new_file(self, split: str, schema: pa.Schema, options: Mapping[str, Any]) -> pq.ParquetWriter:
+        file = self.path / f"{split}.parquet"
+        if self.shard_rows is not None:
+            file = self.path / split / f"{self._rows[split] // self.shard_rows:06}.parquet"
+            file.parent.mkdir(exist_ok=True)
+        return pq.ParquetWriter(file, schema, **options)
 
     def finish(self, content: Content) -> Dataset:
         """Write everything but the rows, then rename the set to ``out``.
@@ -108,21 +130,26 @@ class DatasetWriter:
         for parquet in self._parquets.values():
             parquet.close()
         rows = {}
-        for split in (split for split in SPLITS if (self.path / f"{split}.parquet").exists()):
-            file = pq.read_metadata(self.path / f"{split}.parquet")
-            if different := {content.label, *content.features} ^ set(file.schema.to_arrow_schema().names):
-                raise ValueError(f"{split}.parquet: columns differ from the features in {sorted(different)}")
-            rows[split] = int(file.num_rows)
+        names = {split: split if self.shard_rows else f"{split}.parquet" for split in SPLITS}
+        for split, name in names.items():
+            if not (self.path / name).exists():
+                continue
+            files = shards(self.path / name)
+            parts = [pq.read_metadata(file) for file in files]
+            if different := {content.label, *content.features} ^ set(parts[0].schema.to_arrow_schema().names):
+                raise ValueError(f"{files[0].name}: columns differ from the features in {sorted(different)}")
+            rows[split] = sum(int(part.num_rows) for part in parts)
         if "train" not in rows or len(rows) == 1:
             raise ValueError(f"{self.path}: a data set needs train.parquet, and valid.parquet or test.parquet")
         specs = FeatureSpecs.of(self.dataset_id, content.features, [content.label])
         write_json(self.path / FEATURES, specs.content)
-        write_json(self.path / "feature_vocab.json", content.vocabs)
-        files = {file.name: facts_of(file) for file in sorted(self.path.iterdir())}
+        write_vocabularies(self.path / "feature_vocab.json", content.vocabs)
+        every = [file for file in sorted(self.path.rglob("*")) if file.is_file()]
+        facts = {file.relative_to(self.path).as_posix(): facts_of(file) for file in every}
         report = DatasetReport(
             dataset_id=self.dataset_id,
-            data_hash=combined_hash(files),
-            files=files,
+            data_hash=combined_hash(facts),
+            files=facts,
             rows=rows,
             label=content.label,
             group_id=content.group_id,
@@ -136,25 +163,26 @@ class DatasetWriter:
             "sequence_field": [list(group.history) for group in content.groups],
             "age_field": [group.age for group in content.groups],
         }
-        write_config(self.path, self.out, self.dataset_id, rows, "parquet", **keys)
+        of_rows = {split: names[split] for split in rows}
+        write_config(self.path, self.out, self.dataset_id, of_rows, "parquet", **keys)
         if content.users is not None:
             content.users.write_parquet(self.path / USERS)
         if content.items is not None:
             content.items.write_parquet(self.path / ITEMS)
-        facts = report.model_dump(mode="json")
-        write_json(self.path / REPORT, {**facts, **content.report, **facts})
+        own = report.model_dump(mode="json")
+        write_json(self.path / REPORT, {**own, **content.report, **own})
         check_out(self.out, self.overwrite)  # it may have appeared meanwhile
         move(self.path, self.out, replace=True)
         return open_dataset(str(self.out.resolve()))
 
 
 def write_config(
-    folder: Path, out: Path, dataset_id: str, splits: Iterable[str], data_format: str, **more: Any
+    folder: Path, out: Path, dataset_id: str, files: Mapping[str, str], data_format: str, **more: Any
 ) -> None:
-    """The dataset config of ``out`` for FuxiCTR, in ``folder`` until the set is complete."""
+    """The dataset config of ``out`` for FuxiCTR, in ``folder`` until the set is complete; ``files``: of each split."""
     import yaml
 
-    data = {f"{split}_data": str(out / f"{split}.{data_format}") for split in splits}
+    data = {f"{split}_data": str(out / file) for split, file in files.items()}
     config = {dataset_id: {"data_root": str(out.parent), "data_format": data_format, **data, **more}}
     text = yaml.safe_dump(config, sort_keys=False, allow_unicode=True)
     (folder / CONFIG).write_text(text, encoding="utf-8")
@@ -198,13 +226,19 @@ DatasetSource = Callable[[DatasetWriter], Content]
 """Adds the rows of a data set to a writer, split by split or block by block, and describes them."""
 
 
-def make_dataset(source: DatasetSource, out: Path, dataset_id: str | None = None, overwrite: bool = False) -> Dataset:
+def make_dataset(
+    source: DatasetSource,
+    out: Path,
+    dataset_id: str | None = None,
+    overwrite: bool = False,
+    shard_rows: int | None = None,
+) -> Dataset:
     """The data set ``out`` from a source; nothing is left there if that fails.
 
     Raises:
         UserError: ``out`` exists, or what the source raises.
     """
-    with written(out), DatasetWriter(out, dataset_id, overwrite) as writer:
+    with written(out), DatasetWriter(out, dataset_id, overwrite, shard_rows) as writer:
         return writer.finish(source(writer))
 
 

@@ -77,6 +77,26 @@ def influences(values: Floats, shares: Floats) -> Floats:
     return np.asarray(shares * (values - means[:, None]))
 
 
+class MetricInterval(NamedTuple):
+    """A metric of one trained model, with its 95 % interval for new users; NaN: not known."""
+
+    value: float
+    low: float
+    high: float
+
+
+def over_users(values: Floats, shares: Floats) -> MetricInterval:
+    """The mean of what users have, (U,), weighted by their shares (U,): the rows of a user are not independent, users
+    are. NaN where nobody has a share."""
+    users = int(np.count_nonzero(shares))
+    if not np.isfinite(shares).all() or not users:
+        return MetricInterval(math.nan, math.nan, math.nan)
+    added = influences(values[None], shares)[0]
+    variance_of_mean = users / (users - 1) * float(added @ added) if users > 1 else math.nan
+    value = float(values @ shares / shares.sum())
+    return MetricInterval(value, *_t_test(value, [(variance_of_mean, users - 1)])[:2])
+
+
 def squared_distances(vectors: Floats) -> Floats:
     """Between the rows of (R, U): (R, R), exactly 0 for equal ones."""
     from scipy.spatial.distance import pdist, squareform

@@ -113,6 +113,7 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         self.auxiliary_parts: dict[str, Tensor] = {}  # of the last loss, by name: what is not the task's own
         self.penalty: Tensor | float = 0.0  # of the last loss: the regularisation in it
         self.gradients: Gradients | None = None  # of the last training step
+        self.step_graphs: Any = None  # ctr_pe.training.step_graphs, while it trains on a GPU
         self.embedding_dim = embedding_dim
         with patch.object(nn, "ModuleDict", ByField):
             self.embedding_layer = layers.FeatureEmbeddingDict(
@@ -305,5 +306,5 @@ class MLP(layers.MLP_Block):  # type: ignore[misc]
             activations = [Dice(units) for units in hidden_units]
         super().__init__(input_dim, list(hidden_units), activations, **options)
         for index, layer in enumerate(self.mlp):
-            if fast_dropout and type(layer) is nn.Dropout:
-                self.mlp[index] = Dropout(layer.p)
+            if type(layer) is nn.Dropout:
+                self.mlp[index] = Dropout(layer.p, fast_dropout)

@@ -49,7 +49,7 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
     with written(out), new_folder(out) as folder:
         for split, file in ((split, folder / f"{split}.{data_format}") for split in dataset.rows):
             columns = [*(_padded(name, spec) for name, spec in kept.items()), pl.col(dataset.label).cast(pl.Float64)]
-            rows = pl.scan_parquet(dataset.split(split)).select(columns)
+            rows = dataset.scan(split).select(columns)
             if data_format == "parquet":
                 rows.sink_parquet(file)
             else:
@@ -61,7 +61,9 @@ def convert(dataset: Dataset, out: Path, data_format: str = "parquet") -> list[s
                 shutil.copyfile(file, folder / file.name)
         features = [{name: spec} for name, spec in kept.items()]
         write_json(folder / FEATURES, {**described.content, "dataset_id": out.resolve().name, "features": features})
-        write_config(folder, out, out.resolve().name, dataset.rows, data_format)
+        write_config(
+            folder, out, out.resolve().name, {split: f"{split}.{data_format}" for split in dataset.rows}, data_format
+        )
     return ages
 
 

@@ -41,7 +41,9 @@ def load_params(config: str | Path | None, expid: str, overrides: Mapping[str, A
     """
     overrides = dict(overrides or {})
     params, file = model_section(config, expid)
-    dataset_id = str(overrides.get("dataset_id", params.get("dataset_id")))
+    if not {**params, **overrides}.get("dataset_id"):
+        raise UserError(f"{file}: {expid}: 'dataset_id' is missing")
+    dataset_id = str({**params, **overrides}["dataset_id"])
     own = dataset_section(config, dataset_id, {**params, **overrides})
     params = overridden({**params, **own, "dataset_id": dataset_id}, overrides)
     params, line = translate(params)
@@ -80,10 +82,10 @@ def dataset_section(config: str | Path | None, dataset_id: str, params: Mapping[
     built = root / dataset_id / CONFIG
     if built.is_file():
         return {"data_root": str(root), **next(iter(load_yaml(built).values()))}
-    names = [name for sections in found.values() for name in sections]
+    names = [name for of in found.values() for name, section in of.items() if name != "Base" and "model" not in section]
+    near = nearest(dataset_id, names) if names else "no section describes a data set"
     raise UserError(
-        f"data set '{dataset_id}' is neither in a dataset config of {config_folder(config)} nor in {root}: "
-        f"{nearest(dataset_id, names)}"
+        f"data set '{dataset_id}' is neither in a dataset config of {config_folder(config)} nor in {root}: {near}"
     )
 
 

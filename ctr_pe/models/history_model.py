@@ -6,6 +6,8 @@ N real items of the batch, D item dim (the fields of an item, concatenated).
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import cached_property
 from typing import Any, ClassVar
 
 import torch
@@ -21,6 +23,8 @@ from ctr_pe.models.groups import SizedGroup, sized_groups
 from ctr_pe.models.sections import check_arguments, prefixes
 from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.pe.base import PositionEncoding
+from ctr_pe.sequence.filled import Parts
+from ctr_pe.units.self_attention import SelfAttention
 from ctr_pe.utils.errors import UserError
 
 
@@ -79,6 +83,8 @@ class HistoryModel(FuxiCTRModel):
         super().__init__(feature_map, model_id, **kwargs)
         for name in [*self.validation_metrics, *training_settings(self).monitor]:
             self.check_metric(name)
+        self.fills = False  # training batches up to sizes that many of them share
+        self.parts_before: dict[tuple[int, int], list[Parts]] = {}  # by rows and slots of filled batches
         self._encodings = 0  # built so far
         self._target_joins = False  # the sequence of its history
         self.native_options: dict[str, Any] = {}  # keyword arguments of ``native``, where it is a class
@@ -160,7 +166,10 @@ class HistoryModel(FuxiCTRModel):
         fields = {name: x for name, x in rows.items() if name not in labels and features[name]["type"] != "meta"}
         label = rows.get(labels[0])
         weight = rows.get(self.weight_field) if self.weight_field else None
-        plan = Plan(fields, None if label is None else label.float().view(-1), self.read_histories(inputs), weight)
+        plan = Plan(fields, None if label is None else label.float().view(-1), [], weight)
+        if self.fills and self.training:
+            return Planned(rows, Plan.filled(self, inputs, plan), self.device)
+        plan = replace(plan, histories=self.read_histories(inputs))
         if self.device.type != "cpu":
             for histories in plan.histories:
                 histories.positions.plan(self._target_joins)
@@ -170,6 +179,11 @@ class HistoryModel(FuxiCTRModel):
         if isinstance(inputs, Planned) and inputs.plan.label is not None:
             return inputs.plan.label.view(-1, 1)
         return super().get_labels(inputs)
+
+    @cached_property
+    def attends_to_itself(self) -> bool:
+        """Whether items of a history attend to each other."""
+        return any(isinstance(module, SelfAttention) for module in self.modules())
 
     def read_histories(self, inputs: Mapping[str, Tensor]) -> list[Histories]:
         """Those of each group."""

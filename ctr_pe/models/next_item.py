@@ -13,9 +13,12 @@ from torch import Tensor, nn
 
 from ctr_pe.fuxictr.adapter import MLP
 from ctr_pe.models.rank_model import RankModel
+from ctr_pe.ops import step_seeds
 from ctr_pe.pe.base import Losses
+from ctr_pe.sequence.filled import Filled
 from ctr_pe.sequence.positions import Items, Positions
 from ctr_pe.sequence.transfer import to_device
+from ctr_pe.units.batch_norm import through
 from ctr_pe.utils import distributed
 from ctr_pe.utils.random_generators import RandomGenerators
 
@@ -36,16 +39,24 @@ class NextItemLoss(MLP):
     An MLP of FuxiCTR, which moves weights to and from its ``aux_net``; the σ is part of the loss.
     """
 
-    def forward(self, states: Tensor, following: Tensor, others: Tensor) -> Tensor:
+    masked = True
+
+    def forward(self, states: Tensor, following: Tensor, others: Tensor, real: Tensor | None = None) -> Tensor:
         """states b_t (P, S), the items that followed (P, D), items that did not (P, D) -> scalar, 0 without pairs.
 
-        Of several processes each has its own pairs, and P is their average.
+        Of several processes each has its own pairs, and P is their average. ``real`` (P,) bool: the pairs that there
+        are, None for all.
         """
         if not len(states) and distributed.processes() == 1:
             return states.new_zeros(())
         pairs = torch.cat([torch.cat([states, items], -1) for items in (following, others)])
-        logits: Tensor = super().forward(pairs).squeeze(-1)
+        there = None if real is None else torch.cat([real, real])
+        logits = through(self.mlp, pairs, there).squeeze(-1)
         followed = (torch.arange(len(pairs), device=logits.device) < len(states)).to(logits.dtype)
+        if there is not None:
+            weight = there.to(logits.dtype)
+            total = nn.functional.binary_cross_entropy_with_logits(logits, followed, weight, reduction="sum")
+            return 2 * total / weight.sum().clamp(min=1)
         total = nn.functional.binary_cross_entropy_with_logits(logits, followed, reduction="sum")
         return 2 * total / max(distributed.average(float(len(pairs))), 1.0)
 
@@ -76,6 +87,8 @@ class NextItemModel(RankModel):
         """Group ``index``'s loss in training: packed states (N, S) of the items of the history."""
         if not (self.training and self._weight > 0):
             return {}
+        if isinstance(positions, Filled):
+            return {"next item": self._weight * self._filled_loss(index, states, history, positions)}
         # Which items are meant is found on the CPU: an accelerator would have to be waited for.
         first = positions.lengths_cpu.cumsum(0) - positions.lengths_cpu  # of each row, among the N items
         following = torch.ones(len(history.embedding), dtype=torch.bool)
@@ -83,16 +96,50 @@ class NextItemModel(RankModel):
         if self.groups[index].negative:
             following, others = self._given(self.groups[index].negative, history, following)
         else:
-            drawn = self._drawn([history.ids_cpu[field] for field in self.groups[index].history], following)
+            drawn = self._drawn([history.all_ids[field] for field in self.groups[index].history], following)
             following = following[: len(drawn)]
             others = history.embedding.index_select(0, positions.to_device(drawn))
         now, after = positions.to_device(torch.stack([following - 1, following]))
         loss = self.aux_net[index](states.index_select(0, now), history.embedding.index_select(0, after), others)
         return {"next item": self._weight * loss}
 
+    def _filled_loss(self, index: int, states: Tensor, history: Items, positions: Filled) -> Tensor:
+        """The same without a size that depends on lengths: of all neighbours, (N - 1,), some are pairs."""
+        assert positions.real is not None
+        rows, group = positions.item_rows, self.groups[index]
+        pairs = (rows[1:] == rows[:-1]) & positions.real[1:]
+        if group.negative:
+            ids = {field: history.all_ids[field][1:] for field in group.negative}
+            embedded = self.embedding_layer(ids)
+            others = torch.cat([embedded[field] for field in ids], -1)
+            pairs = pairs & (ids[group.negative[0]] != 0)
+        else:
+            fields = [history.all_ids[field] for field in group.history]
+            drawn, several = self._drawn_filled(fields, positions.real)
+            others, pairs = history.embedding.index_select(0, drawn[1:]), pairs & several
+        loss: Tensor = self.aux_net[index](states[:-1], history.embedding[1:], others, pairs)
+        return loss
+
+    def _drawn_filled(self, fields: Sequence[Tensor], real: Tensor) -> tuple[Tensor, Tensor]:
+        """For each packed item one of the batch's other items: indices (N,); and whether there is any, () bool."""
+        kind = (~real).long()  # those that only fill up are the last kind of all
+        for ids in fields:
+            order = ids.argsort(stable=True)
+            order = order[kind[order].argsort(stable=True)]
+            pair = torch.stack([kind, ids])[:, order]
+            begins = nn.functional.pad((pair[:, 1:] != pair[:, :-1]).any(0).long(), (1, 0))
+            kind = torch.empty_like(kind).scatter(0, order, begins.cumsum(0))
+        example = torch.zeros_like(kind).scatter(0, kind, torch.arange(len(kind), device=kind.device))
+        kinds = torch.where(real, kind, -1).max() + 1
+        seeds = step_seeds.active()
+        seed = torch.tensor([self.generators.next().initial_seed()]).to(kind.device) if seeds is None else seeds.next()
+        draw = step_seeds.below(kinds - 1, seed, len(kind))
+        draw = draw + (draw >= kind).long()  # any kind but the one there
+        return example.gather(0, draw.minimum(kinds - 1).clamp(min=0)), kinds > 1
+
     def _given(self, fields: Sequence[str], history: Items, at: Tensor) -> tuple[Tensor, Tensor]:
         """The items of ``neg_seq_field``: those of the places ``at`` (P,) that have one, and their embeddings."""
-        ids = {field: history.ids_cpu[field][at] for field in fields}
+        ids = {field: history.all_ids[field][at] for field in fields}
         present = ids[fields[0]] != 0
         of_present = {field: to_device(values[present], self.device) for field, values in ids.items()}
         embedded = self.embedding_layer(of_present)

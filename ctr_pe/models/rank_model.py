@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from ctr_pe.config.schema import Activation, Rate, Widths
 from ctr_pe.fuxictr.adapter import MLP
@@ -38,6 +38,9 @@ class RankModel(HistoryModel):
     """
 
     pairs_at_once: ClassVar[int] = candidates.PAIRS
+    fillable: ClassVar[bool] = False
+    """Whether rows and items that follow those of a batch change nothing in training (:mod:`ctr_pe.sequence.filled`).
+    A class says so for itself, not for those derived from it."""
 
     def __init__(
         self,
@@ -81,21 +84,22 @@ class RankModel(HistoryModel):
         embedded, penalties = self.look_up(ids)
         features, losses = [embedded[name] for name in self.other_fields], Losses()
         clicked = plan.label > 0 if self.training and plan.label is not None else None
+        if clicked is not None and plan.rows is not None:
+            clicked = nn.functional.pad(clicked, (0, len(next(iter(plan.fields.values()))) - plan.rows))
         of_groups = zip(self.groups, plan.histories, plan.items(embedded), strict=True)
         for index, (group, given, vectors) in enumerate(of_groups):
             target = torch.cat([embedded[field] for field in group.target], dim=-1)
             chosen = None if clicked is None else clicked.new_full((len(vectors),), group.chosen)
-            history = Items(vectors, tuple(given.ids.values()), chosen, given.ids_cpu)
+            history = Items(vectors, tuple(given.ids.values()), chosen, given.all_ids)
             targets = Items(target, tuple(ids[field] for field in group.target), clicked)
             with self.precision():
                 interest, more = self.interest(index, targets, history, given.positions)
             features.append(interest.to(target.dtype))
             losses = sum_losses(losses, more)
-        if (
-            self.training and len(target) * distributed.processes() == 1
-        ):  # no variance: batch norm and Dice use running ones
+        rows = len(target) if plan.rows is None else plan.rows
+        if self.training and rows * distributed.processes() == 1:  # no variance: batch norm and Dice use running ones
             self.dnn.eval()
-        y_pred = self.dnn(torch.cat(features, dim=-1))
+        y_pred = self.dnn(torch.cat(features, dim=-1)[:rows])
         self.dnn.train(self.training)
         if not self.training:
             return {"y_pred": y_pred}

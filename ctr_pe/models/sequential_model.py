@@ -23,7 +23,7 @@ from ctr_pe.evaluation.ranking import NEXT_ITEM_METRICS, list_lengths, parts_of,
 from ctr_pe.fuxictr import padded
 from ctr_pe.fuxictr.embeddings import look_up
 from ctr_pe.fuxictr.feature_specs import unseen_id
-from ctr_pe.models.batch_plan import Histories
+from ctr_pe.models.batch_plan import FilledHistories, Histories
 from ctr_pe.models.full_ranking import Ranking, rank_items
 from ctr_pe.models.groups import SizedGroup
 from ctr_pe.models.history_model import HistoryModel
@@ -107,6 +107,10 @@ class SequentialModel(HistoryModel):
     ) -> None:
         if distributed.processes() > 1:
             raise UserError(f"{type(self).__name__}: next-item models train in one process")
+        if kwargs.get("class_weight") is not None:
+            raise UserError(
+                f"{type(self).__name__}: class_weight: a next-item model has no labels to weigh: leave it out"
+            )
         if item_table not in ("tied", "untied"):
             raise UserError(f"item_table '{item_table}' is unknown: {nearest(item_table, ('tied', 'untied'))}")
         kwargs |= self._chosen_fields(kwargs, item_fields)
@@ -240,12 +244,9 @@ class SequentialModel(HistoryModel):
         """A JaggedBatch -> in training {"loss", "penalties", "losses"}, in evaluation {"y_pred": states (B, any)}."""
         plan = self.planned(inputs).plan
         (history,) = plan.histories
-        ids = {field: history.ids[field] for field in self.group.history}
         if not self.training:
-            embedded, _ = self.look_up(ids)
-            with self.precision():
-                states = self.newest_states(self._items(history, embedded), history.positions)
-            return {"y_pred": states.float()}
+            return {"y_pred": self.states_after(history)}
+        ids = {field: history.ids[field] for field in self.group.history}
         target = plan.fields[self.group.target[0]]
         following = self.item_numbers[_following(ids[self.group.history[0]], target, history.positions)]
         embedded, penalties = self.look_up(ids)
@@ -256,6 +257,12 @@ class SequentialModel(HistoryModel):
         if not bool(known.all()):
             states, answers = states[known], answers[known]
         return {"loss": self.loss_of(states.float(), answers), "penalties": penalties, "losses": losses}
+
+    def states_after(self, history: Histories | FilledHistories) -> Tensor:
+        """In evaluation: what comes after each of the histories (B, any), in float32."""
+        embedded, _ = self.look_up({field: history.ids[field] for field in self.group.history})
+        with self.precision():
+            return self.newest_states(self._items(history, embedded), history.positions).float()
 
     def loss_of(self, states: Tensor, answers: Tensor) -> Tensor:
         """states (P, any), the numbers (P,) of the items that follow -> the mean ``item_loss``, 0 without any."""
@@ -283,12 +290,12 @@ class SequentialModel(HistoryModel):
         wanted = {field: of if numbers is None else of[numbers] for field, of in ids.items()}
         return self.item_vectors(look_up(self.embedding_layer, wanted)[0])
 
-    def _items(self, history: Histories, embedded: Mapping[str, Tensor]) -> Items:
+    def _items(self, history: Histories | FilledHistories, embedded: Mapping[str, Tensor]) -> Items:
         """A history as looked up; in training all its items are chosen."""
         vectors = torch.cat([embedded[field] for field in self.group.history], -1)
         chosen = torch.ones(len(vectors), dtype=torch.bool, device=vectors.device) if self.training else None
         ids = tuple(history.ids[field] for field in self.group.history)
-        return Items(vectors, ids, chosen, history.ids_cpu)
+        return Items(vectors, ids, chosen, history.all_ids)
 
     def add_loss(self, return_dict: Mapping[str, Any], y_true: Tensor) -> Tensor:
         losses: Mapping[str, Tensor] = return_dict["losses"]

@@ -5,6 +5,7 @@ N real items of the batch, D item dim.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, nn
@@ -89,8 +90,9 @@ class SequentialTransformer(SequentialModel):
             "causal": self.causal,
         }
 
-    def build_encoder(self, dim: int, extra_slots: int = 0) -> HistoryEncoder:
-        """Blocks of width ``dim``; ``extra_slots``: 1 if a slot follows the history. Raises UserError as
-        ``build_stack``."""
-        encodings = self.build_stack(self.group, self.num_blocks, self.num_heads, extra_slots, dim)
+    def build_encoder(self, dim: int, extra_slots: int = 0, encoding: str | None = None) -> HistoryEncoder:
+        """Blocks of width ``dim``; ``extra_slots``: 1 if a slot follows the history; ``encoding``: None for the
+        group's. Raises UserError as ``build_stack``."""
+        group = replace(self.group, encoding=encoding or self.group.encoding)
+        encodings = self.build_stack(group, self.num_blocks, self.num_heads, extra_slots, dim)
         return HistoryEncoder(Transformer(encodings, **self.block), self.input_norm)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from ctr_pe.ops import accelerator, native
 from ctr_pe.ops.operator import operator
+from ctr_pe.ops.step_seeds import mixed
 from ctr_pe.sequence.transfer import to_device
 
 CHOICES = 2**16
@@ -41,6 +42,8 @@ def keep_mask(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
     """
     if dropped(rate) == CHOICES:
         return torch.zeros(shape, dtype=torch.int16, device=seed.device)
+    if torch._C._functorch.is_batchedtensor(seed):  # of modules that are computed as one
+        return (numbers(seed, shape.numel()) >= least(rate)).to(torch.int16).view(shape)
     compiled = native.LIBRARY is not None and seed.is_cpu
     run = keep_mask_gpu if accelerator.runs_on(seed.device) else keep_mask_cpu if compiled else in_torch
     mask: Tensor = run(seed, shape, least(rate))
@@ -48,9 +51,9 @@ def keep_mask(seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
 
 
 def mask_on(device: torch.device, seed: Tensor, shape: torch.Size, rate: float) -> Tensor:
-    """:func:`keep_mask` on a device, of a seed on the CPU. A device without a kernel for it draws numbers of its own,
-    in one call."""
-    if device.type == "cpu" or accelerator.runs_on(device):
+    """:func:`keep_mask` on a device, of a seed there or on the CPU. With one on the CPU a device that has no kernel for
+    it draws numbers of its own, in one call."""
+    if device.type == "cpu" or accelerator.runs_on(device) or not seed.is_cpu:
         return keep_mask(to_device(seed, device), shape, rate)
     return torch.empty(shape, dtype=torch.int16, device=device).bernoulli_(1 - dropped(rate) / CHOICES)
 
@@ -63,12 +66,7 @@ def in_torch(seed: Tensor, shape: torch.Size, least: int) -> Tensor:
 
 def numbers(seed: Tensor, count: int) -> Tensor:
     """Random numbers (count,) int16, four from each of 64 bits: SplitMix64 (Steele et al. 2014). seed (1,) int64."""
-    index = torch.arange(1, -(-count // 4) + 1, device=seed.device)
-    mixed = index * (0x9E3779B97F4A7C15 - 2**64) + seed
-    for shift, factor in ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64), (31, 1)):
-        high = (mixed >> shift) & (2 ** (64 - shift) - 1)
-        mixed = (mixed ^ high) * factor
-    return mixed.view(torch.int16)[:count]
+    return mixed(seed, -(-count // 4)).view(torch.int16)[:count]
 
 
 def _on_cpu(seed: Tensor, shape: Sequence[int], least: int) -> Tensor:

@@ -1,7 +1,8 @@
 """The compiled kernels: the one place that loads them and calls a C function.
 
-``pip install`` compiles ``csrc/`` where there is a C compiler (Linux). Without one, or with ``CTR_PE_COMPILED=0`` in
-the environment, the operators run in torch.
+Wheels for Linux have them, and ``pip install`` of the sources compiles ``csrc/`` where there is a C compiler. Without
+them, or with ``CTR_PE_COMPILED=0`` in the environment, the operators run in torch. They find torch's OpenMP in the
+process, so that its threads are theirs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ SWITCH = "CTR_PE_COMPILED"
 
 def load() -> ctypes.CDLL | None:
     """The compiled library, or None."""
-    files = (Path(__file__).with_name(f"_kernels{suffix}") for suffix in EXTENSION_SUFFIXES)
+    # The name of the stable ABI before that of this Python, which earlier versions of this package gave it.
+    files = (Path(__file__).with_name(f"_kernels{suffix}") for suffix in reversed(EXTENSION_SUFFIXES))
     file = next((file for file in files if file.exists()), None)
     if file is None or os.environ.get(SWITCH) == "0":
         return None

@@ -16,6 +16,7 @@ from ctr_pe.pe.base import About, check_fields
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.contextual import widen
 from ctr_pe.sequence.positions import Pairs
+from ctr_pe.utils.autograd import apply
 
 SHORTEST = 1e-5
 """A vector much shorter than this is like nothing: it has no direction, and a gradient would blow it up. Embeddings
@@ -105,7 +106,7 @@ class CosineCAPE(CAPE):
 
 def direction(x: Tensor) -> Tensor:
     """Vectors x (..., V) at length 1."""
-    found: Tensor = _Direction.apply(x, (x.square().sum(-1, keepdim=True) + SHORTEST**2).rsqrt())  # type: ignore[no-untyped-call]
+    found: Tensor = apply(_Direction, x, (x.square().sum(-1, keepdim=True) + SHORTEST**2).rsqrt())
     return found
 
 

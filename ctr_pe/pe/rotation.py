@@ -10,6 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ctr_pe.utils.autograd import apply
+
 
 def rotate_planes(vectors: Tensor, angle: Tensor, *, interleaved: bool = False) -> Tensor:
     """Planes λ e^(iθ) become λ e^(i(θ + angle)).
@@ -29,7 +31,7 @@ def rotate_planes(vectors: Tensor, angle: Tensor, *, interleaved: bool = False) 
 def rotated(parts: tuple[Tensor, Tensor, Tensor], angle: Tensor, interleaved: bool = False) -> Tensor:
     """Vectors (..., d) whose :func:`planes` are the parts, rotated."""
     *pair, rest = parts
-    found = _Rotation.apply(*pair, angle, angle.cos(), angle.sin())  # type: ignore[no-untyped-call]
+    found = apply(_Rotation, *pair, angle, angle.cos(), angle.sin())
     return torch.cat((*([torch.stack(found, -1).flatten(-2)] if interleaved else found), rest), -1)
 
 
@@ -54,7 +56,7 @@ def _side_by_side(x: Tensor) -> Tensor:
 
 def phases(real: Tensor, imaginary: Tensor) -> Tensor:
     """θ in [-π, π] of real and imaginary parts (..., P); zero takes the phase of 1, as long as none is -0."""
-    found: Tensor = _Phases.apply(real, imaginary)  # type: ignore[no-untyped-call]
+    found: Tensor = apply(_Phases, real, imaginary)
     return found
 
 

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from ctr_pe.sequence.transfer import to_device
+from ctr_pe.utils.autograd import apply
 from ctr_pe.utils.lazy_property import lazy_property
 
 NARROWEST = 4
@@ -72,13 +73,13 @@ class _Scatter(torch.autograd.Function):
 
 def gather_rows(x: Tensor, index: Tensor) -> Tensor:
     """(any, ...) -> (n, ...): the entries at ``index`` (n,), of which no two are the same."""
-    found: Tensor = _Gather.apply(x, index)  # type: ignore[no-untyped-call]
+    found: Tensor = apply(_Gather, x, index)
     return found
 
 
 def scatter_rows(x: Tensor, index: Tensor, size: int) -> Tensor:
     """(n, ...) -> (size, ...): the entries at ``index`` (n,), of which no two are the same, and zeros elsewhere."""
-    found: Tensor = _Scatter.apply(x, index, size)  # type: ignore[no-untyped-call]
+    found: Tensor = apply(_Scatter, x, index, size)
     return found
 
 
@@ -118,6 +119,8 @@ class Jagged:
     batch_items: Tensor | None = field(default=None, kw_only=True)
     dense: ClassVar[bool] = False
     """Whether padding counts as items, see :mod:`ctr_pe.sequence.dense`."""
+    real: ClassVar[Any] = None
+    """(N,) bool: the items that do not only fill up, see :mod:`ctr_pe.sequence.filled`; None for all."""
     stays_on_cpu: ClassVar[tuple[str, ...]] = ("host", "mask_cpu", "lengths_cpu", "_slots_cpu")
     """Fields that a :class:`~ctr_pe.sequence.transfer.PinnedTransfer` leaves where they are."""
 

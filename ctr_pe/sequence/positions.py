@@ -35,13 +35,14 @@ class Items:
     each history has K targets.
     ``ids``: per field the ids (N,) int64, 0 = no value; empty when not given.
     ``chosen`` (N,) bool: False for an item that was shown and not clicked; None when not given, as in evaluation.
-    ``ids_cpu``: of a history in training, by field the ids (N,) on the CPU, with those of items that were not chosen.
+    ``all_ids``: of a history in training, by field the ids (N,) with those of items that were not chosen; on the CPU,
+    of a filled batch where its lengths are.
     """
 
     embedding: Tensor
     ids: tuple[Tensor, ...] = ()
     chosen: Tensor | None = None
-    ids_cpu: Mapping[str, Tensor] = field(default_factory=dict)
+    all_ids: Mapping[str, Tensor] = field(default_factory=dict)
     _read: dict[Hashable, Tensor] = field(default_factory=dict, init=False)
 
     @property

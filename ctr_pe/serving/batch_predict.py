@@ -2,7 +2,8 @@
 
 The rows are scored in parts, whose scores wait in the folder ``<output>.partial``. When all are there, the file is
 written with its column of scores, under a temporary name, and takes its own name in the end. A call that was
-interrupted goes on with the first part that is missing, if model, events and input are those of the earlier call.
+interrupted goes on with the parts that are missing, if model, events and input are those of the earlier call. A part
+may be scored on another machine (:mod:`ctr_pe.utils.engines`): the call alone writes the output, once.
 """
 
 from __future__ import annotations
@@ -16,20 +17,26 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.parquet as pq
-from tqdm import tqdm
+import torch
+from tqdm.auto import tqdm
 
 from ctr_pe import __version__
-from ctr_pe.data.logs.tables import readable, scan
+from ctr_pe.data.logs.places import Address, facts_of, files_of, place
+from ctr_pe.data.logs.tables import Place, readable, scan
+from ctr_pe.data.timeline import EncodedLog
 from ctr_pe.serving.model_folder import MANIFEST, read_model
 from ctr_pe.serving.scorer import Scorer
+from ctr_pe.utils.engines import open_engine
 from ctr_pe.utils.errors import UserError, counted, no_such_file, option, reason, say
 
 SCORE = "score"
@@ -38,7 +45,7 @@ BATCH_ROWS, BUFFER = 2**14, 2**18  # rows and, of a column, bytes read at once, 
 TAIL = 2**16  # bytes at the end of a file: parquet has sizes, offsets and statistics of all its columns there
 COUNTS = b"ctr_pe.counts"
 OF_EVENTS = ("unknown history items", "history items of other behaviours")  # which all parts see alike
-OURS = re.compile(r"lock|key\.json|output|\d{6,}\.(parquet|tmp)")
+OURS = re.compile(r"lock|key\.json|output|\d{6,}\.(parquet|[0-9a-f]*\.?tmp)")
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,8 @@ def predict(
     gpu: int = -1,
     part_rows: int = PART_ROWS,
     progress: bool = False,
+    engine: str = "local",
+    threads: int = 1,
 ) -> PredictionReport:
     """Write ``requests`` with a column ``score``, the click probability (float32), to ``output``, all or nothing.
 
@@ -90,36 +99,47 @@ def predict(
     Args:
         model: a model folder.
         requests: a parquet file with user, item, and a time if a row should not see all events.
-        events: the log: user, item, time; a file or a folder of parquet files. None for the histories of the model
+        events: the log: user, item, time; a file, folder, glob or address. None for the histories of the model
             folder.
         overwrite: replace a file ``output``.
         gpu: -1 for the CPU.
         part_rows: rows scored at once at most; fewer of wide tables.
         progress: show rows and rows per second on stderr.
+        engine: where parts are scored, ``local`` or as of :func:`ctr_pe.utils.engines.open_engine`. Its machines see
+            the files and folders that are named here under the same names.
+        threads: of each part on another engine.
 
     Raises:
         UserError: a model, file or column that cannot be used; ``output`` exists; another process writes it.
     """
     began = time.perf_counter()
-    model, output, log = Path(model), Path(output), None if events is None else Path(events)
+    model, output, log = Path(model), Path(output), None if events is None else place(events)
     source = RequestFile(Path(requests), part_rows)
     _check_output(source, output, overwrite)
-    scorer = read_model(model, gpu)
+    scorer = read_model(model, -1 if engine != "local" else gpu)
     columns = scorer.encoder.reads(source.schema.names)
     source.check_nulls([name for name in columns if not scorer.encoder.optional(name)])
     key = {
         "ctr_pe": __version__,
         "model": hashlib.blake2b((model / MANIFEST).read_bytes()).hexdigest(),
-        "events": None if log is None else [_fingerprint(file) for file in _files(log)],
+        "events": None if log is None else [_fingerprint(place(file)) for file in files_of(log)],
         "requests": _fingerprint(source.file),
         "part": source.size,
     }
     try:
         with _folder(output, key) as folder:
             parts = [folder / f"{number:06}.parquet" for number in range(source.parts)]
-            done = next((n for n, part in enumerate(parts) if _rows_of(part) != source.rows_of(n)), len(parts))
-            if done < len(parts):
-                _score(scorer, log, source, columns, parts, done, progress)
+            missing = [n for n, part in enumerate(parts) if _rows_of(part) != source.rows_of(n)]
+            if missing and engine == "local":
+                job = _Scoring(scorer, source, columns, _events(scorer, log, source, columns), folder)
+                _score(job, missing, progress)
+            elif missing:
+                remote = _RemoteScoring(
+                    str(model), log, source.file.absolute(), part_rows, folder.absolute(), gpu, threads, json.dumps(key)
+                )
+                with closing(open_engine(engine, threads, gpu)) as other, _bar("scoring", source.rows, progress) as bar:
+                    for rows in other.map(remote, missing):
+                        bar.update(rows)
             _assemble(source, parts, folder / "output", progress)
             counts = Counter[str]()
             for part in parts:
@@ -128,9 +148,8 @@ def predict(
             shutil.rmtree(folder)
     except (OSError, pa.ArrowException) as error:
         raise UserError(f"{output}: {getattr(error, 'strerror', None) or str(error).splitlines()[0]}") from None
-    return PredictionReport(
-        output, source.rows, min(done * source.size, source.rows), time.perf_counter() - began, counts
-    )
+    reused = source.rows - sum(map(source.rows_of, missing))
+    return PredictionReport(output, source.rows, reused, time.perf_counter() - began, counts)
 
 
 class RequestFile:
@@ -160,15 +179,19 @@ class RequestFile:
     def rows_of(self, part: int) -> int:
         return min(self.size, self.rows - part * self.size)
 
-    def read(self, columns: list[str] | None = None) -> Iterator[pa.Table]:
-        """The parts, each row group by a reader of its own, because a reader keeps its buffers."""
-        part = None
+    def read(self, columns: list[str] | None = None, first: int = 0) -> Iterator[pa.Table]:
+        """The parts from number ``first`` on, each row group by a reader of its own, because a reader keeps its
+        buffers."""
+        part, before = None, first * self.size
         try:
-            for number in range(len(self._groups)):
+            for number, group in enumerate(self._groups):
+                if before >= group.num_rows:
+                    before -= group.num_rows
+                    continue
                 for batch in self.parquet.iter_batches(
                     min(self.size, BATCH_ROWS), [number], columns, use_threads=False
                 ):
-                    table = pa.Table.from_batches([batch])
+                    table, before = pa.Table.from_batches([batch])[before:], max(0, before - len(batch))
                     part = table if part is None else pa.concat_tables([part, table])
                     while len(part) >= self.size:
                         yield part[: self.size]
@@ -191,36 +214,77 @@ class RequestFile:
                 raise UserError(f"{self.file}: column '{name}' has null values: {nulls:,} of {self.rows:,} rows")
 
 
-def _score(
-    scorer: Scorer,
-    log: Path | None,
-    source: RequestFile,
-    columns: list[str],
-    parts: list[Path],
-    done: int,
-    progress: bool,
-) -> None:
-    """Write the parts from number ``done`` on."""
+@dataclass(frozen=True)
+class _Scoring:
+    """An opened model and its input; parts are written into ``folder``."""
+
+    scorer: Scorer
+    source: RequestFile
+    columns: list[str]
+    events: EncodedLog | None
+    folder: Path
+
+    def write(self, number: int, table: pa.Table) -> None:
+        """Score a part, all or nothing, also where another process writes the same part."""
+        begin = number * self.source.size
+        what = f"{self.source.file}, rows {begin + 1:,} to {begin + len(table):,}"
+        encoded = self.scorer.encoder.requests(pl.DataFrame(table), self.events, what)
+        counts = {name: count for name, count in encoded.counts.items() if name not in OF_EVENTS or not number}
+        written = {COUNTS: json.dumps(counts)}
+        scores = pa.table({SCORE: self.scorer.score(encoded)}).replace_schema_metadata(written)
+        partial = self.folder / f"{number:06}.{uuid4().hex}.tmp"
+        pq.write_table(scores, partial)
+        partial.replace(self.folder / f"{number:06}.parquet")
+
+
+@dataclass(frozen=True)
+class _RemoteScoring:
+    """The same on another machine, which opens model and input once; ``key``: of the files, which may change."""
+
+    model: str
+    log: Place | None
+    requests: Path
+    part_rows: int
+    folder: Path
+    gpu: int
+    threads: int
+    key: str
+
+    def __call__(self, number: int) -> int:
+        """Score and write a part; how many rows it has."""
+        job = _opened(self)
+        table = next(job.source.read(job.columns, number))
+        job.write(number, table)
+        return len(table)
+
+
+@lru_cache(maxsize=1)
+def _opened(given: _RemoteScoring) -> _Scoring:
+    torch.set_num_threads(given.threads)
+    scorer, source = read_model(given.model, min(given.gpu, 0)), RequestFile(given.requests, given.part_rows)
+    columns = scorer.encoder.reads(source.schema.names)
+    return _Scoring(scorer, source, columns, _events(scorer, given.log, source, columns), given.folder)
+
+
+def _events(scorer: Scorer, log: Place | None, source: RequestFile, columns: list[str]) -> EncodedLog | None:
+    """What the rows see; raises UserError if it or the input's columns cannot be used."""
     events = scorer.stored
     if log is not None:
         with readable(log):
             events = scorer.encoder.events(scan(log), str(log))
     scorer.encoder.requests(pl.DataFrame(source.schema.empty_table().select(columns)), events, str(source.file))
-    with _bar("scoring", source.rows, progress, done * source.size) as bar:
+    return events
+
+
+def _score(job: _Scoring, missing: list[int], progress: bool) -> None:
+    """Write these parts."""
+    source, wanted = job.source, set(missing)
+    with _bar("scoring", source.rows, progress, source.rows - sum(map(source.rows_of, missing))) as bar:
         try:
-            for number, table in enumerate(source.read(columns)):
-                if number < done:
-                    continue
-                begin = number * source.size
-                what = f"{source.file}, rows {begin + 1:,} to {begin + len(table):,}"
-                encoded = scorer.encoder.requests(pl.DataFrame(table), events, what)
-                counts = {name: count for name, count in encoded.counts.items() if name not in OF_EVENTS or not number}
-                written = {COUNTS: json.dumps(counts)}
-                scores = pa.table({SCORE: scorer.score(encoded)}).replace_schema_metadata(written)
-                partial = parts[number].with_suffix(".tmp")
-                pq.write_table(scores, partial)
-                partial.replace(parts[number])
-                bar.update(len(table))
+            for number, table in enumerate(source.read(job.columns, missing[0]), missing[0]):
+                if number in wanted:
+                    job.write(number, table)
+                    bar.update(len(table))
         except KeyboardInterrupt:
             bar.close()
             say(f"stopped: {bar.n:,} of {source.rows:,} rows are scored; repeat the same command to go on")
@@ -253,12 +317,10 @@ def _check_output(source: RequestFile, output: Path, overwrite: bool) -> None:
         raise UserError(f"{output} exists: {option('overwrite', True)} replaces it")
 
 
-def _files(path: Path) -> list[Path]:
-    return sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
-
-
-def _fingerprint(file: Path) -> list[Any]:
+def _fingerprint(file: Place) -> list[Any]:
     """Equal only for the same file, unchanged."""
+    if isinstance(file, Address):
+        return [file, *facts_of(file)]
     if not file.is_file():
         raise no_such_file(file)
     facts = file.stat()

@@ -13,7 +13,7 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
@@ -32,7 +32,7 @@ from ctr_pe.data.timeline import Codes, EncodedLog, Timeline, sorted_events
 from ctr_pe.data.value_maps import Buckets, Scaled, Several, ValueMap, map_of, numbers, several
 from ctr_pe.fuxictr.feature_specs import FeatureSpecs, unseen_id
 from ctr_pe.pe.base import PositionEncoding
-from ctr_pe.serving.tables import column, labels, of_log
+from ctr_pe.serving.tables import check_there, column, labels, of_log
 from ctr_pe.serving.tables import ids as raw_ids
 from ctr_pe.utils.errors import UserError, counted, nearest, option
 
@@ -171,13 +171,22 @@ class Encoder:
         """Whether missing values of a raw column are values."""
         return name in self.columns.columns or any(self._raw(feature) == name for feature in self.numeric)
 
-    def reads(self, table: Iterable[str]) -> list[str]:
-        """Those columns of a table of requests that are read."""
+    def brings_histories(self, table: Iterable[str]) -> bool:
+        """Whether a table of requests has the columns of all histories, lists."""
+        return {self._raw(name) for group in self.groups for name in group.history} <= set(table)
+
+    @property
+    def readable(self) -> list[str]:
+        """The columns that a table of requests may have."""
         names = self.columns
         of_groups = [name for group in self.groups for name in (*group.history, group.age) if name is not None]
         fields = [*self.item_fields, *of_groups, *self.other_fields]
-        known = {names.user, names.item, names.time, names.order, *fields, *map(self._raw, fields)}
-        return [name for name in table if name in known]
+        known = [names.user, names.item, names.time, names.order, *fields, *map(self._raw, fields)]
+        return list(dict.fromkeys(name for name in known if name is not None))
+
+    def reads(self, table: Iterable[str]) -> list[str]:
+        """Those columns of a table of requests that are read."""
+        return [name for name in table if name in self.readable]
 
     def events(self, history: pl.DataFrame | pl.LazyFrame, what: str = "history") -> EncodedLog:
         """Encode a log of events: columns of user and item, of time or order where there are any, of the label.
@@ -193,6 +202,11 @@ class Encoder:
         def read(*wanted: str | None) -> pl.DataFrame:
             return raw_events.select([name for name in dict.fromkeys(wanted) if name in there]).collect()
 
+        known = {} if self.items is None else self.item_ids
+        needed = [names.user, *([] if self.items is None else [names.item])]
+        needed += [self._raw(name) for name in self.item_fields if name not in known]
+        for name in [*needed, *([self.behaviours.column] if self.behaviours else [])]:
+            check_there(name, there, what)
         raw = raw_ids(read(names.user), names.user, what)
         users = Index(raw.unique())
         user = _small(users.find(raw), len(users.sorted))
@@ -262,7 +276,7 @@ class Encoder:
         Raises:
             UserError: a column that is missing, has nulls or another type.
         """
-        given = {self._raw(name) for group in self.groups for name in group.history} <= set(requests.columns)
+        given = self.brings_histories(requests.columns)
         if events is None and not given:
             raise UserError(f"{what}: no history: give one, or save the model with the histories of its users")
         counts: Counter[str] = Counter({"requests": requests.height})
@@ -289,7 +303,7 @@ class Encoder:
                     scalars[name] = self._encode(requests[name], name, what)
                 else:
                     counts[MISSING + name] += int((row < 0).sum())
-            elif self._is_list(name):
+            elif self.is_list(name):
                 lists.append(self._given(requests, (name,), None, int(self.features[name]["max_len"]), what))
             else:
                 scalars[name] = self._column(requests, name, what)
@@ -317,10 +331,29 @@ class Encoder:
         lists = self._seen(users, events, None, counts, "users")
         return EncodedRequests(users.height, {}, lists, now, counts)
 
+    def of_user(self, user: Any, events: EncodedLog, now: Any = None) -> EncodedRequests:
+        """The history of one user by its raw id, a request without an item; ``now``: its time, by default that of the
+        newest event of all users.
+
+        Raises:
+            UserError: an id of another type, or a time before the user's newest event.
+        """
+        found = self.of_users(pl.DataFrame({self.columns.user: [user]}), events)
+        if now is not None:
+            found = replace(found, now=self.moments([now], "now"))
+        alone = found.alone()
+        for one in alone.lists:
+            if now is not None and one.age is not None and (one.age < 0).any():
+                raise UserError(f"now: before the newest event of user {user!r}")
+        [first, *_], unknown = alone.lists, found.counts["unknown users"]
+        item = {self.item_fields[0]: next(iter(first.ids.values()))}
+        counts = {"requests": 1, "unknown users": unknown, "unknown history items": self._unknown(item)}
+        return replace(alone, counts=Counter(counts))
+
     def one(
         self,
         history: Sequence[Any],
-        candidates: Sequence[Any],
+        candidates: Sequence[Any] | None,
         times: Sequence[Any] | None = None,
         now: Any = None,
         *,
@@ -329,11 +362,13 @@ class Encoder:
         history_context: Mapping[str, Sequence[Any]] = MappingProxyType({}),
         candidate_context: Mapping[str, Sequence[Any]] = MappingProxyType({}),
     ) -> EncodedRequests:
-        """One user's history and candidates, as :meth:`~ctr_pe.serving.scorer.Scorer.score_one` takes them.
+        """One user's history and candidates, as :meth:`~ctr_pe.serving.scorer.Scorer.score_one` takes them; without
+        ``candidates`` a request without an item.
 
         ``user``: the raw id, which fields of the user are looked up by. ``context``: raw values of the request's fields
         of the event, and of the user where the table of users lacks them; ``history_context``: field -> a raw value per
-        item of the history; of a model with behaviours also their column -> the behaviour of each.
+        item of the history, of its event or, where the catalogue lacks the item, an attribute of it; of a model with
+        behaviours also their column -> the behaviour of each.
         ``candidate_context``: likewise of the candidates. Without a catalogue both have the attributes of the items
         too, and ``history_context`` the columns of further histories, in any length.
         """
@@ -345,7 +380,9 @@ class Encoder:
         self._check_names("context", context, [name for name in of_target if not self.has_vectors(name)])
         self._check_names("candidate_context", candidate_context, [n for n in of_target if not self.has_vectors(n)])
         further = [] if self.catalogue else [self._raw(name) for group in self.groups for name in group.history]
-        of_history = self.event_fields if self.catalogue else self.item_fields[1:]
+        of_history = self.item_fields[1:]
+        if self.catalogue:
+            of_history = [name for name in of_history if name in self.event_fields or not self.has_vectors(name)]
         of_kind: dict[str, Any] = dict(history_context)
         place = np.zeros(len(history), np.int8)
         if self.behaviours:
@@ -353,13 +390,15 @@ class Encoder:
             if len(kinds := of_kind.pop(name, ())) != len(history):
                 why = f"{len(kinds)} values of '{name}' for {len(history)} items of the history"
                 raise UserError(f"history_context: {why}: this model has a history of each behaviour")
-            place = self._behaviour(pl.DataFrame({name: pl.Series(name, kinds, strict=False)}), "history_context")
+            place = self._behaviour(_column("history_context", name, kinds).to_frame(), "history_context")
         self._check_names("history_context", of_kind, [*of_history, *further])
         ages, counts = None, Counter[str]()
         if times is not None:
             at = self.moments(times, counts=counts)
             ages = ((self.moments([now], counts=counts)[0] if now is not None else at.max(initial=0)) - at) // SECOND
-        count, of_past = len(candidates), {}
+        alone = candidates is None
+        candidates = () if candidates is None else candidates
+        count, of_past = 1 if alone else len(candidates), {}
         if self.catalogue is not None:
             past, wanted = (self.catalogue.find(self.catalogue.of(ids)) for ids in (history, candidates))
             of_past = {name: ids[past] for name, ids in self.item_ids.items()}
@@ -368,6 +407,10 @@ class Encoder:
                 given = self._one_each("history_context", history_context, name, len(past), "items of the history")
                 counts[MISSING + name] += self._lacking(name, given)
                 of_past[name] = self._encode(given, name, "history_context")
+            new = np.flatnonzero(past < 0)
+            for name in history_context.keys() & self.item_ids.keys():
+                given = self._one_each("history_context", history_context, name, len(past), "items of the history")
+                of_past[name][new] = self._encode(given.gather(new), name, "history_context")
         else:
             item = self.item_fields[0]
             scalars = {item: self._encode(pl.Series(item, candidates, strict=False), item, "candidates")}
@@ -379,14 +422,14 @@ class Encoder:
         owners, of_users = self._owners
         row = -1 if owners is None or user is None else int(owners.find(owners.of([user]))[0])
         scalars |= {name: np.repeat(ids[[row]], count, axis=0) for name, ids in of_users.items()}
-        pooled = [name for name in self.other_fields if self._is_list(name)]
+        pooled = [name for name in self.other_fields if self.is_list(name)]
         for name in (*self.item_fields, *self.other_fields):
             if name in pooled or (name in scalars and (name not in context or name in candidate_context)):
                 counts[MISSING + name] += count * (row < 0 and name in of_users and name not in candidate_context)
                 continue
             is_user = self.catalogue is None and self._raw(name) == self.columns.user
             value = None if name in afterwards else context.get(name, user if is_user else None)
-            values = pl.Series(name, [value], strict=False)
+            values = _column("context", name, [value], isinstance(self.id_map(name), Several))
             counts[MISSING + name] += count * self._lacking(name, values) * (name not in afterwards)
             ids = self._values(values, name, "context")
             scalars[name] = np.repeat(ids, count, axis=0)
@@ -406,9 +449,10 @@ class Encoder:
             lists.append(RequestHistories(ids_of, np.maximum(0, end - group.max_len), end, group.age, age=of_group))
         for name in pooled:
             counts[MISSING + name] += count * (context.get(name) is None)
-            values = pl.Series(
-                name, list(context.get(name) or [])[-int(self.features[name]["max_len"]) :], strict=False
-            )
+            if isinstance(listed := context.get(name), (str, int, float)):
+                raise UserError(f"context: '{name}' has a list of values, not {listed!r}")
+            most = int(self.features[name]["max_len"])
+            values = _column("context", name, list(() if listed is None else listed)[-most:])
             ids = self._of_items(values, self._encode(values, name, "context"))
             lists.append(RequestHistories({name: ids}, np.zeros(count, np.int64), np.full(count, len(ids))))
         counts = Counter({name: number for name, number in counts.items() if number})
@@ -418,14 +462,14 @@ class Encoder:
         counts["unknown history items"] = self._unknown({item: of_first})
         if others := int((place < 0).sum()):
             counts["history items of other behaviours"] = others
-        return EncodedRequests(count, scalars, lists, None, counts)
+        return EncodedRequests(count, {} if alone else scalars, lists, None, counts)
 
     def _one_each(self, what: str, given: Mapping[str, Sequence[Any]], name: str, count: int, whose: str) -> pl.Series:
         """Raw values of a field, one for each of ``count``; missing ones where the request has none."""
         values = given.get(name, [None] * count)
         if len(values) != count:
             raise UserError(f"{what}: {len(values)} values of '{name}' for {count} {whose}")
-        return pl.Series(name, values, strict=False)
+        return _column(what, name, values, isinstance(self.id_map(name), Several))
 
     def _listed(
         self,
@@ -446,7 +490,7 @@ class Encoder:
             found[name] = self._of_items(values, self._encode(values, name, "history_context"))
         return found
 
-    def _is_list(self, name: str) -> bool:
+    def is_list(self, name: str) -> bool:
         """Whether a field outside the histories is a list that the model pools."""
         return self.features[name]["type"] == "sequence" and "values" not in self.features[name]
 
@@ -619,6 +663,19 @@ class Encoder:
 
     def _read(self, table: pl.LazyFrame, at: pl.Expr, name: str, what: str) -> Ints:
         return column(table.select(at.alias(name)).collect(), name, what).to_numpy()
+
+
+def _column(what: str, name: str, values: Sequence[Any], several: bool = False) -> pl.Series:
+    """Raw values of a request as a column; ``several``: whether a value may be a list of categories.
+
+    Raises UserError for a list where there is one value, and for lists beside single values.
+    """
+    lists = {isinstance(value, (list, tuple)) for value in values if value is not None}
+    if True in lists and not several:
+        raise UserError(f"{what}: '{name}' has one value, not a list")
+    if len(lists) > 1:
+        raise UserError(f"{what}: '{name}' has lists beside single values: write all of them as lists")
+    return pl.Series(name, values, strict=False)
 
 
 def _wide(ids: Array) -> Array:

@@ -11,7 +11,7 @@ import importlib.util
 import json
 import logging
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from ctr_pe.fuxictr.feature_specs import table_of
-from ctr_pe.serving.request_graph import histories_in, inputs_of, requests, trace
+from ctr_pe.serving.next_item_graph import NextItemGraph
+from ctr_pe.serving.request_graph import RequestGraph, inputs_of, requests, trace
 from ctr_pe.utils.errors import UserError, nearest
 from ctr_pe.utils.files import scratch_beside
 
@@ -34,24 +35,60 @@ KEY = "ctr_pe"
 TOLERANCE = 1e-4
 """How far a score of the file may be from the model's."""
 EXTRA = f"{KEY}.json"
-Run = Callable[[Mapping[str, Tensor]], Tensor]
-Write = Callable[[torch.export.ExportedProgram, Sequence[str], Path, str], None]
+K = 10
+"""Items that the file of a next-item model finds, where nothing else is said."""
+Graph = RequestGraph | NextItemGraph
+Run = Callable[[Mapping[str, Tensor]], Any]
+Write = Callable[[torch.export.ExportedProgram, Graph, Path, str], None]
 Load = Callable[[Path], Run]
 
 
-def export(folder: str | Path, kind: str, output: str | Path) -> None:
-    """Write the model of a model folder to a file.
+def export(
+    folder: str | Path, kind: str, output: str | Path, k: int | None = None, filter_seen: bool | None = None
+) -> None:
+    """Write the model of a model folder to a file. ``k``, ``filter_seen``: see :func:`export_scorer`.
 
     Raises:
-        UserError: no readable model folder, or what :func:`export_model` raises.
+        UserError: no readable model folder, or what :func:`export_scorer` raises.
     """
     from ctr_pe.serving.model_folder import read_model
 
-    scorer = read_model(folder)
-    export_model(scorer.model, description(scorer), kind, output)
+    export_scorer(read_model(folder, task=None), kind, output, k, filter_seen)
+
+
+def export_scorer(
+    scorer: Scorer, kind: str, output: str | Path, k: int | None = None, filter_seen: bool | None = None
+) -> None:
+    """Write the model of a scorer to a file.
+
+    Args:
+        k: of a next-item model, how many items the file finds; None for 10, at most all.
+        filter_seen: of a next-item model, leave out the items of the history; None for its own ``filter_seen``.
+
+    Raises:
+        UserError: ``k`` or ``filter_seen`` of a click model, or what :func:`export_graph` raises.
+    """
+    model = scorer.model
+    if scorer.task == "click":
+        for name, value in {"k": k, "filter_seen": filter_seen}.items():
+            if value is not None:
+                raise UserError(
+                    f"{name}: of next-item models; the file of a click model scores the targets that it gets"
+                )
+        return export_model(model, description(scorer), kind, output)
+    graph = NextItemGraph(model, K if k is None else k, model.filter_seen if filter_seen is None else filter_seen)
+    about = description(scorer)
+    items = {"ids": about["inputs"][model.group.history[0]]["ids"], "none": 0}
+    about |= {"outputs": {"items": items, "scores": {}}, "k": graph.k, "filter_seen": graph.filter_seen}
+    return export_graph(graph, about, kind, output)
 
 
 def export_model(model: Any, about: Mapping[str, Any], kind: str, output: str | Path) -> None:
+    """Write a click model to a file: :func:`export_graph` of its scores."""
+    export_graph(RequestGraph(model), about, kind, output)
+
+
+def export_graph(graph: Graph, about: Mapping[str, Any], kind: str, output: str | Path) -> None:
     """Write a model to a file, and put it there only if its scores on random requests are those of the model.
 
     Args:
@@ -65,24 +102,21 @@ def export_model(model: Any, about: Mapping[str, Any], kind: str, output: str | 
     """
     if kind not in FORMATS:
         raise UserError(f"format '{kind}' is unknown: {nearest(kind, FORMATS)}")
-    (write, load, packages), inputs = FORMATS[kind], inputs_of(model)
+    write, load, packages = FORMATS[kind]
     if missing := [name for name in packages if importlib.util.find_spec(name) is None]:
         raise UserError(f"format {kind} needs {', '.join(missing)}: pip install 'ctr_pe[export]'")
-    text = json.dumps({"format": FORMAT, "inputs": {name: {"of": of} for name, of in inputs.items()}, **about},
-                      ensure_ascii=False)  # fmt: skip
+    inputs = {name: {"of": of} for name, of in graph.inputs.items()}
+    text = json.dumps({"format": FORMAT, "inputs": inputs, **about}, ensure_ascii=False)
     with _new_file(Path(output)) as file, _quiet(), torch.no_grad():
-        write(trace(model), list(inputs), file, text)
-        check(model, load(file), str(output))
+        write(trace(graph), graph, file, text)
+        check(graph, load(file), str(output))
 
 
-def check(model: Any, run: Run, name: str) -> None:
-    """Raises UserError if ``run`` gives a request other scores than the model's ``score_candidates``."""
-    for given in requests(model):
-        with torch.inference_mode():
-            wanted = model.score_candidates(model.encode(histories_in(model, given)), given)
-            away = float((run(given) - wanted).abs().max())
+def check(graph: Graph, run: Run, name: str) -> None:
+    """Raises UserError if ``run`` gives a request another answer than the model does."""
+    for given in requests(graph.model):
+        away, sizes = graph.compare(given, run(given))
         if not away <= TOLERANCE:
-            sizes = f"{wanted.shape[0]} requests with {wanted.shape[1]} targets"
             raise UserError(f"{name}: not written: scores of {sizes} differ from the model's by up to {away:.2g}")
 
 
@@ -96,8 +130,9 @@ def description(scorer: Scorer) -> dict[str, Any]:
     columns also ``category_encoder`` (``quantile_bucket``: the keys of the vocabulary are upper edges; ``hash_bucket``:
     1 + CRC-32 of the text modulo ``unknown`` - 1), ``splitter`` and ``values``, and ``known``; of a history of one
     behaviour ``behaviour``.
-    ``vocabularies``: name -> raw id as text -> id. Ages are seconds from the event to the request. ``max_len``: the
-    scorer keeps so many items of a history, the newest.
+    ``vocabularies``: name -> raw id as text -> id. Of a next-item model also ``outputs``: of ``items`` the vocabulary
+    ``ids`` and the id of ``none``; ``k`` and ``filter_seen``. Ages are seconds from the event to the request.
+    ``max_len``: the scorer keeps so many items of a history, the newest.
     """
     encoder, config = scorer.encoder, scorer.config
     inputs: dict[str, dict[str, Any]] = {}
@@ -142,13 +177,18 @@ def _of_items(encoder: Encoder, field: str) -> dict[str, int]:
     return dict(zip(map(str, encoder.catalogue.sorted), ids.tolist(), strict=True))
 
 
-def _write_onnx(program: torch.export.ExportedProgram, inputs: Sequence[str], file: Path, about: str) -> None:
+def _write_onnx(program: torch.export.ExportedProgram, graph: Graph, file: Path, about: str) -> None:
     made = torch.onnx.export(
-        program, dynamo=True, input_names=list(inputs), output_names=["scores"], verbose=False, optimize=True
+        program,
+        dynamo=True,
+        input_names=list(graph.inputs),
+        output_names=list(graph.outputs),
+        verbose=False,
+        optimize=True,
     )
     assert made is not None
-    for graph in (made.model.graph, *made.model.functions.values()):
-        for node in graph:
+    for part in (made.model.graph, *made.model.functions.values()):
+        for node in part:
             node.metadata_props.clear()  # where in the source it comes from
     made.model.metadata_props[KEY] = about
     made.save(str(file))
@@ -158,15 +198,20 @@ def _load_onnx(file: Path) -> Run:
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(file), providers=["CPUExecutionProvider"])
-    return lambda given: torch.from_numpy(session.run(None, {name: x.numpy() for name, x in given.items()})[0])
+
+    def run(given: Mapping[str, Tensor]) -> Any:
+        found = [torch.from_numpy(x) for x in session.run(None, {name: x.numpy() for name, x in given.items()})]
+        return found[0] if len(found) == 1 else tuple(found)
+
+    return run
 
 
-def _write_torch(program: torch.export.ExportedProgram, inputs: Sequence[str], file: Path, about: str) -> None:
+def _write_torch(program: torch.export.ExportedProgram, graph: Graph, file: Path, about: str) -> None:
     program = program.run_decompositions({})  # the program as traced has no form on disk for autocast
     torch.export.save(program, str(file), extra_files={EXTRA: about})
 
 
-def _write_aoti(program: torch.export.ExportedProgram, inputs: Sequence[str], file: Path, about: str) -> None:
+def _write_aoti(program: torch.export.ExportedProgram, graph: Graph, file: Path, about: str) -> None:
     package = file.with_name("package.pt2")  # the only ending that it takes
     settings = {"aot_inductor.metadata": {KEY: about}}
     torch._inductor.aoti_compile_and_package(program, package_path=str(package), inductor_configs=settings)

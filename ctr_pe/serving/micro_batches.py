@@ -56,6 +56,8 @@ class MicroBatches:
         self._workers, self._queue = workers, deque[_Job]()
         self._timer: asyncio.TimerHandle | None = None
         self._pace = 0.0  # seconds per request in the last batches
+        self._running: dict[asyncio.Future[Sequence[Any]], float] = {}  # batches, and when they should be scored
+        self._coming = 0
         self.open = 0
 
     def patience(self, wait: float | None) -> float:
@@ -64,10 +66,22 @@ class MicroBatches:
 
     def check(self, wait: float | None = None) -> None:
         """Raises Overloaded if a request that comes now has no place, or would not be scored in time."""
-        if self.open >= self._limits.waiting:
+        if self.open + self._coming >= self._limits.waiting:
             raise Overloaded("too many requests are waiting")
-        if len(self._queue) * self._pace / self._workers > self.patience(wait):
+        seconds = (len(self._queue) + self._coming) * self._pace
+        if not self._free:
+            now = time.monotonic()
+            seconds += sum(max(0.0, end - now) for end in self._running.values())
+        if seconds / self._workers > self.patience(wait):
             raise Overloaded("too many requests are waiting for this one to have its turn in time")
+
+    def expect(self) -> None:
+        """A request that has a place is on its way: others that come in the same turn of the loop are behind it."""
+        self._coming += 1
+        asyncio.get_running_loop().call_soon(self._come)
+
+    def _come(self) -> None:
+        self._coming -= 1
 
     async def __call__(self, model: Any, request: Any, candidates: int, wait: float | None = None) -> Any:
         """The answer to a request with so many candidates. Raises Overloaded, or what scoring raised."""
@@ -94,6 +108,7 @@ class MicroBatches:
             self._free -= 1
             began, requests = time.monotonic(), [job.request for job in batch]
             running = asyncio.get_running_loop().run_in_executor(self._threads, self._score, batch[0].model, requests)
+            self._running[running] = began + len(batch) * self._pace
             running.add_done_callback(partial(self._answer, batch, began))
 
     def _next(self) -> list[_Job]:
@@ -113,6 +128,7 @@ class MicroBatches:
         return batch
 
     def _answer(self, batch: list[_Job], began: float, running: asyncio.Future[Sequence[Any]]) -> None:
+        del self._running[running]
         seconds, error = time.monotonic() - began, running.exception()
         self._pace += 0.1 * (seconds / len(batch) - self._pace)
         for job, answer in zip(batch, running.result() if error is None else [error] * len(batch), strict=True):

@@ -9,6 +9,7 @@ columns.json          what the columns of raw tables are called
 items.parquet         the catalogue, of models whose data set was made from a log
 users.parquet         likewise the users, where columns of theirs were declared
 histories.parquet     optional: the newest events of each user
+profile.parquet       how often each value was in the training rows, which `ctr-pe monitor` compares new rows with
 """
 
 from __future__ import annotations
@@ -37,11 +38,12 @@ from ctr_pe.models.groups import SizedGroup
 from ctr_pe.models.history_model import HistoryModel
 from ctr_pe.models.sections import model_class, prefixes, registered_name, task_of
 from ctr_pe.serving.encoder import ColumnNames, Encoder
+from ctr_pe.serving.profile import training_profile
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.training.source import DataSource
 from ctr_pe.training.weights import load, save
 from ctr_pe.utils.errors import UserError, explain, say
-from ctr_pe.utils.files import new_folder, write_json
+from ctr_pe.utils.files import new_folder, write_json, write_vocabularies
 
 if TYPE_CHECKING:
     from ctr_pe.training import Outcome, Run
@@ -50,7 +52,7 @@ FORMAT = 1
 MANIFEST, WEIGHTS = "model.json", "model.safetensors"
 VOCABULARY, COLUMNS = "feature_vocab.json", "columns.json"
 GROUP = ("target", "history", "age", "negative", "encoding")
-HISTORIES = "histories.parquet"
+HISTORIES, PROFILE = "histories.parquet", "profile.parquet"
 Vocabularies = dict[str, dict[str, int]]  # feature -> original as text -> id
 NOT_OF_MODEL = {*DataSection.model_fields, "model_root", "model_id", "model", "dataset_id", "gpu", "seed", "debug_mode"}
 
@@ -92,6 +94,7 @@ def scorer_of(model: Any, run: Run, source: DataSource, outcome: Outcome) -> Sco
         "format": FORMAT,
         "model": registered_name(type(model)),
         **({"task": task} if (task := task_of(type(model))) != "click" else {}),
+        **({"sampled": True} if report.get("recipe", {}).get("protocol") == "din" else {}),
         "position_encoding": run.pe,
         "params": _parameters(model, run.params),
         "groups": [{key: getattr(group, key) for key in GROUP} for group in model.groups],
@@ -116,7 +119,8 @@ def scorer_of(model: Any, run: Run, source: DataSource, outcome: Outcome) -> Sco
     encoder = Encoder(
         model, feature_map, vocabularies, columns, _table(source.folder / ITEMS), _table(source.folder / USERS)
     )
-    return Scorer(model, encoder, from_json(to_json(config, inf_nan_mode="null", fallback=str)))
+    config = from_json(to_json(config, inf_nan_mode="null", fallback=str))
+    return Scorer(model, encoder, config, profile=training_profile(encoder, model.feature_map, source, run.protocol))
 
 
 def keep_model(folder: Path, model: Any, run: Run, source: DataSource, outcome: Outcome) -> None:
@@ -146,7 +150,7 @@ def write_model(folder: str | Path, scorer: Scorer, histories: bool = True) -> N
         with new_folder(folder, replace=True) as made:
             save(scorer.model, made / WEIGHTS)
             write_json(made / FEATURES, encoder.feature_map.content)
-            write_json(made / VOCABULARY, encoder.vocabularies)
+            write_vocabularies(made / VOCABULARY, encoder.vocabularies)
             write_json(made / COLUMNS, asdict(encoder.columns), allow_nan=False)
             if encoder.items is not None:
                 encoder.items.write_parquet(made / ITEMS)
@@ -154,6 +158,8 @@ def write_model(folder: str | Path, scorer: Scorer, histories: bool = True) -> N
                 encoder.users.write_parquet(made / USERS)
             if histories and scorer.histories is not None:
                 scorer.histories.write_parquet(made / HISTORIES)
+            if scorer.profile is not None:
+                scorer.profile.write_parquet(made / PROFILE)
             write_stand_ins(made, encoder)
             files = {file.name: facts_of(file).model_dump() for file in sorted(made.iterdir())}
             write_json(made / MANIFEST, {**scorer.config, "files": files}, allow_nan=False)
@@ -161,20 +167,20 @@ def write_model(folder: str | Path, scorer: Scorer, histories: bool = True) -> N
         raise UserError(f"{folder}: {error.strerror or error}") from None
 
 
-def read_model(folder: str | Path, gpu: int = -1, model: type | None = None, task: str = "click") -> Scorer:
+def read_model(folder: str | Path, gpu: int = -1, model: type | None = None, task: str | None = "click") -> Scorer:
     """The scorer of a model folder.
 
     Args:
         gpu: -1 for the CPU.
         model: the class of a model that is not one of this package's.
-        task: ``click`` or ``next-item``, what the caller asks.
+        task: ``click`` or ``next-item``, what the caller asks; None for either.
 
     Raises:
         UserError: no model folder, one of another format or task, or a file that is missing or damaged.
     """
     folder = Path(folder)
-    config = _manifest(folder)
-    if (found := config.get("task", "click")) != task:
+    config = read_manifest(folder)
+    if (found := config.get("task", "click")) != task and task is not None:
         how = "NextItemRanker" if found == "next-item" else "CTRRanker"
         raise UserError(f"{folder}: a model of task {found}, not {task}: ctr_pe.{how}.load reads it")
     columns = read_json(folder / COLUMNS, ColumnNames)
@@ -188,10 +194,10 @@ def read_model(folder: str | Path, gpu: int = -1, model: type | None = None, tas
         raise UserError(f"{folder / MANIFEST}: {error}") from None
     load(built, folder / WEIGHTS)
     encoder = Encoder(built, feature_map, vocabularies, columns, _table(folder / ITEMS), _table(folder / USERS))
-    return Scorer(built, encoder, config, _table(folder / HISTORIES))
+    return Scorer(built, encoder, config, _table(folder / HISTORIES), _table(folder / PROFILE))
 
 
-def _manifest(folder: Path) -> dict[str, Any]:
+def read_manifest(folder: Path) -> dict[str, Any]:
     """The content of model.json, of a folder that has all files that it names."""
     file = folder / MANIFEST
     if not file.is_file():

@@ -28,8 +28,8 @@ class WatchedModel:
     for readers."""
 
     def __init__(self, folder: Path, gpu: int = -1) -> None:
-        """Raises UserError for a folder that cannot be read, or a model that cannot score one user's candidates."""
-        self.scorer: Scorer = read_model(folder, gpu)
+        """Raises UserError for a folder that cannot be read, or a model that cannot answer for one user."""
+        self.scorer: Scorer = read_model(folder, gpu, task=None)
         config = self.scorer.config
         self.name = hashlib.blake2b(json.dumps(config, sort_keys=True).encode(), digest_size=6).hexdigest()
         facts = {key: config.get(key) for key in ("model", "position_encoding", "dataset_id", "created")}
@@ -40,7 +40,11 @@ class WatchedModel:
         try:
             kinds = self.scorer.encoder.behaviours
             given = {kinds.column: [kinds.values[0]] * len(some)} if kinds else {}
-            scores = self.scorer.score_one(some, some, times=list(range(len(some))), history_context=given)
+            past: dict[str, Any] = {"times": list(range(len(some))), "history_context": given}
+            if self.scorer.task == "click":
+                scores = self.scorer.score_one(some, some, **past)
+            else:
+                scores = self.scorer.recommend(self.scorer.encoder.one(some, None, **past), 1, False).scores
         except UserError as error:
             raise UserError(f"{folder}: cannot be served: {error}") from None
         if not np.isfinite(scores).all():

@@ -5,22 +5,20 @@ from __future__ import annotations
 import inspect
 import json
 import logging
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import polars as pl
-import torch
 
-from ctr_pe.data.dataset import ID, ITEM
-from ctr_pe.data.id_map import places
+from ctr_pe.data.dataset import ITEM
+from ctr_pe.data.logs.tables import Place
 from ctr_pe.serving import tables
 from ctr_pe.serving.estimator import ModelEstimator
 from ctr_pe.serving.model_folder import NOT_OF_MODEL, read_model, scorer_of
+from ctr_pe.serving.next_item_graph import check_count
 from ctr_pe.serving.ranker import newest_events
-from ctr_pe.serving.scorer import BATCH, ITEMS, Scorer
+from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.tables import AnyTable
 from ctr_pe.utils.errors import UserError, nearest
 from ctr_pe.utils.files import scratch_folder
@@ -38,7 +36,17 @@ class NextItemRanker(ModelEstimator):
     :class:`~ctr_pe.serving.ranker.CTRRanker`.
 
     Args:
-        model: a next-item model: SASRec, GRU4Rec, Popularity.
+        model: a next-item model:
+
+            - SASRec: causal transformer blocks (Kang & McAuley 2018).
+            - SASRecF: SASRec on items whose attributes are fused with the id (baseline of DIF-SR).
+            - DIFSR: attributes with attention scores of their own, and predicted (Xie et al. 2022).
+            - FDSA: blocks over ids, others over attributes (Zhang et al. 2019).
+            - HSTU: pointwise attention with a gate (Zhai et al. 2024).
+            - CORE: states are means of items, scores cosines (Hou et al. 2022).
+            - BERT4Rec: bidirectional blocks that learn masked items (Sun et al. 2019).
+            - GRU4Rec: GRU layers (Hidasi et al. 2016); encoding ``none`` alone.
+            - Popularity: the most frequent items; encoding ``none`` alone.
         position_encoding: an encoding of ``ctr-pe list``, or several with ``+``.
         epochs: at most; the best on the validation rows is kept. None for the model's default, as for all
             hyper-parameters that are not given.
@@ -51,7 +59,8 @@ class NextItemRanker(ModelEstimator):
         label: column, or a threshold of one such as ``rating >= 4``, of rows that were chosen; the others are left out
             and counted in ``report_``. None for all.
         attributes: columns of the items that ``item_fields`` may name; None for all that hold integers or strings.
-        item_fields: what the model knows of an item: columns, the item's own included; None for its id alone.
+        item_fields: what the model knows of an item: columns, the item's own included; None for its id alone, of
+            SASRecF, DIFSR and FDSA for all attributes.
         time_unit, time_format, keep: as in CTRRanker.
         gpu: -1 for the CPU. threads: of training; 0 leaves torch's as they are.
         hyper_parameters: of the model and its training.
@@ -130,7 +139,6 @@ class NextItemRanker(ModelEstimator):
         log.info("%s: test %s", self, outcome.metrics)
         return self._fitted(made[0])
 
-    @torch.inference_mode()
     def recommend(
         self,
         users: Sequence[Any] | AnyTable | None = None,
@@ -150,33 +158,40 @@ class NextItemRanker(ModelEstimator):
         Raises:
             UserError: a column that is missing or of another type, no history at all, or k below 1.
         """
-        if not isinstance(k, (int, np.integer)) or isinstance(k, bool) or k < 1:
-            raise UserError(f"k={k!r}: the number of items to recommend, at least 1")
+        check_count(k)
         scorer, name = self._scorer, self._scorer.encoder.columns.user
         events = scorer.stored if history is None else scorer.encoder.events(tables.frame(history, "history"))
         if events is None:
             raise UserError("recommend: no history: give one, or save the model with the histories of its users")
         if users is None:
             wanted = pl.DataFrame({name: events.users.sorted})
-        elif isinstance(users, (list, tuple, np.ndarray, pl.Series)):
-            wanted = pl.DataFrame({name: users})
+        elif hasattr(users, "dtype") or (isinstance(users, Sequence) and not isinstance(users, str)):
+            wanted = tables.series(users, name, "users").to_frame()
         else:
-            wanted = tables.frame(users, "users").select(pl.col(f"^{re.escape(name)}$"))
-        encoded, model = scorer.encoder.of_users(wanted, events), scorer.model
+            wanted = tables.column(tables.frame(users, "users"), name, "users").to_frame()
+        encoded, names = scorer.encoder.of_users(wanted, events), scorer.encoder.columns
         self.unknown_ = dict(encoded.counts)
-        vectors, places, scores = model.vectors(), [], []
-        for rows in encoded.batches(np.arange(encoded.rows), BATCH, ITEMS):
-            ranking = model.recommend(encoded.histories(rows), vectors, int(k), filter_seen)
-            first, best = ranking.first.cpu().numpy(), ranking.scores.float().cpu().numpy()
-            row, place = np.nonzero(first >= 0)
-            places.append(np.stack([rows[row], place + 1, first[row, place]]))
-            scores.append(best[row, place])
-        every = np.concatenate(places, 1) if places else np.zeros((3, 0), np.int64)
-        owner, rank, number = every
-        found = [wanted[name].gather(owner), self._raw_items().gather(number)]
-        score = pl.Series("score", np.concatenate(scores) if scores else np.zeros(0, np.float32))
-        names = scorer.encoder.columns
-        return pl.DataFrame([found[0].alias(names.user), found[1].alias(names.item), score, pl.Series("rank", rank)])
+        found = scorer.recommend(encoded, int(k), filter_seen)
+        users_ = wanted[name].gather(found.rows).alias(names.user)
+        score, rank = pl.Series("score", found.scores), pl.Series("rank", found.ranks)
+        return pl.DataFrame([users_, found.items.alias(names.item), score, rank])
+
+    def export(
+        self, file: str | Path, kind: str = "onnx", k: int | None = None, filter_seen: bool | None = None
+    ) -> None:
+        """Write the model as one file for other runtimes, with the ranking in it: histories in, the first ``k`` items
+        and their scores out.
+
+        Args:
+            kind: ``onnx``, ``torch`` or ``aoti``, see ``docs/pipeline.md``.
+            k: None for 10; at most all items.
+            filter_seen: leave out the items of a history; None for the model's own ``filter_seen``.
+
+        Raises UserError as :func:`ctr_pe.serving.export.export_scorer`, or for a k below 1.
+        """
+        from ctr_pe.serving.export import export_scorer
+
+        export_scorer(self._scorer, kind, file, k, filter_seen)
 
     @classmethod
     def load(cls, folder: str | Path, gpu: int = -1) -> Self:
@@ -192,12 +207,6 @@ class NextItemRanker(ModelEstimator):
         named = [name for name in inspect.signature(type(self)).parameters if name != "hyper_parameters"]
         return {name: getattr(self, name) for name in named} | self.hyper_parameters
 
-    def _raw_items(self) -> pl.Series:
-        """(V,) the raw id of each item of the model."""
-        items, ids = self._scorer.encoder.items, self._scorer.model.item_ids.cpu().numpy()
-        assert items is not None
-        return items[ITEM].gather(places(items[ITEM + ID].to_numpy(), int(ids.max(initial=0)) + 1)[ids])
-
     def _params(self) -> dict[str, Any]:
         """All hyper-parameters of a training."""
         from ctr_pe.config.yaml import next_item_params
@@ -205,16 +214,18 @@ class NextItemRanker(ModelEstimator):
 
         for name in self.hyper_parameters.keys() & DECIDED:
             raise UserError(f"NextItemRanker: '{name}' is not a parameter: the log and the other parameters decide it")
-        fields = None if self.item_fields is None else {"item_fields": list(self.item_fields)}
-        given = {**self.hyper_parameters, "max_len": self.max_len, **(fields or {})}
+        given = {**self.hyper_parameters, "max_len": self.max_len}
+        if self.item_fields is not None:
+            fields = tables.several_names(self.item_fields)
+            given["item_fields"] = (
+                fields if isinstance(fields, str) else [ITEM if name == self.item else name for name in fields]
+            )
         given |= {} if self.epochs is None else {"epochs": self.epochs}
         check_params(model_class(self.model, "next-item"), {**given, "position_encoding": self.position_encoding})
         params = next_item_params(self.model, "log", given)
-        if fields is None and self.item != ITEM:
-            params["item_fields"] = [ITEM]
         return {name: value for name, value in params.items() if name not in DECIDED}
 
-    def _recipe(self, files: dict[str, Path]) -> Any:
+    def _recipe(self, files: dict[str, Place]) -> Any:
         from ctr_pe.data.logs.recipe import NEXT_ITEM, Recipe, load_recipe
 
         if self.protocol not in NEXT_ITEM:
@@ -229,4 +240,4 @@ class NextItemRanker(ModelEstimator):
             if left_out := sorted({*others} - {*attributes}):
                 log.warning("items: not read, neither integers nor strings: %s", ", ".join(left_out))
         given |= {"interactions": files["events"], "items": items, "protocol": self.protocol, "max_len": self.max_len}
-        return load_recipe(None, {**given, "attributes": None if attributes is None else tuple(attributes)})
+        return load_recipe(None, {**given, "attributes": tables.several_names(attributes)})

@@ -1,11 +1,11 @@
-"""What ``POST /rank`` takes and gives, and what is wrong with a request, by the path of each field."""
+"""What ``POST /rank`` and ``/recommend`` take and give, and what is wrong with a request, by the path of each field."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any, NoReturn, TypeVar
 
 import polars as pl
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
@@ -48,7 +48,7 @@ def _time(value: Any) -> Any:
 
 
 Item = Annotated[int | str, BeforeValidator(_item)]
-Value = int | float | str | list[int | float | str] | None
+Value = int | float | str | bool | list[int | float | str | bool | None] | None
 Time = Annotated[int | float | str, BeforeValidator(_time)]
 
 
@@ -86,7 +86,42 @@ class RankResponse(BaseModel):
     model: str
 
 
-def parsed(body: bytes) -> RankRequest:
+class RecommendRequest(BaseModel):
+    """A user of the log that the model was fitted on, or a history, which may be empty. ``times`` and ``now`` as in
+    :class:`RankRequest`."""
+
+    model_config = ConfigDict(extra="forbid")
+    user: Item | None = Field(None, description="raw id of a user whose history the model folder has")
+    history: list[Item] | None = Field(None, description="raw ids of the items that the user chose, the oldest first")
+    times: list[Time] | None = Field(None, description="when each item of the history was chosen, rising")
+    now: Time | None = Field(None, description="time of the request; by default that of the newest item")
+    k: int = Field(10, strict=True, ge=1, description="how many items to recommend")
+    filter_seen: bool = Field(True, strict=True, description="leave out the newest items of the history")
+    history_context: dict[str, list[Value]] = Field(
+        {}, description="attribute -> raw value of each history item, for items that the model does not know"
+    )
+
+
+class RecommendedItem(BaseModel):
+    item: int | str
+    score: float = Field(description="product of the vectors of history and item; no probability")
+    rank: int = Field(description="from 1")
+
+
+class RecommendResponse(BaseModel):
+    """``recommended``: the best first, of equal scores the more frequent item, fewer than ``k`` where no more are left;
+    ``model``: which one scored. ``counts`` is left out where there is nothing to count."""
+
+    recommended: list[RecommendedItem]
+    unknown_history: int
+    counts: dict[str, int] = Field({}, description="what else was not as in the log, such as an unknown user")
+    model: str
+
+
+Wanted = TypeVar("Wanted", RankRequest, RecommendRequest)
+
+
+def parsed(body: bytes, kind: type[Wanted]) -> Wanted:
     """Raises BadRequest."""
     try:
         content = json.loads(body)
@@ -95,22 +130,34 @@ def parsed(body: bytes) -> RankRequest:
     except ValueError as error:  # no UTF-8, no JSON, or a number of thousands of digits
         wrong((), f"no JSON in UTF-8: {error}")
     try:
-        return RankRequest.model_validate(content)
+        return kind.model_validate(content)
     except ValidationError as error:
-        raise BadRequest(
-            [
-                {"loc": ["body", *one["loc"]], "msg": one["msg"].removeprefix("Value error, "), "type": one["type"]}
-                for one in error.errors(include_url=False, include_context=False, include_input=False)[:MOST_PROBLEMS]
-            ]
-        ) from None
+        raise BadRequest(_problems(error)) from None
 
 
-def check(request: RankRequest, scorer: Scorer, limits: Limits) -> None:
+def _problems(error: ValidationError) -> list[dict[str, Any]]:
+    found = error.errors(include_url=False, include_context=False, include_input=False)[:MOST_PROBLEMS]
+    return [
+        {"loc": ["body", *one["loc"]], "msg": one["msg"].removeprefix("Value error, "), "type": one["type"]}
+        for one in found
+    ]
+
+
+def check(request: RankRequest | RecommendRequest, scorer: Scorer, limits: Limits) -> None:
     """Raises BadRequest with the path of the first field that cannot be used."""
-    catalogue = scorer.encoder.catalogue
+    catalogue, history = scorer.encoder.catalogue, request.history or []
     numbers = catalogue is not None and catalogue.dtype == pl.Int64
-    for field in ("history", "candidates"):
-        values, most = getattr(request, field), getattr(limits, field)
+    if isinstance(request, RecommendRequest):
+        if (request.user is None) == (request.history is None):
+            wrong((), "a user or a history, one of them" + ("" if request.user is None else ", not both"))
+        if request.user is not None and scorer.histories is None:
+            wrong(("user",), "the model folder has no histories of users: give the history")
+        if request.user is not None and request.history_context:
+            wrong(("history_context",), "of the items of a history, which the model folder has of this user")
+        if request.k > limits.candidates:
+            wrong(("k",), f"at most {limits.candidates:,} items, not {request.k:,}")
+    for field, most in {"history": limits.history, "candidates": limits.candidates}.items():
+        values = getattr(request, field, None) or []
         if len(values) > most:
             wrong((field,), f"at most {most:,} items, not {len(values):,}")
         for place, value in enumerate(values):
@@ -119,11 +166,11 @@ def check(request: RankRequest, scorer: Scorer, limits: Limits) -> None:
                 wrong((field, place), f"the raw ids of this model's items are {kind}")
     times = request.times
     if times is None:
-        if scorer.encoder.needs_age and request.history:
+        if scorer.encoder.needs_age and history:
             wrong(("times",), "this model reads the age of events: give the time of each item of the history")
         return
-    if len(times) != len(request.history):
-        wrong(("times",), f"{len(times)} for {len(request.history)} items of the history")
+    if len(times) != len(history):
+        wrong(("times",), f"{len(times)} for {len(history)} items of the history")
     at = moments("times", times, scorer)
     for place, (before, after) in enumerate(pairwise(at), 1):
         if after < before:

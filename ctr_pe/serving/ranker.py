@@ -19,6 +19,7 @@ from ctr_pe.config.columns import declared
 from ctr_pe.data.dataset import WEIGHT
 from ctr_pe.data.logs.labels import check_label, label_column, threshold
 from ctr_pe.data.logs.roles import ask_label, id_column, label_like, order_column, times
+from ctr_pe.data.logs.tables import Place
 from ctr_pe.serving import tables
 from ctr_pe.serving.encoder import MISSING
 from ctr_pe.serving.estimator import ModelEstimator
@@ -402,7 +403,7 @@ class CTRRanker(ModelEstimator):
         names = self._scorer.encoder.columns
         clicked = tables.labels(table, names.label or "label", "requests")
         metrics = dict.fromkeys([*METRICS, *self._scorer.config["params"].get("metrics", ())])
-        users, weights = tables.column(table, names.user, "requests").to_numpy(), None
+        users, weights = tables.ids(table, names.user, "requests").to_numpy(), None
         if self._scorer.model.weighted_metrics:
             weights = tables.weights(table, names.weight or WEIGHT, "requests")
         return evaluate(clicked, scores, users, list(metrics), weights)
@@ -466,12 +467,14 @@ class CTRRanker(ModelEstimator):
         scorer.histories = events.head(0).select(recipe.user, recipe.item, *clock, *_of_log(recipe), *kinds)
         return scorer
 
-    def _files(self, events: AnyTable, items: AnyTable | None, users: AnyTable | None, folder: Path) -> dict[str, Path]:
+    def _files(
+        self, events: AnyTable, items: AnyTable | None, users: AnyTable | None, folder: Path
+    ) -> dict[str, Place]:
         """The tables as files, in ``folder`` if they are none."""
         named = {"events": events, "items": items, "users": users}
         return {name: tables.as_file(table, folder, name) for name, table in named.items() if table is not None}
 
-    def _recipe(self, files: dict[str, Path], label: str | None, weight: str | None) -> Recipe:
+    def _recipe(self, files: dict[str, Place], label: str | None, weight: str | None) -> Recipe:
         from ctr_pe.data.logs.recipe import Recipe, load_recipe
 
         events, items = files["events"], files.get("items")
@@ -496,7 +499,7 @@ class CTRRanker(ModelEstimator):
         protocol = self.protocol or ("impressions" if labelled else "din")
         given |= {"interactions": events, "items": items, "users": files.get("users"), "columns": columns}
         given |= {"protocol": protocol, "max_len": _plain(self.max_len)}
-        return load_recipe(None, {**given, "attributes": None if attributes is None else tuple(attributes)})
+        return load_recipe(None, {**given, "attributes": tables.several_names(attributes)})
 
     def _seed(self) -> int:
         if isinstance(self.random_state, (int, np.integer)):

@@ -9,10 +9,8 @@ B requests, L history slots, K targets of each request, S entries of a list.
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -27,6 +25,7 @@ from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.sequence.dense import Dense, align
 from ctr_pe.sequence.transfer import pinned
+from ctr_pe.utils.cuda_graphs import capture, run_aside
 
 OF_REQUEST = ("user", "context")
 """Sources of fields that have one value for all targets of a request."""
@@ -36,7 +35,6 @@ LARGEST = 2**17
 """(target, slot) pairs of a small request, at most: of a larger one padding costs more than launches."""
 WARMING = 2
 """Runs before the capture: they choose and compile kernels."""
-_CAPTURE = threading.Lock()
 
 Sizes = tuple[int, int, int]
 Run = Callable[[dict[str, Tensor]], Tensor]
@@ -50,6 +48,8 @@ class RequestGraph(nn.Module):
     not read. There is at least one slot. ``of_request``: see :func:`inputs_of`.
     """
 
+    outputs = ("scores",)
+
     def __init__(self, model: Any, of_request: Collection[str] = OF_REQUEST) -> None:
         super().__init__()
         self.model, self.inputs = model.eval(), inputs_of(model, of_request)
@@ -58,26 +58,38 @@ class RequestGraph(nn.Module):
         """given: each of ``inputs`` -> (B, K)."""
         for axis, size in enumerate("BLK"):
             _equal(given[name].shape[min(axis, 1)] for name, kind in self.inputs.items() if size in AXES[kind])
-        model, histories = self.model, []
-        for group in model.groups:
-            names = [*group.history, *([group.age] if group.age in self.inputs else [])]
-            # One empty slot more: torch's tracer takes every size for 2 or more, and a history may have one slot.
-            columns = [nn.functional.pad(given[name], [0, 0] * (given[name].dim() - 2) + [0, 1]) for name in names]
-            lengths = given[length_of(group)].unsqueeze(1)
-            mask = torch.arange(columns[0].shape[1], device=lengths.device) < lengths
-            mask, *moved = align(mask, *columns, longest=model.max_len)
-            positions = Dense.from_mask(mask, moved[-1] if group.age in self.inputs else None)
-            ids = {
-                name: x.masked_fill(~mask.view(*mask.shape, *[1] * (x.dim() - 2)), 0).flatten(0, 1)
-                for name, x in zip(group.history, moved, strict=False)
-            }
-            histories.append(Histories(positions, ids, {}))
+        model = self.model
+        histories = [dense_histories(group, given, model.max_len) for group in model.groups]
         encoded = encode_histories(model, histories)
         others: dict[str, dict[str, Tensor]] = {"target": {}, "request": {}}
         for name in model.other_fields:
             others[self.inputs[name]][name] = given[name]
         shared, _ = look_up(model.embedding_layer, others["request"])
         return score_at_once(model, encoded, others["target"], shared)
+
+    @torch.inference_mode()
+    def compare(self, given: Mapping[str, Tensor], found: Tensor) -> tuple[float, str]:
+        """How far scores are from those of ``score_candidates``, and of what sizes."""
+        wanted = self.model.score_candidates(self.model.encode(histories_in(self.model, given)), given)
+        sizes = f"{wanted.shape[0]} requests with {wanted.shape[1]} targets"
+        return float((found - wanted).abs().max()), sizes
+
+
+def dense_histories(group: SizedGroup, given: Mapping[str, Tensor], longest: int | None) -> Histories:
+    """The newest ``longest`` items of a group's histories, each slot an item; of inputs as :class:`RequestGraph` has
+    them. Without an input of ages there are none."""
+    names = [*group.history, *([group.age] if group.age is not None and group.age in given else [])]
+    # One empty slot more: torch's tracer takes every size for 2 or more, and a history may have one slot.
+    columns = [nn.functional.pad(given[name], [0, 0] * (given[name].dim() - 2) + [0, 1]) for name in names]
+    lengths = given[length_of(group)].unsqueeze(1)
+    mask = torch.arange(columns[0].shape[1], device=lengths.device) < lengths
+    mask, *moved = align(mask, *columns, longest=longest)
+    positions = Dense.from_mask(mask, moved[-1] if group.age in given else None)
+    ids = {
+        name: x.masked_fill(~mask.view(*mask.shape, *[1] * (x.dim() - 2)), 0).flatten(0, 1)
+        for name, x in zip(group.history, moved, strict=False)
+    }
+    return Histories(positions, ids, {})
 
 
 def inputs_of(model: Any, of_request: Collection[str] = OF_REQUEST) -> dict[str, str]:
@@ -127,9 +139,9 @@ def histories_in(model: Any, given: Mapping[str, Tensor]) -> JaggedBatch:
     return found
 
 
-def trace(model: Any) -> torch.export.ExportedProgram:
-    """The model's :class:`RequestGraph` as a program for any B, L and K from 1 on."""
-    graph = RequestGraph(model)
+def trace(graph: Any) -> torch.export.ExportedProgram:
+    """A graph of ``model`` and ``inputs``, such as :class:`RequestGraph`, as a program for any B, L and K from 1 on."""
+    model = graph.model
     sizes = {
         name: dict.fromkeys(range(len(AXES[kind])), torch.export.Dim.DYNAMIC) for name, kind in graph.inputs.items()
     }
@@ -242,19 +254,8 @@ class CUDAGraphs:
     def _capture(self, padded: Mapping[str, Tensor]) -> Run:
         """A graph of these sizes: a function of padded requests."""
         inputs = {name: x.to(self.device) for name, x in padded.items()}
-        aside = torch.cuda.Stream(self.device)  # type: ignore[no-untyped-call]
-        aside.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(aside):
-            for _ in range(WARMING):
-                self.graph(inputs)
-        torch.cuda.current_stream(self.device).wait_stream(aside)
-        graph = torch.cuda.CUDAGraph()
-        # Other threads may load another model meanwhile.
-        with (
-            _without_garbage_collection(),
-            torch.cuda.graph(graph, pool=self._pool, stream=aside, capture_error_mode="thread_local"),
-        ):
-            scores: Tensor = self.graph(inputs)
+        run_aside(lambda: self.graph(inputs), self.device, WARMING)
+        graph, scores = capture(lambda: self.graph(inputs), self.device, self._pool)
         self._pool = graph.pool()
 
         def replay(given: Mapping[str, Tensor]) -> Tensor:
@@ -264,20 +265,6 @@ class CUDAGraphs:
             return scores
 
         return replay
-
-
-@contextmanager
-def _without_garbage_collection() -> Iterator[None]:
-    """Python's collector would delete the graphs of a model that is no longer used, which ends a capture under way with
-    an error. It is off for the whole process, so one thread captures at a time."""
-    with _CAPTURE:
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if collecting:
-                gc.enable()
 
 
 def _rounded(size: int) -> int:

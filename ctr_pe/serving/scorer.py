@@ -6,13 +6,15 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import torch
 
+from ctr_pe.data.dataset import ID, ITEM
+from ctr_pe.data.id_map import places
 from ctr_pe.data.requests import EncodedRequests
 from ctr_pe.data.timeline import EncodedLog
 from ctr_pe.serving.encoder import Encoder
@@ -24,9 +26,22 @@ if TYPE_CHECKING:
     from ctr_pe.sequence.batch import JaggedBatch
 
 Scores = npt.NDArray[np.float32]
+Ints = npt.NDArray[np.int64]
 BATCH, ITEMS = 4096, 2**15  # requests, and items of their histories, scored at once
 TILE, SHARED = 1024, 64  # requests scored at once with shared histories, and from how many of a history on
 FEW = 8  # likewise, of requests that are there at once
+
+
+class Recommended(NamedTuple):
+    """Items by their raw ids, those of a request one after the other, the best first: (n,) each.
+
+    ``rows``: of the requests; ``ranks``: from 1.
+    """
+
+    rows: Ints
+    items: pl.Series
+    scores: Scores
+    ranks: Ints
 
 
 class Scorer:
@@ -37,16 +52,29 @@ class Scorer:
         encoder: raw ids -> ids of the model.
         config: the content of ``model.json``.
         histories: the newest events of the users it was trained on, as a raw table, or None.
+        profile: what the training rows had, column by column (:mod:`ctr_pe.serving.profile`), or None.
         counts: of all calls so far: ``requests``, and what took a reserved id: ``unknown items`` (of requests),
             ``unknown history items``, ``unknown users`` (without an event in the history that was given), ``requests of
             unknown users``.
     """
 
     def __init__(
-        self, model: Any, encoder: Encoder, config: Mapping[str, Any], histories: pl.DataFrame | None = None
+        self,
+        model: Any,
+        encoder: Encoder,
+        config: Mapping[str, Any],
+        histories: pl.DataFrame | None = None,
+        profile: pl.DataFrame | None = None,
     ) -> None:
-        self.model, self.encoder, self.config, self.histories = model.eval(), encoder, config, histories
+        self.model, self.encoder, self.config = model.eval(), encoder, config
+        self.histories, self.profile = histories, profile
         self.counts: Counter[str] = Counter()
+
+    @property
+    def task(self) -> str:
+        """What the model answers: ``click`` or ``next-item``."""
+        task: str = self.config.get("task", "click")
+        return task
 
     @cached_property
     def stored(self) -> EncodedLog | None:
@@ -106,6 +134,32 @@ class Scorer:
             scores[rows] = self._score(histories, encoded.fields(rows)).float().cpu().numpy()
         self.counts.update(encoded.counts)
         return scores
+
+    @cached_property
+    def item_vectors(self) -> Tensor:
+        """(V, D), what a next-item model compares states with."""
+        with torch.inference_mode():
+            vectors: Tensor = self.model.vectors()
+        return vectors
+
+    @cached_property
+    def raw_items(self) -> pl.Series:
+        """(V,) the raw id of each item of a next-item model."""
+        items, ids = self.encoder.items, self.model.item_ids.cpu().numpy()
+        assert items is not None
+        return items[ITEM].gather(places(items[ITEM + ID].to_numpy(), int(ids.max(initial=0)) + 1)[ids])
+
+    def recommend(self, encoded: EncodedRequests, k: int, filter_seen: bool) -> Recommended:
+        """The first ``k`` items of a next-item model after the history of each request, with or without its items."""
+        found, scores = [np.zeros((3, 0), np.int64)], [np.zeros(0, np.float32)]
+        for rows in encoded.batches(np.arange(encoded.rows), BATCH, ITEMS):
+            ranking = self.model.recommend(encoded.histories(rows), self.item_vectors, k, filter_seen)
+            first, best = ranking.first.cpu().numpy(), ranking.scores.float().cpu().numpy()
+            row, place = np.nonzero(first >= 0)
+            found.append(np.stack([rows[row], first[row, place], place + 1]))
+            scores.append(best[row, place])
+        owners, numbers, ranks = np.concatenate(found, 1)
+        return Recommended(owners, self.raw_items.gather(numbers), np.concatenate(scores), ranks)
 
     def _score(self, histories: JaggedBatch, others: Mapping[str, Tensor]) -> Tensor:
         """(H, K): scores of K targets of each of H histories; ``others``: fields (H, K)."""

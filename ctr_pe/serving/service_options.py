@@ -24,7 +24,7 @@ class Queueing:
     candidates: int = 4096
     window: float = 0.0
     waiting: int = 256
-    wait: float = 1.0
+    wait: float = 0.25
 
 
 @dataclass(frozen=True)

@@ -1,11 +1,11 @@
-"""Tables as people have them: polars, pandas or pyarrow in memory, or a file; and their columns as keys and times."""
+"""Tables as people have them: polars, pandas or pyarrow in memory, or in files; and their columns as keys and times."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,9 +14,10 @@ import polars as pl
 from ctr_pe.config.columns import Behaviours
 from ctr_pe.data.id_map import TEXTS, categories
 from ctr_pe.data.logs.labels import threshold
+from ctr_pe.data.logs.places import place
 from ctr_pe.data.logs.roles import keys
-from ctr_pe.data.logs.tables import readable, scan
-from ctr_pe.utils.errors import UserError, nearest
+from ctr_pe.data.logs.tables import Place, readable, scan
+from ctr_pe.utils.errors import UserError, nearest, reason
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +37,7 @@ def lazy(table: AnyTable, what: str) -> pl.LazyFrame:
     if isinstance(table, pl.DataFrame):
         return table.lazy()
     if isinstance(table, (str, Path)):
-        return scan(Path(table))
+        return scan(place(table))
     try:
         if type(table).__module__.partition(".")[0] in ("pandas", "pyarrow") and hasattr(table, "columns"):
             return pl.DataFrame(table, nan_to_null=True).lazy()
@@ -53,7 +54,7 @@ def frame(table: AnyTable, what: str) -> pl.DataFrame:
 
 
 def _readable(table: AnyTable, what: str) -> AbstractContextManager[None]:
-    return readable(Path(table if isinstance(table, (str, Path)) else what))
+    return readable(place(table) if isinstance(table, (str, Path)) else Path(what))
 
 
 def schema(table: AnyTable, what: str) -> pl.Schema:
@@ -62,13 +63,33 @@ def schema(table: AnyTable, what: str) -> pl.Schema:
         return lazy(table, what).collect_schema()
 
 
-def as_file(table: AnyTable, folder: Path, name: str) -> Path:
-    """The path of a table: its own, or that of a parquet file written into ``folder``."""
+def as_file(table: AnyTable, folder: Path, name: str) -> Place:
+    """The place of a table: its own, or that of a parquet file written into ``folder``."""
     if isinstance(table, (str, Path)):
-        return Path(table)
+        return place(table)
     file = folder / f"{name}.parquet"
     lazy(table, name).sink_parquet(file)
     return file
+
+
+def series(given: Any, name: str, what: str) -> pl.Series:
+    """Raw ids in memory, such as a list, as a column. Raises UserError for values that are not of one type."""
+    try:
+        return pl.Series(name, given)
+    except (TypeError, ValueError, OverflowError, pl.exceptions.PolarsError) as error:
+        raise UserError(f"{what}: no raw ids of one type: {reason(error)}") from None
+
+
+def check_there(name: str, names: Collection[str], what: str) -> None:
+    """Raises UserError if ``names``, all columns of a table, lack one."""
+    if name not in names:
+        raise UserError(f"{what}: no column '{name}': {nearest(name, names)}")
+
+
+def several_names(given: Any) -> Any:
+    """Several names, in whatever holds them, as a tuple. A single text stays one, which checks refuse: its letters are
+    no names."""
+    return given if given is None or isinstance(given, str) else tuple(given)
 
 
 def column(table: pl.DataFrame, name: str, what: str) -> pl.Series:
@@ -77,8 +98,7 @@ def column(table: pl.DataFrame, name: str, what: str) -> pl.Series:
     Raises:
         UserError: there is none of this name, or it has nulls.
     """
-    if name not in table.columns:
-        raise UserError(f"{what}: no column '{name}': {nearest(name, table.columns)}")
+    check_there(name, table.columns, what)
     if nulls := table[name].null_count():
         raise UserError(f"{what}: column '{name}' has null values: {nulls:,} of {table.height:,} rows")
     return table[name]
@@ -86,8 +106,7 @@ def column(table: pl.DataFrame, name: str, what: str) -> pl.Series:
 
 def of_log(table: pl.DataFrame, name: str, what: str) -> pl.Series:
     """A declared column, whose missing values are values. Raises UserError if there is none of this name."""
-    if name not in table.columns:
-        raise UserError(f"{what}: no column '{name}': {nearest(name, table.columns)}")
+    check_there(name, table.columns, what)
     return table[name]
 
 
@@ -117,7 +136,7 @@ def labels(table: pl.DataFrame, name: str, what: str) -> npt.NDArray[np.bool_]:
     limit = threshold(name, table.columns)
     values = column(table, limit.column if limit else name, what)
     if limit and values.dtype.is_numeric():
-        values = limit.holds(values).alias(name)
+        values = limit.holds(values.cast(pl.Float64) if values.dtype.is_decimal() else values).alias(name)
         if nulls := values.null_count():
             raise UserError(f"{what}: column '{limit.column}' has missing values: {nulls:,} of {table.height:,} rows")
     if not (values.dtype.is_numeric() or values.dtype == pl.Boolean) or not values.cast(pl.Float64).is_in([0, 1]).all():

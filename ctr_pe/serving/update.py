@@ -47,12 +47,13 @@ from ctr_pe.serving.model_folder import (
     vocabulary_hash,
     write_stand_ins,
 )
+from ctr_pe.serving.profile import added, profile
 from ctr_pe.serving.scorer import Scorer
 from ctr_pe.serving.tables import column, ids, labels, lazy, newest, of_log, weights
 from ctr_pe.training import fit
 from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError, counted
-from ctr_pe.utils.files import scratch_folder, write_json
+from ctr_pe.utils.files import scratch_folder, write_json, write_vocabularies
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
     from ctr_pe.config.columns import DeclaredColumn
     from ctr_pe.data.logs.recipe import Recipe
+    from ctr_pe.data.timeline import EncodedLog
 
 log = logging.getLogger(__name__)
 OF_TRAINING = frozenset(
@@ -107,23 +109,8 @@ def update(
     field = scorer.model.weight_field
     if weight is not None and field is None:
         raise UserError("new_events: weights, but this model was trained without any: fit it with weights")
-    clock = [name for name in (names.order, names.time) if name is not None and name in scorer.histories.columns]
-    if names.order in clock and names.time not in events.columns and not scorer.encoder.needs_age:
-        clock = [name for name in clock if name != names.time]
-    stored = _plain(scorer.histories, clock, scorer.encoder, "histories")
-    new = _plain(events, clock, scorer.encoder, "new_events", labelled=protocol == "impressions", weight=weight)
+    older, new, clock = with_stored(scorer, events, protocol == "impressions", weight)
     kinds = scorer.encoder.behaviours
-    event = [names.user, names.item, *clock, *([kinds.column] if kinds else [])]
-    if names.keep in ("first", "last"):
-        new = new.unique(event, keep=names.keep, maintain_order=True)
-    stored, new = _times_as_stored(stored, new, names)
-    if not stored.height:
-        stored = new.clear()
-    for name in (names.user, names.item):
-        ids(new, name, "new_events", stored[name].dtype, "in the stored histories")
-    older = stored.join(new, on=event, how="anti", maintain_order="left")
-    if again := stored.height - older.height:
-        log.warning("%s of the stored histories are among the new ones: they count once", counted(again, "event"))
     past = older.join(new, on=names.user, how="semi", maintain_order="left")
     both = pl.concat([past, new]).with_columns(pl.Series(NEW, np.arange(past.height + new.height) >= past.height))
     seed, updates = int(scorer.config["seed"]), list(scorer.config.get("updates", []))
@@ -143,6 +130,9 @@ def update(
     batches = _TrainingRows(facts, encoded, int(params.get("batch_size", 1024)), draw)
     fitted = fit(found.model, batches, epochs=epochs) if encoded.rows and epochs else None
     found.model.eval()
+    if encoded.rows and (scorer.profile is not None or not trained):
+        trained_on = profile(found.encoder, batches, found.model.feature_map.labels[0], scorer.profile)
+        found.profile = added([one for one in (scorer.profile, trained_on) if one is not None])
     chosen = pl.concat([older, new]).filter(pl.col(CHOSEN) == 1)
     count, fields = int(scorer.config["max_len"]), _of_events(scorer.encoder)
     found.histories = newest(chosen.lazy(), names.user, names.item, clock, count, fields, kinds)
@@ -159,6 +149,47 @@ def update(
     log.info("update: %s", done)
     found.config = {**found.config, "params": params, "updates": [*updates, done]}
     return found
+
+
+def with_stored(
+    scorer: Scorer, events: pl.DataFrame, labelled: bool, weight: str | None = None, what: str = "new_events"
+) -> tuple[pl.DataFrame, pl.DataFrame, list[str]]:
+    """The stored events that are not among the new ones; the new ones, in the same columns and CHOSEN and WEIGHED; and
+    the columns of the clock. Raises UserError as :func:`update`."""
+    assert scorer.histories is not None
+    names, kinds = scorer.encoder.columns, scorer.encoder.behaviours
+    clock = [name for name in (names.order, names.time) if name is not None and name in scorer.histories.columns]
+    if names.order in clock and names.time not in events.columns and not scorer.encoder.needs_age:
+        clock = [name for name in clock if name != names.time]
+    stored = _plain(scorer.histories, clock, scorer.encoder, "histories")
+    new = _plain(events, clock, scorer.encoder, what, labelled=labelled, weight=weight)
+    event = [names.user, names.item, *clock, *([kinds.column] if kinds else [])]
+    if names.keep in ("first", "last"):
+        new = new.unique(event, keep=names.keep, maintain_order=True)
+    stored, new = _times_as_stored(stored, new, names)
+    if not stored.height:
+        stored = new.clear()
+    for name in (names.user, names.item):
+        ids(new, name, what, stored[name].dtype, "in the stored histories")
+    older = stored.join(new, on=event, how="anti", maintain_order="left")
+    if again := stored.height - older.height:
+        log.warning("%s of the stored histories are among the new ones: they count once", counted(again, "event"))
+    return older, new, clock
+
+
+def history_with(scorer: Scorer, events: pl.DataFrame, labelled: bool, what: str) -> EncodedLog:
+    """The stored histories of the users of new events, and these: what :meth:`Encoder.requests` takes.
+
+    Args:
+        labelled: whether a label says which of the events are chosen; else all are.
+
+    Raises:
+        UserError: as :func:`update`.
+    """
+    names = scorer.encoder.columns
+    older, new, _ = with_stored(scorer, events, labelled, what=what)
+    both = pl.concat([older.join(new, on=names.user, how="semi", maintain_order="left"), new])
+    return scorer.encoder.events(both.rename({CHOSEN: names.label}) if names.label else both, what)
 
 
 def _plain(
@@ -353,7 +384,7 @@ def with_new_items(
     catalogue, owners = mapped(catalogue), None if owners is None else mapped(owners)
     with scratch_folder() as scratch:
         write_json(scratch / FEATURES, feature_map.content)
-        write_json(scratch / VOCABULARY, vocabularies)
+        write_vocabularies(scratch / VOCABULARY, vocabularies)
         for name, some in vectors.items():
             some.write(scratch / file_of(name))
         write_stand_ins(scratch, encoder)
@@ -379,7 +410,7 @@ def _grown(
         carry_over(scorer.model, model, whose)
     config["parameters"] = sum(parameter.numel() for parameter in model.parameters())
     encoder = Encoder(model, read_feature_map(folder / FEATURES), vocabularies, scorer.encoder.columns, *tables)
-    return Scorer(model, encoder, config, scorer.histories)
+    return Scorer(model, encoder, config, scorer.histories, scorer.profile)
 
 
 def _grown_vocabularies(encoder: Encoder, values: Mapping[str, pl.Series]) -> Vocabularies:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
@@ -14,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from ctr_pe.config.schema import ExperimentSection, check, valid
-from ctr_pe.config.yaml import load_json, model_params, next_item_params
+from ctr_pe.config.yaml import load_json, model_params, next_item_params, packaged_yaml, parse_yaml
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.description import description
 from ctr_pe.data.root import REPORT
@@ -22,22 +21,26 @@ from ctr_pe.data.synthetic.built_in import DEFAULT, open_or_generate
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.models.sections import check_names, check_params, model_class, origins, unread
 from ctr_pe.pe import check_encodings
-from ctr_pe.study import estimate, halving, next_item, runner, trials
+from ctr_pe.study import estimate, executors, halving, next_item, runner, trials
 from ctr_pe.study.differences import settings
+from ctr_pe.study.executors.executor import Executor, Resources
 from ctr_pe.study.halving import SEARCHED
-from ctr_pe.study.rendering import as_text, between, texts, write_texts
+from ctr_pe.study.marks import beside_published
+from ctr_pe.study.rendering import Table, between, show, texts, write_texts
 from ctr_pe.study.runner import Job, Train
 from ctr_pe.study.store import Result, RunKey, Store, hash_of, repair
 from ctr_pe.study.suite import OWN_KEYS, Cell, Grid, Suite, Task, cells, load_suite
-from ctr_pe.study.tables import make_suite_tables, make_tables, write_files
+from ctr_pe.study.tables import make_suite_tables, make_tables, published, write_files
 from ctr_pe.study.trials import Trials
 from ctr_pe.training import PROTOCOLS, Run, train
 from ctr_pe.training.dry_build import param_problems
 from ctr_pe.training.source import check_monitor
 from ctr_pe.utils import distributed, loggers
 from ctr_pe.utils.devices import check_gpu
-from ctr_pe.utils.errors import UserError, counted, nearest, say
+from ctr_pe.utils.errors import UserError, counted, nearest, progress, say
 
+PUBLISHED = {"click": "cape_table2", "next-item": next_item.PUBLISHED}
+"""Task -> the file of ``config/published`` whose figures stand beside ours."""
 DEFAULT_MODEL = {"click": "DIN", "next-item": "SASRec"}
 
 
@@ -53,11 +56,13 @@ class Request:
     ``params``: hyper-parameters under FuxiCTR's names. ``tune``: several values each, of which every cell takes the
     combination that is best on the validation rows, or how many settings every cell searches, as in ``CTRRanker``
     (:mod:`ctr_pe.study.trials`). ``out``: directory of results and
-    tables. ``jobs``: runs at once, None for one per core. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``:
+    tables. ``executor``: where runs are trained (:mod:`ctr_pe.study.executors`). ``jobs``: runs at once, None for as
+    many as there is room for. ``threads``: per run. ``gpu``: -1 for the CPU. ``data_root``:
     directory of data sets. ``keep``: called with a folder below ``out`` and what ``Run.keep`` gets, to write the model
     there. ``track``: a tracker (:mod:`ctr_pe.utils.loggers`), TensorBoard's in ``out`` unless it names a directory.
     ``dry_run``: only the plan and an estimate of its time. ``repair``: first set aside lines of results.jsonl that are
-    no results.
+    no results. ``format``: of the tables that are printed, ``text`` or one of
+    :data:`ctr_pe.study.rendering.FORMATS`; ``published``: with columns of published figures.
     """
 
     suite: str | None = None
@@ -71,6 +76,7 @@ class Request:
     params: Mapping[str, Any] = field(default_factory=dict)
     tune: Mapping[str, Any] | int | str | None = None
     out: Path | None = None
+    executor: str = "local"
     jobs: int | None = None
     threads: int = 1
     gpu: int = -1
@@ -80,6 +86,8 @@ class Request:
     track: str | None = None
     dry_run: bool = False
     repair: bool = False
+    format: str = "text"
+    published: bool = False
 
 
 def run(request: Request, stand_in: Train | None = None) -> int:
@@ -97,11 +105,15 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         UserError: a name, value, data set, suite or store that cannot be used; nothing has been trained then.
     """
     stages: dict[Store, Sequence[Job]] = {}
+    executor: Executor | None = None
+    trainer = stand_in or train
     try:
         suite, rows = plan(request)
         task = suite.task
         names = dict.fromkeys(cell.dataset for cell in rows)
         datasets = {name: find_dataset(name, request.data_root, suite.protocol) for name in names}
+        if request.published:
+            _refuse_unpublished(suite, rows, datasets)
         first = next(iter(datasets.values())).dataset_id
         folder = Path(request.suite).stem if request.suite else f"{first}-{suite.protocol}"
         out = request.out or Path("results") / folder
@@ -114,7 +126,7 @@ def run(request: Request, stand_in: Train | None = None) -> int:
             """Of those that tune something once their trials are there."""
             found = tuning.rungs
             chosen = [found[row][1] if row in found else row for row in rows]
-            return {cell: _jobs(request, suite, cell, datasets[cell.dataset], store) for cell in chosen}
+            return {cell: jobs_of(request, suite, cell, datasets[cell.dataset], store) for cell in chosen}
 
         by_cell = jobs_of_rows()
         stages = {tuning.store: tuning.jobs, store: _seed_by_seed(by_cell)}
@@ -130,34 +142,36 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         trials_by_cell, searched = tuning.by_cell, len(tuning.jobs)
         if task == "click" and (request.suite or (stand_in is None and not request.dry_run)):
             _refuse_unbuildable(suite.title, [*trials_by_cell, *by_cell], datasets)
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        at_once = request.jobs or (1 if request.gpu >= 0 else max(1, cores // request.threads))
-        workers = min(at_once, sum(map(len, stages.values())))
+        if not request.dry_run:
+            executor = executors.open_executor(request.executor, trainer, _resources(request), out)
+        workers = min(processes(request) if executor is None else executor.workers, sum(map(len, stages.values())))
         title = f"{suite.title}: {len(rows)} cells" if request.suite else f"{first}: {suite.title}"
         title += f" × {counted(suite.seeds, 'seed')} = {len(stages[store])} runs"
         title += f" after {counted(searched, 'trial')}" * bool(searched)
         title += f" of {rows[0].search} settings per row" * bool(rows[0].search)
         if not request.dry_run:
-            say(f"{title}, {workers} at once; results in {store.path}")
+            progress(f"{title}, {workers} at once; results in {store.path}")
         done = {*tuning.done, *store.read()}
         measured = stand_in is None or request.dry_run
         planned = estimate.measure_all({**trials_by_cell, **by_cell}, done) if measured else []
         if request.dry_run:
             heading = f"Dry run. {title}"
-            table = estimate.plan_table(f"{heading}, {workers} at once", planned, workers)
-            print(as_text(table) if planned else f"{heading}: all are there already")
+            if not planned:
+                (print if request.format == "text" else progress)(f"{heading}: all are there already")
+            tables = [estimate.plan_table(f"{heading}, {workers} at once", planned, workers)] if planned else []
+            show(tables, request.format, lead="")
             return int(any(one.problem for one in planned))
         if task != "click" and (problem := next((one for one in planned if one.problem), None)):
             raise UserError(f"{problem.cell}: {problem.problem}")
         if any(one.estimate for one in planned):
             time = between(*estimate.total(planned, workers))
             how = f"{estimate.STEPS} measured steps of each model and encoding, extrapolated"
-            say(f"estimated time: {time} ({how}; less if training stops early)")
-        trainer = stand_in or train
+            progress(f"estimated time: {time} ({how}; less if training stops early)")
+        assert executor is not None  # this is no dry run
         # No figure on test rows, by which one could choose
         figures: dict[str, Any] = {"figures": lambda result: {"validation": trials.on_validation(result)}}
         while to_do := tuning.to_do:
-            runner.run_all(to_do, tuning.store, trainer, workers, **figures)
+            runner.run_all(to_do, tuning.store, executor, **figures)
             if missing := len({job.key for job in to_do} - tuning.done.keys()):
                 say(f"{missing} of {searched} trials failed; repeat the same command to try them again")
                 return 1
@@ -166,26 +180,45 @@ def run(request: Request, stand_in: Train | None = None) -> int:
         _say_what_is_not_kept(request, store, stages[store])
         for dataset in datasets.values():
             keep_rows(store, dataset)
-        failed = runner.run_all(stages[store], store, trainer, workers)
+        failed = runner.run_all(stages[store], store, executor)
         of_suite = suite if request.suite or tuning.rows else None
         if task == "click":
-            _write_tables(store, of_suite, by_cell, tuning)
+            tables, files = _write_tables(store, of_suite, by_cell, tuning)
         else:
-            _write_next_item_tables(store, of_suite, by_cell, datasets)
+            tables, files = _write_next_item_tables(store, of_suite, by_cell, datasets)
+        if request.published:
+            tables = [beside_published(table) for table in tables]
+        show(tables, request.format)
+        if files:
+            line = f"{store.path}: {', '.join(files)}, results.jsonl (one line per run)"
+            print(f"\n{line}", flush=True) if request.format == "text" else progress(line)
     except KeyboardInterrupt:
         finished = sum(len({job.key for job in of_stage} & one.read().keys()) for one, of_stage in stages.items())
         every = sum(map(len, stages.values()))
         say(f"stopped: {finished} of {every} runs are stored; repeat the same command to run what is missing")
         return 130
+    finally:
+        if executor is not None:
+            executor.close()
     if failed:
         say(f"{failed} of {len(stages[store])} runs failed; repeat the same command to try them again")
     return 1 if failed else 0
+
+
+def processes(request: Request) -> int:
+    """How many runs train at once on this machine, if there are enough."""
+    return _resources(request).at_once()
+
+
+def _resources(request: Request) -> Resources:
+    return Resources(request.jobs, request.threads, request.gpu)
 
 
 def plan(request: Request) -> tuple[Suite, list[Cell]]:
     """The suite of a request, with its number of seeds and protocol, and the cells to run, checked as far as possible
     without a data set."""
     distributed.refuse("benchmark")
+    executors.check(request.executor)
     loggers.check(request.track)
     check(ExperimentSection, {"gpu": request.gpu, "seed": request.seed})
     check_gpu(request.gpu)
@@ -270,7 +303,7 @@ def find_dataset(name: str, root: Path | None, protocol: str) -> Dataset:
     return dataset
 
 
-def _jobs(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: Store) -> list[Job]:
+def jobs_of(request: Request, suite: Suite, cell: Cell, dataset: Dataset, store: Store) -> list[Job]:
     """The cell's runs, one per seed, with hyper-parameters that were checked."""
     params = run_params(cell.model, dataset.dataset_id, cell.overrides, suite.task)
     cls = model_class(cell.model, suite.task)
@@ -309,7 +342,7 @@ def _tuning(request: Request, suite: Suite, rows: Sequence[Cell], datasets: Mapp
 
     @cache
     def job(trial: Cell) -> Job:
-        return _jobs(request, suite, trial, datasets[trial.dataset], store)[0]
+        return jobs_of(request, suite, trial, datasets[trial.dataset], store)[0]
 
     return Trials(store, [row for row in rows if row.tune or row.search], params, job)
 
@@ -393,13 +426,11 @@ def keep_rows(store: Store, dataset: Dataset) -> None:
 
 def _write_next_item_tables(
     store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]], datasets: Mapping[str, Dataset]
-) -> None:
+) -> tuple[list[Table], list[str]]:
     """The same of next-item runs."""
     keys = {cell: [job.key for job in jobs] for cell, jobs in by_cell.items()}
     protocols = {dataset.dataset_id: protocol_of(dataset) for dataset in datasets.values()}
-    for table in next_item.write_tables(store, suite, keys, protocols):
-        print(f"\n{as_text(table)}")
-    print(f"\n{store.path}: table.md, table.csv, table.tex, results.jsonl (one line per run)", flush=True)
+    return next_item.write_tables(store, suite, keys, protocols), ["table.md", "table.csv", "table.tex"]
 
 
 def protocol_of(dataset: Dataset) -> str:
@@ -408,18 +439,61 @@ def protocol_of(dataset: Dataset) -> str:
     return str(recipe.get("protocol", "")) if isinstance(recipe, dict) else ""
 
 
-def _write_tables(store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]], tuning: Trials) -> None:
-    """Write the tables of everything in the store, of the suite and of its trials; print those of the request."""
+def _write_tables(
+    store: Store, suite: Suite | None, by_cell: Mapping[Cell, Sequence[Job]], tuning: Trials
+) -> tuple[list[Table], list[str]]:
+    """Write the tables of everything in the store, of the suite and of its trials: those of the request, and the names
+    of the files."""
     keys = {cell: [job.key for job in jobs] for cell, jobs in by_cell.items()}
     requested = {key.setting for of_cell in keys.values() for key in of_cell}
     found = settings(store)
     notes = [tuning.note()] if tuning.rows else []
     of_suite = [] if suite is None else make_suite_tables(suite, store, keys, notes)
     of_request = [table for setting in found if setting.key.setting in requested for table in make_tables(setting)]
-    for table in of_suite or of_request:
-        print(f"\n{as_text(table)}")
     files = write_files(store, found, of_suite)
     if tuning.rows:
         files += [f"{trials.FOLDER}/{name}" for name in write_texts(tuning.store.path, texts([tuning.table()]))]
-    if found:
-        print(f"\n{store.path}: {', '.join(files)}, results.jsonl (one line per run)", flush=True)
+    return of_suite or of_request, files if found else []
+
+
+def stored_tables(store: Store, root: Path | None = None) -> list[Table]:
+    """The tables of everything in a store, without training.
+
+    Args:
+        root: directory of data sets; where one of next items is not there, its table is without its protocol and the
+            published figures.
+    """
+    tables = []
+    for setting in settings(store):
+        key = setting.key
+        if not next_item.of_next_items(setting.results):
+            tables += make_tables(setting)
+            continue
+        try:
+            protocol = protocol_of(find_dataset(key.dataset, root, key.protocol))
+        except UserError:
+            protocol = ""
+        tables.append(next_item.setting_table(store, key.setting, setting.runs, setting.failed, protocol))
+    return tables
+
+
+def _refuse_unpublished(suite: Suite, rows: Sequence[Cell], datasets: Mapping[str, Dataset]) -> None:
+    """Raises UserError where no figure is published of any row."""
+    for row in rows:
+        dataset = datasets[row.dataset]
+        if published_figures(suite, row, dataset.dataset_id, protocol_of(dataset)):
+            return
+    names = [", ".join(dict.fromkeys(getattr(row, of) for row in rows)) for of in ("model", "dataset")]
+    known = parse_yaml(packaged_yaml("published")[suite.published or PUBLISHED[suite.task]], "config/published")
+    raise UserError(f"--published: nothing is published of {names[0]} on {names[1]}: {nearest(names[1], known)}")
+
+
+def published_figures(suite: Suite, row: Cell, dataset_id: str, protocol: str) -> Mapping[str, float]:
+    """Metric -> the figure that is published of a row, where nothing is varied; empty where none is. ``protocol``: by
+    which the log was made into the data set."""
+    if row.varied:
+        return {}
+    if suite.task == "click":
+        return published(dataset_id, row.model, suite.published or PUBLISHED["click"]).get(row.pe, {})
+    found: Mapping[str, Any] = next_item.published(dataset_id, protocol, row.model)["figures"]
+    return dict(found.get(row.pe, {}))

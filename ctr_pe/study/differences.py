@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, corrected
@@ -20,6 +20,13 @@ UNKNOWN = Difference(*[math.nan] * len(Difference._fields))
 Runs = Mapping[int, Result]
 """Of one encoding under one setting, by seed."""
 Name = TypeVar("Name")
+
+
+class Compares(Protocol):
+    """Statistics of test rows, by which runs are compared."""
+
+    def difference(self, ours: Runs, theirs: Runs, metric: str) -> Difference:
+        """The runs of one encoding minus those of another."""
 
 
 @dataclass(frozen=True)
@@ -47,14 +54,18 @@ class Setting:
         """Of all encodings."""
         return {seed for of_seed in [*self.runs.values(), *self.failed.values()] for seed in of_seed}
 
-    def differences(self, baseline: str) -> dict[str, dict[str, Difference]]:
+    def differences(
+        self, baseline: str, statistics: Compares | None = None, metrics: Sequence[str] = METRICS
+    ) -> dict[str, dict[str, Difference]]:
         """Encoding -> metric -> difference to ``baseline``; empty if that has not been run. What has been compared with
-        an earlier one of ``BASELINES`` as a baseline is left out."""
+        an earlier one of ``BASELINES`` as a baseline is left out. ``statistics``: where they are others than those of
+        clicks."""
         if baseline not in self.runs:
             return {}
         earlier = BASELINES[: BASELINES.index(baseline) + 1]
         others = [pe for pe in self.runs if pe not in earlier]
-        return between(self.statistics, {pe: (self.runs[pe], self.runs[baseline]) for pe in others})
+        pairs = {pe: (self.runs[pe], self.runs[baseline]) for pe in others}
+        return between(statistics or self.statistics, pairs, metrics)
 
 
 def settings(store: Store) -> list[Setting]:
@@ -76,10 +87,12 @@ def by_setting(results: Mapping[RunKey, Result]) -> dict[tuple[str, ...], dict[s
     return found
 
 
-def between(statistics: UserStatistics, pairs: Mapping[Name, tuple[Runs, Runs]]) -> dict[Name, dict[str, Difference]]:
+def between(
+    statistics: Compares, pairs: Mapping[Name, tuple[Runs, Runs]], metrics: Sequence[str] = METRICS
+) -> dict[Name, dict[str, Difference]]:
     """Each pair's difference, first minus second, by metric; p corrected for the number of pairs."""
-    found: dict[Name, dict[str, Difference]] = {name: dict.fromkeys(METRICS, UNKNOWN) for name in pairs}
-    for metric in METRICS:
+    found: dict[Name, dict[str, Difference]] = {name: dict.fromkeys(metrics, UNKNOWN) for name in pairs}
+    for metric in metrics:
         known = {name: (having(ours, metric), having(theirs, metric)) for name, (ours, theirs) in pairs.items()}
         of_metric = {name: statistics.difference(*pair, metric) for name, pair in known.items() if all(pair)}
         for name, one in corrected(of_metric).items():

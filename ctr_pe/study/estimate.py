@@ -13,13 +13,14 @@ import torch
 
 from ctr_pe.fuxictr.library import training_settings
 from ctr_pe.study.rendering import Table, between
-from ctr_pe.study.runner import Job, in_a_line
+from ctr_pe.study.runner import Job
 from ctr_pe.study.store import RunKey
 from ctr_pe.study.suite import Cell
 from ctr_pe.training import PROTOCOLS, Run, build_model
 from ctr_pe.training.source import DataSource
 from ctr_pe.utils.allocator import give_back
-from ctr_pe.utils.errors import counted, say
+from ctr_pe.utils.engines import in_a_line
+from ctr_pe.utils.errors import counted, progress
 from ctr_pe.utils.files import scratch_folder
 
 STEPS = 3
@@ -27,7 +28,7 @@ STEPS = 3
 FEW = 8
 """More cells than these take so long to measure that a line says what is going on."""
 LONGEST = 5.0
-"""Seconds after which no further step of a model is measured."""
+"""Seconds after which no third step of a model is measured."""
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,7 @@ def measure_all(by_cell: Mapping[Cell, Sequence[Job]], done: Container[RunKey]) 
     to_do = {cell: [job for job in jobs if job.key not in done] for cell, jobs in by_cell.items()}
     to_do = {cell: jobs for cell, jobs in to_do.items() if jobs}
     if len(to_do) > FEW:
-        say(f"measuring {STEPS} steps of each of {len(to_do)} cells")
+        progress(f"measuring {STEPS} steps of each of {len(to_do)} cells")
     found = []
     for cell, jobs in to_do.items():
         try:
@@ -153,6 +154,6 @@ def _median_seconds(call: Callable[[Any], Any], batches: Iterable[Any], model: A
         if model.device.type != "cpu":
             torch.accelerator.synchronize()
         seconds.append(time.perf_counter() - began)
-        if sum(seconds) > LONGEST:
+        if len(seconds) > 1 and sum(seconds) > LONGEST:
             break
     return statistics.median(seconds[1:] or seconds)

@@ -8,7 +8,7 @@ R runs, n test rows, U users.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -16,9 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.config.yaml import packaged_yaml, parse_yaml
+from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, UserSpread, corrected, difference, influences, squared_distances
 from ctr_pe.evaluation.ranking import parts_of, row_values
 from ctr_pe.study.differences import BASELINES, UNKNOWN, Runs, by_setting, having
+from ctr_pe.study.marks import marks
 from ctr_pe.study.rendering import Table, as_latex, number, p_text, texts, write_texts
 from ctr_pe.study.store import Result, RunKey, Store
 from ctr_pe.study.suite import Cell, Suite
@@ -30,6 +32,17 @@ LEAD = "NDCG@10"
 SUFFIXES = ("_next", "_temporal")
 """Of data sets that recipes make of one log."""
 PUBLISHED = "next_item"
+
+
+def of_next_items(results: Iterable[Result]) -> bool:
+    """Whether the runs of a setting are of next-item models: no metric of clicks was measured."""
+    return not any(metric in result.metrics for result in results for metric in METRICS)
+
+
+def metrics_of(results: Iterable[Result]) -> list[str]:
+    """Those that were measured, the one of differences first."""
+    names = list(dict.fromkeys(name for result in results for name in result.metrics))
+    return sorted(names, key=lambda name: name != LEAD)
 
 
 @dataclass(frozen=True)
@@ -97,27 +110,30 @@ def write_tables(
     every, shown = list[Table](), list[Table]()
     for setting in sorted({**runs, **failed}):
         of_pe, lost = runs.get(setting, {}), failed.get(setting, {})
-        base = next((name for name in BASELINES if name in of_pe), None)
-        rows = [
-            TableRow(
-                {"encoding": pe},
-                setting[1],
-                setting[0],
-                pe,
-                of_pe.get(pe, {}),
-                lost.get(pe, {}),
-                of_pe[base] if base not in (pe, None) else None,
-            )
-            for pe in {**of_pe, **lost}
-        ]
-        title = f"{setting[0]} on {setting[1]}, hyper-parameters {setting[3]}"
-        table = make_table(title, rows, RankStatistics(store, setting[4]), protocols.get(setting[1], ""), base)
-        every.append(table)
-        shown += [table] * (setting in requested)
+        every.append(setting_table(store, setting, of_pe, lost, protocols.get(setting[1], "")))
+        shown += every[-1:] * (setting in requested)
     of_suite = _suite_tables(store, suite, keys, results, failures, protocols) if suite is not None else []
-    files = {**texts(every), "table.tex": as_latex(every), **(texts(of_suite, "suite") if of_suite else {})}
+    files = {
+        **texts(every),
+        "table.tex": as_latex(every, marked=True),
+        **(texts(of_suite, "suite") if of_suite else {}),
+    }
     write_texts(store.path, files)
     return of_suite or shown
+
+
+def setting_table(
+    store: Store, setting: tuple[str, ...], runs: Mapping[str, Runs], failed: Mapping[str, Runs], protocol: str
+) -> Table:
+    """A row per encoding; ``protocol``: of the data set."""
+    base = next((name for name in BASELINES if name in runs), None)
+    model, dataset, _, config, data, _ = setting
+    rows = []
+    for pe in {**runs, **failed}:
+        against = runs[base] if base not in (pe, None) else None
+        rows.append(TableRow({"encoding": pe}, dataset, model, pe, runs.get(pe, {}), failed.get(pe, {}), against))
+    title = f"{model} on {dataset}, hyper-parameters {config}"
+    return make_table(title, rows, RankStatistics(store, data), protocol, base)
 
 
 def _suite_tables(
@@ -221,9 +237,13 @@ def make_table(
     notes += [f"published: {one['source']}. Their set-up: {one['setup']}." for one in sources.values()]
     notes += failure_notes({row.pe: row.failed for row in rows})
     users = statistics.store.rows(statistics.data_hash)
-    about = f", {len(users[1]):,} test rows of {len(np.unique(users[1])):,} users" if users is not None else ""
+    about = f"{len(users[1]):,} test rows of {len(np.unique(users[1])):,} users" if users is not None else ""
     return Table(
-        f"{title}, {protocol}, {counted(len(seeds), 'seed')}{about}", lines, cells, notes + processor_notes(every)
+        ", ".join(part for part in (title, protocol, counted(len(seeds), "seed"), about) if part),
+        lines,
+        cells,
+        notes + processor_notes(every),
+        **marks(lines, metrics, base or "none", ["model"]),
     )
 
 

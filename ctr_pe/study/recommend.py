@@ -10,8 +10,9 @@ import math
 import shlex
 import textwrap
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import polars as pl
@@ -191,7 +192,7 @@ def measure(dataset: Dataset) -> Facts:
     first = dataset.groups[0]
     group = Group(first.target[:2], first.history[:2], first.age)  # the item and its first attribute, if it has one
     every = math.ceil(sum(dataset.rows.values()) / ROWS)
-    splits = [pl.scan_parquet(dataset.split(name)) for name in dataset.rows]
+    splits = [dataset.scan(name) for name in dataset.rows]
     blocks = []
     for rows in splits:
         read = rows.select(*group.target, *group.history, *filter(None, [group.age])).gather_every(every)
@@ -317,6 +318,21 @@ def report(facts: Facts, name: str, *more: str) -> str:
     text += [textwrap.fill(line, WIDTH, initial_indent="  ", subsequent_indent="    ") for line in found]
     command = ["ctr-pe", "benchmark", "--dataset", name, "--pe", ",".join(encodings(facts)), *more]
     return "\n".join([*text, "try it", f"  {shlex.join([*command, '--dry-run'])}", f"  {shlex.join(command)}"])
+
+
+def as_json(name: str, root: Path | None = None) -> dict[str, Any]:
+    """The facts, the advice and the encodings to compare of :func:`recommend`, for a machine."""
+    facts = measure(open_or_generate(name, root))
+    rules = [
+        {
+            "advice": rule.advice,
+            "encodings": rule.encodings,
+            "reason": rule.reason.format(facts=facts),
+            "evidence": rule.evidence,
+        }
+        for rule in advice(facts)
+    ]
+    return {"facts": asdict(facts), "advice": rules, "compare": encodings(facts)}
 
 
 def recommend(name: str, root: Path | None = None) -> str:

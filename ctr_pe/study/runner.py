@@ -1,50 +1,37 @@
-"""Runs a grid of training runs side by side in worker processes and stores each as it finishes.
-
-Every run trains in a worker with its own fixed number of threads, even when there is only one worker, so that results
-do not depend on how many run at once.
-"""
+"""Runs a grid of training runs side by side, by an executor, and stores each as it finishes."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.metadata
-import multiprocessing
-import os
 import platform
 import shutil
-import signal
 import statistics
 import subprocess
 import sys
-import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from functools import cache, partial
-from multiprocessing import resource_tracker
-from multiprocessing.connection import Connection, wait
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from tqdm import tqdm
+from tqdm.auto import tqdm
+from tqdm.notebook import tqdm_notebook
 
 import ctr_pe
 from ctr_pe.study.rendering import duration
 from ctr_pe.study.store import Result, RunKey, Store
-from ctr_pe.utils import plugins
-from ctr_pe.utils.allocator import keep_memory
-from ctr_pe.utils.errors import Diverged, UserError
+from ctr_pe.utils.errors import quiet
 from ctr_pe.utils.files import remove_abandoned
 
 if TYPE_CHECKING:
+    from ctr_pe.study.executors.executor import Executor
     from ctr_pe.training import Outcome, Run
 
 Train = Callable[["Run", Callable[[Mapping[str, Any]], None]], "Outcome"]
 Figures = Callable[[Result], Mapping[str, float]]
-GRACE = 10.0  # seconds that a worker has to remove its temporary files
 
 
 @dataclass(frozen=True)
@@ -62,8 +49,7 @@ class Job:
 def run_all(
     jobs: Sequence[Job],
     store: Store,
-    train: Train,
-    workers: int,
+    executor: Executor,
     stream: TextIO | None = None,
     figures: Figures = attrgetter("metrics"),
 ) -> int:
@@ -72,9 +58,8 @@ def run_all(
     Args:
         jobs: in the order in which they start.
         store: each result is appended when its run ends.
-        train: ``ctr_pe.training.train`` or a picklable stand-in.
-        workers: processes at once.
-        stream: for progress, stderr by default: bars on a terminal, else a line per finished run.
+        executor: where they are trained; it is closed if something goes wrong here, else left as it is.
+        stream: for progress, stderr by default: bars on a terminal, else a line per finished run, and one a minute.
         figures: of a finished run, for its line.
 
     Returns:
@@ -89,10 +74,10 @@ def run_all(
     store.tidy(already)
     missing = [job for job in jobs if job.key not in already]
     if not missing:
-        print(f"all {len(jobs)} runs are there already", file=stream)
+        if not quiet():
+            print(f"all {len(jobs)} runs are there already", file=stream)
         return 0
-    waiting, failed = iter(missing), 0
-    pool: dict[Connection, _Worker] = {}
+    waiting, failed, under_way = iter(missing), 0, 0
 
     def next_job() -> Job | None:
         """The next run that no other process has finished meanwhile."""
@@ -102,43 +87,36 @@ def run_all(
     progress = _Progress(len(jobs), len(jobs) - len(missing), stream, figures)
     try:
         while True:
-            while len(pool) < workers and (job := next_job()):
-                worker = _Worker(train, job)
-                pool[worker.connection] = worker
+            while under_way < executor.workers and (job := next_job()):
+                executor.submit(job)
+                under_way += 1
                 progress.begin(job)
-            if not pool:
+            if not under_way:
                 return failed
-            for connection in wait(list(pool)):
-                assert isinstance(connection, Connection)
-                worker = pool[connection]
-                kind, content = worker.receive()
+            for job, kind, content in executor.messages():
                 if kind == "progress":
-                    progress.update(worker.job, content)
+                    progress.update(job, content)
                     continue
+                under_way -= 1
                 if kind == "done":
                     names = ("metrics", "epoch", "parameters", "auxiliary", "processor")
                     found = {name: getattr(content, name) for name in names}
                     history = [asdict(epoch) for epoch in content.history]
-                    result = _result(worker.job, seconds=round(content.seconds, 3), history=history, **found)
+                    result = _result(job, seconds=round(content.seconds, 3), history=history, **found)
                     store.append(result, content.scores)
-                    progress.finish(worker.job, result)
+                    progress.finish(job, result)
                 else:
                     failed += 1
-                    progress.fail(worker.job, _explain(worker.job, store.path, *content))
+                    progress.fail(job, explained(job, store.path, *content))
                 if kind == "diverged":
                     without: dict[str, Any] = {"metrics": {}, "epoch": 0, "seconds": 0.0, "parameters": 0}
-                    store.append(_result(worker.job, failed=content[0], **without), None)
+                    store.append(_result(job, failed=content[0], **without), None)
                 if kind in ("done", "diverged"):
-                    store.tidy([worker.job.key])
-                if kind != "died" and (job := next_job()):
-                    worker.start(job)
-                    progress.begin(job)
-                else:
-                    del pool[connection]
-                    worker.stop()
+                    store.tidy([job.key])
+    except BaseException:  # nobody waits for those that are under way
+        executor.close()
+        raise
     finally:
-        for worker in pool.values():
-            worker.terminate()
         progress.close()
 
 
@@ -188,7 +166,7 @@ def _result(job: Job, **found: Any) -> Result:
     )
 
 
-def _explain(job: Job, folder: Path, line: str, trace: str) -> str:
+def explained(job: Job, folder: Path, line: str, trace: str) -> str:
     """The line about a run that failed; the traceback of an error that is not the user's goes to a file."""
     if not trace:
         return line
@@ -198,135 +176,28 @@ def _explain(job: Job, folder: Path, line: str, trace: str) -> str:
     return f"{line} (traceback in {file})"
 
 
-@contextlib.contextmanager
-def _interrupted_later() -> Iterator[None]:
-    """Ctrl-C within is raised at the end: a worker that has half of what it needs to start would print a traceback.
-
-    Processes that are started within never react to it: the mask is inherited. It is of this thread alone, and the
-    system may interrupt another one, such as torch has, hence the handler.
-    """
-    came: list[int] = []
-    here = threading.current_thread() is threading.main_thread()  # no other thread is interrupted, or may set a handler
-    handler = signal.signal(signal.SIGINT, lambda number, _: came.append(number)) if here else None
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
-        if here:
-            signal.signal(signal.SIGINT, handler)
-    if came:
-        raise KeyboardInterrupt
-
-
-class _Worker:
-    """A process that trains one run after another, and the parent's end of its pipe."""
-
-    def __init__(self, train: Train, job: Job) -> None:
-        context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
-        self.connection, theirs = context.Pipe()
-        self.process = context.Process(target=_work, args=(theirs, train, plugins.state()), daemon=True)
-        resource_tracker.ensure_running()  # else the first process start starts it, which lets Ctrl-C through again
-        with _interrupted_later():
-            self.process.start()
-        theirs.close()
-        self.start(job)
-
-    def start(self, job: Job) -> None:
-        self.job = job
-        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has died: receive() says so
-            self.connection.send(job.run)
-
-    def receive(self) -> tuple[str, Any]:
-        """("progress", state), ("done", outcome), or ("diverged" | "failed" | "died", (line, traceback, "" if it needs
-        none))."""
-        try:
-            message: tuple[str, Any] = self.connection.recv()
-        except (EOFError, ConnectionResetError):
-            self.process.join()
-            code = self.process.exitcode
-            why = "killed, perhaps out of memory: try fewer --jobs" if code == -signal.SIGKILL else f"exit code {code}"
-            return "died", (f"the worker process ended ({why})", "")
-        return message
-
-    def stop(self) -> None:
-        """Let an idle worker end by itself."""
-        self.connection.close()
-        self.process.join()
-
-    def terminate(self) -> None:
-        self.process.terminate()
-        self.process.join(5)
-        if self.process.is_alive():
-            self.process.kill()
-            self.process.join()
-        self.connection.close()
-
-
-def _work(connection: Connection, train: Train, known: Mapping[str, list[str]]) -> None:
-    """A worker process."""
-    keep_memory()
-    plugins.restore(known)
-    # An exception, so that temporary files are removed
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    _train_each(connection, train)
-
-
-def _train_each(connection: Connection, train: Train) -> None:
-    """The loop of a worker: receives runs, sends progress and outcomes, ends when the pipe is closed."""
-    last = 0.0
-
-    def progress(state: Mapping[str, Any]) -> None:
-        nonlocal last
-        if "batch" not in state or time.monotonic() - last > 0.1:
-            last = time.monotonic()
-            connection.send(("progress", dict(state)))
-
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):
-        while True:
-            run: Run = connection.recv()
-            try:
-                connection.send(("done", train(run, progress)))
-            except (BrokenPipeError, ConnectionResetError):
-                return
-            except Diverged as error:
-                connection.send(("diverged", (str(error), "")))
-            except Exception as error:
-                trace = "" if isinstance(error, UserError) else traceback.format_exc()
-                connection.send(("failed", (in_a_line(error), trace)))
-
-
-def in_a_line(error: Exception) -> str:
-    """An error on one line, with its type where it is not the user's."""
-    name = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
-    return " ".join(f"{name}{error}".split())
-
-
-def _end_with_parent() -> None:
-    """End this process when its parent has ended, however that was: a long epoch would go on for nobody."""
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os.kill(os.getpid(), signal.SIGTERM)
-    time.sleep(GRACE)
-    os._exit(128 + signal.SIGTERM)
-
-
 class _Progress:
-    """A bar over the runs and a line per worker on a terminal, else one plain line per finished run."""
+    """A bar over the runs and a line per worker on a terminal and in a notebook; else a plain line per finished run,
+    and in between, once in ``MINUTE`` at most, where a run that is under way has got to."""
+
+    MINUTE = 60.0
 
     def __init__(self, total: int, done: int, stream: TextIO, figures: Figures) -> None:
         self.total, self.done, self.stream, self.figures = total, done, stream, figures
         self.waiting, self.began, self.took = total - done, dict[RunKey, float](), list[float]()
         self.states: dict[str, str] = {}
-        # 80 × 24 if the terminal does not report its size: tqdm shows nothing then
-        columns, lines = shutil.get_terminal_size()
-        self.new = partial(tqdm, file=stream, ncols=columns, nrows=lines, disable=not stream.isatty())
+        self.said = time.monotonic()
+        if issubclass(tqdm, tqdm_notebook):  # widgets, as wide as the page
+            self.stream = sys.stdout  # lines on stderr are red there
+            self.new = partial(tqdm, disable=quiet())
+        else:
+            # 80 × 24 if the terminal does not report its size: tqdm shows nothing then
+            columns, lines = shutil.get_terminal_size()
+            self.new = partial(tqdm, file=stream, ncols=columns, nrows=lines, disable=quiet() or not stream.isatty())
         self.bar = self.new(total=total, initial=done, unit="run")
         self.lines: list[tqdm[Any]] = []
-        if done:
-            self.bar.write(f"{done} of {total} runs are there already", stream)
+        if done and not quiet():
+            self.bar.write(f"{done} of {total} runs are there already", self.stream)
 
     def close(self) -> None:
         for bar in [*self.lines, self.bar]:
@@ -337,20 +208,28 @@ class _Progress:
         self.began[job.key] = time.monotonic()
 
     def update(self, job: Job, state: Mapping[str, Any]) -> None:
-        at = f"batch {state['batch'] + 1}/{state['batches']}" if "batch" in state else "validated"
-        self._draw(job, f"{job}: epoch {state['epoch']}, {at}")
+        if "batch" in state:
+            at = f"batch {state['batch'] + 1}/{state['batches']}"
+        else:
+            at = f"validated, {_written(state['valid'])}"
+        text = f"{job}: epoch {state['epoch']}, {at}"
+        if self.bar.disable and not quiet() and time.monotonic() - self.said >= self.MINUTE:
+            self._say(text)
+        self._draw(job, text)
 
     def finish(self, job: Job, result: Result) -> None:
         self.done += 1
         # The seconds of a run that was resumed count those of before, too.
         self.took.append(max(time.monotonic() - self.began.pop(job.key), result.seconds))
         self.bar.update()
-        if self.bar.disable:
-            values = " ".join(f"{name} {value:.4f}" for name, value in self.figures(result).items())
-            line = f"[{self.done}/{self.total}] {job}: {values} (epoch {result.epoch}, {result.seconds:.0f} s)"
-            line += self._left()
-            self.bar.write(line, self.stream)
+        if self.bar.disable and not quiet():
+            line = f"[{self.done}/{self.total}] {job}: {_written(self.figures(result))}"
+            self._say(f"{line} (epoch {result.epoch}, {result.seconds:.0f} s){self._left()}")
         self._draw(job)
+
+    def _say(self, line: str) -> None:
+        self.said = time.monotonic()
+        self.bar.write(line, self.stream)
 
     def _left(self) -> str:
         """As if runs that wait took as long as finished ones, and runs under way the rest of that: a run's time depends
@@ -374,3 +253,7 @@ class _Progress:
         texts = [*self.states.values(), *[""] * len(self.lines)]
         for line, text in zip(self.lines, texts, strict=False):
             line.set_description_str(text)
+
+
+def _written(metrics: Mapping[str, float]) -> str:
+    return " ".join(f"{name} {value:.4f}" for name, value in metrics.items())

@@ -16,6 +16,7 @@ from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.paired import Difference, mean_sd
 from ctr_pe.study.differences import BASELINES, UNKNOWN, Runs, Setting, between, having
 from ctr_pe.study.forest import write_forest
+from ctr_pe.study.marks import marks
 from ctr_pe.study.rendering import (
     DASH,
     FAILED,
@@ -91,7 +92,8 @@ def make_tables(setting: Setting) -> list[Table]:
     makers = sorted({str(result.revision)[:12] for result in setting.results})
     if len(makers) > 1:
         notes.append(f"The runs were made by different revisions: {', '.join(makers)}.")
-    tables = [Table(setting.title, lines, cells, notes + processor_notes(setting.results))]
+    notes += processor_notes(setting.results)
+    tables = [Table(setting.title, lines, cells, notes, **marks(lines, [*METRICS, *others], "none"))]
     if to_naive:
         cells = [{"encoding": pe, **difference_cells("naive", of["gAUC"])} for pe, of in to_naive.items()]
         notes = difference_notes("naive", [of["gAUC"] for of in to_naive.values()]) + incomplete
@@ -106,7 +108,7 @@ def write_files(store: Store, settings: Sequence[Setting], suite: Sequence[Table
         UserError: a file cannot be written.
     """
     tables = [table for setting in settings for table in make_tables(setting)]
-    files = {**texts(tables), "table.tex": as_latex(tables), **(texts(suite, "suite") if suite else {})}
+    files = {**texts(tables), "table.tex": as_latex(tables, marked=True), **(texts(suite, "suite") if suite else {})}
     return [*write_texts(store.path, files), *write_forest(store, settings)]
 
 
@@ -341,7 +343,8 @@ def _suite_tables(
     notes += ["ours − paper: gAUC / AUC / logloss."] * (beside and comparable)
     notes += processor_notes([result for of_cell in runs.values() for result in of_cell.values()])
     title = f"{suite.title}: {dataset}, protocol {suite.protocol}{dagger}, {counted(seeds, 'seed')}"
-    tables = [Table(title, lines, cells, notes)]
+    marked = marks(lines, [*METRICS, *others], "none", ["model", *columns])
+    tables = [Table(title, lines, cells, notes, **marked)]
     if any(not math.isnan(change.value) for change in changed.values()):
         names = ["model", *columns, "encoding", "varied", "seeds"]
         named = {cell: {name: row[name] for name in names} for cell, row in zip(runs, cells, strict=True)}

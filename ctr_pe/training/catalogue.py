@@ -37,7 +37,7 @@ def give_catalogue(model: Any, source: DataSource) -> None:
     assert dataset is not None
     target, history = model.group.target[0], model.group.history[0]
     ids = model.item_ids.cpu().numpy()
-    rows = pl.scan_parquet(dataset.split("train"))
+    rows = dataset.scan("train")
     later = rows.select(pl.col(history).list.slice(1).explode(empty_as_null=False).cast(pl.Int64).alias("id"))
     answers = pl.concat([rows.select(pl.col(target).cast(pl.Int64).alias("id")), later])
     counted = answers.group_by("id").len().collect(engine="streaming")

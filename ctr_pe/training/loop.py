@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ctr_pe.evaluation.metrics import monitor_mode, monitored
 from ctr_pe.fuxictr.library import base_model, training_settings
@@ -25,6 +25,7 @@ from ctr_pe.training.overfitting import overfitting
 from ctr_pe.training.schedule import MovingAverage, schedule
 from ctr_pe.training.scoring import evaluated
 from ctr_pe.training.source import prefetch_plans
+from ctr_pe.training.step_graphs import StepGraphs
 from ctr_pe.training.weights import SUFFIX, load, read_tensors, save, write_tensors
 from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError, nearest, one_line
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from ctr_pe.utils.loggers import Watch
 
 MIN_DELTA = 1e-6  # what an improvement of the monitor is at least
+GRAPHS = "step graphs"
 COUNTS = ("epoch", "steps", "stale", "kept")  # of a training's state
 Progress = Callable[[Mapping[str, Any]], None]
 
@@ -82,7 +84,8 @@ def fit(
 
     ``batches``: an epoch at each iteration; of known length.
     ``progress`` is called with ``{"epoch", "batch", "batches"}`` about every 1 % of an epoch, and with ``{"epoch",
-    "valid"}`` after each evaluation, valid being its metrics. ``watch``: tells a tracker (:mod:`ctr_pe.utils.loggers`).
+    "evaluation", "valid"}`` after each evaluation, with its number and metrics. ``watch``: tells a tracker
+    (:mod:`ctr_pe.utils.loggers`).
     ``checkpoint``: keeps the state after each epoch; a training that was killed goes on from there to the same weights.
 
     Raises:
@@ -98,12 +101,15 @@ def fit(
             raise UserError(f"{checkpoint.file}: not the state of this training ({why}): remove it") from None
         logging.info("Going on after epoch %d", training.epoch)
     before = sum(epoch.seconds for epoch in training.history)
-    while not training.over:
-        training.train_epoch()
-        if checkpoint is not None:
-            state = training.state()
-            if distributed.is_first():
-                checkpoint.write(state)
+    try:
+        while not training.over:
+            training.train_epoch()
+            if checkpoint is not None:
+                state = training.state()
+                if distributed.is_first():
+                    checkpoint.write(state)
+    finally:
+        training.close()
     if validation is not None:
         if distributed.is_first():
             load(model, training.best_weights)
@@ -128,6 +134,8 @@ class _Training:
         if steps < (every or 1):
             wanted = "" if every is None else f"eval_steps={every}, but "
             raise UserError(f"{wanted}training has {steps} steps: none would be evaluated")
+        if hasattr(model, "step_graphs"):
+            model.step_graphs = StepGraphs.of(model)
         self.model, self.batches, self.validation = model, prefetch_plans(model, batches), validation
         self.epochs, self.progress, self.watch = epochs, progress or (lambda state: None), watch
         self.divergence = DivergenceDetector(model)
@@ -155,6 +163,12 @@ class _Training:
         self.loss = torch.zeros((), dtype=torch.float64, device=self.model.device)
         self.parts: dict[str, list[Tensor]] = {}
         self.began = time.perf_counter()
+
+    def close(self) -> None:
+        """What later calls of the model are to do without."""
+        if (graphs := getattr(self.model, "step_graphs", None)) is not None:
+            graphs.close()
+            self.model.step_graphs = None
 
     @property
     def over(self) -> bool:
@@ -224,7 +238,7 @@ class _Training:
         found = evaluate(self.validation, metrics=names)
         metrics = {name: float(value) for name, value in found.items()}
         self.model.train()
-        self.progress({"epoch": self.epoch, "valid": metrics})
+        self.progress({"epoch": self.epoch, "evaluation": len(self.history) + 1, "valid": metrics})
         if self.watch is not None:
             self.watch.evaluated("valid", metrics, epoch=self.epoch)
         return metrics
@@ -270,7 +284,8 @@ class _Training:
             write_tensors(state["kept_weights"], self.best_weights)
             load(self.model, self.best_weights)  # fails here rather than after all epochs
         for name, one in self._stateful().items():
-            one.load_state_dict(state[name])
+            if name in state or name != GRAPHS:  # the process before may have had none
+                one.load_state_dict(state[name])
         if state["batches"] is not None:
             self.batches.epoch = state["batches"]
         if self.watch is not None:
@@ -283,6 +298,7 @@ class _Training:
         generators = {f"random generators of {name}": found for name, found in generators_of(self.model)}
         found = {"model": self.model, "optimizer": self.model.optimizer, "divergence": self.divergence, **generators}
         found |= {"schedule": self.schedule, "average": self.average}
+        found[GRAPHS] = getattr(self.model, "step_graphs", None)
         return {name: one for name, one in found.items() if one is not None}
 
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import polars as pl
 
-from ctr_pe.data.dataset import Dataset, open_dataset
+from ctr_pe.data.dataset import Dataset, open_dataset, shards
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
 from ctr_pe.fuxictr.library import load_feature_map, npz_loader
@@ -93,7 +93,7 @@ def not_comparable(file: str, label: str, user: str) -> str | None:
         UserError: there is no column ``user``.
     """
     path = Path(file)
-    users = pl.scan_parquet(sorted(path.glob("*.parquet")) if path.is_dir() else path)
+    users = pl.scan_parquet(shards(path))
     if user not in (names := users.collect_schema().names()):
         raise UserError(f"group_id: {file}: no column '{user}': {nearest(user, names)}")
     both = users.group_by(user).agg(pl.col(label).n_unique() > 1).select(pl.len(), pl.col(label).sum()).collect()

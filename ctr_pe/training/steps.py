@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,6 +41,14 @@ def train_step(model: Any, batch: Mapping[str, Tensor], max_gradient_norm: float
 
     Several processes have a share of the batch each, and get the same loss and weights.
     """
+    graphs = getattr(model, "step_graphs", None)
+    compute = partial(one_by_one, model) if graphs is None else graphs
+    loss: Tensor = compute(batch, max_gradient_norm)
+    return loss
+
+
+def one_by_one(model: Any, batch: Mapping[str, Tensor], max_gradient_norm: float) -> Tensor:
+    """:func:`train_step` without a CUDA graph."""
     model.optimizer.zero_grad()
     loss = distributed.loss(model, batch)
     loss.backward()  # type: ignore[no-untyped-call]

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import nullcontext
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.config.schema import Activation, valid
 from ctr_pe.ops.dice import dice
-from ctr_pe.units.batch_norm import keep_running, moments, over_processes
+from ctr_pe.units.batch_norm import keep_running, moments, normed, over_processes
 from ctr_pe.utils import distributed
 
 
@@ -21,18 +21,21 @@ class Dice(nn.Module):
     A batch of one or no row has no variance: it uses the running statistics.
     """
 
+    maskable: ClassVar[bool] = True
+
     def __init__(self, units: int) -> None:
         super().__init__()
         self.bn = nn.BatchNorm1d(units, affine=False, eps=1e-9, momentum=0.01)
         self.alpha = nn.Parameter(torch.zeros(units))
 
-    def forward(self, x: Tensor) -> Tensor:
-        """(N, units) -> (N, units)."""
+    def forward(self, x: Tensor, real: Tensor | None = None) -> Tensor:
+        """(N, units) -> (N, units). ``real`` (N,) bool: the rows that there are, None for all."""
         single = x.float() if x.itemsize < 4 else x
+        if self.training and real is not None:
+            return self._gated(single, normed(self.bn, single, real)).to(x.dtype)
         own, alone = self.uses_own_statistics(x.shape[0]), distributed.processes() == 1
         if alone and not x.is_cpu:
-            y: Tensor = _Gate.apply(single, self.normed(single), self.alpha.to(single.dtype))[0]  # type: ignore[no-untyped-call]
-            return y.to(x.dtype)
+            return self._gated(single, self.normed(single)).to(x.dtype)
         mean = variance = single.new_zeros(())
         if own:
             with torch.no_grad() if alone else nullcontext():
@@ -40,6 +43,10 @@ class Dice(nn.Module):
         factor, shift = self.norm(x.shape[0], mean, variance)
         y = dice(single, factor, shift, self.alpha.to(single.dtype), mean if own and alone else None)
         return y.to(x.dtype)
+
+    def _gated(self, x: Tensor, normed: Tensor) -> Tensor:
+        y: Tensor = _Gate.apply(x, normed, self.alpha.to(x.dtype))[0]  # type: ignore[no-untyped-call]
+        return y
 
     def normed(self, x: Tensor) -> Tensor:
         """(N, units) -> (N, units) by torch's batch norm, one kernel each way."""

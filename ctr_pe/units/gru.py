@@ -16,6 +16,7 @@ from torch.nn.utils.rnn import PackedSequence
 
 from ctr_pe.ops.recurrence import attention_gru
 from ctr_pe.ops.recurrence.reference import Step, agru, augru, gru, recur
+from ctr_pe.sequence.filled import Filled
 from ctr_pe.sequence.jagged import gather_rows, scatter_rows
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.utils.errors import nearest
@@ -42,8 +43,8 @@ class GRU(nn.GRU):
             return over_slots(
                 gru, of_items, torch.ones_like(items[:, :1]), positions, self.weight_hh_l0, self.bias_hh_l0
             )
-        order, sizes = by_step(positions)
-        items = gather_rows(items, order)
+        steps = _Steps(positions)
+        items, sizes = steps.split(items), steps.sizes
         if sizes and not (items.is_cpu and torch.is_grad_enabled()):
             with torch.autocast(items.device.type, enabled=False):  # states keep their precision
                 packed = PackedSequence(items.to(self.weight_hh_l0.dtype), torch.tensor(sizes))
@@ -52,7 +53,7 @@ class GRU(nn.GRU):
             of_items = linear(items, self.weight_ih_l0, self.bias_ih_l0)
             weights = torch.ones_like(of_items[:, :1])
             states = recur(gru, of_items, weights, sizes, self.weight_hh_l0, self.bias_hh_l0)
-        return scatter_rows(states, order, len(states))
+        return steps.join(states)
 
 
 class AttentionGRU(nn.Module):
@@ -90,10 +91,9 @@ class AttentionGRU(nn.Module):
         if positions.dense:
             of_items, weights = self._gated(items, weights)
             return over_slots(GATES[self.gate], of_items, weights, positions, self.weight_hh, self.bias_hh)
-        order, sizes = by_step(positions)
-        of_items, weights = self._gated(gather_rows(items, order), gather_rows(weights, order))
-        states = attention_gru(of_items, weights, sizes, self.weight_hh, self.bias_hh)
-        return scatter_rows(states, order, len(states))
+        steps = _Steps(positions)
+        of_items, weights = self._gated(steps.split(items), steps.split(weights))
+        return steps.join(attention_gru(of_items, weights, steps.sizes, self.weight_hh, self.bias_hh))
 
     def _gated(self, items: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         """Item terms W x (N, k S), or (N, K or 1, k S) for K targets, and attention (N, 1) or (N, K, 1)."""
@@ -108,6 +108,27 @@ class AttentionGRU(nn.Module):
 def last_state(states: Tensor, positions: Positions) -> Tensor:
     """Packed states (N, ..., S) -> those after the newest item of each row (B, ..., S), zero for an empty history."""
     return positions.newest_of(states)
+
+
+class _Steps:
+    """Packed items (N, ...) by step, ``sizes`` rows each, and states back; of a filled batch all rows take all steps,
+    so that no size depends on lengths."""
+
+    def __init__(self, positions: Positions) -> None:
+        self.filled = positions if isinstance(positions, Filled) else None
+        if self.filled is None:
+            self.order, self.sizes = by_step(positions)
+        else:
+            rows, slots = positions.mask.shape
+            self.sizes = [rows] * slots
+
+    def split(self, packed: Tensor) -> Tensor:
+        return gather_rows(packed, self.order) if self.filled is None else self.filled.by_step(packed)
+
+    def join(self, states: Tensor) -> Tensor:
+        if self.filled is None:
+            return scatter_rows(states, self.order, len(states))
+        return self.filled.from_steps(states)
 
 
 def by_step(positions: Positions) -> tuple[Tensor, list[int]]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import product
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 from ctr_pe.ops import native
 from ctr_pe.units import mlp_chunks
 from ctr_pe.units.activations import make_activation
+from ctr_pe.units.batch_norm import through
 from ctr_pe.units.dropout import Dropout
 
 
@@ -97,14 +99,18 @@ class DINScore(nn.Module):
             layers.append(make_activation(output_activation, 1))
         self.mlp = nn.Sequential(*layers)
 
-    def forward(self, target: Tensor, items: Tensor, rows: Tensor | None) -> Tensor:
-        """target (B, D), items (N, D), rows (N,) -> logits (N,). Without rows there is a target per item, (N, D)."""
+    masked: ClassVar[bool] = True
+    """Whether the items that there are can be told, which statistics over items are of."""
+
+    def forward(self, target: Tensor, items: Tensor, rows: Tensor | None, real: Tensor | None = None) -> Tensor:
+        """target (B, D), items (N, D), rows (N,) -> logits (N,). Without rows there is a target per item, (N, D).
+        ``real`` (N,) bool: the items that there are, None for all."""
         first, *rest = self.mlp
         assert isinstance(first, nn.Linear)
         # The first layer, split by term: what depends on the target alone is computed per row, not per pair.
         of_target, of_item, of_difference, of_product = first.weight.chunk(4, dim=1)
         of_target, of_item = of_target + of_difference, of_item - of_difference
-        if mlp_chunks.supports(rest, items):
+        if real is None and mlp_chunks.supports(rest, items):
             if rows is None:
                 own = mlp_chunks.OwnTargets(items, target, first.bias)
                 return mlp_chunks.mlp(own, torch.cat([of_target, of_item, of_product], 1), rest).squeeze(-1)
@@ -116,9 +122,7 @@ class DINScore(nn.Module):
             target, per_pair = _of_rows(target, rows), _of_rows(per_pair, rows)
         hidden = torch.addmm(per_pair, items, of_item.T)
         hidden = torch.addmm(hidden, target * items, of_product.T)
-        for layer in rest:
-            hidden = layer(hidden)
-        return hidden.squeeze(-1)
+        return through(rest, hidden, real).squeeze(-1)
 
     def candidates(self, target: Tensor, items: Tensor, shift: Tensor | None = None) -> Tensor:
         """target (B, K, D), padded items (B, L, D) -> logits (B, K, L).

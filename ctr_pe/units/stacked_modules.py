@@ -6,12 +6,14 @@ H modules.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from operator import attrgetter
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
+from ctr_pe.ops import step_seeds
 from ctr_pe.utils import distributed
 
 
@@ -29,7 +31,14 @@ def each(call: Callable[..., Tensor], modules: Iterable[nn.Module], *own: Sequen
     states = {name: [attrgetter(name.removeprefix("module."))(module) for module in modules] for name in names}
     stacked = {name: torch.stack(tensors) for name, tensors in states.items()}
     inputs = [torch.stack(list(some)) for some in own]
-    found: Tensor = vmap(lambda state, *x: functional_call(one, state, x), randomness="different")(stacked, *inputs)
+    seeds, numbers = step_seeds.active(), torch.arange(len(modules), device=own[0][0].device)
+
+    def called(state: dict[str, Tensor], number: Tensor, *x: Tensor) -> Tensor:
+        with nullcontext() if seeds is None else seeds.of_module(number):
+            found: Tensor = functional_call(one, state, x)
+        return found
+
+    found: Tensor = vmap(called, randomness="different")(stacked, numbers, *inputs)
     running = [name for name, _ in one.named_buffers()] if one.training else []
     if running:
         moved = [x for name in running for x in stacked[name].unbind()]

@@ -11,6 +11,7 @@ from contextlib import contextmanager, nullcontext
 import torch
 from torch import Tensor, nn
 
+from ctr_pe.ops import step_seeds
 from ctr_pe.pe.base import Losses, PositionEncoding, check_width
 from ctr_pe.pe.vectors import Attended, TargetVectors
 from ctr_pe.sequence.positions import Items, Pairs, Positions
@@ -71,6 +72,7 @@ class TargetAttention(nn.Module):
         items = positions.pack(history) if history.dim() == 3 else history
         pairs = positions.target_pairs(Items(items), Items(target)) if pairs is None else pairs
         rows = positions.item_rows
+        real = [positions.real] if positions.real is not None and getattr(self.score, "masked", False) else []
         several = target.dim() == 3
         queries = target.flatten(0, -2)  # (B K, D)
         block = pairs.block
@@ -79,7 +81,7 @@ class TargetAttention(nn.Module):
         def scored(rotated: Tensor) -> Tensor:
             if several:
                 return candidate_scores(self.score, query.view_as(target), block.pad(rotated)).unsqueeze(1)
-            return block.pad(self.score(query, rotated, rows))[:, None, None, :]
+            return block.pad(self.score(query, rotated, rows, *real))[:, None, None, :]
 
         def rescored(shift: Tensor) -> Tensor:
             if several:  # as one pair after the other
@@ -87,7 +89,8 @@ class TargetAttention(nn.Module):
                 own: Tensor = self.score(query, block.pad(keys)[row, slot] + shift, row * target.shape[1] + one)
                 padded = own.new_zeros(*target.shape[:2], block.mask.shape[1])
                 return padded.index_put(places, own).unsqueeze(1)
-            with _side_stream(shift.device) if self.training else nullcontext():
+            drawn_here = self.training and step_seeds.active() is None
+            with _side_stream(shift.device) if drawn_here else nullcontext():
                 return scored(keys + shift)
 
         scale, project = getattr(self.score, "scale", 1.0), getattr(self.score, "project", None)

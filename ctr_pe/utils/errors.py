@@ -16,6 +16,7 @@ OWN = "ctr-pe-"
 
 
 _COMMAND_LINE = ContextVar("command line", default=False)
+_QUIET = ContextVar("quiet", default=False)
 
 
 class UserError(ValueError):
@@ -99,8 +100,24 @@ def reason(error: BaseException) -> str:
 
 
 def say(line: str) -> None:
-    """Print a line of progress on stderr."""
+    """Print a line on stderr: a warning, or what a user has to know."""
     print(line, file=sys.stderr, flush=True)
+
+
+def progress(line: str) -> None:
+    """Print a line of progress on stderr, unless the command was given ``--quiet``."""
+    if not quiet():
+        say(line)
+
+
+def quiet() -> bool:
+    """Whether progress is not shown: bars and lines that say how far a command is."""
+    return _QUIET.get()
+
+
+def be_quiet(value: bool) -> None:
+    """Show no progress from now on, or again."""
+    _QUIET.set(value)
 
 
 def option(name: str, *value: object) -> str:

@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -88,6 +88,20 @@ def write_json(file: Path, content: Any, allow_nan: bool = True) -> None:
     """Indented, in UTF-8. Raises ValueError for a number that JSON lacks unless ``allow_nan``."""
     text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=allow_nan)
     file.write_text(text + "\n", encoding="utf-8")
+
+
+def write_vocabularies(file: Path, content: Mapping[str, Mapping[str, int]]) -> None:
+    """The bytes of :func:`write_json`, in a sixth of its time: a vocabulary may have millions of values."""
+    from pydantic_core import to_json
+
+    file.write_bytes(to_json(content, indent=1) + b"\n")
+
+
+def json_text(content: Any) -> str:
+    """Indented JSON, with null for what is not finite, and with the text of what JSON does not know, such as a path."""
+    from pydantic_core import to_json
+
+    return to_json(content, indent=2, inf_nan_mode="null", fallback=str).decode() + "\n"
 
 
 def remove_abandoned(parent: Path | None = None) -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
+from nbconvert import MarkdownExporter
 
 ROOT = Path(__file__).resolve().parents[2]
 ADDED = {
     "CONTRIBUTING.md": "contributing.md",
     "CHANGELOG.md": "changelog.md",
     "benchmark/results/README.md": "result_tables.md",
+    "docs/notebook.ipynb": "notebook.md",
 }
 """File in the repository -> its page."""
 LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
@@ -21,8 +23,19 @@ LINK = re.compile(r"(?<!!)\[([^\]]*)\]\((?!\w+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 
 def on_files(files: Files, config: Any) -> Files:
     for source, page in ADDED.items():
-        files.append(File.generated(config, page, content=(ROOT / source).read_text(encoding="utf-8")))
+        text, pictures = read(ROOT / source)
+        files.append(File.generated(config, page, content=text))
+        for name, content in pictures.items():
+            files.append(File.generated(config, name, content=content))
     return files
+
+
+def read(source: Path) -> tuple[str, dict[str, bytes]]:
+    """A page as Markdown, with the pictures that a notebook has in it."""
+    if source.suffix != ".ipynb":
+        return source.read_text(encoding="utf-8"), {}
+    text, parts = MarkdownExporter().from_filename(str(source))
+    return text, parts["outputs"]
 
 
 def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str:

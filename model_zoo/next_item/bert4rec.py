@@ -62,7 +62,7 @@ class BERT4Rec(SequentialTransformer):
 
     def _embedded(self, items: Items, positions: Positions) -> tuple[Tensor, Tensor, Positions, tuple[Items, Items]]:
         """The masks after the histories (B, D), the packed histories (N, D), and both as looked up."""
-        rows = len(positions.lengths)
+        rows = positions.lengths.shape[0]
         masks = Items(self.mask.expand(rows, -1), tuple(of.new_zeros(rows, *of.shape[1:]) for of in items.ids))
         last, history = self.encoder.transformer.pe.embed(masks.embedding, items.embedding, positions)
         return self.encoder.input_norm(last), self.encoder.input_norm(history), positions, (items, masks)

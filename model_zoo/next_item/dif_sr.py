@@ -5,7 +5,6 @@ P questions, M values of an attribute, C ids of it.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -47,7 +46,6 @@ class DIFSR(SequentialTransformer):
         others = [link for link in self.group.encoding.split("+") if link not in ("none", "native", "dif")]
         of_position = {"native", "dif"} & {*self.group.encoding.split("+")}
         self.encoding_options.setdefault("dif_positions", bool(of_position))
-        self.groups[0] = replace(self.group, encoding="+".join(["dif", *others]))
         specs = [self.feature_map.features[field] for field in self.group.target]
         predicted = {
             str(f): int(spec["vocab_size"])
@@ -56,7 +54,7 @@ class DIFSR(SequentialTransformer):
         }
         self.attribute_weight = attribute_weight
         self.predictors = nn.ModuleDict({f: nn.Linear(self.item_dim, ids - 1) for f, ids in predicted.items()})
-        self.encoder = self.build_encoder(self.item_dim)
+        self.encoder = self.build_encoder(self.item_dim, encoding="+".join(["dif", *others]))
         self.build_items(self.encoder.dim)
 
     def states(self, items: Items, positions: Positions) -> tuple[Tensor, Losses]:

@@ -36,7 +36,7 @@ class Popularity(SequentialModel):
 
     def newest_states(self, items: Items, positions: Positions) -> Tensor:
         """The same after an empty history."""
-        return torch.ones(len(positions.lengths), 1, device=positions.lengths.device)
+        return torch.ones(positions.lengths.shape[0], 1, device=positions.lengths.device)
 
     def set_catalogue(self, attributes: Any, frequency: Tensor) -> None:
         super().set_catalogue(attributes, frequency)

@@ -127,7 +127,7 @@ def test_bad_overrides(pair: str, message: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_the_special_section_wins_over_the_default_and_overrides_over_all() -> None:
+def test_the_special_section_wins_over_the_default() -> None:
     default, special = model_params("DIN", "my_own_log"), model_params("DIN", "kuaivideo_x1")
     assert default["dataset_id"] == "my_own_log"
     assert default["monitor"] == "gAUC"  # from Base
@@ -138,6 +138,14 @@ def test_the_special_section_wins_over_the_default_and_overrides_over_all() -> N
     assert special["embedding_dim"] == 64
     assert special["monitor"] == {"gAUC": 1, "AUC": 1}
     assert special["optimizer"] == "adam"
+    default, special = model_params("DMIN", "my_own_log"), model_params("DMIN", "kuaivideo_x1")
+    assert (default["layer_norm"], default["min_batches"]) == (False, 100)
+    assert special["layer_norm"]
+    assert "min_batches" not in special
+
+
+def test_overrides_win_over_all_and_unknown_keys_stay() -> None:
+    special = model_params("DIN", "kuaivideo_x1")
     assert model_params("DIN", "kuaivideo_x1", {"embedding_dim": 8, "unheard_of": 1}) == {
         **special,
         "embedding_dim": 8,

@@ -6,7 +6,7 @@ import numpy as np
 import polars as pl
 import pytest
 
-from ctr_pe.data.id_map import PAD, UNSEEN, IdMap
+from ctr_pe.data.id_map import PAD, UNSEEN, IdMap, Index
 
 
 def by_count(counts: list[int], more: tuple[int, ...] = ()) -> IdMap:
@@ -61,3 +61,17 @@ def test_a_value_has_one_id_however_it_is_looked_up(raw: pl.Series, more: int) -
         grown.known["later"] if text == "later" else number for text, number in zip(raw, expected, strict=True)
     ]
     assert grown.ids(pl.Series(["later"])).tolist() == [ids.size]
+
+
+@pytest.mark.parametrize("sign", ["x", "ü", "名", "\U0001f600"])
+@pytest.mark.parametrize("length", [1, 7, 15, 16, 36, 300])
+def test_texts_of_any_length_are_found(length: int, sign: str) -> None:
+    """By a search for a few as by a join for many; UUIDs have 36 characters."""
+    texts = [f"{sign * max(0, length - 3)}{number:03}" for number in range(200)]
+    known, order = pl.Series(texts), np.random.default_rng(0).permutation(200)
+    index = Index(known.gather(order))
+    wanted = pl.Series([None, *texts[::7], f"{texts[3]} ", "", "~"])
+    expected = [-1, *np.argsort(order)[::7].tolist(), -1, -1, -1]
+    for many in (1, 200):
+        assert index.find(pl.concat([wanted] * many)).tolist() == expected * many
+    assert index.find(pl.Series([texts[5]])).tolist() == [int(np.argsort(order)[5])]

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Callable
+from datetime import date, timedelta
+from decimal import Decimal
+from typing import Any
+
 import numpy as np
 import polars as pl
 import pytest
 
 from ctr_pe.config.columns import DeclaredColumn, declared
 from ctr_pe.data.id_map import PAD, UNSEEN
-from ctr_pe.data.value_maps import Hashed, field_spec, stored_map, value_map
+from ctr_pe.data.value_maps import Hashed, field_spec, readable_as, stored_map, value_map
+from ctr_pe.serving.rank_request import RankRequest, parsed
+from ctr_pe.utils.errors import UserError
 
 
 def spec(words: str) -> DeclaredColumn:
@@ -79,3 +87,46 @@ def test_whole_floats_are_the_integers_they_are() -> None:
     values = pl.Series([1.0, 2.0, None])
     found = value_map(spec("item"), values, ones(values))
     assert (found.ids(values) == found.ids(pl.Series([1, 2, None]))).all()
+
+
+@pytest.mark.parametrize("whole", [float, int])
+@pytest.mark.parametrize(
+    "values",
+    [
+        pl.Series([True, False, None]), pl.Series([3.0, 2.5, float("nan"), None]), pl.Series([1, -7, None]),
+        pl.Series(["3.50", "3.00", "0.05", "-10.00", None]).cast(pl.Decimal(9, 2)),
+        pl.Series([100, 7]).cast(pl.Decimal(9, 0)),
+        pl.Series([[1.0, 2.5], [3.0, None], [], None]), pl.Series([[True, None], [False]]),
+        pl.Series([[1, None, 2], [3]]),
+        pl.Series([[1.0, 2.0]], dtype=pl.Array(pl.Float64, 2)), pl.Series([["3.50"]]).cast(pl.List(pl.Decimal(9, 2))),
+        pl.Series(["a", "b", None], dtype=pl.Categorical), pl.Series([["a", None]], dtype=pl.List(pl.Enum(["a"]))),
+    ],
+    ids=lambda values: str(values.dtype),
+)  # fmt: skip
+def test_a_value_in_json_is_the_value_of_the_log(values: pl.Series, whole: Callable[[float], float]) -> None:
+    """Whatever type the log's column has, and whether or not a client writes 3.0 as 3."""
+
+    def plain(value: Any) -> Any:
+        if isinstance(value, list):
+            return [plain(one) for one in value]
+        if isinstance(value, (float, Decimal)):
+            return None if value != value else whole(value) if value % 1 == 0 else float(value)
+        return value
+
+    listed = isinstance(values.dtype, (pl.List, pl.Array))
+    column = spec("event, sequence" if listed else "event")
+    known = value_map(column, values, ones(values))
+    for value, expected in zip(values.to_list(), known.ids(values), strict=True):
+        body = json.dumps({"candidates": [1], "context": {"x": plain(value)}}).encode()
+        asked = pl.Series("x", [parsed(body, RankRequest).context["x"]], strict=False)
+        assert known.ids(asked)[0].tolist() == expected.tolist(), value
+
+
+@pytest.mark.parametrize("words", ["event", "event, sequence", "event, numeric"])
+@pytest.mark.parametrize(
+    "value", [{"a": 1}, [{"a": 1}], [[1]], date(2024, 1, 1), timedelta(1)], ids=lambda value: repr(value)[:12]
+)
+def test_a_column_that_a_request_cannot_have_is_refused(words: str, value: Any) -> None:
+    table = pl.DataFrame({"x": [value]}).lazy()
+    with pytest.raises(UserError, match=rf"log: {spec(words).type} column 'x' holds .*, not (texts|numbers)"):
+        readable_as("log", table, "x", spec(words))

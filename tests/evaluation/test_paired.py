@@ -171,6 +171,7 @@ def new_study(seed: int, gain: float = 0.0, runs: int = 4) -> tuple[Ints, Ints, 
     return labels, owner, scores
 
 
+@pytest.mark.slow
 def test_chance_is_called_significant_one_time_in_twenty_and_the_detectable_difference_four_times_in_five() -> None:
     """Not so for the users alone."""
     found = [compare(*new_study(seed))["cape"] for seed in range(300)]
@@ -183,6 +184,7 @@ def test_chance_is_called_significant_one_time_in_twenty_and_the_detectable_diff
     assert 0.7 < np.mean([one.p < 0.05 for one in shifted]) < 0.9
 
 
+@pytest.mark.slow
 def test_what_any_number_of_runs_would_show_is_what_very_many_do() -> None:
     """But for the seeds' part of 100 runs, which is 4 / 100 of that of 4."""
     few = [compare(*new_study(seed))["cape"] for seed in range(100)]

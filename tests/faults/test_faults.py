@@ -335,7 +335,8 @@ def run(copy: Path) -> Iterator[Callable[..., tuple[int, str]]]:
     ) as process:
 
         def ran(*tests: str) -> tuple[int, str]:
-            arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-n", "0", *tests]
+            slow_too = ["-m", ""] if all("::" in test for test in tests) else []  # of tests by their names
+            arguments = ["-q", "-x", "--tb=line", "-p", "no:cacheprovider", "-n", "0", *slow_too, *tests]
             print(json.dumps(arguments), file=process.stdin, flush=True)
             code, output = json.loads(process.stdout.readline())
             return code, output

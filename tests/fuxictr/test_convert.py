@@ -68,6 +68,7 @@ def for_fuxictr(folder: Path) -> tuple[FeatureMap, dict[str, Any]]:
 
 
 @pytest.mark.parametrize("data_format", ["npz", pytest.param("parquet", marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_fuxictr_trains_on_it(dataset: Dataset, tmp_path: Path, data_format: str) -> None:
     out = tmp_path / "theirs"
     convert(dataset, out, data_format)

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ import pytest
 import yaml
 
 from ctr_pe.commands.run_expid import main
+from ctr_pe.config.validation import without_effect
 from ctr_pe.data.synthetic.built_in import BUILT_IN
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.fuxictr.experiment import load_params, run
@@ -27,12 +26,8 @@ SMALL = ["attention_hidden_units=[8]", "dnn_hidden_units=[8]", "embedding_dim=4"
 
 
 @pytest.fixture(autouse=True)
-def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def own_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    before = logging.root.handlers[:], logging.root.level
-    yield
-    logging.root.handlers[:], level = before
-    logging.root.setLevel(level)
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +97,7 @@ def by_its_path(checkout: Path, *options: str) -> subprocess.CompletedProcess[st
     return subprocess.run([*command, "--gpu", "-1", *options], capture_output=True, text=True)
 
 
+@pytest.mark.slow
 def test_the_script_starts_by_its_path(checkout: Path) -> None:
     ended = by_its_path(checkout, "--expid", "DIN_syntetic")
     assert ended.returncode == 2
@@ -243,3 +239,30 @@ def test_the_module_is_importable() -> None:
 
     assert Path(str(run_expid.__file__)).is_file()
     assert run_expid.main is main  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("missing", ["model", "dataset_id"])
+def test_a_section_without_a_key_that_every_experiment_has(missing: str, tmp_path: Path) -> None:
+    kept = {"model": "DIN", "dataset_id": "mine"}
+    del kept[missing]
+    (tmp_path / "model_config.yaml").write_text(f"DIN_mine: {kept}\n")
+    (tmp_path / "dataset_config.yaml").write_text("mine: {data_format: csv}\n")
+    with pytest.raises(UserError, match=f"model_config.yaml: DIN_mine: '{missing}' is missing"):
+        load_params(tmp_path, "DIN_mine")
+
+
+def test_experiments_of_a_file_are_no_data_sets(tmp_path: Path) -> None:
+    file = tmp_path / "all.yaml"
+    file.write_text("Base: {seed: 1}\nDIN_mine: {model: DIN, dataset_id: mine}\n")
+    with pytest.raises(UserError, match=r"data set 'mine' is neither in .*: no section describes a data set$"):
+        load_params(file, "DIN_mine")
+    file.write_text(file.read_text() + "mines: {data_format: csv}\n")
+    with pytest.raises(UserError, match=r"did you mean 'mines'\? \(mines\)$"):
+        load_params(file, "DIN_mine")
+
+
+def test_a_key_without_effect_is_named_once(tmp_path: Path) -> None:
+    """However many models read it as little."""
+    file = tmp_path / "model_config.yaml"
+    file.write_text("Base: {pickle_feature_encoder: true}\nA: {model: DIN}\nB: {model: BST}\n")
+    assert without_effect(file) == [f"{file}: without effect here: pickle_feature_encoder"]

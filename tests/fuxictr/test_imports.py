@@ -15,6 +15,7 @@ def run(code: str) -> str:
 HEAVY = "print([name for name in ('ray', 'sklearn', 'pandas', 'torch._dynamo') if name in sys.modules])"
 
 
+@pytest.mark.slow
 def test_models_and_training_need_neither() -> None:
     assert run(f"import sys, ctr_pe.model_zoo.dien, ctr_pe.training; {HEAVY}") == "[]"
 

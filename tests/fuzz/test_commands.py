@@ -4,9 +4,7 @@ outside the folders that are named."""
 from __future__ import annotations
 
 import json
-import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,16 +30,13 @@ FEW = ("loss", "dnn_activations", "net_regularizer", "model_id")
 
 
 @pytest.fixture
-def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with a data set, three levels below what must stay as it is."""
     folder = tmp_path / "a" / "b"
     folder.mkdir(parents=True)
     monkeypatch.chdir(folder)
     prepared(folder)
-    before = logging.root.handlers[:], logging.root.level
-    yield folder
-    logging.root.handlers[:] = before[0]
-    logging.root.setLevel(before[1])
+    return folder
 
 
 def outside(here: Path) -> set[str]:

@@ -15,7 +15,7 @@ from torch import nn
 from ctr_pe.model_zoo import MODELS
 from ctr_pe.pe import available_pes
 from ctr_pe.pe.base import PositionEncoding
-from tests.support.models import batch, build, every_second
+from tests.support.models import batch, build, some_pairs
 
 ENCODINGS = [*available_pes(), "native", "rope+cape", "cape+kernel", "time_bias+cape"]
 FOR_POOLING = {
@@ -94,7 +94,7 @@ def test_padding_changes_nothing(name: str, encoding: str, everything: bool, fre
                 assert torch.allclose(ours, first, atol=1e-9)
 
 
-@every_second(MODELS, ENCODINGS, 1)
+@some_pairs(MODELS, ENCODINGS, 0, of=3)
 def test_rows_do_not_see_each_other(name: str, encoding: str, fresh: Callable[..., Any]) -> None:
     model = randomised(fresh(name, encoding)).eval()
     rows, order = batch([3, 0, 6, 1, 5]), torch.tensor([4, 2, 0, 1, 3])
@@ -105,7 +105,7 @@ def test_rows_do_not_see_each_other(name: str, encoding: str, fresh: Callable[..
         assert torch.allclose(alone, whole[[row]], atol=1e-12)
 
 
-@every_second(MODELS, ENCODINGS, 0)
+@some_pairs(MODELS, ENCODINGS, 1, of=3)
 def test_empty_histories_and_batches_of_one_row(name: str, encoding: str, fresh: Callable[..., Any]) -> None:
     model = fresh(name, encoding).train()
     model._max_gradient_norm = 10.0
@@ -114,7 +114,7 @@ def test_empty_histories_and_batches_of_one_row(name: str, encoding: str, fresh:
         assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 
-@every_second(MODELS, ENCODINGS, 1)
+@some_pairs(MODELS, ENCODINGS, 2, of=3)
 def test_every_parameter_of_the_encoding_learns_within_five_steps(
     name: str, encoding: str, fresh: Callable[..., Any]
 ) -> None:
@@ -139,7 +139,7 @@ def test_every_parameter_of_the_encoding_learns_within_five_steps(
     assert still == {f"attentions.0.pe.{key}" for key in unread}
 
 
-@every_second(MODELS, ENCODINGS, 0)
+@some_pairs(MODELS, ENCODINGS, 0, of=3)
 def test_backbones_are_paired_with_none(
     name: str, encoding: str, built: Callable[..., tuple[Any, torch.Tensor]]
 ) -> None:
@@ -162,7 +162,7 @@ def test_backbones_are_paired_with_none(
     assert not torch.equal(ours["dnn.mlp.0.weight"], other["dnn.mlp.0.weight"])
 
 
-@every_second(MODELS, ENCODINGS, 1)
+@some_pairs(MODELS, ENCODINGS, 1, of=3)
 def test_mixed_precision_is_near(name: str, encoding: str, fresh: Callable[..., Any]) -> None:
     """Loss and gradients too; what leaves the model is float32."""
     losses, scores = [], []

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ctr_pe import model_zoo
 from ctr_pe.models.candidates import PAIRS
-from tests.support.models import ENCODINGS, PARAMS, SMALL, VARIANTS, batch, build, every_second, feature_map, randomised
+from tests.support.models import ENCODINGS, PARAMS, SMALL, VARIANTS, batch, build, feature_map, randomised, some_pairs
 
 COUNTS = [0, 1, 5, 6, 9, 3]  # empty, one item, more than the slots of the feature map
 
@@ -29,7 +29,7 @@ def one_by_one(model: Any, rows: dict[str, Tensor], targets: dict[str, Tensor]) 
     return torch.cat(scores, 1)
 
 
-@every_second(SMALL, ENCODINGS, 0)
+@some_pairs(SMALL, ENCODINGS, 0, of=3)
 def test_every_backbone_and_encoding(name: str, encoding: str, tmp_path: Path) -> None:
     """Histories padded on the left, and others on the right."""
     model = randomised(build(name, tmp_path, position_encoding=encoding))

@@ -104,7 +104,7 @@ def filled(batch: JaggedBatch, left: bool) -> dict[str, Tensor]:
     return found
 
 
-@pytest.mark.parametrize("missing", [0.0, 0.4])
+@pytest.mark.parametrize("missing", [pytest.param(0.0, marks=pytest.mark.slow), 0.4])
 @pytest.mark.parametrize(("name", "encoding"), [
     ("DIN", "cape"), ("DIEN", "none"), ("BST", "kernel"), ("DMIN", "euler"), ("TIN", "dif"), ("SASRec", "time_bias"),
     ("DIN", "xlnet"), ("SASRec", "cope"), ("BST", "none"),

@@ -19,7 +19,7 @@ from ctr_pe.study.store import Result, RunKey, Store
 from ctr_pe.study.suite import Cell
 from ctr_pe.training.run import OF_RUN, default_params
 from ctr_pe.utils.errors import UserError
-from tests.support.next_item import dataset, events, random_histories
+from tests.support.next_item import categories, dataset, events, random_histories
 
 USERS = np.repeat(np.arange(50), 2)
 NAMES = ("Recall@10", "NDCG@10", "COV@10")
@@ -120,6 +120,19 @@ def test_published_figures_are_of_models_encodings_and_metrics_that_exist() -> N
                 assert model in NEXT_ITEM_MODELS
                 assert set(by_pe) <= set(available_pes())
                 assert all(is_ranking_metric(name) for figures in by_pe.values() for name in figures)
+
+
+@pytest.mark.parametrize("name", ["cape_depth", "dif", "euler", "kernel", "pdm"])
+def test_suites_can_be_run(name: str, tmp_path: Path) -> None:
+    """Names, keys and metrics of every row."""
+    data = dataset(tmp_path / "log", events(random_histories()), categories())
+    suite, rows = plan(Request(suite=name, dataset=str(data.path)))
+    assert suite is not None
+    assert suite.task == "next-item"
+    assert len({str(row) for row in rows}) == len(rows)
+    for row in rows:
+        check_params(model_class(row.model, "next-item"), {**row.overrides, "position_encoding": row.pe})
+        assert all(is_ranking_metric(metric) for metric in row.overrides.get("metrics", []))
 
 
 @pytest.mark.parametrize(

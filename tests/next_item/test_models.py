@@ -87,7 +87,13 @@ def test_training_asks_after_every_item(data: Dataset, item_table: str, fields: 
 
 @pytest.mark.parametrize(
     ("loss", "norm"),
-    [("softmax", "pre"), ("softmax", "post"), ("sampled_softmax", "pre"), ("gbce", "pre"), ("binary", "pre")],
+    [
+        ("softmax", "post"),
+        *(
+            pytest.param(loss, "pre", marks=pytest.mark.slow)
+            for loss in ("softmax", "sampled_softmax", "gbce", "binary")
+        ),
+    ],
 )
 def test_it_learns(data: Dataset, loss: str, norm: str) -> None:
     """Items follow each other in the order of their numbers, four times in five."""
@@ -179,6 +185,7 @@ def test_an_interrupted_training_goes_on_bit_for_bit(data: Dataset, tmp_path: Pa
         ({"monitor": "AUC"}, "'AUC' is no metric of next-item ranking"),
         ({"num_heads": 3, "item_fields": ["item_id"]}, "num_heads=3 does not divide 8"),
         ({"layer_norm": "middle"}, "layer_norm 'middle' is unknown"),
+        ({"class_weight": "balanced"}, "class_weight: a next-item model has no labels to weigh"),
         ({"item_table": "own"}, "item_table 'own' is unknown"),
     ],
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import pytest
 
 from ctr_pe import CTRRanker, NextItemRanker
+from ctr_pe.model_zoo.next_item import NEXT_ITEM_MODELS
 from ctr_pe.utils.errors import UserError
 from tests.support.next_item import categories, events, random_histories
 
@@ -31,7 +33,7 @@ def histories() -> dict[int, list[int]]:
 def fitted(histories: dict[int, list[int]]) -> NextItemRanker:
     names = {"user_id": "who", "item_id": "what"}
     items = categories().rename({"item_id": "what"})
-    ranker = NextItemRanker("SASRec", "cape", user="who", item="what", item_fields=["item_id", "cate_id"], **FAST)
+    ranker = NextItemRanker("SASRec", "cape", user="who", item="what", item_fields=["what", "cate_id"], **FAST)
     return ranker.fit(events(histories).rename(names), items=items)
 
 
@@ -79,6 +81,29 @@ def test_text_ids_and_popularity(histories: dict[int, list[int]]) -> None:
     assert found.schema["item_id"] == pl.String
 
 
+def test_page_and_docstring_have_every_model(checkout: Path) -> None:
+    page = (checkout / "docs/next_item.md").read_text(encoding="utf-8")
+    assert [name for name in NEXT_ITEM_MODELS if f"| `{name}` | " not in page] == []
+    assert [name for name in NEXT_ITEM_MODELS if f"- {name}: " not in (NextItemRanker.__doc__ or "")] == []
+
+
+CHEAP = ("SASRec", "SASRecF")
+
+
+@pytest.mark.parametrize(
+    "model", [*CHEAP, *(pytest.param(m, marks=pytest.mark.slow) for m in NEXT_ITEM_MODELS if m not in CHEAP)]
+)
+def test_every_model_knows_what_its_default_says_whatever_the_item_column_is_called(
+    histories: dict[int, list[int]], model: str
+) -> None:
+    log, items = events(histories).rename({"item_id": "what"}), categories().rename({"item_id": "what"})
+    given: dict[str, Any] = {"max_len": 6, "epochs": 1, "batch_size": 512}
+    pe = "none" if model in ("GRU4Rec", "Popularity") else "native"
+    ranker = NextItemRanker(model, pe, item="what", **given).fit(log, items=items)
+    (group,) = ranker.scorer_.config["groups"]
+    assert len(group["target"]) == (2 if model in ("SASRecF", "DIFSR", "FDSA") else 1)
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -86,12 +111,38 @@ def test_text_ids_and_popularity(histories: dict[int, list[int]]) -> None:
         ({"position_encoding": "ropes"}, "position encoding 'ropes' is unknown"),
         ({"protocol": "din"}, "protocol 'din': .*leave-one-out"),
         ({"learning_rat": 0.1}, "learning_rat"),
+        ({"item_fields": "item_id"}, "item_fields must be a valid list, got 'item_id'"),
+        ({"attributes": "cate_id"}, "'attributes': input should be a valid tuple"),
         ({"dataset_id": "x"}, "'dataset_id' is not a parameter"),
     ],
 )
 def test_bad_values(histories: dict[int, list[int]], given: dict[str, Any], message: str) -> None:
     with pytest.raises(UserError, match=message):
         NextItemRanker(**{**FAST, **given}).fit(events(histories))
+
+
+def test_one_text_is_no_list_of_attributes(histories: dict[int, list[int]]) -> None:
+    with pytest.raises(UserError, match="'attributes': input should be a valid tuple"):
+        CTRRanker("DIN", "none", attributes="cate_id").fit(events(histories), items=categories())
+
+
+def test_users_come_in_any_kind_of_list_and_what_is_none_is_named(fitted: NextItemRanker) -> None:
+    import pandas as pd
+
+    wanted = fitted.recommend([1, 2], k=2)
+    for users in ((1, 2), range(1, 3), np.array([1, 2]), pl.Series([1, 2]), pd.Series([1, 2]), pd.Index([1, 2])):
+        assert fitted.recommend(users, k=2).equals(wanted)
+    other = pl.DataFrame({"whom": [1], "what": [1], "timestamp": [1_600_000_000]})
+    for given, message in (
+        ({"users": [1, "a"]}, "^users: no raw ids of one type: "),
+        ({"users": [2**80]}, "^users: "),
+        ({"users": other}, r"^users: no column 'who': did you mean 'whom'\?"),
+        ({"history": other}, r"^history: no column 'who': did you mean 'whom'\?"),
+        ({"history": other.rename({"whom": "who", "what": "whats"})}, r"no column 'what': did you mean 'whats'\?"),
+    ):
+        with pytest.raises(UserError, match=message) as error:
+            fitted.recommend(**given)
+        assert "\n" not in str(error.value)
 
 
 def test_before_fit_and_wrong_numbers(fitted: NextItemRanker) -> None:

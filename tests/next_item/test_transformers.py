@@ -20,6 +20,7 @@ from ctr_pe.model_zoo.next_item.dif_sr import DIFSR, attribute_loss
 from ctr_pe.model_zoo.next_item.fdsa import FDSA
 from ctr_pe.model_zoo.next_item.hstu import NextItemHSTU
 from ctr_pe.model_zoo.next_item.popularity import Popularity
+from ctr_pe.model_zoo.next_item.sasrec import NextItemSASRec
 from ctr_pe.model_zoo.next_item.sasrecf import SASRecF
 from ctr_pe.pe import available_pes
 from ctr_pe.sequence.positions import Items, Positions
@@ -45,6 +46,25 @@ def trained(data: Dataset, pe: str, model: type, **params: Any) -> Any:
     for parameter in found.parameters():
         nn.init.normal_(parameter, std=0.3, generator=draw)
     return found
+
+
+@pytest.mark.parametrize("model", [NextItemSASRec, *EVERY])
+@pytest.mark.parametrize(
+    ("pe", "key", "loss"),
+    [("pdm", "pdm_contrast", "PDM reorder contrast"), ("euler", "euler_contrast", "phase contrast")],
+)
+def test_losses_of_encodings_are_minimised(data: Dataset, model: type, pe: str, key: str, loss: str) -> None:
+    """In proportion to their weight, beside the loss of the items."""
+    totals, parts = [], []
+    for weight in (0.0, 0.1, 0.2):
+        built_ = built(data, pe, model, item_fields=None, **{key: weight}, hidden_dropout=0.0).train()
+        found = built_.forward(batch_of([[1, 2, 3, 4, 5], [2, 3], [6, 7, 8, 9, 1, 2]], [6, 4, 10], cate=True))
+        totals.append(float(built_.add_loss(found, torch.ones(3, 1)).detach()))
+        parts.append(float(built_.auxiliary_parts.get(loss, torch.zeros(()))))
+    assert parts[0] == 0 < parts[1]
+    assert parts[2] == pytest.approx(2 * parts[1], rel=1e-4)
+    assert totals[1] - totals[0] == pytest.approx(parts[1], abs=1e-4)
+    assert totals[2] - totals[0] == pytest.approx(parts[2], abs=1e-4)
 
 
 ONE_OF_A_KIND = ["native", "rope+cape", "kernel", "dif"]
@@ -81,7 +101,9 @@ def test_empty_short_and_long_histories(data: Dataset, model: type) -> None:
     assert math.isfinite(found.train_step(batch_of([[], []], [1, 2], cate=True)).item())
 
 
-@pytest.mark.parametrize("model", EVERY)
+@pytest.mark.parametrize(
+    "model", [pytest.param(one, marks=[] if one is DIFSR else [pytest.mark.slow]) for one in EVERY]
+)
 def test_it_learns_more_than_popularity(data: Dataset, model: type) -> None:
     """Items follow each other in the order of their numbers, four times in five."""
     epochs = 60 if model is BERT4Rec else 30  # it has a third of the questions

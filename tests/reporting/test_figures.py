@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import matplotlib
 import numpy as np
+import polars as pl
 import pytest
 import torch
 from torch import Tensor, nn
@@ -420,6 +421,24 @@ def test_the_picture_and_the_terminal_say_how_many_requests_there_are(
     written = (tmp_path / "b.svg").read_text()
     assert "Bands: ± one standard deviation over seeds 0 to 4." in written
     assert places.split(". Cut")[0].strip() in (tmp_path / "a.svg").read_text()
+
+
+def test_a_picture_of_one_history(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The longest of the test rows; ``dpi`` sets the pixels."""
+    monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
+    dataset, (found, *_) = drawn(wanted(root, "cape", seed=0))
+    history = found.before.groups[0].history[0]
+    every = pl.read_parquet(dataset.split("test"))[history].list.len().to_list()
+    three = some_requests(dataset, found.before, 3, longest=True)
+    assert three.lengths[history].tolist() == sorted(every, reverse=True)[:3]
+    picture(tmp_path / "one.svg", wanted(root, "cape", seed=0), longest_histories=1)
+    text = (tmp_path / "one.svg").read_text()
+    assert f"Its {max(every)} items." in text
+    assert "1 test request;" in text
+    for dpi in (50, 100):
+        picture(tmp_path / f"{dpi}.png", wanted(root, "alibi", seed=0), ["bias"], longest_histories=1, dpi=dpi)
+        width = int.from_bytes((tmp_path / f"{dpi}.png").read_bytes()[16:20])
+        assert width == 7 * dpi
 
 
 def test_only_some_panels(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import math
 import re
 import shutil
 import sys
-from collections.abc import Iterator
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,16 +25,19 @@ from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.evaluation import evaluate
 from ctr_pe.evaluation.paired import Difference, compare
+from ctr_pe.evaluation.ranking import ranking_metrics, row_values
 from ctr_pe.reporting.figures.runs import Wanted, drawn
 from ctr_pe.reporting.html import Options, explorer
 from ctr_pe.reporting.html.charts import curves, length_bins
 from ctr_pe.reporting.html.content import as_json, colours, content, page, report, summary
-from ctr_pe.study import runner
 from ctr_pe.study.benchmark import Request, run
 from ctr_pe.study.differences import settings
-from ctr_pe.study.store import RunKey, Store
+from ctr_pe.study.executors import local
+from ctr_pe.study.next_item import RankStatistics
+from ctr_pe.study.store import Result, RunKey, Store
 from ctr_pe.units import TargetAttention
 from ctr_pe.utils.errors import UserError
+from tests.support.browser import errors, opened, requested, waiting
 from tests.support.worker_threads import WorkerThread
 
 PES = ["none", "naive", "cape"]
@@ -56,7 +59,7 @@ def made(root: Path, tmp_path_factory: pytest.TempPathFactory) -> tuple[Store, d
     params = parse_overrides(SMALL)
     how = {"dataset": "synthetic", "repeats": 2, "jobs": 1, "data_root": root, "keep_weights": True}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(runner, "_Worker", WorkerThread)
+        patch.setattr(local, "_Worker", WorkerThread)
         assert run(Request(encodings=PES, params=params, out=out, **how)) == 0
     assert main(["report", str(out), "--data-root", str(root), "--users", "7"]) == 0
     return Store(out), embedded((out / "report.html").read_text(encoding="utf-8"))
@@ -406,11 +409,10 @@ def test_summary_speaks_of_intervals_not_of_points() -> None:
     }
     means = {"none": 0.7, "a": 0.7, "b": 0.8, "c": 0.7}
     runs = {pe: {seed: SimpleNamespace(metrics={"gAUC": mean}) for seed in range(2)} for pe, mean in means.items()}
-    setting: Any = SimpleNamespace(
-        runs=runs, differences=lambda _: {pe: {"gAUC": one} for pe, one in differences.items()}
-    )
+    setting: Any = SimpleNamespace(runs=runs)
+    to_none = {"none": {pe: {"gAUC": one} for pe, one in differences.items()}}
     interval = "The 95 % interval of the difference to none, for other users and newly trained runs,"
-    assert summary(setting) == [
+    assert summary(setting, "gAUC", to_none) == [
         "The highest mean gAUC (AUC within users) is that of b: 0.8000 over 2 seeds.",
         f"{interval} lies above zero for b (+0.1000).",
         f"{interval} lies below zero for c (−0.1000).",
@@ -442,49 +444,14 @@ def test_an_encoding_has_one_colour(made: tuple[Store, dict[str, Any]]) -> None:
 # In a browser.
 
 
-@pytest.fixture(scope="module")
-def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    """Headless Chromium that records its console and its requests."""
-    chromium, driver = shutil.which("chromium"), shutil.which("chromedriver")
-    if chromium is None or driver is None:
-        pytest.skip("no Chromium with chromedriver (Debian: apt-get install chromium chromium-driver)")
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = chromium
-    names = ["headless", "no-sandbox", "disable-gpu", "disable-quic", "no-first-run", "disable-background-networking"]
-    for name in [*names, "disable-component-update", "disable-sync", "disable-dev-shm-usage"]:
-        options.add_argument(f"--{name}")
-    options.add_argument(f"--user-data-dir={tmp_path_factory.mktemp('chromium')}")
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    driven = webdriver.Chrome(options=options, service=webdriver.ChromeService(driver))
-    yield driven
-    driven.quit()
-
-
-def opened(browser: Any, file: Path, width: int) -> Any:
-    device = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", device)
-    browser.get(file.as_uri())
-    return browser
-
-
-def requested(browser: Any, page: str) -> list[str]:
-    """Addresses that this page has asked for, and all others that are not the browser's own."""
-    messages = [json.loads(entry["message"])["message"] for entry in browser.get_log("performance")]
-    sent = [one["params"] for one in messages if one["method"] == "Network.requestWillBeSent"]
-    urls = [(one["documentURL"], one["request"]["url"]) for one in sent]
-    return [url for document, url in urls if document == page or not url.startswith("chrome")]
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 def test_the_page_opens_from_disk_without_errors_and_without_a_network(
     made: tuple[Store, dict[str, Any]], browser: Any, width: int
 ) -> None:
     file = made[0].path / "report.html"
-    opened(browser, file, width)
+    opened(browser, file.as_uri(), width)
     figures = 'return document.querySelectorAll(".js-plotly-plot .main-svg").length'
-    wait = pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait(browser, timeout=30)
-    wait.until(lambda _: browser.execute_script(figures) >= 5)
+    waiting(browser).until(lambda _: browser.execute_script(figures) >= 5)
     shown = browser.execute_script("""return {
         empty: [...document.querySelectorAll(".figure")].filter((one) => !one.children.length).map((one) => one.id),
         overflow: document.documentElement.scrollWidth - window.innerWidth,
@@ -495,7 +462,7 @@ def test_the_page_opens_from_disk_without_errors_and_without_a_network(
     assert shown["overflow"] <= 0
     assert shown["users"] == 7
     assert shown["rows"] == len(PES)
-    assert [entry for entry in browser.get_log("browser") if entry["level"] in ("SEVERE", "WARNING")] == []
+    assert errors(browser) == []
     urls = requested(browser, file.as_uri())
     assert file.as_uri() in urls
     assert [url for url in urls if url != file.as_uri() and not url.startswith(("data:", "blob:"))] == []
@@ -503,7 +470,7 @@ def test_the_page_opens_from_disk_without_errors_and_without_a_network(
 
 def test_the_explorer_and_the_figures_react_to_clicks(made: tuple[Store, dict[str, Any]], browser: Any) -> None:
     store, found = made
-    opened(browser, store.path / "report.html", 1280)
+    opened(browser, (store.path / "report.html").as_uri(), 1280)
     users = only_table(found)["explorer"]["users"]
 
     def one(selector: str) -> Any:
@@ -549,3 +516,96 @@ def test_the_explorer_and_the_figures_react_to_clicks(made: tuple[Store, dict[st
     click("#curve-legend button[data-value='cape']")
     assert len(browser.execute_script("return document.getElementById('curve-valid').data")) == 4
     assert [entry for entry in browser.get_log("browser") if entry["level"] == "SEVERE"] == []
+
+
+def ranked_store(folder: Path) -> Store:
+    """Runs of a next-item model on a data set of which figures are published; the ranks of rope are better."""
+    store, users, draw = Store(folder), np.repeat(np.arange(40), 2), np.random.default_rng(0)
+    store.save_rows("d", np.ones(80), users, lengths=np.tile([3, 9], 40), next_item=np.array(True))
+    names = ("Recall@10", "NDCG@10", "COV@10")
+    epoch = {"number": 1, "steps": 5, "loss": 3.0, "seconds": 1.0, "metrics": {"NDCG@10": 0.2, "Recall@10": 0.4}}
+    for pe, seed in product(("none", "naive", "rope"), range(2)):
+        ranks = draw.integers(1, 20 if pe == "rope" else 60, 80).astype(np.float32)
+        ranks[0] = np.inf
+        store.append(
+            Result(
+                model="SASRec", dataset="amazon_beauty_next", pe=pe, seed=seed, protocol="heldout",
+                metrics=ranking_metrics(ranks, names, {10: 0.5}), epoch=1, config_hash="c", data_hash="d",
+                revision=None, versions={}, seconds=1.0, threads=1, parameters=9, finished="2026-01-01",
+                history=[epoch], params={"embedding_dim": 8},
+            ),
+            ranks,
+        )  # fmt: skip
+    return store
+
+
+def test_of_next_item_runs_the_page_has_metrics_of_ranking(tmp_path: Path) -> None:
+    store = ranked_store(tmp_path / "results")
+    found = content(Options(store.path, data_root=tmp_path))
+    table = only_table(found)
+    assert table["metrics"] == ["NDCG@10", "Recall@10", "COV@10"]
+    statistics = RankStatistics(store, "d")
+    (setting,) = settings(store)
+    for base, pes in {"none": {"naive", "rope"}, "naive": {"rope"}}.items():
+        assert table["differences"][base].keys() == pes
+        for metric in table["metrics"]:
+            one = statistics.difference(setting.runs["rope"], setting.runs[base], metric)
+            shown = table["differences"][base]["rope"][metric]
+            assert (shown["value"], shown["low"], shown["high"]) == (one.value, one.low, one.high)
+    row = next(row for row in table["rows"] if row["pe"] == "rope")
+    assert row["NDCG@10_minus_none"] == table["differences"]["none"]["rope"]["NDCG@10"]["value"] > 0
+    assert "The highest mean NDCG@10 is that of rope" in table["summary"][0]
+    lengths = table["lengths"]
+    assert (lengths["metric"], lengths["bins"], lengths["rows"]) == ("NDCG@10", ["3", "9"], [40, 40])
+    ranks = [store.scores(run.key) for run in setting.runs["rope"].values()]
+    values = [row_values(one[1::2], "NDCG@10").mean() for one in ranks if one is not None]
+    assert lengths["encodings"]["rope"]["mean"][1] == pytest.approx(np.mean(values))
+    assert (table["calibration"], table["explorer"], "calibration" in table["missing"]) == (None, None, False)
+    assert table["command"].startswith("ctr-pe benchmark --task next-item --model SASRec --pe none,naive,rope")
+    assert "--set embedding_dim=8" in table["command"]
+    assert "batch_size" not in table["command"]
+
+
+def test_the_page_of_next_item_runs_in_a_browser(tmp_path: Path, browser: Any) -> None:
+    store = ranked_store(tmp_path / "results")
+    report(Options(store.path, data_root=tmp_path))
+    browser.get_log("browser")
+    opened(browser, (store.path / "report.html").as_uri(), 1280)
+    shown = browser.execute_script("""return {
+        sections: [...document.querySelectorAll("main section")].filter((one) => one.offsetParent).map((one) => one.id),
+        links: [...document.querySelectorAll("nav a")].filter((one) => one.offsetParent).length,
+        header: [...document.querySelectorAll("#metrics th")].map((one) => one.textContent),
+        points: document.getElementById("forest").data.map((trace) => trace.y[0]),
+        title: document.getElementById("lengths-title").textContent,
+    }""")
+    assert shown["sections"] == ["differences", "curves", "lengths", "speed", "data", "environment"]
+    assert shown["links"] == 6
+    compared = ["NDCG@10 − none", "95 % interval", "detectable", "p"]
+    assert shown["header"] == ["encoding", "NDCG@10", *compared, "seeds", "Recall@10", "COV@10"]
+    assert shown["points"] == ["naive", "rope"]
+    assert shown["title"] == "NDCG@10 by length of the history"
+    browser.execute_script("document.querySelector(\"#metric button[data-value='Recall@10']\").click()")
+    points = browser.execute_script("return document.getElementById('forest').data.map((trace) => trace.x[0])")
+    wanted = only_table(content(Options(store.path, data_root=tmp_path)))["differences"]["none"]
+    assert points == pytest.approx([wanted[pe]["Recall@10"]["value"] for pe in ("naive", "rope")])
+    assert errors(browser) == []
+
+
+@pytest.mark.slow
+def test_intervals_stand_beside_the_figure_whatever_the_names(browser: Any, checkout: Path, tmp_path: Path) -> None:
+    """The longer the names of encodings are, the narrower the figure is."""
+    shutil.copytree(checkout / "benchmark" / "results" / "DIN-synthetic_context", tmp_path / "results")
+    assert main(["report", str(tmp_path / "results"), "--quiet"]) == 0
+    opened(browser, (tmp_path / "results" / "report.html").as_uri(), 1000)
+    waiting(browser).until(
+        lambda _: browser.execute_script('return document.querySelectorAll("#forest .annotation").length') == 5
+    )
+    figure, page, texts = browser.execute_script("""return [
+        document.querySelector("#forest .nsewdrag").getBoundingClientRect().right,
+        document.querySelector("#forest").getBoundingClientRect().right,
+        [...document.querySelectorAll("#forest .annotation-text")].map((one) => {
+            const box = one.getBoundingClientRect();
+            return [box.left, box.right];
+        }),
+    ]""")
+    assert all(figure <= left and right <= page for left, right in texts)

@@ -15,6 +15,7 @@ from ctr_pe import CTRRanker
 from ctr_pe.cli import main
 from ctr_pe.config.yaml import load_json
 from ctr_pe.data.dataset import LABEL, SPLITS, USER, open_dataset
+from ctr_pe.data.logs.events import COLUMN, Log
 from ctr_pe.data.logs.log import build
 from ctr_pe.data.logs.recipe import load_recipe
 from ctr_pe.serving.batch_predict import predict
@@ -252,3 +253,18 @@ def test_a_mistake_is_one_line(behaviours: dict[str, Any], message: str) -> None
         CTRRanker("DIN", "cape", behaviours=behaviours, **QUICK).fit(log())
     assert message in str(found.value)
     assert "\n" not in str(found.value)
+
+
+def test_what_is_tied_in_all_else_stays_in_the_order_of_the_rows(tmp_path: Path) -> None:
+    """Two behaviours of one item at one time, in a log of as many rows as several threads read at once."""
+    place = np.arange(600_000)
+    kinds = pl.Series(["click", "cart"]).gather(place % 2)
+    log = pl.DataFrame({
+        "user_id": place // 2 % 500, "item_id": place // 2 % 97, "timestamp": 1_600_000_000 + place // 2,
+        "action": kinds, "hour": place,
+    })  # fmt: skip
+    log.write_parquet(tmp_path / "log.parquet")
+    recipe = {"interactions": tmp_path / "log.parquet", "protocol": "din", "columns": {"hour": "event, numeric"}}
+    found = Log(load_recipe(None, {**recipe, "label": None, "behaviours": {"column": "action", "values": LISTED[:2]}}))
+    rows = found.blocks(tmp_path, found.kept)[0].collect()
+    assert rows[f"{COLUMN}hour"].is_sorted()

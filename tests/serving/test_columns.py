@@ -217,7 +217,8 @@ def test_columns_that_are_not_declared_are_named_once(
     ("change", "message"),
     [
         ({"context": {"huor": 3}}, "context: no field 'huor' in this model: did you mean 'hour'?"),
-        ({"history_context": {"tags": []}}, "history_context: no field 'tags'"),
+        ({"history_context": {"tag": []}}, "history_context: no field 'tag' in this model: did you mean 'tags'"),
+        ({"history_context": {"tags": [["a"]]}}, "1 values of 'tags' for 0 items of the history"),
         ({"history": [1], "history_context": {"hour": [1, 2]}}, "2 values of 'hour' for 1 items"),
         ({"context": {"hour": {"a": 1}}}, "valid"),
     ],
@@ -235,3 +236,27 @@ def test_a_wrong_request_is_told_in_one_line(
 def test_a_missing_column_of_the_event_is_named(din: CTRRanker, given: dict[str, pl.DataFrame]) -> None:
     with pytest.raises(UserError, match="requests: no column 'hour'"):
         offline(din, asked(given).drop("hour"))
+
+
+def test_lists_stand_where_a_field_has_several_categories(din: CTRRanker, tmp_path: Path) -> None:
+    """Anything else is the client's mistake, named, whichever part of a request it is in."""
+    din.save(tmp_path / "model")
+    names = {*EVENT, "watch_time"}
+    cases: list[list[Any]] = [
+        ["1"], ["1", ["2"]], [["1"], None], [["1"], []], [["1", None], ["2"]], [True, None]
+    ]  # fmt: skip
+    with TestClient(application(tmp_path / "model"), raise_server_exceptions=False) as client:
+        for part in ("context", "candidate_context", "history_context"):
+            for name in names - ({"watch_time"} if part != "history_context" else set()):
+                for values in cases:
+                    count = 1 if part == "context" else 2
+                    if len(values) < count:
+                        continue
+                    given = values[0] if part == "context" else values
+                    body = {"history": [1, 2], "candidates": [3, 4], part: {name: given}}
+                    answer = client.post("/rank", json=body)
+                    kinds = {isinstance(one, list) for one in ([given] if count == 1 else given) if one is not None}
+                    wrong = kinds == {True, False} or (True in kinds and name != "seen")
+                    assert answer.status_code == (422 if wrong else 200), (part, name, given)
+                    if wrong:
+                        assert f"{part}: '{name}' has " in answer.json()["detail"][0]["msg"]

@@ -27,7 +27,7 @@ from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.units.transformer import Transformer
 from ctr_pe.utils.errors import UserError
 from tests.support.encoding_cases import CASES, factory, known
-from tests.support.models import ENCODINGS, PARAMS, SMALL, VARIANTS, build, every_second, feature_map, randomised
+from tests.support.models import ENCODINGS, PARAMS, SMALL, VARIANTS, build, feature_map, randomised, some_pairs
 
 B, K, D, L, MAX_LEN = 5, 4, 8, 9, 6
 COUNTS = torch.tensor([6, 0, 1, 3, 9])  # empty, one item, and longer than the tables of 6
@@ -40,10 +40,10 @@ def same_scores(model: Any) -> None:
         with native.portable():
             return graph(given)
 
-    check(model, run, "the padded form")
+    check(graph, run, "the padded form")
 
 
-@every_second(SMALL, ENCODINGS, 1)
+@some_pairs(SMALL, ENCODINGS, 1, of=3)
 def test_padded_form_of_every_backbone_and_encoding(name: str, encoding: str, tmp_path: Path) -> None:
     same_scores(build(name, tmp_path, position_encoding=encoding))
 
@@ -155,7 +155,7 @@ def test_a_file_with_other_scores_is_refused_and_not_written(tmp_path: Path, mon
         return lambda given: model.score_candidates(model.encode(histories_in(model, given)), given) + 2e-4
 
     monkeypatch.setitem(FORMATS, "x", (write, load, ()))
-    monkeypatch.setattr("ctr_pe.serving.export.trace", lambda model: None)
+    monkeypatch.setattr("ctr_pe.serving.export.trace", lambda graph: None)
     with pytest.raises(UserError, match=r"model\.x: not written: scores of 1 requests with 1 targets differ"):
         export_model(model, {}, "x", file)
     assert file.read_text() == "an earlier file"
@@ -194,6 +194,22 @@ def run_without_torch(code: str, folder: Path) -> list[float]:
     ended = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
     return [float(number) for number in ended.stdout.replace("[", "").replace("]", "").split()]
+
+
+def test_the_command_exports_a_click_model_without_options_of_others(
+    ranker: CTRRanker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    written: list[tuple[str, Path]] = []
+    monkeypatch.setattr(
+        "ctr_pe.serving.export.export_model", lambda model, about, kind, output: written.append((kind, output))
+    )
+    ranker.save(tmp_path / "model")
+    command = ["export", "--model", str(tmp_path / "model"), "--format", "onnx", "--output", str(tmp_path / "f")]
+    assert main(command) == 0
+    assert written == [("onnx", tmp_path / "f")]
+    for option in (["--k", "3"], ["--filter-seen"], ["--no-filter-seen"]):
+        assert main([*command, *option]) == 2
+        assert "of next-item models; the file of a click model scores the targets" in capsys.readouterr().err
 
 
 @pytest.mark.slow

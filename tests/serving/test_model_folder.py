@@ -125,7 +125,7 @@ print(*scorer.score_one(["item 3", "item 4"], ["item 1", "item 44", "nowhere"]))
 """
     done = subprocess.run([sys.executable, "-c", code, folder], capture_output=True, text=True, check=True)
     seconds, imported, scores = done.stdout.splitlines()
-    assert float(seconds) < 2
+    assert float(seconds) < 4  # a machine that is busy with other work included
     assert imported == "[]"
     want = ranker.scorer_.score_one(["item 3", "item 4"], ["item 1", "item 44", "nowhere"])
     assert [float(score) for score in scores.split()] == pytest.approx(want.tolist())
@@ -360,6 +360,9 @@ def test_a_data_set_without_a_catalogue_is_served(csv: tuple[Dataset, dict[str, 
             answer = client.post("/rank", json=body | {"context": {"price": row["price"], "tags": row["tags"]}})
             assert answer.status_code == 200, answer.json()
             served.append(answer.json()["ranked"][0]["score"])
+        answer = client.post("/rank", json=body | {"context": {"price": 1.0, "tags": "t1"}})
+        assert answer.status_code == 422
+        assert answer.json()["detail"][0]["msg"] == "context: 'tags' has a list of values, not 't1'"
         each = client.post("/rank", json=body | {"candidates": [1, 1], "candidate_context": {"price": [0.0, 9.0]}})
         assert len({item["score"] for item in each.json()["ranked"]}) == 2
         wrong = client.post("/rank", json=body | {"candidate_context": {"price": [1.0, 2.0]}})

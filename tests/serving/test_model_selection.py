@@ -159,7 +159,7 @@ def test_a_pipeline(impressions: pl.DataFrame, items: pl.DataFrame, labels: pl.S
     assert "CTRRanker" in repr(pipe)
 
 
-@pytest.mark.parametrize("folds", ["users", "rows"])
+@pytest.mark.parametrize("folds", ["users", pytest.param("rows", marks=pytest.mark.slow)])
 def test_a_grid(folds: str, impressions: pl.DataFrame, items: pl.DataFrame, labels: pl.Series) -> None:
     log = impressions.drop("label").to_pandas()
     cv = GroupKFold(2) if folds == "users" else KFold(2, shuffle=True, random_state=0)

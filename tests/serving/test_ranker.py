@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import html
 import pickle
 from pathlib import Path
 from typing import Any
@@ -218,6 +219,14 @@ def test_a_loaded_ranker_has_the_parameters_of_the_saved_one(
     np.testing.assert_array_equal(again.predict_proba(CANDIDATES), ranker.predict_proba(CANDIDATES))
     refitted = clone(again).fit(clicks, items=items)
     np.testing.assert_array_equal(refitted.predict_proba(CANDIDATES), ranker.predict_proba(CANDIDATES))
+
+
+def test_a_notebook_shows_parameters_and_metrics(ranker: CTRRanker) -> None:
+    page = ranker._repr_html_()
+    assert f"<caption>{html.escape(repr(ranker), quote=True)}</caption>" in page
+    assert f"<td>{ranker.metrics_['AUC']:.4f}</td>" in page
+    assert f"<td>{len(ranker.history_)}</td>" in page
+    assert CTRRanker("DIN")._repr_html_() == "<code>CTRRanker()</code>: not fitted"
 
 
 def test_parameters() -> None:

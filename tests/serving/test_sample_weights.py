@@ -121,6 +121,7 @@ def test_an_update_reads_weights() -> None:
 
 
 @pytest.mark.usefixtures("worker_threads")
+@pytest.mark.slow
 def test_a_command_builds_and_benchmarks_with_weights(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

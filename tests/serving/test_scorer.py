@@ -18,6 +18,7 @@ from ctr_pe.serving import request_graph
 from ctr_pe.serving import scorer as of_scorer
 from ctr_pe.serving.request_graph import CUDAGraphs
 from ctr_pe.serving.scorer import Scorer
+from ctr_pe.utils import cuda_graphs
 from tests.support.fuzz.small_log import SMALL
 
 
@@ -145,7 +146,7 @@ def test_garbage_waits_while_any_thread_captures() -> None:
     seen: list[bool] = []
 
     def record() -> None:
-        with request_graph._without_garbage_collection():
+        with cuda_graphs._without_garbage_collection():
             seen.append(gc.isenabled())
             time.sleep(0.02)
             seen.append(gc.isenabled())

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import socket
-import threading
 import time
-from collections.abc import Iterator
-from functools import partial
 from typing import Any
 
 import pytest
-import uvicorn
 
-from ctr_pe.serving.server import Config, listen
-from ctr_pe.serving.service_options import Connections
+from ctr_pe.serving.server import listen
+from tests.support.http_server import served
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
 PUT = b"PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n"
@@ -38,22 +34,6 @@ async def echo(scope: Any, receive: Any, send: Any) -> None:
     await send({"type": "http.response.body", "body": body})
 
 
-@contextlib.contextmanager
-def served(**limits: Any) -> Iterator[partial[socket.socket]]:
-    """A server of ``echo``: a function that connects."""
-    listening, _ = listen("127.0.0.1", 0)
-    server = uvicorn.Server(Config(lambda: echo, Connections(**limits)))
-    thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
-    thread.start()
-    try:
-        while not server.started:
-            time.sleep(0.01)
-        yield partial(socket.create_connection, listening.getsockname(), timeout=10)
-    finally:
-        server.should_exit = True
-        thread.join()
-
-
 def drip(client: socket.socket, text: bytes) -> float:
     """Seconds until the connection is closed, on which a byte is sent now and then."""
     began = time.monotonic()
@@ -75,7 +55,7 @@ def test_accepted_connections_send_without_delay() -> None:
     "head", [b"GET / HTTP/1.1\r\nx: ", b"PUT / HTTP/1.1\r\nhost: x\r\ncontent-length: 900\r\n\r\n"]
 )
 def test_a_request_that_does_not_arrive_in_time_ends_its_connection(head: bytes, before: bytes) -> None:
-    with served(read=0.3, keep=0) as connect, connect() as client:
+    with served(echo, read=0.3, keep=0) as connect, connect() as client:
         if before:
             client.sendall(before)
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
@@ -84,7 +64,7 @@ def test_a_request_that_does_not_arrive_in_time_ends_its_connection(head: bytes,
 
 
 def test_a_request_may_take_longer_than_it_may_take_to_arrive_and_so_may_those_behind_it() -> None:
-    with served(read=0.2, keep=0) as connect, connect() as client:
+    with served(echo, read=0.2, keep=0) as connect, connect() as client:
         client.sendall(2 * (PUT + b"long"))
         found = b""
         while found.count(b"long") < 2:
@@ -94,7 +74,7 @@ def test_a_request_may_take_longer_than_it_may_take_to_arrive_and_so_may_those_b
 
 def test_a_connection_is_kept_for_later_requests() -> None:
     """Longer than a request may take to arrive."""
-    with served(read=0.2, keep=5) as connect, connect() as client:
+    with served(echo, read=0.2, keep=5) as connect, connect() as client:
         for _ in range(2):
             client.sendall(GET)
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
@@ -104,7 +84,7 @@ def test_a_connection_is_kept_for_later_requests() -> None:
 
 
 def test_connections_above_the_limit_are_refused_and_then_there_is_room_again() -> None:
-    with served(most=2) as connect:
+    with served(echo, most=2) as connect:
         with connect() as first, connect() as second:
             for client in (first, second):  # which are open for sure
                 client.sendall(GET)

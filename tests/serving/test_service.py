@@ -28,10 +28,12 @@ from ctr_pe import CTRRanker
 from ctr_pe.serving import model_watcher
 from ctr_pe.serving.model_folder import read_model
 from ctr_pe.serving.model_watcher import ModelWatcher, WatchedModel
-from ctr_pe.serving.service import JSONLines, application
+from ctr_pe.serving.service import Admission, JSONLines, application
 from ctr_pe.serving.service_options import Limits, Queueing, ServiceOptions
 from ctr_pe.utils.errors import UserError
+from tests.support.addresses import address_of
 from tests.support.fuzz.small_log import SMALL
+from tests.support.http_server import served
 
 ASKED = [f"item {i}" for i in (3, 44, 7, 3, 20)] + ["nowhere"]
 PAST = ["item 5", "item 9", "gone", "item 5"]
@@ -250,6 +252,41 @@ def test_more_requests_than_may_wait_are_turned_away(
         assert client.get("/ready").status_code == 200
 
 
+def test_a_connection_that_was_turned_away_unread_is_answered_when_there_is_a_place(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app, go, refused = application(folder, ServiceOptions(queueing=Queueing(waiting=1))), threading.Event(), []
+    scorer = app.state.watcher.model.scorer
+    score, refusal = scorer.score_together, Admission.refusal
+
+    def slow(encoded: Any) -> Any:
+        assert go.wait(30)
+        return score(encoded)
+
+    def noted(self: Admission, *args: Any) -> Any:
+        refused.append(found := refusal(self, *args))
+        return found
+
+    monkeypatch.setattr(scorer, "score_together", slow)
+    monkeypatch.setattr(Admission, "refusal", noted)
+    body = json.dumps({"candidates": ["item 3"]}).encode()
+    head = b"POST /rank HTTP/1.1\r\nhost: x\r\nx-request-id: mine.7\r\ncontent-length: %d\r\n\r\n" % len(body)
+    with served(app) as connect, connect() as first, connect() as second:
+        first.sendall(head + body)
+        wait_for(lambda: app.state.metrics.open._value.get() == 1)
+        second.sendall(head)
+        answer = second.recv(4096)
+        assert answer.startswith(b"HTTP/1.1 503 Service Unavailable\r\ndate: ")
+        assert {b"retry-after: 1", b"x-request-id: mine.7"} < set(answer.split(b"\r\n"))
+        assert [one is not None for one in refused] == [False, True]
+        go.set()
+        assert first.recv(4096).startswith(b"HTTP/1.1 200")
+        for part in (body[:5], body[5:] + head, body):  # the rest of the request that was turned away, and another
+            second.sendall(part)
+        assert second.recv(4096).startswith(b"HTTP/1.1 200")
+        assert 'ctr_pe_requests_total{status="503"} 1.0' in app.state.metrics.text().decode()
+
+
 def test_requests_that_wait_together_get_the_scores_that_they_get_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -326,24 +363,18 @@ def process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
     """The command on a free port: the process, its address, the lines of its log."""
     command = [sys.executable, "-m", "ctr_pe.cli", "serve", "--model", str(folder), "--port", "0", *options]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as running:
-        assert running.stderr is not None
-        lines: list[str] = []
         try:
-            for line in running.stderr:
-                lines.append(line)
-                if address := re.search(r"http://[\d.:]+", line):
-                    break
-            else:
-                raise AssertionError("".join(lines))
+            address, lines = address_of(running)
             reader = threading.Thread(target=lambda: lines.extend(running.stderr or ()), daemon=True)
             reader.start()
-            yield running, address[0], lines
+            yield running, address, lines
             running.wait(30)
             reader.join(10)
         finally:
             running.kill()
 
 
+@pytest.mark.slow
 def test_a_process_finishes_open_requests_when_it_is_told_to_stop(folder: Path) -> None:
     many = [f"item {i % 40}" for i in range(40_000)]
     with process(folder, "--max-candidates", "40000", "--max-body", "10000000") as (running, address, lines):
@@ -379,8 +410,8 @@ def test_a_folder_that_is_replaced_while_it_is_read_is_read_again(
 
     calls = []
 
-    def read(path: Path, gpu: int) -> Any:
-        found = read_model(path, gpu)
+    def read(path: Path, gpu: int, task: str | None) -> Any:
+        found = read_model(path, gpu, task=task)
         if len(calls) == 0:
             other.save(path)  # between reading and use
         calls.append(path)

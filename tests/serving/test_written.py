@@ -62,6 +62,7 @@ def test_run_expid(root: Path) -> None:
     assert [f"{name}: {found[name]:.6f}" for name in ("gAUC", "AUC", "logloss")] == [part.strip() for part in reported]
 
 
+@pytest.mark.slow
 def test_tune(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     space = [
         "--space",

@@ -14,6 +14,7 @@ from ctr_pe.cli import main
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.study.benchmark import Request, run, run_params
 from ctr_pe.study.estimate import Estimate, PlannedRuns, measure, plan_table, total
+from ctr_pe.study.executors.local import LocalExecutor
 from ctr_pe.study.rendering import as_text, between, duration
 from ctr_pe.study.runner import Job
 from ctr_pe.study.store import Store
@@ -78,8 +79,8 @@ def test_what_measuring_kept_is_given_back_before_workers_start(
 def test_a_dry_run_says_what_is_missing_and_trains_nothing(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def store_all(jobs: Sequence[Job], store: Store, train: object, workers: int) -> int:
-        assert train is fast
+    def store_all(jobs: Sequence[Job], store: Store, executor: LocalExecutor) -> int:
+        assert executor.train.__name__ == fast.__name__
         for job in jobs:
             store.append(result_of(job.key), scores_of(job.key.pe, job.key.seed))
         return 0

@@ -82,6 +82,7 @@ def test_a_budget_is_a_number_from_two_on_or_quick(wrong: Any) -> None:
     assert (halving.budget(None), halving.budget("quick"), halving.budget(np.int64(3))) == (0, 6, 3)
 
 
+@pytest.mark.slow
 def test_the_estimator_trains_with_what_it_found(caplog: pytest.LogCaptureFixture) -> None:
     given = tables()
     with caplog.at_level("INFO"):

@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,7 +20,8 @@ import numpy as np
 import pytest
 
 import ctr_pe
-from ctr_pe.study.runner import Job, _interrupted_later, _Progress, revision, run_all, versions
+from ctr_pe.study.executors.local import LocalExecutor, _interrupted_later
+from ctr_pe.study.runner import Job, _Progress, revision, run_all, versions
 from ctr_pe.study.store import Store
 from ctr_pe.utils.errors import UserError
 from ctr_pe.utils.files import LOCK
@@ -29,7 +31,8 @@ from tests.support.processes import alive, wait_for, workers_of
 
 def run(jobs: list[Job], folder: Path, workers: int = 1, stream: io.StringIO | None = None) -> tuple[int, Store]:
     store = Store(folder)
-    return run_all(jobs, store, train, workers, stream or io.StringIO()), store  # type: ignore[arg-type]
+    with closing(LocalExecutor(train, workers)) as executor:  # type: ignore[arg-type]
+        return run_all(jobs, store, executor, stream or io.StringIO()), store
 
 
 def test_results_do_not_depend_on_the_number_of_workers(tmp_path: Path) -> None:
@@ -166,7 +169,7 @@ def test_a_worker_that_cannot_start_is_a_failed_run(tmp_path: Path, monkeypatch:
     train.__module__, train.__qualname__ = "only_in_the_parent", "train"
     monkeypatch.setitem(sys.modules, "only_in_the_parent", SimpleNamespace(train=train))
     store, stream = Store(tmp_path), io.StringIO()
-    assert run_all(jobs_of(), store, train, 2, stream) == 4  # type: ignore[arg-type]
+    assert run_all(jobs_of(), store, LocalExecutor(train, 2), stream) == 4  # type: ignore[arg-type]
     assert store.read() == {}
     assert stream.getvalue().count("failed: the worker process ended (exit code 1)") == 4
 
@@ -185,11 +188,12 @@ CTRL_C = """
 import argparse, sys
 from pathlib import Path
 from tests.support.fake_training import (jobs_of, train)
+from ctr_pe.study.executors.local import LocalExecutor
 from ctr_pe.study.runner import run_all
 from ctr_pe.study.store import Store
 if __name__ == "__main__":
     try:
-        run_all(jobs_of(seeds=4, sleep=0.4), Store(Path(sys.argv[1])), train, 2)
+        run_all(jobs_of(seeds=4, sleep=0.4), Store(Path(sys.argv[1])), LocalExecutor(train, 2))
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         sys.exit(130)
@@ -304,6 +308,28 @@ def left(
     assert all(f"(epoch 2, {seconds:.0f} s)" in line for line in lines)
     assert (f"{there} of {seeds + there} runs are there already" in stream.getvalue()) == (there > 0)
     return [line.partition("s), ")[2].removesuffix(" left") for line in lines]
+
+
+def test_a_log_file_says_once_a_minute_where_a_run_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, stream = 1000.0, io.StringIO()
+    monkeypatch.setattr("ctr_pe.study.runner.time.monotonic", lambda: now)
+    progress = _Progress(1, 0, stream, lambda result: result.metrics)
+    (job,) = jobs_of(["none"], seeds=1)
+    progress.begin(job)
+    for epoch in (1, 2, 3, 4):
+        now += 20
+        progress.update(job, {"epoch": epoch, "batch": 5, "batches": 9})
+        now += 1
+        progress.update(job, {"epoch": epoch, "valid": {"gAUC": 0.5 + epoch / 10}})
+    progress.finish(job, result_of(job.key))
+    lines = stream.getvalue().splitlines()
+    assert lines[0] == f"{job}: epoch 3, batch 6/9"  # 62 s after the beginning
+    assert len(lines) == 2
+    assert lines[1].startswith("[1/1]")
+    now += 60
+    progress.begin(job)
+    progress.update(job, {"epoch": 5, "valid": {"gAUC": 0.75}})
+    assert stream.getvalue().splitlines()[-1] == f"{job}: epoch 5, validated, gAUC 0.7500"
 
 
 def git(folder: Path, *arguments: str) -> str:

@@ -82,7 +82,7 @@ def test_the_papers_grids(name: str, number: int) -> None:
 def test_all_shipped_suites_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     assert command(["list"]) == 0
     listed = capsys.readouterr().out
-    assert len(packaged_yaml("benchmark")) == 15
+    assert len(packaged_yaml("benchmark")) == 16
     assert all(f"  {name} " in listed for name in packaged_yaml("benchmark"))
 
 
@@ -164,6 +164,7 @@ CHANGES: dict[str, Any] = {
 
 
 @pytest.mark.usefixtures("worker_threads")
+@pytest.mark.slow
 def test_what_a_change_of_an_encoding_brings(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A second table compares each changed cell with the same encoding as it is by default."""
     out = tmp_path / "out"

@@ -94,6 +94,7 @@ def test_each_encoding_takes_what_is_best_for_it_on_validation_rows(
     assert len(Store(out / "trials").read()) == 12
 
 
+@pytest.mark.slow
 def test_a_dry_run_counts_the_trials_that_are_missing(
     request_of: Callable[..., Request], capsys: pytest.CaptureFixture[str]
 ) -> None:

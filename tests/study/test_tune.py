@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import csv
+import json
+import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,10 @@ from ctr_pe.commands import run_expid
 from ctr_pe.config.validation import check
 from ctr_pe.config.yaml import parse_overrides
 from ctr_pe.data.synthetic.bursts import generate
-from ctr_pe.study.tune import plan, tune
+from ctr_pe.study import executors
+from ctr_pe.study.executors.executor import Message, attempt
+from ctr_pe.study.runner import Job, Train
+from ctr_pe.study.tune import TrialRun, plan, tune
 from ctr_pe.training import Outcome, Run
 from ctr_pe.utils.errors import Diverged, UserError
 
@@ -34,7 +39,8 @@ def main(root: Path, out: Path, trainer: Any = None, trials: int = 4, **changes:
     """``ctr-pe tune`` with a trainer in place of training."""
     given: dict[str, Any] = {"model": "DIN", "pe": "cape", "dataset": "synthetic", "root": root} | changes
     given |= {"given": parse_overrides(given.pop("space", [])), "overrides": parse_overrides(given.pop("set", []))}
-    return tune(plan(**given), trials, out, trainer)
+    how = {name: given.pop(name) for name in ("as_json", "executor", "jobs") if name in given}
+    return tune(plan(**given), trials, out, trainer, **how)
 
 
 class Trainer:
@@ -50,7 +56,7 @@ class Trainer:
         for epoch in range(1, 5):
             self.epochs += 1
             progress({"epoch": epoch, "batch": 0, "batches": 1})
-            progress({"epoch": epoch, "valid": {"gAUC": good + epoch / 1000}})
+            progress({"epoch": epoch, "evaluation": epoch, "valid": {"gAUC": good + epoch / 1000}})
         return Outcome({"gAUC": 1 - good}, 4, 0.1, np.zeros(1, np.float32), 1)
 
 
@@ -79,6 +85,7 @@ def space(root: Path, model: str = "DIN", pe: str = "cape", **overrides: Any) ->
     return dict(plan(model, pe, "synthetic", root, overrides).space)
 
 
+@pytest.mark.slow
 def test_selects_on_valid_and_reports_test_of_the_best(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,6 +110,7 @@ def test_selects_on_valid_and_reports_test_of_the_best(
     assert "pruned after epoch" in shown.err
 
 
+@pytest.mark.slow
 def test_a_study_goes_on_where_it_stopped(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupted(run: Run, progress: Callable[[Mapping[str, Any]], None]) -> Outcome:
         if len(trainer.runs) == 2:
@@ -115,8 +123,12 @@ def test_a_study_goes_on_where_it_stopped(root: Path, tmp_path: Path, capsys: py
     assert main(root, tmp_path / "t", trainer) == 0
     assert "2 of 4 trials are there already" in capsys.readouterr().err
     assert len(trainer.runs) == 4
-    assert main(root, tmp_path / "t", trainer) == 0
+    capsys.readouterr()
+    assert main(root, tmp_path / "t", trainer, as_json=True) == 0
     assert len(trainer.runs) == 4
+    found = json.loads(capsys.readouterr().out)
+    assert found.keys() == {"trials", "best", "validation", "test", "params", "out"}
+    assert found["params"].keys() >= {"position_dim", "net_dropout"}
     with pytest.raises(UserError, match="choose another --out"):
         main(root, tmp_path / "t", trainer, set=["embedding_dim=8"])
 
@@ -132,6 +144,102 @@ def test_the_first_trial_has_the_settings_of_the_data_set(root: Path, tmp_path: 
     assert trainer.runs[1].params["learning_rate"] != own["learning_rate"]
 
 
+class OneAtATime:
+    """An executor that trains when it is asked for messages."""
+
+    workers = 1
+
+    def __init__(self, train: Train) -> None:
+        self.train, self.jobs, self.closed = train, list[Job](), False
+
+    def submit(self, job: Job) -> None:
+        self.jobs.append(job)
+
+    def messages(self) -> Iterator[Message]:
+        job = self.jobs.pop(0)
+        yield Message(job, "progress", {})
+        yield Message(job, *attempt(self.train, job.run, lambda state: None))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def test_an_executor_of_one_worker_searches_as_this_process_does(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is pruned, too; and the study goes on."""
+    made: list[OneAtATime] = []
+    monkeypatch.setattr(executors, "open_executor", lambda _, train, *__: made.append(OneAtATime(train)) or made[-1])
+    small = ["net_dropout=[0.0, 0.3]", "attention_dropout=null"]
+    assert main(root, tmp_path / "here", Trainer(), trials=9, space=small) == 0
+    for trials in (4, 9):
+        assert main(root, tmp_path / "there", Trainer(), trials, space=small, executor="ray") == 0
+    for trials in (4, 9):
+        assert main(root, tmp_path / "parts", Trainer(), trials, space=small) == 0
+    here, there, parts = ((tmp_path / name / "trials.csv").read_text() for name in ("here", "there", "parts"))
+    assert there == parts
+    assert "pruned" in here
+    assert [one.closed for one in made] == [True] * 2
+    assert "study.journal" in capsys.readouterr().out
+    with pytest.raises(UserError, match=r"its study, study.journal, was begun with --executor or --jobs"):
+        main(root, tmp_path / "there", Trainer(), 9, space=small)
+
+
+def test_a_trial_that_an_executor_gives_up_ends_the_search(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(run: Run, progress: Callable[[Mapping[str, Any]], None]) -> Outcome:
+        raise ZeroDivisionError("of the code")
+
+    monkeypatch.setattr(executors, "open_executor", lambda _, train, *__: OneAtATime(train))
+    with pytest.raises(UserError, match=r"trial 0 failed: ZeroDivisionError: of the code \(traceback in "):
+        main(root, tmp_path, broken, executor="ray")
+    assert main(root, tmp_path, Diverging(2), 4, executor="ray") == 0
+    assert "diverged in epoch 1, batch 3: the loss is nan" in capsys.readouterr().err
+
+
+def by_dropout(run: Run, progress: Callable[[Mapping[str, Any]], None]) -> Outcome:
+    """A stand-in for other processes; trial 3 dies once."""
+    assert isinstance(run, TrialRun)
+    assert run.resume is not None
+    mark = run.resume.parents[1] / "died"
+    if run.trial == 3 and not mark.exists():
+        mark.touch()
+        os.kill(os.getpid(), 9)
+    return Trainer()(run, progress)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["local", "ray", "slurm"])
+def test_trials_are_trained_elsewhere(
+    executor: str, root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two at once, in processes, on a real Ray cluster, and as jobs of submitit's local cluster."""
+    if executor == "ray":
+        cluster = pytest.importorskip("ray.cluster_utils").Cluster(initialize_head=True, head_node_args={"num_cpus": 2})
+        monkeypatch.setenv("RAY_ADDRESS", cluster.address)
+    if executor == "slurm":
+        pytest.importorskip("submitit")
+        from ctr_pe.study.executors.slurm_cluster import SlurmExecutor
+
+        opened: Any = lambda _, train, resources, out: SlurmExecutor(train, resources, out / "slurm", cluster="local")  # noqa: E731
+        monkeypatch.setattr(executors, "open_executor", opened)
+    if executor == "local":  # which does not begin a run again
+        (tmp_path / "died").touch()
+    small = ["net_dropout=[0.0, 0.3]", "attention_dropout=null"]
+    try:
+        assert main(root, tmp_path, by_dropout, 8, space=small, executor=executor, jobs=2) == 0
+    finally:
+        if executor == "ray":
+            cluster.shutdown()
+    rows = list(csv.DictReader((tmp_path / "trials.csv").open()))
+    assert sorted(int(row["trial"]) for row in rows) == list(range(8))
+    assert {row["state"] for row in rows} <= {"complete", "pruned"}
+    assert (tmp_path / "died").exists()
+    assert not any((tmp_path / "states").glob("*"))
+
+
+@pytest.mark.slow
 def test_equal_seeds_search_equally(root: Path, tmp_path: Path) -> None:
     found = []
     for name in ("a", "b"):
@@ -153,6 +261,7 @@ def test_heads_that_do_not_divide_the_items_are_left_out(root: Path) -> None:
     assert space(root, "BST", embedding_dim=2)["num_heads"] == [1, 2, 4]
 
 
+@pytest.mark.slow
 def test_spaces_of_ones_own(root: Path, tmp_path: Path) -> None:
     given = [
         "learning_rate={low: 1e-4, high: 1e-2, log: true}",

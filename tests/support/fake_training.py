@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.evaluation import evaluate
+from ctr_pe.study.executors.local import LocalExecutor
 from ctr_pe.study.runner import Job, run_all
 from ctr_pe.study.store import Result, RunKey, Store, hash_of
 from ctr_pe.utils.errors import Diverged, UserError
@@ -155,7 +156,9 @@ def append_many(folder: str, first_seed: int, count: int) -> None:
 def run_in_background(folder: str, seeds: int, workers: int, sleep: float = 0.3) -> None:
     """For tests that kill it from outside."""
     path = Path(folder)
-    run_all(jobs_of(seeds=seeds, sleep=sleep, log=str(path.with_suffix(".log"))), Store(path), train, workers)  # type: ignore[arg-type]
+    run_all(
+        jobs_of(seeds=seeds, sleep=sleep, log=str(path.with_suffix(".log"))), Store(path), LocalExecutor(train, workers)
+    )  # type: ignore[arg-type]
 
 
 def train_by_rate(run: Any, progress: Callable[[Mapping[str, Any]], None]) -> Outcome:

@@ -22,7 +22,8 @@ import torch._dynamo  # noqa: F401  so is what an optimiser needs
 
 import ctr_pe.model_zoo.din  # noqa: F401  imported once, not in each life
 from ctr_pe import training
-from ctr_pe.study import benchmark, runner
+from ctr_pe.study import benchmark
+from ctr_pe.study.executors import local
 from ctr_pe.study.store import Store
 from ctr_pe.training import Outcome, Run
 from tests.support.processes import wait_for
@@ -104,7 +105,7 @@ def sure(child: int, condition: Callable[[], object]) -> None:
 def main(root: Path, out: Path, kills: int) -> None:
     context = multiprocessing.get_context("fork")
     multiprocessing.get_context = lambda method=None: context  # type: ignore[assignment]
-    runner._Worker.stop = runner._Worker.terminate  # type: ignore[method-assign]  # a fork holds its pipe open itself
+    local._Worker.stop = local._Worker.terminate  # type: ignore[method-assign]  # a fork holds its pipe open itself
     for name in ("keep_rows", "_refuse_what_cannot_be_monitored"):
         setattr(benchmark, name, apart(getattr(benchmark, name)))
     log, whole, draw = out.with_name(f"{out.name}.log"), out.with_name("whole"), random.Random(0)

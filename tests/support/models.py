@@ -64,11 +64,11 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 ENCODINGS = [*available_pes(), "native", "rope+cape", "kernel+cape"]
 
 
-def every_second(names: Iterable[str], encodings: Sequence[str], first: int) -> pytest.MarkDecorator:
-    """Parametrise by all pairs of model and encoding, by default every second: each model and each encoding is met, and
-    tests with ``first`` 0 and 1 share the pairs. The others are slow, because they are many."""
+def some_pairs(names: Iterable[str], encodings: Sequence[str], first: int, of: int = 2) -> pytest.MarkDecorator:
+    """Parametrise by all pairs of model and encoding, by default one in ``of``: each model and encoding is met, and
+    tests of other ``first`` have other pairs. The others are slow, because they are many."""
     cells = [
-        pytest.param(name, encoding, marks=[pytest.mark.slow] * ((row + column) % 2 != first))
+        pytest.param(name, encoding, marks=[pytest.mark.slow] * ((row + column) % of != first))
         for row, name in enumerate(names)
         for column, encoding in enumerate(encodings)
     ]

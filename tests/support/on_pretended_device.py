@@ -4,32 +4,41 @@ crashes there."""
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
-from itertools import cycle, product
+import math
+import random
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, cycle, product
 from pathlib import Path
 from threading import current_thread
-from typing import Any
+from typing import Any, ClassVar
 from unittest import mock
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_flatten, tree_map_only
 
 from benchmark.speed.cases import ENCODED, Settings, launches
 from benchmark.speed.launching import step
 from ctr_pe.data.synthetic.bursts import generate
 from ctr_pe.ops.recurrence import gpu
+from ctr_pe.ops.step_seeds import StepSeeds
 from ctr_pe.pe import available_pes, build_pe
+from ctr_pe.sequence import filled
 from ctr_pe.sequence.jagged import Layout
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.sequence.transfer import PinnedTransfer
 from ctr_pe.serving.request_graph import CUDAGraphs, inputs_from
 from ctr_pe.study.tune import plan, tune
-from ctr_pe.training import load, save
+from ctr_pe.training import fit, load, save, step_graphs
+from ctr_pe.training.loop import _Training
+from ctr_pe.training.step_graphs import StepGraphs
+from ctr_pe.training.steps import one_by_one
 from ctr_pe.units import SelfAttention
 from ctr_pe.units.activations import Dice
 from ctr_pe.units.gru import GATES, GRU, AttentionGRU
 from ctr_pe.units.stacked_modules import each
+from ctr_pe.utils.cuda_graphs import capture
 from tests.support import recorded
 from tests.support.models import ITEMS, SMALL, Rows, batch, build, randomised, requested
 from tests.support.pretended_device import Counted, elsewhere
@@ -410,6 +419,185 @@ def assert_records(name: str, pe: str, folder: Path) -> None:
             cuda_graphs(inputs[1])
     assert set(cuda_graphs._graphs) == {(2, 6, 4), (2, 4, 4), (1, 1, 1)}
     assert counted.waited.total() == 1  # for the scores
+
+
+class Saved:
+    """In place of a checkpoint's file, which tensors without storage cannot be in."""
+
+    state: Any = None
+
+    def write(self, state: Any) -> None:
+        self.state = tree_map_only(Tensor, lambda x: x.detach().clone(), state)
+
+    def read(self) -> Any:
+        return tree_map_only(Tensor, torch.clone, self.state)
+
+
+class Spy:
+    """A function that keeps what it has given."""
+
+    def __init__(self, call: Callable[..., Any]) -> None:
+        self.call, self.answers = call, list[Any]()
+
+    def __call__(self, *given: Any) -> Any:
+        self.answers.append(self.call(*given))
+        return self.answers[-1]
+
+
+class TestStepGraphs:
+    """Training steps as CUDA graphs, by a recording that repeats the kernels of its first step."""
+
+    EVERYTHING: ClassVar[dict[str, Any]] = {
+        "position_encoding": "cape",
+        "net_dropout": 0.2,
+        "attention_dropout": 0.2,
+        "max_gradient_norm": 0.5,
+    }
+
+    @pytest.fixture(autouse=True)
+    def _few_sizes(self) -> Iterator[None]:
+        small = mock.patch.multiple(filled, SHARE=1, SAVED=0, VAIN=100)  # few sizes, and blocks of like length
+        with elsewhere(), mock.patch.multiple(torch.cuda, **recorded.CUDA), small:
+            yield
+
+    def batches(self, count: int) -> list[dict[str, Tensor]]:
+        draw = random.Random(0)
+        return [batch([draw.randint(0, 6) for _ in range(6)], seed, slots=6) for seed in range(count)]
+
+    def model(self, name: str, folder: Path, **params: Any) -> Any:
+        given = self.EVERYTHING | params
+        model = build(name, folder, gpu=0, **{key: x for key, x in given.items() if (name, key) not in UNREAD})
+        return model.train()
+
+    @pytest.mark.parametrize("name", ["DIN", *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[1:])])
+    def test_twenty_steps_are_those_that_are_launched_one_by_one(self, name: str, tmp_path: Path) -> None:
+        """With dropout, gradients that are clipped, and negatives that are drawn."""
+        found = []
+        for most in (0, step_graphs.MOST):
+            model = self.model(name, tmp_path)
+            graphs = StepGraphs(model)
+            with mock.patch.object(step_graphs, "MOST", most):
+                steps = [graphs(rows, 0.5) for rows in self.batches(20)]
+            assert graphs.works
+            assert len(graphs._graphs) in ((2, 3) if most else (0,))
+            norms = {key: x.cpu() for key, x in model.gradients.norms.items()}
+            weights = {key: x.cpu() for key, x in model.state_dict().items()}
+            found.append(([float(loss) for loss in steps], weights, norms))
+        graphed, wanted = found
+        assert graphed[0] == pytest.approx(wanted[0], rel=1e-5)
+        for one, other in zip(graphed[1:], wanted[1:], strict=True):
+            assert one.keys() == other.keys()
+            for key, x in other.items():
+                torch.testing.assert_close(one[key], x, rtol=1e-5, atol=1e-5)
+
+    @pytest.mark.parametrize("name", ["DIN", *(pytest.param(name, marks=pytest.mark.slow) for name in MODELS[1:])])
+    def test_no_tensor_has_a_size_that_the_data_decide(self, name: str, tmp_path: Path) -> None:
+        """Batches of one size, whose histories have other lengths, are captured with tensors of the same sizes."""
+        found, rows = [], self.batches(8)
+        for batches in (rows, rows[::-1]):
+            graphs, spy = StepGraphs(self.model(name, tmp_path)), Spy(capture)
+            with mock.patch.object(step_graphs, "capture", spy):
+                for one in batches:
+                    graphs(one, 0.5)
+            kernels = [[tree_flatten(results)[0] for _, results in graph.kernels] for graph, _ in spy.answers]
+            shapes = [[x.shape for x in chain(*one) if isinstance(x, Tensor)] for one in kernels]
+            found.append(dict(zip(graphs._graphs, shapes, strict=True)))
+        common = found[0].keys() & found[1].keys()  # which sizes there are depends on those before
+        assert common
+        for sizes in common:
+            assert found[0][sizes] == found[1][sizes]
+
+    def test_a_seed_that_the_host_draws_would_be_noticed(self, tmp_path: Path) -> None:
+        """The test above is one that finds what is frozen into a recording."""
+
+        def drawn(seeds: StepSeeds) -> Tensor:
+            return torch.randint(2**62, (1,), generator=torch.Generator().manual_seed(int(seeds.step))).to("elsewhere")
+
+        with mock.patch.object(StepSeeds, "next", drawn), pytest.raises(AssertionError, match="approx"):
+            self.test_twenty_steps_are_those_that_are_launched_one_by_one("DIN", tmp_path)
+
+    def fit(
+        self, folder: Path, epochs: int, saved: Saved, captured: bool
+    ) -> tuple[list[float], dict[str, Tensor], Any]:
+        params = {
+            "learning_rate_schedule": "linear",
+            "weight_average": 0.3,
+            "metrics": ["logloss"],
+            "monitor": "logloss",
+        }
+        model = self.model("DIN", folder, **params)
+        graphs = StepGraphs(model)
+        made = mock.patch.object(StepGraphs, "of", return_value=graphs)
+        with made, mock.patch.object(step_graphs, "MOST", step_graphs.MOST if captured else 0):
+            rows = self.batches(8)
+            if epochs == 1:  # the process ends after the first of two
+                with mock.patch.object(_Training, "train_epoch", _once(_Training.train_epoch)), pytest.raises(Ended):
+                    fit(model, Rows(*rows), Rows(*rows[:2]), 2, checkpoint=saved)
+                return [], {}, graphs
+            fitted = fit(model, Rows(*rows), Rows(*rows[:2]), epochs, checkpoint=saved)
+        assert (model.step_graphs, model.fills) == (None, False)
+        losses = [x for epoch in fitted.history for x in (epoch.loss, epoch.metrics["logloss"])]
+        return losses, {key: x.cpu() for key, x in model.state_dict().items()}, graphs
+
+    @pytest.mark.slow
+    def test_a_training_with_schedule_and_average_is_the_same_and_goes_on(self, tmp_path: Path) -> None:
+        losses, weights, graphs = self.fit(tmp_path, 2, Saved(), captured=False)
+        assert not graphs._graphs
+        killed = Saved()
+        self.fit(tmp_path, 1, killed, captured=True)
+        for saved in (Saved(), killed):
+            own, its_weights, graphs = self.fit(tmp_path, 2, saved, captured=True)
+            assert graphs.works
+            assert own == pytest.approx(losses, rel=1e-5)
+            for key, x in weights.items():
+                torch.testing.assert_close(its_weights[key], x, rtol=1e-5, atol=1e-5, msg=key)
+
+    def test_a_step_is_one_launch_and_a_few_copies_and_waits_for_nothing(self, tmp_path: Path) -> None:
+        model, rows = self.model("DIN", tmp_path), self.batches(1)[0]
+        graphs = StepGraphs(model)
+        for _ in range(2):
+            graphs(rows, 0.5)
+        with elsewhere() as by_kernels:
+            model.step_graphs = None
+            one_by_one(model, rows, 1.0)
+        with elsewhere() as counted, mock.patch.object(recorded.Recording, "replay"):
+            graphs(rows, 0.5)
+        assert not counted.waited
+        assert counted.launches <= 7 < by_kernels.launches  # copies of the inputs, and of the results
+        assert counted.sent.total() <= 4 + 2  # one per dtype, the seed and the rates
+        with elsewhere() as counted:
+            graphs(rows, 0.5)
+        assert not counted.waited  # nor does any kernel of it
+
+    def test_where_a_capture_fails_training_goes_on(self, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+        model = self.model("DIN", tmp_path)
+        graphs, broken = (
+            StepGraphs(model),
+            mock.Mock(side_effect=RuntimeError("operation not permitted\nwhen capturing")),
+        )
+        with mock.patch.object(step_graphs, "capture", broken):
+            losses = [float(graphs(rows, 0.5)) for rows in self.batches(8)]
+        assert all(map(math.isfinite, losses))
+        assert broken.call_count == 1
+        (record,) = caplog.records
+        assert record.message.endswith("capturing one failed (RuntimeError: operation not permitted when capturing)")
+        assert not model.fills
+
+
+class Ended(Exception):
+    """A process was killed."""
+
+
+def _once(call: Callable[[Any], None]) -> Callable[[Any], None]:
+    def called(training: Any) -> None:
+        if training.epoch:
+            raise Ended
+        call(training)
+
+    return called
+
+
+UNREAD = {("TIN", "attention_dropout")}
 
 
 @pytest.mark.slow

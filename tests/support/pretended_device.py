@@ -219,6 +219,19 @@ def _run(func: Any, args: Sequence[Any], kwargs: Mapping[str, Any], counted: Cou
     return tree_map_only(Tensor, lambda x: theirs[id(x)] if id(x) in theirs else Elsewhere(x), found)
 
 
+UNDER_WAY: list[str] = []
+"""Kernels that are computed with the values of the CPU, whose operators are those of the device."""
+
+
+@contextmanager
+def _under_way(name: str) -> Iterator[None]:
+    UNDER_WAY.append(name)
+    try:
+        yield
+    finally:
+        UNDER_WAY.pop()
+
+
 class _GRU(torch.autograd.Function):
     """cuDNN's: one call each way, which counts as one kernel. It launches by itself what it needs for all steps."""
 
@@ -226,14 +239,15 @@ class _GRU(torch.autograd.Function):
     def forward(ctx: Any, counted: Counted, run: Callable[[Sequence[Tensor]], Any], *given: Any) -> Any:
         counted.kernels["gru"] += 1
         ctx.counted, ctx.given = counted, [x.here.detach().requires_grad_() for x in given]
-        with torch.enable_grad():
+        with _under_way("gru"), torch.enable_grad():
             ctx.found = run(ctx.given)
         return tuple(Elsewhere(x.detach()) for x in ctx.found)
 
     @staticmethod
     def backward(ctx: Any, *grads: Any) -> Any:
         ctx.counted.kernels["gru_backward"] += 1
-        found = torch.autograd.grad(ctx.found, ctx.given, [grad.here for grad in grads])
+        with _under_way("gru_backward"):
+            found = torch.autograd.grad(ctx.found, ctx.given, [grad.here for grad in grads])
         return None, None, *map(Elsewhere, found)
 
 

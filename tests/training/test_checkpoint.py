@@ -120,7 +120,7 @@ def test_an_interrupted_training_ends_as_another(changes: dict[str, Any], run: R
     [
         ("DIEN", "none", {"aux_loss_alpha": 1.0}),
         ("SASRec", "euler", {"euler_contrast": 0.1}),
-        ("SASRec", "pdm", {"pdm_contrast": 0.1}),
+        pytest.param("SASRec", "pdm", {"pdm_contrast": 0.1}, marks=pytest.mark.slow),
     ],
 )
 def test_numbers_that_modules_draw_themselves_go_on(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -54,7 +53,7 @@ CHANGES = {
     "loss": "mse_loss",
     "max_gradient_norm": "0.01",
     "metrics": "[logloss]",
-    "min_batches": "50",
+    "min_batches": "12",
     "monitor": "gAUC",
     "monitor_mode": "min",
     "net_regularizer": "0.01",
@@ -143,7 +142,17 @@ def experiment(pairs: Sequence[str], data: Path, out: Path, checkout: Path) -> i
     return run_expid.main([*given, *(["--set", "seed=0"] if "seed=5" not in pairs else []), *pairs])
 
 
-@pytest.fixture(params=[benchmark, tune, experiment], ids=lambda way: way.__name__)
+WAYS = [benchmark, tune, experiment]
+KEYS = sorted(CHANGES)
+KEYS_OF_WAYS = [
+    pytest.param(way, key, marks=[pytest.mark.slow] if (KEYS.index(key) + turn) % 3 else [], id=f"{way.__name__}-{key}")
+    for turn, way in enumerate(WAYS)
+    for key in KEYS
+]
+"""By default each key comes in by one way, and each way meets a third of the keys."""
+
+
+@pytest.fixture(params=WAYS, ids=lambda way: way.__name__)
 def way(
     request: pytest.FixtureRequest,
     trained: dict[str, Trained],
@@ -152,7 +161,7 @@ def way(
     checkout: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
-) -> Iterator[Way]:
+) -> Way:
     """Trains with BASE and what is given, in this process, unless it was ``trained``."""
     runs: list[str] = []
     new: list[str] = []
@@ -186,7 +195,6 @@ def way(
     monkeypatch.setattr(training, "train", recording)
     monkeypatch.setattr("ctr_pe.study.runner.run_all", run_all)
     monkeypatch.setattr(BatchLoader, "__iter__", iterate)
-    before = logging.root.handlers[:], logging.root.level
 
     def run(*options: str, **changes: str) -> Seen:
         pairs = [part for key, value in {**BASE, **changes}.items() for part in ("--set", f"{key}={value}")]
@@ -200,9 +208,7 @@ def way(
             trained[run] = trained[run]._replace(seen=seen.of(trained[run].outcome))
         return trained[run].seen
 
-    yield run
-    logging.root.handlers[:], level = before
-    logging.root.setLevel(level)
+    return run
 
 
 @pytest.fixture(scope="module")
@@ -225,7 +231,7 @@ def test_all_ways_in_give_the_same_run(baseline: Seen, way: Way, trained: dict[s
     assert 1 < len(baseline.history) <= 4
 
 
-@pytest.mark.parametrize("key", sorted(CHANGES))
+@pytest.mark.parametrize(("way", "key"), KEYS_OF_WAYS, indirect=["way"])
 def test_every_key_changes_something_or_is_refused(key: str, baseline: Seen, way: Way) -> None:
     found = way(**{key: CHANGES[key]})
     if found.code:

@@ -132,6 +132,7 @@ def by_encoding(dataset: Dataset) -> dict[str, tuple[list[str], float]]:
     return found
 
 
+@pytest.mark.slow
 def test_at_one_seed_all_encodings_see_the_same_batches_bit_for_bit(
     by_encoding: dict[str, tuple[list[str], float]], run: Run, batches: list[str]
 ) -> None:
@@ -142,6 +143,7 @@ def test_at_one_seed_all_encodings_see_the_same_batches_bit_for_bit(
     assert batches[0] != first[0]
 
 
+@pytest.mark.slow
 def test_at_one_seed_all_encodings_draw_the_same_dropout(by_encoding: dict[str, tuple[list[str], float]]) -> None:
     """The stream that dropout draws from ends where it ends for none."""
     assert len({end for _, end in by_encoding.values()}) == 1

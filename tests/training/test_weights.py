@@ -126,6 +126,7 @@ def test_weights_of_another_precision_are_read(dtype: torch.dtype, tmp_path: Pat
     assert all(torch.equal(x, stored[name].to(x.dtype)) for name, x in again.state_dict().items())
 
 
+@pytest.mark.slow
 def test_nothing_goes_through_pickle(checkout: Path) -> None:
     """``torch.load`` of FuxiCTR's files alone, and only with ``weights_only``."""
     found = []

@@ -57,7 +57,7 @@ def compiled_in_one_graph(case: str, unit: str) -> None:
     torch.testing.assert_close(found * real, call(*given) * real, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("unit", ["target", "self"])
+@pytest.mark.parametrize("unit", ["target", pytest.param("self", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", ["cape"])
 def test_compiles_to_one_graph(case: str, unit: str) -> None:
     compiled_in_one_graph(case, unit)

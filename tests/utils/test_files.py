@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ctr_pe.utils import files
 from ctr_pe.utils.files import LOCK, remove_abandoned, replacing, scratch_folder
 
 HOLDING = """
@@ -101,3 +102,10 @@ def test_a_process_that_was_killed_at_the_start_or_the_end_leaves_nothing(folder
         (tmp_path / "ctr-pe-abcdefgh").mkdir()
     remove_abandoned(tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+def test_a_vocabulary_is_written_as_other_json(tmp_path: Path) -> None:
+    content = {"item_id": {"": 1, 'é "\\/\x7f\u2028': 2, "a\nb\t\x1f": 3}, "none": {}}
+    files.write_vocabularies(tmp_path / "one", content)
+    files.write_json(tmp_path / "other", content)
+    assert (tmp_path / "one").read_bytes() == (tmp_path / "other").read_bytes()

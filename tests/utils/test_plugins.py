@@ -300,6 +300,7 @@ def test_models_of_fuxictrs_form_are_trained_too(
 
 
 @pytest.mark.parametrize("pe", [DOTTED, f"rope+{DOTTED}"])
+@pytest.mark.slow
 def test_draw_and_tune_take_dotted_names(
     package: Path, root: Path, pe: str, capsys: pytest.CaptureFixture[str]
 ) -> None:

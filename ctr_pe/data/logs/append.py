@@ -43,7 +43,7 @@ class Before:
         found = pl.read_parquet(file) if file.is_file() else None
         self.items = None if found is None else found.select(name for name in found.columns if not name.endswith(ID))
 
-    def all_items(self, items: pl.DataFrame | None, wanted: Sequence[str], source: Path | None) -> pl.DataFrame | None:
+    def all_items(self, items: pl.DataFrame | None, wanted: Sequence[str], source: object) -> pl.DataFrame | None:
         """``items``, of the file ``source``, and the earlier ones; one that both have is as ``items`` says.
 
         ``wanted``: the columns, the item's own first; without ``items``, those of them that the earlier ones have.

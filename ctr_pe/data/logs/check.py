@@ -39,7 +39,8 @@ def check(recipe: Recipe, rows: int = ROWS) -> Found:
     try:
         with readable(recipe.interactions, recipe.separator):
             table = scan(recipe.interactions, recipe.separator, rows).collect()
-    except UserError:  # one of the problems
+    except UserError as error:
+        found.problems += [] if str(error) in found.problems else [str(error)]
         return found
     found.lines += _of_file(table, recipe, log, rows)
     if log is not None and block is not None:
@@ -47,6 +48,9 @@ def check(recipe: Recipe, rows: int = ROWS) -> Found:
     if log is not None and log.unread:
         how = option("column", f"{log.unread[0]}=event")
         found.lines.append(f"not read: {', '.join(log.unread)}: {how} reads the first one")
+    if recipe.users and not recipe.of("user"):
+        how = option("column", "NAME=user")
+        found.lines.append(f"not read: {recipe.users}: {how} reads a column of users")
     return found
 
 
@@ -96,6 +100,9 @@ def _of_events(log: Log, block: EventBlock) -> list[str]:
         )
     if dropped := ", ".join(f"{count:,} with {rule}" for rule, count in log.dropped.items() if count):
         lines.append(f"dropped: {dropped}")
+    if log.users is not None:
+        without = int((block.column("owner")[block.is_first] < 0).sum())
+        lines.append(f"users without a row in {log.recipe.users}: {without:,}")
     if log.without:
         lines.append("items without " + ", ".join(f"{name}: {count:,}" for name, count in log.without.items()))
     return lines

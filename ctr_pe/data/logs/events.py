@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -103,12 +104,14 @@ class Log:
             schema = raw.collect_schema()
             if raw.head(1).collect().is_empty():
                 raise UserError(f"{self.file}: an empty log: no rows, columns {', '.join(schema)}")
-            if recipe.label is not None and recipe.label not in schema and not recipe.demanded("label"):
+            unlabelled = recipe.label is not None and recipe.label not in schema and not recipe.demanded("label")
+            if unlabelled and {recipe.user, recipe.item} <= set(schema):  # else the file has other columns altogether
                 roles = [recipe.user, recipe.item, recipe.time, recipe.order, recipe.weight]
                 roles += [recipe.split.column] if recipe.split else []
                 used = {*roles, *recipe.columns, *recipe.drop}
                 ask_label(self.file, label_like(raw, [name for name in schema if name not in used]))
             self.times: Moments | None = None
+            self._index: pl.Expr | None = None  # of a row's split
             columns = self._columns(raw)
             self.timed, self.ordered = "time" in columns, "order" in columns
             if not (self.timed or self.ordered):
@@ -133,6 +136,8 @@ class Log:
                 if recipe.strict and (lacking := self.missing | self.without):
                     found = ", ".join(f"{name}: {count:,}" for name, count in lacking.items())
                     raise UserError(f"{self.file}: missing values, which {option('strict', True)} refuses: {found}")
+            if self.problems and self.timed and recipe.time not in self.read_as:
+                raise UserError(self.problems[-1])  # wrong times seem to repeat, and cannot be split
             if recipe.protocol in ("impressions", "temporal"):
                 with self._going_on():
                     self._events = self._split()
@@ -147,24 +152,53 @@ class Log:
                 raise
             self.problems.append(str(error))
 
+    def count(self, size: int) -> int:
+        """How many blocks of about ``size`` events there are, at most."""
+        return int(-(-self.kept // size))
+
+    def part(self, first: int, rows: int) -> pl.LazyFrame:
+        """The events among ``rows`` rows of the file from row ``first`` on, as blocks have them."""
+        return self._coded(self._shaped(self._read[0].slice(first, rows), first))
+
+    def for_workers(self, reading: bool = False) -> Log:
+        """What other machines need of this to read parts, or else to take the rows of blocks."""
+        lean = copy(self)
+        lean.items, lean.before, lean.vectors, lean.times = self.catalogue.head(0), None, {}, None
+        lean._events = pl.LazyFrame()
+        if not reading:
+            lean._read = pl.LazyFrame(), pl.lit(True), {}
+        return lean
+
+    def _coded(self, events: pl.LazyFrame) -> pl.LazyFrame:
+        """With the numbers of their items, and of their users where these have a table; in the order of the rows."""
+        codes = self.catalogue.lazy().select(item=ITEM, tie=pl.int_range(pl.len(), dtype=pl.Int64))
+        if self.users is not None:
+            owners = self.users.lazy().select("user", owner=pl.int_range(pl.len(), dtype=pl.Int64))
+            events = events.join(owners, on="user", how="left", maintain_order="left")
+            events = events.with_columns(pl.col("owner").fill_null(-1))
+        return events.join(codes, on="item", how="left", maintain_order="left").drop("item")
+
+    def _shaped(self, raw: pl.LazyFrame, first: int = 0) -> pl.LazyFrame:
+        """The kept events of the log's rows, of which ``raw`` has those from row ``first`` on."""
+        _, keep, columns = self._read
+        if self.recipe.keep:
+            numbered = raw.with_row_index(ROW, first).filter(keep)
+            events = numbered.select(pl.col(ROW).cast(pl.Int64), **columns)
+        else:
+            events = raw.filter(keep).select(**columns)
+        events = events.drop("label", strict=False) if self.recipe.chosen_only else events
+        return events if self._index is None else events.with_columns(split=self._index)
+
     def blocks(self, folder: Path, size: int = BLOCK) -> list[pl.LazyFrame]:
         """The events in blocks of whole users, about ``size`` events each; several are files below ``folder``."""
-        codes = self.catalogue.lazy().select(item=ITEM, tie=pl.int_range(pl.len(), dtype=pl.Int64))
-
-        def coded(events: pl.LazyFrame) -> pl.LazyFrame:
-            if self.users is not None:
-                owners = self.users.lazy().select("user", owner=pl.int_range(pl.len(), dtype=pl.Int64))
-                events = events.join(owners, on="user", how="left").with_columns(pl.col("owner").fill_null(-1))
-            return events.join(codes, on="item", how="left").drop("item")
-
-        count = -(-self.kept // size)
+        count = self.count(size)
         if count == 1:
             with readable(self.file, self.recipe.separator):
-                return [coded(self._events).collect(engine="streaming").lazy()]
+                return [self._coded(self._events).collect(engine="streaming").lazy()]
         block = pl.col("user").hash(seed=0) % count
         for start in range(0, self.kept, PART):
             into = pl.PartitionBy(folder / str(start), key={"block": block}, include_key=False)
-            coded(self._events.slice(start, PART)).sink_parquet(into, mkdir=True)
+            self._coded(self._events.slice(start, PART)).sink_parquet(into, mkdir=True)
         names = sorted({path.name for path in folder.glob("*/*")})
         return [pl.scan_parquet(sorted(folder.glob(f"*/{name}"))) for name in names]
 
@@ -210,7 +244,8 @@ class Log:
     def first_rows(self, count: int) -> tuple[pl.DataFrame, pl.DataFrame]:
         """The first kept rows as the file has them, and their columns by role."""
         raw, keep, columns = self._read
-        rows = raw.filter(keep).head(count).collect()
+        with readable(self.file, self.recipe.separator):
+            rows = raw.filter(keep).head(count).collect()
         return rows, rows.lazy().select(**columns).collect()
 
     def _columns(self, raw: pl.LazyFrame) -> dict[str, pl.Expr]:
@@ -248,6 +283,8 @@ class Log:
             for value in values if isinstance(values, list) else [values]:
                 if isinstance(value, str) != (schema[name] in TEXTS):
                     raise UserError(f"{self.file}: '{key}': column '{name}' holds {schema[name]}, so never {value!r}")
+        if not columns.keys() & {"time", "order"} and recipe.time in schema:
+            needed |= {"time"}
         if self.problems and not needed <= columns.keys():
             raise UserError(self.problems[-1])  # without these there is nothing to go on with
         return columns
@@ -287,7 +324,10 @@ class Log:
                 raise UserError(
                     broken_line(self.file, self.recipe.separator) or f"{problem}; drop them or name another column"
                 )
-        events = events.drop_nulls(list(nulls)) if self.problems else events
+        if self.problems:
+            events = events.drop_nulls(list(nulls))
+            if events.head(1).collect().is_empty():
+                raise UserError(self.problems[-1])
         for role in ("user", "item"):
             self.read_as[names[role]] = _kind(events.collect_schema()[role])
         self.read_as |= {name: recipe_column.type for name, recipe_column in self.recipe.columns.items()}
@@ -305,8 +345,8 @@ class Log:
         if "label" in columns:
             with self._going_on():
                 self._check_labels(events)
-        if self.recipe.keep and not self.problems:
-            events = raw.with_row_index(ROW).filter(keep).select(pl.col(ROW).cast(pl.Int64), **columns)
+        if not self.problems:
+            return self._shaped(raw)
         return events.drop("label", strict=False) if din else events
 
     def _typed(self, role: str, name: str, raw: pl.LazyFrame) -> pl.Expr:
@@ -406,6 +446,8 @@ class Log:
             items = frame.select(one.alias(name) for name, one in columns.items()).collect()
             for name, column in vectors.items():
                 self.vectors[name] = item_vectors(name, column, items, recipe.item, str(file))
+                if not self.vectors[name].dim and self.before is None:
+                    raise UserError(f"{file}: embedding column '{name}': no item has a vector of finite numbers")
                 items = items.with_columns(self.vectors[name].found(items[ITEM]).alias(name))
         self.read_as |= {name: _kind(items.schema[name]) for name in names}
         if nulls := items[ITEM].null_count():
@@ -446,6 +488,7 @@ class Log:
         else:
             raise UserError(f"{self.file}: no time column to split by: {option('time')}, or 'split' in a recipe")
         index = pl.when(is_test).then(2).when(is_valid).then(1).otherwise(0).cast(pl.UInt8)
+        self._index = index
         events = self._events.with_columns(split=index)
         if self.recipe.next_item:
             return events

@@ -17,7 +17,11 @@ import json
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -25,12 +29,13 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ctr_pe.config.field_groups import Group, log_group
 from ctr_pe.data.dataset import ID, ITEM, LABEL, SPLITS, USER, WEIGHT, Dataset
 from ctr_pe.data.id_map import Array, Ints, missing, with_ids
 from ctr_pe.data.logs.events import BLOCK, COLUMN, Bools, EventBlock, Log
+from ctr_pe.data.logs.on_engine import BlockFiles, shuffled
 from ctr_pe.data.logs.recipe import Recipe
 from ctr_pe.data.logs.sequences import leave_one_out, sequence_rows
 from ctr_pe.data.requests import EncodedRequests, RequestHistories
@@ -39,11 +44,13 @@ from ctr_pe.data.timeline import Timeline
 from ctr_pe.data.value_maps import Buckets, normalizers_of, value_maps, vocabularies_of
 from ctr_pe.data.vectors import file_of
 from ctr_pe.data.writer import Content, DatasetWriter, item_specs, make_dataset
+from ctr_pe.utils.engines import Engine, open_engine
 from ctr_pe.utils.errors import UserError, counted, hyper_parameter, option
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
+POLARS = "polars"  # the engine that is no cluster
 LIST_ITEMS = 4_000_000  # list items in memory while a row group is written
 FIRST_ROWS, EXAMPLES = 1000, 5  # rows of the log among which examples are looked for, and how many there are
 CODE, EVENT = "code", "event"  # the item's row in the catalogue and the event's in its block, in place of all ids
@@ -259,6 +266,22 @@ class _Counter:
             table = pl.DataFrame({"value": block.events[name], "count": seen}).filter(pl.col("count") > 0)
             self.values.setdefault(name.removeprefix(COLUMN), []).append(table.group_by("value").sum())
 
+    def packed(self) -> dict[str, Any]:
+        """What has been counted, without zeros, for :meth:`merge`."""
+        arrays = {name: getattr(self, name) for name in ("items", "events", "users")}
+        counts = {name: (at := np.flatnonzero(of), of[at]) for name, of in arrays.items()}
+        return {**counts, "values": self.values, "counts": self.counts, "splits": self.splits}
+
+    def merge(self, packed: Mapping[str, Any]) -> None:
+        """Add what another has counted in further blocks of the log."""
+        for name in ("items", "events", "users"):
+            at, counts = packed[name]
+            getattr(self, name)[at] += counts
+        for name, tables in packed["values"].items():
+            self.values.setdefault(name, []).extend(tables)
+        self.counts.update(packed["counts"])
+        self.splits += packed["splits"]
+
     def problems(self) -> Iterator[str]:
         """Mistakes that only the sorted log shows."""
         log, recipe = self.log, self.log.recipe
@@ -274,6 +297,8 @@ class _Counter:
             problem = f"times in '{recipe.time}' contradict the order in '{recipe.order}': "
             problem += f"{older:,} of {log.kept:,} rows are older than the row before; "
             yield f"{log.file}: {problem}{option('order', None)} leaves it out"
+        if log.before is None and self.users.any() and not self.users[:-1].any():
+            yield f"{recipe.users}: no user of the training rows has a row here"
         if not self.items.any():
             problem = f"{self.counts['users']:,} users, {self.counts['rows']:,} rows, none of them for training: "
             yield f"{log.file}: {problem}protocol {recipe.protocol} needs users with more than 3 items"
@@ -302,10 +327,12 @@ class _Rows:
     """The second pass: numbers the values of each feature by frequency in the training rows, and writes the rows."""
 
     def __init__(self, writer: DatasetWriter, log: Log, groups: tuple[Group, ...], counter: _Counter) -> None:
-        self.log, self.writer, self.groups, self.max_len = log, writer, groups, log.recipe.max_len
+        self.log, self.groups, self.max_len = log, groups, log.recipe.max_len
+        self.writer: DatasetWriter | BlockFiles = writer
         self.group_rows = max(1, min(65_536, LIST_ITEMS // self.max_len))
         self.block_users = pl.Series("user", [])  # of the first block, by their numbers
         self.examples: list[tuple[str, str]] = []
+        self.on_worker = False
         self.first_user, self.user = 0, np.min_scalar_type(counter.counts["users"])
         self.counts = {split: Counter[str]() for split in SPLITS}
         self.unseen = {split: Counter[str]() for split in SPLITS}
@@ -354,6 +381,29 @@ class _Rows:
         of_user |= {name: of_event.pop(name) for name in self.log.recipe.of_rows() if name in of_event}
         return BlockIds(self.of_items, of_event, of_user, self.afterwards)
 
+    def for_workers(self) -> _Rows:
+        """What other machines need of this to write the rows of blocks."""
+        lean = copy(self)
+        lean.on_worker = True
+        lean.log, lean.items, lean.block_users = self.log.for_workers(), pl.DataFrame(), pl.Series("user", [])
+        del lean.writer
+        return lean
+
+    def write_block(self, rows: LabelledRequests, first_user: int, into: BlockFiles) -> None:
+        """Write a block of which nothing is known but its first user's number; counts are those of this block."""
+        self.writer, self.first_user = into, first_user
+        self.counts, self.unseen = ({split: Counter[str]() for split in SPLITS} for _ in range(2))
+        self.write(rows)
+        into.finish()
+
+    def merge(self, counts: Mapping[str, Counter[str]], unseen: Mapping[str, Counter[str]]) -> None:
+        """Add what another has counted in further blocks."""
+        for split in SPLITS:
+            self.unseen[split].update(unseen[split])
+            for key, count in counts[split].items():
+                here = self.counts[split]
+                here[key] = max(here[key], count) if key.endswith("_longest") else here[key] + count
+
     def write(self, rows: LabelledRequests) -> None:
         """The rows of one block, whose users follow those of the blocks before, a row group at a time."""
         encoded = rows.encoded(self._ids(rows.block), self.groups, self.max_len)
@@ -369,9 +419,13 @@ class _Rows:
                 table = pa.table(columns | self._features(encoded, chosen, self.unseen[split]))
                 # without dictionaries: ids are small integers already, and this halves size and time
                 self.writer.add(split, table, use_dictionary=False)
-        if self.first_user == 0:
+        if self.first_user == 0 and not self.on_worker:
             self.examples = self._examples(rows, encoded)
         self.first_user += rows.block.users
+
+    def give_examples(self, rows: LabelledRequests) -> None:
+        """Examples of a block that others have written."""
+        self.examples = self._examples(rows, rows.encoded(self._ids(rows.block), self.groups, self.max_len))
 
     def _examples(self, rows: LabelledRequests, encoded: EncodedRequests) -> list[tuple[str, str]]:
         """Some of the log's first rows as they were read, and the same as they were written, ids back to raw values."""
@@ -388,29 +442,34 @@ class _Rows:
         table = by_role.select(keys).with_row_index("row")
         same = table.join(pl.DataFrame(written).with_columns(at=own), on=keys, maintain_order="left")
         same = same.unique("row", keep="first", maintain_order=True).head(EXAMPLES)
-        used = [name for name in read.columns if name not in log.unread]
-        return [
-            (" ".join(f"{name}={read[name][row]!r}" for name in used), self._as_written(rows, encoded, at))
-            for row, at in same.select("row", "at").iter_rows()
-        ]
+        unread = set(log.unread)
+        used = [name for name in read.columns if name not in unread]
+        shown = read.select(used)[same["row"]].rows()
+        as_read = [" ".join(f"{name}={value!r}" for name, value in zip(used, row, strict=True)) for row in shown]
+        return list(zip(as_read, self._as_written(rows, encoded, same["at"].to_numpy()), strict=True))
 
-    def _as_written(self, rows: LabelledRequests, encoded: EncodedRequests, at: int) -> str:
-        def raw(name: str, ids: Any) -> str:
-            if not np.issubdtype(np.asarray(ids).dtype, np.integer):
-                return np.array2string(np.asarray(ids), threshold=3, precision=3)
-            upper = "≤" if isinstance(self.maps[name], Buckets) else ""
-            values = {number: upper + text for text, number in self.maps[name].stored.items()}
-            values[self.maps[name].unseen] = "unknown"
-            named = [values.get(number, f"bucket {number}") for number in np.atleast_1d(ids).tolist() if number]
-            return "|".join(named) or "none"
-
-        target = " ".join(f"{name}={raw(name, ids[at])}" for name, ids in encoded.scalars.items() if name in self.maps)
+    def _as_written(self, rows: LabelledRequests, encoded: EncodedRequests, chosen: Ints) -> list[str]:
+        target = {name: self._raw(name, ids[chosen]) for name, ids in encoded.scalars.items() if name in self.maps}
         lists, name = encoded.lists[0], self.groups[0].history[0]
-        begin, end = int(lists.begin[at]), int(lists.end[at])
-        newest = [raw(ITEM, one) for one in lists.ids[name][max(begin, end - EXAMPLES) : end]]
-        more = "… " if end - begin > EXAMPLES else ""
-        history = f"{more}{' '.join(newest)} ({end - begin})" if newest else "empty"
-        return f"{SPLITS[rows.split[at]]}: label={rows.label[at]} {target} history: {history}"
+        spans = [(int(lists.begin[at]), int(lists.end[at])) for at in chosen]
+        shown = [np.arange(max(begin, end - EXAMPLES), end) for begin, end in spans]
+        items, texts = iter(self._raw(ITEM, lists.ids[name][np.concatenate([[], *shown]).astype(np.int64)])), []
+        for row, (at, (begin, end), newest) in enumerate(zip(chosen, spans, shown, strict=True)):
+            more = "… " if end - begin > EXAMPLES else ""
+            history = f"{more}{' '.join(islice(items, len(newest)))} ({end - begin})" if end > begin else "empty"
+            words = " ".join(f"{name}={values[row]}" for name, values in target.items())
+            texts.append(f"{SPLITS[rows.split[at]]}: label={rows.label[at]} {words} history: {history}")
+        return texts
+
+    def _raw(self, name: str, ids: Array) -> list[str]:
+        """The raw value of each of (n,) ids, or of (n, M) of several values."""
+        if not np.issubdtype(ids.dtype, np.integer):
+            return [np.array2string(np.asarray(one), threshold=3, precision=3) for one in ids]
+        upper, wanted = "≤" if isinstance(self.maps[name], Buckets) else "", set(ids.reshape(-1).tolist())
+        values = {number: upper + text for text, number in self.maps[name].stored.items() if number in wanted}
+        values[self.maps[name].unseen] = "unknown"
+        rows = ([number for number in np.atleast_1d(one).tolist() if number] for one in ids)
+        return ["|".join(values.get(number, f"bucket {number}") for number in row) or "none" for row in rows]
 
     def _count(self, rows: LabelledRequests, encoded: EncodedRequests, part: Ints, counts: Counter[str]) -> None:
         counts["rows"] += len(part)
@@ -466,12 +525,19 @@ def build(
     overwrite: bool = False,
     progress: bool = False,
     block_size: int = BLOCK,
+    shard_rows: int | None = None,
+    engine: str = POLARS,
 ) -> Dataset:
     """Build the data set that ``recipe`` describes into the directory ``out``; nothing is left there if that fails.
 
-    ``block_size``: events in memory at once. Raises UserError, one line with counts, for bad input.
+    ``block_size``: events in memory at once; ``shard_rows``: rows of a file, at most, where a split is to have several;
+    ``engine``: ``polars`` in this process, or as of :func:`ctr_pe.utils.engines.open_engine`, which gives the same
+    files.
+    Raises UserError, one line with counts, for bad input.
     """
-    return make_dataset(lambda writer: _read(recipe, writer, progress, block_size), out, dataset_id, overwrite)
+    return make_dataset(
+        lambda writer: _read(recipe, writer, progress, block_size, engine), out, dataset_id, overwrite, shard_rows
+    )
 
 
 def read_sample(recipe: Recipe, rows: int, problems: list[str]) -> tuple[Log | None, EventBlock | None]:
@@ -515,27 +581,104 @@ def by_frequency(counts: Ints) -> str:
     return ", ".join(f"{name}: {count:,} ({count / whole:.0%})" for name, count in found.items() if count)
 
 
-def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int) -> Content:
+class _InProcess:
+    """The two passes over a log's blocks, in this process."""
+
+    def __init__(self, log: Log, scratch: Path, size: int, progress: bool) -> None:
+        self.log, self.progress = log, progress
+        self.blocks = log.blocks(scratch, size)
+
+    def rows(self, number: int) -> LabelledRequests:
+        """Those of a block."""
+        return _labelled(self.log.events(self.blocks[number]), self.log, number)
+
+    def count(self, counter: _Counter) -> None:
+        for rows in self._all("counting"):
+            counter.add(rows)
+
+    def write(self, written: _Rows) -> None:
+        for rows in self._all("writing"):
+            written.write(rows)
+
+    def _all(self, doing: str) -> Iterator[LabelledRequests]:
+        with self.bar(doing) as bar:
+            for number in range(len(self.blocks)):
+                rows = self.rows(number)
+                yield rows
+                bar.update(len(rows.block.is_first))
+
+    def bar(self, doing: str) -> Any:
+        return tqdm(total=self.log.kept, unit=" events", desc=doing, disable=not self.progress, unit_scale=True)
+
+
+class _OnCluster(_InProcess):
+    """The same by an engine: workers take blocks; what they count is merged here, and rows are put together here."""
+
+    def __init__(self, engine: Engine, log: Log, scratch: Path, size: int, progress: bool) -> None:
+        self.engine, self.log, self.scratch, self.progress = engine, log, scratch, progress
+        self.files = shuffled(engine, log, scratch / "blocks", size)
+        self.blocks = [pl.scan_parquet(file) for file in self.files]
+
+    def count(self, counter: _Counter) -> None:
+        found: dict[int, dict[str, Any]] = {}
+        with self.bar("counting") as bar:
+            for number, packed, events in self.engine.map(
+                partial(_count_block, self.log.for_workers(), self.files), range(len(self.files))
+            ):
+                found[number] = packed
+                bar.update(events)
+        users = [found[number]["counts"]["users"] for number in sorted(found)]
+        self.first_users = np.cumsum([0, *users])[:-1].tolist()
+        for number in sorted(found):
+            counter.merge(found.pop(number))
+
+    def write(self, written: _Rows) -> None:
+        into = self.scratch / "rows"
+        found: dict[int, Any] = {}
+        call = partial(_write_block, written.for_workers(), self.files, into)
+        with self.bar("writing") as bar:
+            for number, counts, unseen, events in self.engine.map(call, list(enumerate(self.first_users))):
+                found[number] = counts, unseen
+                bar.update(events)
+        for number in sorted(found):
+            written.merge(*found[number])
+            for split, table in BlockFiles.read(into, number):
+                written.writer.add(split, table, use_dictionary=False)
+        written.give_examples(self.rows(0))
+
+
+def _count_block(log: Log, files: Sequence[Path], number: int) -> tuple[int, dict[str, Any], int]:
+    """What a worker counts in a block, and how many events it has."""
+    counter = _Counter(log)
+    rows = _labelled(log.events(pl.scan_parquet(files[number])), log, number)
+    counter.add(rows)
+    return number, counter.packed(), len(rows.block.is_first)
+
+
+def _write_block(
+    written: _Rows, files: Sequence[Path], into: Path, block: tuple[int, int]
+) -> tuple[int, dict[str, Counter[str]], dict[str, Counter[str]], int]:
+    """A worker writes the rows of a block; ``block``: its number, and that of its first user."""
+    number, first_user = block
+    rows = _labelled(written.log.events(pl.scan_parquet(files[number])), written.log, number)
+    written.write_block(rows, first_user, BlockFiles(into, number))
+    return number, written.counts, written.unseen, len(rows.block.is_first)
+
+
+def _read(recipe: Recipe, writer: DatasetWriter, progress: bool, block_size: int, engine: str) -> Content:
     began = time.perf_counter()
-    log = Log(recipe)
-    groups, counter = _groups(log), _Counter(log)
-    blocks = log.blocks(writer.scratch, block_size)
-
-    def targets(doing: str) -> Iterator[LabelledRequests]:
-        with tqdm(total=log.kept, unit=" events", desc=doing, disable=not progress, unit_scale=True) as bar:
-            for number, block in enumerate(blocks):
-                events = log.events(block)
-                yield _labelled(events, log, number)
-                bar.update(len(events.is_first))
-
-    for rows in targets("counting"):
-        counter.add(rows)
-    for problem in counter.problems():
-        raise UserError(problem)
-    written = _Rows(writer, log, groups, counter)
-    written.block_users = blocks[0].select(pl.col("user").unique().sort()).collect()["user"]
-    for rows in targets("writing"):
-        written.write(rows)
+    with ExitStack() as stack:
+        cluster = None if engine == POLARS else stack.enter_context(closing(open_engine(engine)))
+        log = Log(recipe)
+        groups, counter = _groups(log), _Counter(log)
+        how = log, writer.scratch, block_size, progress
+        passes = _InProcess(*how) if cluster is None else _OnCluster(cluster, *how)
+        passes.count(counter)
+        for problem in counter.problems():
+            raise UserError(problem)
+        written = _Rows(writer, log, groups, counter)
+        written.block_users = passes.blocks[0].select(pl.col("user").unique().sort()).collect()["user"]
+        passes.write(written)
     seconds = time.perf_counter() - began
     report = {
         "recipe": recipe.model_dump(mode="json") | ({} if log.ordered else {"order": None}),

@@ -6,9 +6,19 @@ import json
 import re
 from itertools import combinations
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_serializer, field_validator, model_validator
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PlainSerializer,
+    PlainValidator,
+    ValidationError,
+    field_serializer,
+    field_validator,
+    model_validator,
+)
 
 from ctr_pe.config.columns import Behaviours, Declared, DeclaredColumn, Source, in_words
 from ctr_pe.config.field_groups import LogHistory
@@ -16,6 +26,7 @@ from ctr_pe.config.yaml import load_yaml, packaged_yaml, parse_yaml
 from ctr_pe.data.dataset import ID, ITEM, LABEL, USER, WEIGHT, open_dataset
 from ctr_pe.data.logs.clock import Unit
 from ctr_pe.data.logs.labels import label_column, several_labels
+from ctr_pe.data.logs.places import Address, beside, place
 from ctr_pe.data.root import REPORT
 from ctr_pe.utils.errors import UserError, explain, nearest, option, shown
 
@@ -34,6 +45,9 @@ PROTOCOLS_OF = {
     "windows": NEXT_ITEM,
 }
 """Keys that not every protocol has -> those that have them."""
+
+
+Table = Annotated[Path | Address, PlainValidator(place), PlainSerializer(str)]
 
 
 class SplitColumn(BaseModel):
@@ -63,9 +77,9 @@ class Recipe(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    interactions: Path
-    items: Path | None = None
-    users: Path | None = None
+    interactions: Table
+    items: Table | None = None
+    users: Table | None = None
     append_to: Path | None = None
     protocol: Literal["din", "impressions", "leave-one-out", "temporal"]
     user: str = "user_id"
@@ -234,7 +248,7 @@ def _read(name: str) -> dict[str, Any]:
         raise UserError(f"{name}: a recipe is a mapping of keys: {nearest('', Recipe.model_fields)}")
     for key in ("interactions", "items", "users", "append_to"):  # beside the recipe, wherever the command runs
         if isinstance(content.get(key), str):
-            content[key] = path.parent / content[key]
+            content[key] = beside(path.parent, content[key])
     if isinstance(columns := content.get("columns"), dict):
         content["columns"] = {name: _beside(path, given) for name, given in columns.items()}
     return content

@@ -80,6 +80,8 @@ def number_column(where: object, role: str, name: str, table: pl.LazyFrame) -> p
     if dtype.is_numeric() or dtype == pl.Boolean:
         if role == "weight":
             return column.cast(pl.Float64).fill_nan(None)
+        if dtype.is_decimal():
+            return column.cast(pl.Float64)
         return column.cast(pl.Int8) if dtype == pl.Boolean else column
     held = f"{dtype}, not " + {"label": "0 and 1", "weight": "numbers of 0 or more"}[role]
     if dtype == pl.String:

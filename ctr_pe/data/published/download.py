@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ctr_pe.data.dataset import LABEL, Dataset, check_out
 from ctr_pe.data.id_map import Array, IdMap

@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
-from tqdm import tqdm
+from tqdm.auto import tqdm
 
 from ctr_pe.data.published.download import md5
 from ctr_pe.data.published.sets import AMAZON, KUAI, MANIFEST, MAX_LEN, SETS

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ctr_pe.data.root import data_root
-from ctr_pe.utils.errors import say
+from ctr_pe.utils.errors import progress
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -38,6 +38,6 @@ def open_or_generate(name: str, root: Path | None = None) -> Dataset:
 
     path = data_root(root) / name
     if name in BUILT_IN and not path.exists():
-        say(f"generating the built-in data set in {path}")
+        progress(f"generating the built-in data set in {path}")
         return generate_built_in(path)
     return open_dataset(name, root)

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from ctr_pe.ops import native
 from ctr_pe.sequence.jagged import as_numbers
+from ctr_pe.utils.autograd import apply
 
 
 def contextual_bias(
@@ -66,7 +67,7 @@ def contextual_positions(gates: Tensor, between: bool = False) -> Tensor:
     Returns:
         (B, H, Q, L) positions in [0, L].
     """
-    to_newest: Tensor = _SuffixSum.apply(gates)  # type: ignore[no-untyped-call]
+    to_newest: Tensor = apply(_SuffixSum, gates)
     if not between:
         return to_newest
     offset = _offset(gates)

@@ -32,13 +32,23 @@ SUFFIXES = (".png", ".svg", ".pdf")
 SIZES = {"page": 7.0, "column": 3.35}
 """Inches: the width of the text on a paper's page, and of one of its two columns."""
 REQUESTS = 1000
+DPI = 300
 LONGEST = 100
 
 
-def picture(out: Path, wanted: Wanted, only: Sequence[str] = (), size: str = "page") -> None:
+def picture(
+    out: Path,
+    wanted: Wanted,
+    only: Sequence[str] = (),
+    size: str = "page",
+    longest_histories: int | None = None,
+    dpi: int = DPI,
+) -> None:
     """Draw what encodings do into the file ``out``: a grid with an encoding per column, a kind of panel per row.
 
-    ``only``: kinds of panels, of ``KINDS``; all by default. ``size``: of ``SIZES``.
+    ``only``: kinds of panels, of ``KINDS``; all by default. ``size``: of ``SIZES``. ``longest_histories``: measured on
+    so many test rows, those with the longest histories; by default on ``REQUESTS`` random ones. ``dpi``: pixels of an
+    inch.
 
     Raises:
         UserError: Matplotlib is not installed, an unknown kind of picture, panel or size, an unknown name, missing
@@ -60,7 +70,7 @@ def picture(out: Path, wanted: Wanted, only: Sequence[str] = (), size: str = "pa
 
     dataset, found = drawn(wanted)
     model = found[0].before
-    batch = some_requests(dataset, model, REQUESTS)
+    batch = some_requests(dataset, model, longest_histories or REQUESTS, longest_histories is not None)
     longest = _longest(model.groups[0], batch)
     units = len(units_of(model))
     by_seed: dict[str, list[list[Panel]]] = {}
@@ -86,7 +96,7 @@ def picture(out: Path, wanted: Wanted, only: Sequence[str] = (), size: str = "pa
     requests = len(batch[dataset.label])
     places = _places(panels, requests, longest)
     notes = _notes(found, first, panels, requests, seeds, units)
-    draw(out, title, [*notes[:1], *places, *notes[1:]], columns, SIZES[size])
+    draw(out, title, [*notes[:1], *places, *notes[1:]], columns, SIZES[size], dpi)
     print("\n  ".join([f"{out}: {title}", *places]), file=sys.stderr)
 
 
@@ -103,6 +113,8 @@ def _places(panels: Sequence[Panel], requests: int, longest: int) -> list[str]:
     if not found:
         return [f"Shown up to {longest} items back: {beyond}."]
     x, rows = found[0]
+    if requests == 1:
+        return [f"Its newest {x[-1]} items." if x[-1] >= LONGEST else f"Its {x[-1]} items."]
     counts = ", ".join(f"{rows[index]:,} at {x[index]}" for index in dict.fromkeys([0, len(x) // 2, len(x) - 1]))
     few = f"fewer than {min(FEWEST, requests)} of {requests:,} requests reach further"
     return [
@@ -121,7 +133,7 @@ def _notes(
     """What the reader must know; ``first``: what each encoding does at the first moment, by seed."""
     at_first = "before training" if (trained := found[0].weights is not None) else "as initialised"
     when = "Dashed: before training, solid: after." if trained else "As initialised."
-    lines = [f"{when} {requests:,} test requests; items are counted back from the newest, the query."]
+    lines = [f"{when} {counted(requests, 'test request')}; items are counted back from the newest, the query."]
     if len(seeds) > 1:
         row = list(seeds) == list(range(seeds[0], seeds[-1] + 1))
         named = f"{seeds[0]} to {seeds[-1]}" if row else ", ".join(map(str, seeds))

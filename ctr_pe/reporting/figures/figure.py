@@ -28,7 +28,6 @@ NAMES = 0.17  # inches: the row with the names of the encodings
 STRIP = 0.4  # inches: the row with the number of requests
 TITLE, TEXT, SMALL = 8.5, 7.0, 6.0  # points
 LINE = 0.125  # inches: a line of the notes
-DPI = 300
 CROWDED = 4.0  # density of keys at which the colour scale ends
 LEAST = {"cosine": 1.0, "matrix": 0.1, "density": 1.0}
 """Where the colour scales end at the least, so that noise does not look like signal."""
@@ -65,8 +64,10 @@ class Band:
         return [NAMES, *[part for row in self.rows for part in [self.height(row), *[STRIP] * row.strip]]]
 
 
-def draw(out: Path, title: str, notes: Sequence[str], columns: Mapping[str, Sequence[Panel]], width: float) -> None:
-    """Write the picture, ``width`` inches wide; the notes are below its title.
+def draw(
+    out: Path, title: str, notes: Sequence[str], columns: Mapping[str, Sequence[Panel]], width: float, dpi: int
+) -> None:
+    """Write the picture, ``width`` inches wide; the notes are below its title. ``dpi``: pixels of an inch, of a PNG.
 
     Raises:
         UserError: the file cannot be written.
@@ -87,7 +88,7 @@ def draw(out: Path, title: str, notes: Sequence[str], columns: Mapping[str, Sequ
         _draw_band(part, band, scales)
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(out, dpi=DPI)
+        figure.savefig(out, dpi=dpi)
     except OSError as error:
         raise UserError(f"{out}: {error.strerror}") from None
 

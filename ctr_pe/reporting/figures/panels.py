@@ -19,6 +19,7 @@ from torch import Tensor
 
 from ctr_pe.reporting.figures.measure import Attention, Effects
 from ctr_pe.reporting.figures.trial import AGES, identity
+from ctr_pe.utils.errors import counted
 
 Values = npt.NDArray[Any]
 USERS, RINGS, HEADS = 8, 10, 8
@@ -214,7 +215,7 @@ def _contextual_positions(moments: Moments) -> Iterator[Panel]:
         longest = counts.argsort(descending=True, stable=True)[: max(USERS, len(counts) // 4)]
         users, x = longest[:: max(1, len(longest) // USERS)][:USERS], np.arange(positions.shape[1])
         curves = [Curve("", x, positions[row].numpy(), "", index) for index, row in enumerate(users)]
-        title, y = f"contextual positions of {len(curves)} users", "position"
+        title, y = f"contextual positions of {counted(len(curves), 'user')}", "position"
         yield Lines(title=title, when=when, y=y, curves=curves, diagonal=True, share=True)
 
 

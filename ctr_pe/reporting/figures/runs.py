@@ -10,13 +10,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ctr_pe.config.yaml import model_params
+import numpy as np
+
+from ctr_pe.config.yaml import model_params, next_item_params
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.data.synthetic.built_in import DEFAULT
 from ctr_pe.models.sections import check_params, model_class
 from ctr_pe.pe import check_encodings
 from ctr_pe.sequence.batch import JaggedBatch
 from ctr_pe.study.benchmark import find_dataset, refuse_own_keys, run_params
+from ctr_pe.study.next_item import of_next_items
 from ctr_pe.study.store import Result, Store
 from ctr_pe.training import Run, build_model, load
 from ctr_pe.utils.errors import UserError, nearest
@@ -111,10 +114,13 @@ def drawn(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
     return dataset, found
 
 
-def some_requests(dataset: Dataset, model: Any, rows: int) -> JaggedBatch:
-    """A random batch of test rows, the same at each call."""
+def some_requests(dataset: Dataset, model: Any, rows: int, longest: bool = False) -> JaggedBatch:
+    """A random batch of test rows, the same at each call; ``longest``: those with the longest histories instead."""
     loader = BatchLoader(model.feature_map, dataset.split("test"), split="valid", batch_size=rows, shuffle=True)
-    return next(iter(loader))
+    if not longest:
+        return next(iter(loader))
+    history = dataset.scan("test").select(model.groups[0].history[0]).collect().to_series()
+    return loader.batch(np.argsort(-history.list.len().to_numpy().astype(np.int64), kind="stable")[:rows])
 
 
 def _fresh(wanted: Wanted) -> tuple[Dataset, list[Drawn]]:
@@ -179,12 +185,13 @@ def benchmark_command(results: Collection[Result], *more: str, root: Path | None
     """``ctr-pe benchmark`` for results that differ only in encoding and seed, with ``more`` options at the end."""
     first = next(iter(results))
     seeds = [result.seed for result in results]
-    words = ["ctr-pe", "benchmark", "--model", first.model]
+    ranked = of_next_items(results)
+    words = ["ctr-pe", "benchmark", *["--task", "next-item"] * ranked, "--model", first.model]
     words += ["--pe", ",".join(dict.fromkeys(result.pe for result in results))]
-    words += ["--dataset", first.dataset, "--protocol", first.protocol]
+    words += ["--dataset", first.dataset, *([] if ranked else ["--protocol", first.protocol])]
     words += ["--seed", str(min(seeds))] * (min(seeds) > 0) + ["--repeats", str(max(seeds) - min(seeds) + 1)]
     words += ["--threads", str(first.threads)] * (first.threads != 1) + ["--gpu", str(first.gpu)] * (first.gpu >= 0)
-    usual = model_params(first.model, first.dataset)
+    usual = (next_item_params if ranked else model_params)(first.model, first.dataset)
     for key, value in first.params.items():
         if key not in usual or as_text(usual[key]) != as_text(value):
             words += ["--set", f"{key}={as_text(value)}"]

@@ -9,12 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.evaluation import evaluate
+from ctr_pe.evaluation.calibration import reliability
 from ctr_pe.evaluation.paired import mean_sd
+from ctr_pe.evaluation.ranking import row_values
 from ctr_pe.study.differences import Setting
 from ctr_pe.study.store import Result, Store
 from ctr_pe.training import PROTOCOLS
 
-BINS, LENGTHS = 10, 6
+LENGTHS = 6
 Array = npt.NDArray[Any]
 
 
@@ -43,32 +45,19 @@ def _curve(result: Result) -> dict[str, Any]:
 
 
 def calibration(store: Store, setting: Setting) -> dict[str, Any]:
-    """Encoding → bins of its predictions on the test rows at all seeds, equally many in each: their mean, the share of
-    clicks, how many; and ``error``: the mean of their distance from each other, weighted by rows.
-
-    Equal predictions are in the same bin, so there may be fewer bins.
-    """
+    """Encoding → the :class:`~ctr_pe.evaluation.calibration.Reliability` of its predictions on the test rows, at all
+    seeds."""
     labels, _ = _rows(store, setting)
     encodings = {}
     for pe, runs in setting.runs.items():
         scores = np.concatenate([_scores(store, result) for result in runs.values()])
-        edges = np.unique(np.quantile(scores, np.linspace(0, 1, BINS + 1)[1:-1]))
-        bins = np.searchsorted(edges, scores, "left")
-        rows, *sums = (np.bincount(bins, values) for values in (None, scores, np.tile(labels, len(runs))))
-        filled = rows > 0
-        rows, predicted, observed = rows[filled], *(each[filled] / rows[filled] for each in sums)
-        encodings[pe] = {
-            "predicted": predicted.tolist(),
-            "observed": observed.tolist(),
-            "rows": rows.tolist(),
-            "error": float(np.abs(predicted - observed) @ rows / len(scores)),
-        }
+        encodings[pe] = reliability(np.tile(labels, len(runs)), scores)._asdict()
     return {"share": float(labels.mean()), "encodings": encodings}
 
 
-def by_length(store: Store, setting: Setting) -> dict[str, Any]:
-    """gAUC of the test rows whose history has so many items: bins with about equally many rows, and per encoding mean
-    and standard deviation over the seeds; NaN where no user has both classes."""
+def by_length(store: Store, setting: Setting, metric: str = "gAUC") -> dict[str, Any]:
+    """gAUC, or a metric of ranks, of the test rows whose history has so many items: bins with about equally many rows,
+    and per encoding mean and standard deviation over the seeds; NaN where no user has both classes."""
     labels, users = _rows(store, setting)
     lengths = store.about(setting.key.data_hash)["lengths"]
     bins = length_bins(lengths)
@@ -76,10 +65,14 @@ def by_length(store: Store, setting: Setting) -> dict[str, Any]:
     encodings: dict[str, dict[str, list[float]]] = {}
     for pe, runs in setting.runs.items():
         scores = [_scores(store, result) for result in runs.values()]
-        values = ([evaluate(labels[of], one[of], users[of], ["gAUC"])["gAUC"] for one in scores] for of in inside)
+        if metric == "gAUC":
+            values = ([evaluate(labels[of], one[of], users[of], ["gAUC"])["gAUC"] for one in scores] for of in inside)
+        else:
+            values = ([float(row_values(one[of], metric).mean()) for one in scores] for of in inside)
         mean, sd = zip(*map(mean_sd, values), strict=True)
         encodings[pe] = {"mean": list(mean), "sd": list(sd)}
     return {
+        "metric": metric,
         "bins": [f"{low}" if low == high else f"{low}–{high}" for low, high in bins],
         "rows": [int(of.sum()) for of in inside],
         "users": [len(np.unique(users[of])) for of in inside],

@@ -14,16 +14,19 @@ from pydantic_core import to_json
 
 import ctr_pe
 from ctr_pe.evaluation.metrics import METRICS
-from ctr_pe.evaluation.paired import mean_sd
+from ctr_pe.evaluation.paired import Difference, mean_sd
 from ctr_pe.reporting.figures.runs import benchmark_command
 from ctr_pe.reporting.html import Options
 from ctr_pe.reporting.html.charts import by_length, calibration, curves, speed
 from ctr_pe.reporting.html.explorer import explorer
-from ctr_pe.study.benchmark import find_dataset, keep_rows
+from ctr_pe.reporting.html.rendering import render, write
+from ctr_pe.study import next_item
+from ctr_pe.study.benchmark import find_dataset, keep_rows, protocol_of
 from ctr_pe.study.differences import BASELINES, Setting, settings
+from ctr_pe.study.rendering import Table
 from ctr_pe.study.store import RunKey, Store
 from ctr_pe.study.tables import make_tables, measured
-from ctr_pe.utils.errors import UserError, counted, say
+from ctr_pe.utils.errors import UserError, counted, progress
 
 LEVEL = 0.05
 COLOURS = {"none": "#6b7280", "naive": "#0072b2", "rope": "#009e73", "cope": "#b5489a", "cape": "#d55e00"}
@@ -44,30 +47,19 @@ def report(options: Options) -> Path:
         import plotly  # noqa: F401
     except ImportError:
         raise UserError("ctr-pe report needs Plotly and Jinja2: pip install 'ctr_pe[report]'") from None
-    html = page(content(options))
     out = options.out or options.results / "report.html"
-    try:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(html, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{out}: {error.strerror}") from None
-    say(f"{out}: open it in a browser")
+    write(page(content(options)), out)
     return out
 
 
 def page(content: Mapping[str, Any]) -> str:
     """HTML. The numbers are JSON in ``<script id="content">``."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    # What is marked as HTML is a file of this package or of plotly's, or JSON without "<".
-    loader = PackageLoader("ctr_pe.reporting.html", "template")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    style, script = (Markup(loader.get_source(environment, f"page.{of}")[0]) for of in ("css", "js"))  # nosec B704
+    # What is marked as HTML is JSON without "<", or a file of plotly's.
     numbers, plotly = Markup(as_json(content)), Markup(get_plotlyjs())  # nosec B704
-    template = environment.get_template("page.html")
-    return template.render(title=content["title"], numbers=numbers, style=style, script=script, plotly=plotly)
+    return render("page", title=content["title"], numbers=numbers, plotly=plotly)
 
 
 def as_json(content: Any) -> str:
@@ -82,10 +74,7 @@ def content(options: Options) -> dict[str, Any]:
     Raises:
         UserError: no results in the folder.
     """
-    store = Store(options.results)
-    if not store.read():
-        command = shlex.join(["ctr-pe", "benchmark", "--keep-weights", "--out", str(options.results)])
-        raise UserError(f"{options.results}: no results of a benchmark: `{command}` makes them")
+    store = stored_results(options.results)
     tables = [_table(options, store, setting) for setting in settings(store) if setting.runs]
     encodings = dict.fromkeys(pe for table in tables for pe in table["encodings"])
     return {
@@ -95,6 +84,15 @@ def content(options: Options) -> dict[str, Any]:
         "colours": colours(list(encodings)),
         "tables": tables,
     }
+
+
+def stored_results(folder: Path) -> Store:
+    """The store of a benchmark. Raises UserError if the folder has no results."""
+    store = Store(folder)
+    if not store.read():
+        command = shlex.join(["ctr-pe", "benchmark", "--keep-weights", "--out", str(folder)])
+        raise UserError(f"{folder}: no results of a benchmark: `{command}` makes them")
+    return store
 
 
 def _command(options: Options) -> str:
@@ -111,13 +109,21 @@ def colours(encodings: Sequence[str]) -> dict[str, str]:
 
 
 def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
-    say(setting.title)
+    progress(setting.title)
     key = setting.key
     no_data = _keep_rows(options, store, key)
-    main = make_tables(setting)[0]
-    differences = {base: setting.differences(base) for base in BASELINES}
+    ranked = next_item.of_next_items(setting.results)
+    main = _ranking_table(options, store, setting) if ranked else make_tables(setting)[0]
+    metrics = next_item.metrics_of(setting.results) if ranked else list(METRICS)
+    statistics = next_item.RankStatistics(store, key.data_hash) if ranked else None
+    differences = {base: setting.differences(base, statistics, metrics) for base in BASELINES}
+    of_rows = next((name for name in metrics if not name.startswith("COV")), None)
     rows = store.about(key.data_hash)
     missing = _missing(store, setting)
+    if ranked:
+        missing.pop("calibration", None)
+    if of_rows is None:
+        missing["lengths"] = "No metric was measured that a row has a value of."
     if not any(differences.values()):
         command = benchmark_command(setting.results).replace("--pe ", "--pe none,", 1)
         why = "There are no differences: `none` has not been run, or there is nothing else."
@@ -129,14 +135,17 @@ def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
         why = "What columns the data have is not stored, and the data set that has them cannot be read"
         missing["data"] = f"{why}: {no_data}."
     return {
-        "title": setting.title,
+        "title": main.title if ranked else setting.title,
+        "task": "next-item" if ranked else "click",
+        "metrics": metrics,
+        "base": next((name for name in BASELINES if name in setting.runs), "none") if ranked else "none",
         "notes": main.notes,
-        "summary": summary(setting),
+        "summary": summary(setting, metrics[0] if metrics else "", differences),
         "model": key.model,
         "dataset": key.dataset,
         "encodings": list(setting.runs),
         "rows": [
-            {**{name: value for name, value in line.items() if name.startswith(METRICS) or name == "seeds"}, "pe": pe}
+            {**{name: line[name] for name in line if name.startswith(tuple(metrics)) or name == "seeds"}, "pe": pe}
             for pe, line in zip(setting.runs, main.lines, strict=False)  # then those whose runs have all failed
         ],
         "differences": {
@@ -145,16 +154,26 @@ def _table(options: Options, store: Store, setting: Setting) -> dict[str, Any]:
             if found
         },
         "curves": curves(setting),
-        "calibration": None if "calibration" in missing else calibration(store, setting),
-        "lengths": None if "lengths" in missing else by_length(store, setting),
+        "calibration": None if ranked or "calibration" in missing else calibration(store, setting),
+        "lengths": None if "lengths" in missing else by_length(store, setting, str(of_rows)),
         "speed": speed(setting, rows.get("splits")),
         "data": json.loads(str(rows["description"])) if "description" in rows else None,
-        "explorer": explorer(options, store, setting),
+        "explorer": None if ranked else explorer(options, store, setting),
         "missing": missing,
         "environment": _environment(setting),
         "params": {name: str(value) for name, value in setting.results[0].params.items()},
         "command": benchmark_command(setting.results, "--out", str(options.results), root=options.data_root),
     }
+
+
+def _ranking_table(options: Options, store: Store, setting: Setting) -> Table:
+    """With the protocol of the data set and the published figures, where it can be read."""
+    key = setting.key
+    try:
+        protocol = protocol_of(find_dataset(key.dataset, options.data_root, key.protocol))
+    except UserError:
+        protocol = ""
+    return next_item.setting_table(store, key.setting, setting.runs, setting.failed, protocol)
 
 
 def _keep_rows(options: Options, store: Store, key: RunKey) -> str:
@@ -171,16 +190,18 @@ def _keep_rows(options: Options, store: Store, key: RunKey) -> str:
     return ""
 
 
-def summary(setting: Setting) -> list[str]:
-    """The table in plain sentences."""
-    gauc = {pe: mean_sd(measured(runs, "gAUC"))[0] for pe, runs in setting.runs.items()}
-    gauc = {pe: mean for pe, mean in gauc.items() if not math.isnan(mean)}
-    if not gauc:
+def summary(
+    setting: Setting, metric: str, differences: Mapping[str, Mapping[str, Mapping[str, Difference]]]
+) -> list[str]:
+    """The table in plain sentences, by its first metric; ``differences``: baseline -> encoding -> metric."""
+    means = {pe: mean_sd(measured(runs, metric))[0] for pe, runs in setting.runs.items()}
+    means = {pe: mean for pe, mean in means.items() if not math.isnan(mean)}
+    if not means:
         return []
-    best = max(gauc, key=lambda pe: gauc[pe])
-    seeds = counted(len(setting.runs[best]), "seed")
-    lines = [f"The highest mean gAUC (AUC within users) is that of {best}: {gauc[best]:.4f} over {seeds}."]
-    found = {pe: of["gAUC"] for pe, of in setting.differences("none").items() if not math.isnan(of["gAUC"].low)}
+    best = max(means, key=lambda pe: means[pe])
+    seeds, what = counted(len(setting.runs[best]), "seed"), " (AUC within users)" * (metric == "gAUC")
+    lines = [f"The highest mean {metric}{what} is that of {best}: {means[best]:.4f} over {seeds}."]
+    found = {pe: of[metric] for pe, of in differences.get("none", {}).items() if not math.isnan(of[metric].low)}
     interval = "The 95 % interval of the difference to none, for other users and newly trained runs,"
     for what, sign in ("above", 1), ("below", -1):
         if of := [f"{pe} ({one.value:+.4f})" for pe, one in found.items() if min(sign * one.low, sign * one.high) > 0]:

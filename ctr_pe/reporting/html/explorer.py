@@ -89,7 +89,7 @@ def choose(dataset: Dataset, count: int) -> tuple[list[str], Sequence[int]]:
     if dataset.group_id is None:
         return [], []
     rows = (
-        pl.scan_parquet(dataset.split("test"))
+        dataset.scan("test")
         .with_row_index("row")
         .select(
             pl.col("row").cast(pl.Int64),

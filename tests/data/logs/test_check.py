@@ -139,3 +139,30 @@ def test_a_build_shows_rows_as_read_beside_rows_as_written(protocol: str, block_
     said = summary(dataset)
     assert "rows as read → as written, ids back to raw values:" in said
     assert "items by events: " in said
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (pl.col("timestamp") * 1000, "no time in seconds"),
+        (pl.col("timestamp").cast(pl.String), "holds no date of ISO 8601"),
+        (pl.duration(seconds="timestamp").alias("timestamp"), "holds Duration"),
+        (pl.lit(None).alias("item_id"), "null values: item_id: "),
+        (pl.lit(None, pl.Int64).alias("timestamp"), "null values: timestamp: "),
+        (pl.col("user_id").alias("user"), ""),
+    ],
+)
+@pytest.mark.parametrize("protocol", ["din", "impressions"])
+def test_what_one_mistake_brings_about_is_no_further_problem(
+    change: pl.Expr, said: str, protocol: str, tmp_path: Path
+) -> None:
+    problems = check(recipe_of(tmp_path, log_of().with_columns(change), "log.parquet", protocol=protocol)).problems
+    assert len(problems) == bool(said)
+    assert said in "".join(problems)
+
+
+def test_the_label_is_not_asked_for_where_user_and_item_are_missing(tmp_path: Path) -> None:
+    table = log_of().rename({"user_id": "uid", "label": "clicked"})
+    problems = check(recipe_of(tmp_path, table)).problems
+    assert "no user column 'user_id': did you mean 'uid'" in problems[0]
+    assert not any("label: which of" in problem for problem in problems)

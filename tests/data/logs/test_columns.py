@@ -13,6 +13,7 @@ import pytest
 from ctr_pe.config.yaml import load_json
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.id_map import UNSEEN
+from ctr_pe.data.logs.check import check
 from ctr_pe.data.logs.log import build, summary
 from ctr_pe.data.logs.recipe import load_recipe
 from ctr_pe.fuxictr.feature_specs import FEATURES, read_feature_map
@@ -218,6 +219,43 @@ def test_a_mistake_is_one_line(options: dict[str, Any], message: str, tmp_path: 
         built(tmp_path, "impressions", **options)
     assert message in str(found.value)
     assert "\n" not in str(found.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("users", pl.col("user_id") + 1000, "users.parquet: no user of the training rows has a row here"),
+        ("users", None, "users.parquet: no user of the training rows has a row here"),
+        ("items", pl.lit([float("nan")]).alias("image"), "column 'image': no item has a vector of finite numbers"),
+        ("items", pl.lit([], pl.List(pl.Float64)).alias("image"), "column 'image': no item has a vector"),
+        ("items", pl.lit(None).alias("image"), "column 'image': no item has a vector"),
+    ],
+)
+def test_a_table_that_says_nothing_is_refused(name: str, change: pl.Expr | None, message: str, tmp_path: Path) -> None:
+    """By a check and by a build, before anything is written."""
+    given = tables()
+    given[name] = given[name].clear() if change is None else given[name].with_columns(change)
+    columns = {"image": "item, embedding", "age": "user, numeric"}
+    with pytest.raises(UserError) as found:
+        built(tmp_path, "impressions", given, columns=columns)
+    assert message in str(found.value)
+    assert not (tmp_path / "set_impressions").exists()
+    files = {key: tmp_path / f"{key}.parquet" for key in given}
+    assert check(load_recipe(None, {**files, "protocol": "impressions", "columns": columns})).problems == [
+        str(found.value)
+    ]
+
+
+def test_a_check_counts_users_without_a_row_and_names_a_table_that_is_not_read(tmp_path: Path) -> None:
+    given = tables()
+    built(tmp_path, "impressions", given)
+    files = {key: tmp_path / f"{key}.parquet" for key in given}
+    users = set(given["interactions"]["user_id"]) - set(given["users"]["user_id"])
+    rule = {**files, "protocol": "impressions"}
+    lines = check(load_recipe(None, {**rule, "columns": {"age": "user, numeric"}})).lines
+    assert f"users without a row in {files['users']}: {len(users)}" in lines
+    lines = check(load_recipe(None, rule)).lines
+    assert any(line.startswith(f"not read: {files['users']}: ") for line in lines)
 
 
 def test_hashed_values_are_shown_as_their_buckets(tmp_path: Path) -> None:

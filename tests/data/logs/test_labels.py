@@ -14,6 +14,9 @@ from ctr_pe.cli import main
 from ctr_pe.config.yaml import load_json
 from ctr_pe.data.dataset import open_dataset
 from ctr_pe.data.logs.labels import SIGNS, Threshold, threshold
+from ctr_pe.data.logs.log import build
+from ctr_pe.data.logs.recipe import load_recipe
+from ctr_pe.serving.tables import labels as labels_of
 from ctr_pe.utils.errors import UserError
 from tests.data.logs.test_columns import tables
 
@@ -108,3 +111,19 @@ def test_a_missing_rating_is_named() -> None:
     log = ratings().with_columns(rating=pl.when(pl.int_range(pl.len()) == 7).then(float("nan")).otherwise("rating"))
     with pytest.raises(UserError, match="null values: rating: 1 of 600 rows, the first in row 8"):
         CTRRanker("DIN", "cape", label="rating >= 4", **QUICK).fit(log)
+
+
+def test_a_threshold_of_decimals_is_that_of_floats(tmp_path: Path) -> None:
+    """In a log and in tables of a request."""
+    place = np.arange(200)
+    log = pl.DataFrame({"user_id": place % 9, "item_id": place % 7, "timestamp": 1_600_000_000 + place})
+    reports, labels = [], []
+    for dtype in (pl.Float64, pl.Decimal(4, 1)):
+        table = log.with_columns(rating=pl.Series(place % 11 / 2).cast(dtype))
+        table.write_parquet(tmp_path / "log.parquet")
+        given = {"interactions": tmp_path / "log.parquet", "protocol": "impressions", "label": "rating >= 2.5"}
+        dataset = build(load_recipe(None, given), tmp_path / "set", overwrite=True)
+        reports.append(pl.read_parquet(dataset.path / "train.parquet"))
+        labels.append(labels_of(table, "rating >= 2.5", "log").tolist())
+    assert reports[0].equals(reports[1])
+    assert labels[0] == labels[1] == [one % 11 / 2 >= 2.5 for one in place]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
 import re
+import time
 from pathlib import Path
 
 import polars as pl
@@ -13,7 +15,7 @@ from ctr_pe.cli import main
 from ctr_pe.data.id_map import NO_VALUE
 from ctr_pe.data.logs.log import build, summary
 from ctr_pe.data.logs.recipe import load_recipe
-from ctr_pe.data.logs.tables import scan
+from ctr_pe.data.logs.tables import check_start, scan
 from ctr_pe.utils.errors import UserError
 
 HEADER = "user_id,item_id,position\n"
@@ -131,3 +133,31 @@ def test_decimal_commas_and_the_line_of_spreadsheets_are_named(tmp_path: Path) -
     (tmp_path / "log.csv").write_text(f"sep=;\nuser_id;item_id;position;price\n{rows}\n")
     with pytest.raises(UserError, match="line 1: 'sep=;' is no header: remove this line"):
         build(load_recipe(None, given), tmp_path / "set")
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (gzip.compress(HEADER.encode(), mtime=0), "not a text but compressed by gzip: its name ends in .gz"),
+        (b"\x28\xb5\x2f\xfd\x24\x00", "not a text but compressed by zstd: unpack it, or compress it by gzip"),
+        (bz2.compress(HEADER.encode()), "not a text but compressed by bzip2: unpack it, or compress it by gzip"),
+        (b"PK\x03\x04\x14\x00", "not a text but a zip file or a spreadsheet: unpack it, or save it as CSV"),
+        (b"PAR1\x15\x04", "not a text but a parquet file: its name ends in .parquet"),
+        ("user_id,item_id,größe\n1,2,3\n".encode("latin1"), "line 1: not a text in UTF-8 ('gr\ufffd\ufffde')"),
+    ],
+    ids=["gzip", "zstd", "bzip2", "zip", "parquet", "latin1"],
+)
+def test_what_is_no_text_is_named(content: bytes, said: str, tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    file.write_bytes(content)
+    with pytest.raises(UserError) as refused:
+        scan(file)
+    assert str(refused.value).startswith(f"{file}: {said}")
+
+
+def test_a_header_of_thousands_of_columns_is_read_in_time(tmp_path: Path) -> None:
+    """A column costs the same however many there are: the time of 20,000 was half a minute."""
+    (tmp_path / "log.csv").write_text(",".join(f"column {number}" for number in range(20_000)) + "\n")
+    began = time.process_time()
+    assert len(check_start(tmp_path / "log.csv", ",")) == 20_000
+    assert time.process_time() - began < 1

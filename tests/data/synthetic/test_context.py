@@ -145,6 +145,7 @@ def test_histories_hold_what_the_documentation_says(full: Dataset) -> None:
     assert all(original[item] % 20 == category[cate] for item, cate in pairs.rows())
 
 
+@pytest.mark.slow
 def test_later_items_are_in_random_order(full: Dataset) -> None:
     """Where among the items since the relevant one the unlike ones are says nothing."""
     places: list[float] = []
@@ -196,6 +197,7 @@ def test_ids_are_of_the_train_rows_by_falling_frequency(tmp_path: Path) -> None:
         assert max(ids) == len(counts)  # unseen
 
 
+@pytest.mark.slow
 def test_order_tells_nothing_in_the_shuffled_control(tmp_path: Path) -> None:
     shuffled = generate(tmp_path / "shuffled", users=1500, shuffled=True)
     found = known(shuffled, "train")

@@ -3,10 +3,9 @@
   const content = JSON.parse(document.getElementById("content").textContent);
   const at = (id) => document.getElementById(id);
   const colour = (pe) => content.colours[pe] || "#333333";
-  const METRICS = ["gAUC", "AUC", "logloss"];
   const DASH = "–";
   let table = content.tables[0];
-  const chosen = { metric: "gAUC", baseline: "none", curve: "gAUC", x: "epochs", hidden: new Set(), user: 0, unit: 0, shown: null, row: null };
+  const chosen = { metric: table.metrics[0], baseline: "none", curve: table.metrics[0], x: "epochs", hidden: new Set(), user: 0, unit: 0, shown: null, row: null };
 
   // Elements. Text from data is only ever set as text.
   function element(tag, attributes = {}, ...children) {
@@ -32,6 +31,7 @@
   }
 
   const dot = (pe) => element("span", { class: "dot", own: colour(pe) }, pe);
+  const isNumber = (value) => value !== null && value !== undefined;
   const number = (value, digits = 4) => (value === null || value === undefined ? DASH : value.toFixed(digits).replace("-", "−"));
   const signed = (value, digits = 4) => (value === null || value === undefined ? DASH : (value < 0 ? "" : "+") + number(value, digits));
   const pValue = (value) => (value !== null && value < 0.0005 ? "<0.001" : number(value, 3));
@@ -77,7 +77,7 @@
   function differences() {
     const bases = Object.keys(table.differences);
     if (!bases.includes(chosen.baseline)) chosen.baseline = bases[0] || "none";
-    choice("metric", bases.length ? METRICS.map((name) => [name, name]) : [], chosen.metric, (value) => { chosen.metric = value; differences(); });
+    choice("metric", bases.length ? table.metrics.map((name) => [name, name]) : [], chosen.metric, (value) => { chosen.metric = value; differences(); });
     choice("baseline", bases.map((name) => [name, `minus ${name}`]), chosen.baseline, (value) => { chosen.baseline = value; differences(); });
     if (!bases.length) return clear("forest", table.missing.differences);
     const found = table.differences[chosen.baseline];
@@ -88,27 +88,30 @@
       return { x: [one.value], y: [pe], type: "scatter", mode: "markers", marker: { symbol: "square", size: 11, color: colour(pe) }, hovertemplate: `${pe}: ${interval(one)}<extra></extra>`, ...bars };
     });
     const better = chosen.metric === "logloss" ? "better to the left" : "better to the right";
-    const text = narrow() ? [] : names.map((pe) => ({ x: 1, xref: "paper", xanchor: "right", y: pe, yref: "y", yanchor: "middle", text: interval(found[pe][chosen.metric]), showarrow: false, font: { size: 13 } }));
+    const text = narrow() ? [] : names.map((pe) => ({ x: 1, xref: "paper", xanchor: "left", xshift: 8, y: pe, yref: "y", yanchor: "middle", text: interval(found[pe][chosen.metric]), showarrow: false, font: { size: 13 } }));
     const ends = names.flatMap((pe) => ["value", "low", "high"].map((end) => found[pe][chosen.metric][end])).filter((value) => value !== null).concat(0);
     const low = Math.min(...ends), width = Math.max(...ends) - low || 1e-3;
     const range = [low - 0.06 * width, low + 1.06 * width];
     plot("forest", traces, {
       height: 84 + 36 * names.length,
-      xaxis: { title: { text: `${chosen.metric} − ${chosen.baseline}, 95 % interval (${better})` }, zeroline: true, zerolinecolor: "#8b95a1", zerolinewidth: 1.5, tickformat: "~g", nticks: narrow() ? 5 : 8, range, domain: [0, narrow() ? 1 : 0.78] },
+      xaxis: { title: { text: `${chosen.metric} − ${chosen.baseline}, 95 % interval (${better})` }, zeroline: true, zerolinecolor: "#8b95a1", zerolinewidth: 1.5, tickformat: "~g", nticks: narrow() ? 5 : 8, range },
       yaxis: { type: "category", categoryorder: "array", categoryarray: names.slice().reverse(), range: [-0.6, names.length - 0.4], showgrid: false },
       annotations: text,
+      margin: { l: narrow() ? 48 : 60, r: narrow() ? 14 : 210, t: 12, b: 46 }, // the intervals are in the right margin
     });
   }
 
   function metrics() {
-    const compared = table.rows.some((row) => row.gAUC_minus_none !== null);
-    const header = ["encoding", "gAUC", ...(compared ? ["gAUC − none", "95 % interval", "detectable", "p"] : []), "seeds", "AUC", "logloss"];
+    const [lead, ...others] = table.metrics, minus = `${lead}_minus_${table.base}`;
+    const compared = table.rows.some((row) => isNumber(row[minus]));
+    const printed = table.task === "next-item" && table.rows.some((row) => isNumber(row[`${lead}_published`]));
+    const header = ["encoding", lead, ...(compared ? [`${lead} − ${table.base}`, "95 % interval", "detectable", "p"] : []), ...(printed ? [`${lead}, published`] : []), "seeds", ...others];
     const mean = (row, name) => spread(row[`${name}_mean`], row[`${name}_sd`]);
     const rows = table.rows.map((row) => [
-      dot(row.pe), mean(row, "gAUC"),
-      ...(compared ? [signed(row.gAUC_minus_none), row.gAUC_minus_none_low === null ? DASH : `${signed(row.gAUC_minus_none_low)} to ${signed(row.gAUC_minus_none_high)}`,
-        number(row.gAUC_minus_none_detectable), pValue(row.gAUC_minus_none_p_holm)] : []), whole(row.seeds),
-      mean(row, "AUC"), mean(row, "logloss"),
+      dot(row.pe), mean(row, lead),
+      ...(compared ? [signed(row[minus]), row[`${minus}_low`] === null ? DASH : `${signed(row[`${minus}_low`])} to ${signed(row[`${minus}_high`])}`,
+        number(row[`${minus}_detectable`]), pValue(row[`${minus}_p_holm`])] : []), ...(printed ? [number(row[`${lead}_published`])] : []), whole(row.seeds),
+      ...others.map((name) => mean(row, name)),
     ]);
     fill("metrics", ...rowsOf(header, rows));
     fill("notes", ...table.notes.map((note) => sentence(note, "li")));
@@ -124,7 +127,7 @@
       clear("curve-loss");
       return clear("curve-valid");
     }
-    const names = METRICS.filter((name) => runs.some((run) => run.metrics[name]));
+    const names = table.metrics.filter((name) => runs.some((run) => run.metrics[name]));
     const others = [...new Set(runs.flatMap((run) => Object.keys(run.metrics)))].filter((name) => !names.includes(name));
     const all = [...names, ...others];
     if (!all.includes(chosen.curve)) chosen.curve = all[0];
@@ -152,6 +155,7 @@
 
   // Calibration and history length.
   function calibration() {
+    showSection("calibration", table.task === "click");
     if (!table.calibration) {
       fill("calibration-table");
       return clear("calibration-figure", table.missing.calibration);
@@ -167,10 +171,18 @@
     fill("calibration-table", ...rowsOf(["encoding", "distance from the diagonal"], table.encodings.map((pe) => [dot(pe), number(of[pe].error)])));
   }
 
+  function showSection(id, shown) {
+    at(id).hidden = !shown;
+    document.querySelector(`nav a[href="#${id}"]`).hidden = !shown;
+  }
+
   const legendBelow = () => ({ showlegend: true, legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", font: { size: 13 } }, margin: { l: narrow() ? 48 : 60, r: 14, t: 44, b: 50 } });
 
   function lengths() {
-    const found = table.lengths;
+    const found = table.lengths, metric = found ? found.metric : table.metrics[0];
+    fill("lengths-title", `${metric} by length of the history`);
+    fill("lengths-lead", (table.task === "click" ? "AUC within users over the test rows whose history has so many items." : `Mean ${metric} of the test rows whose history has so many items.`)
+      + " Points are means over seeds, bars one standard deviation.");
     if (!found) {
       fill("lengths-table");
       return clear("lengths-figure", table.missing.lengths);
@@ -180,7 +192,7 @@
       x: found.bins.map((_, bin) => bin + shift(index)), y: found.encodings[pe].mean, name: pe, mode: "lines+markers", line: { color: colour(pe), width: 1.8 }, marker: { size: 7, color: colour(pe) },
       error_y: { type: "data", array: found.encodings[pe].sd.map((sd) => sd || 0), color: colour(pe), thickness: 1.3, width: 0 },
       text: found.bins.map((bin, at) => `${pe}, ${bin} items: ${spread(found.encodings[pe].mean[at], found.encodings[pe].sd[at])}`), hovertemplate: "%{text}<extra></extra>",
-    })), { height: narrow() ? 330 : 390, ...legendBelow(), xaxis: { title: { text: "items in the history" }, tickvals: found.bins.map((_, bin) => bin), ticktext: found.bins, range: [-0.4, found.bins.length - 0.6], showgrid: false }, yaxis: { title: { text: "gAUC" } } });
+    })), { height: narrow() ? 330 : 390, ...legendBelow(), xaxis: { title: { text: "items in the history" }, tickvals: found.bins.map((_, bin) => bin), ticktext: found.bins, range: [-0.4, found.bins.length - 0.6], showgrid: false }, yaxis: { title: { text: metric } } });
     const last = table.encodings.map((pe) => element("span", { class: "dot", own: colour(pe) }, pe));
     fill("lengths-table", ...rowsOf(["items", "rows", "users", ...last], found.bins.map((bin, index) => [bin, whole(found.rows[index]), whole(found.users[index]), ...table.encodings.map((pe) => number(found.encodings[pe].mean[index]))])));
   }
@@ -220,6 +232,8 @@
 
   function explorer() {
     const found = table.explorer;
+    showSection("explorer", found !== null);
+    if (!found) return;
     at("explorer-body").hidden = Boolean(found.missing);
     fill("explorer-missing", ...[found.missing, found.note].filter(Boolean).map((text) => sentence(text, "p", "missing")));
     if (found.missing) return;
@@ -338,7 +352,7 @@
 
   fill("table", ...content.tables.map((one, index) => element("option", { value: index }, one.title)));
   at("choose-table").hidden = content.tables.length < 2;
-  at("table").addEventListener("change", () => { table = content.tables[Number(at("table").value)]; chosen.hidden.clear(); all(); });
+  at("table").addEventListener("change", () => { table = content.tables[Number(at("table").value)]; chosen.hidden.clear(); chosen.metric = chosen.curve = table.metrics[0]; all(); });
   let small = narrow();
   window.addEventListener("resize", () => {
     if (narrow() !== small) { small = narrow(); differences(); curves(); calibration(); lengths(); }
