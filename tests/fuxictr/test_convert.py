@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -67,7 +68,17 @@ def for_fuxictr(folder: Path) -> tuple[FeatureMap, dict[str, Any]]:
     return feature_map, params
 
 
-@pytest.mark.parametrize("data_format", ["npz", pytest.param("parquet", marks=pytest.mark.slow)])
+@pytest.fixture
+def ray_ends_after() -> Iterator[None]:
+    """FuxiCTR's loader of parquet files begins a Ray on this machine, and leaves it there."""
+    yield
+    import ray
+
+    ray.shutdown()
+
+
+@pytest.mark.parametrize("data_format", ["npz", "parquet"])
+@pytest.mark.usefixtures("ray_ends_after")
 @pytest.mark.slow
 def test_fuxictr_trains_on_it(dataset: Dataset, tmp_path: Path, data_format: str) -> None:
     out = tmp_path / "theirs"

@@ -119,7 +119,8 @@ def _other_columns(file: Place) -> str | None:
                 kinds = here.get(column), there.get(column)
                 if kinds[0] != kinds[1]:
                     said, beside = ("is not there" if kind is None else f"holds {kind}" for kind in kinds)
-                    return f"{name}: column '{column}' {said}, in {files[0]} it {beside}: write both alike"
+                    other = files[0].removeprefix(f"{name.rpartition('/')[0]}/")
+                    return f"{name}: column '{column}' {said}, in {other} it {beside}: write both alike"
     except (pl.exceptions.PolarsError, pl.exceptions.PanicException, OSError, UserError, ValueError):
         pass
     return None

@@ -217,10 +217,10 @@ def test_linked_folders_are_part_of_a_table(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda rows: rows.drop("hour"), "column 'hour' is not there, in {first} it holds Int64"),
-        (lambda rows: rows.with_columns(new=1), "column 'new' holds Int32, in {first} it is not there"),
-        (lambda rows: rows.cast({"user_id": pl.String}), "column 'user_id' holds String, in {first} it holds Int64"),
-        (lambda rows: rows.cast({"item_id": pl.Int32}), "column 'item_id' holds Int32, in {first} it holds Int64"),
+        (lambda rows: rows.drop("hour"), "column 'hour' is not there, in a.parquet it holds Int64"),
+        (lambda rows: rows.with_columns(new=1), "column 'new' holds Int32, in a.parquet it is not there"),
+        (lambda rows: rows.cast({"user_id": pl.String}), "column 'user_id' holds String, in a.parquet it holds Int64"),
+        (lambda rows: rows.cast({"item_id": pl.Int32}), "column 'item_id' holds Int32, in a.parquet it holds Int64"),
     ],
 )
 def test_a_part_with_other_columns_is_named(
@@ -232,10 +232,8 @@ def test_a_part_with_other_columns_is_named(
     first.write_parquet(tmp_path / "log" / "a.parquet")
     change(last).write_parquet(tmp_path / "log" / "b.parquet")
     recipe = load_recipe(None, {"interactions": tmp_path / "log", "protocol": "din", "attributes": None, "keep": "all"})
-    expected = (
-        f"{tmp_path / 'log' / 'b.parquet'}: {said.format(first=tmp_path / 'log' / 'a.parquet')}: write both alike"
-    )
     with pytest.raises(UserError) as refused:
         build(recipe, tmp_path / "set")
+    expected = f"{tmp_path / 'log' / 'b.parquet'}: {said}: write both alike"
     assert str(refused.value) == expected
     assert check(recipe).problems == [expected]
