@@ -90,11 +90,12 @@ def scorer_of(model: Any, run: Run, source: DataSource, outcome: Outcome) -> Sco
     file = source.folder / VOCABULARY
     vocabularies = read_json(file, Vocabularies) if file.is_file() else {}  # files of FuxiCTR may lack one
     report = read_json(source.folder / REPORT, dict[str, Any]) if (source.folder / REPORT).is_file() else {}
+    recipe = report.get("recipe", {})
     config = {
         "format": FORMAT,
         "model": registered_name(type(model)),
         **({"task": task} if (task := task_of(type(model))) != "click" else {}),
-        **({"sampled": True} if report.get("recipe", {}).get("protocol") == "din" else {}),
+        **({"sampled": True} if recipe.get("protocol") == "din" else {}),
         "position_encoding": run.pe,
         "params": _parameters(model, run.params),
         "groups": [{key: getattr(group, key) for key in GROUP} for group in model.groups],
@@ -113,12 +114,15 @@ def scorer_of(model: Any, run: Run, source: DataSource, outcome: Outcome) -> Sco
         "versions": versions(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    columns = _columns(source.dataset_id, report.get("recipe", {}), model.feature_map.group_id)
+    columns = _columns(source.dataset_id, recipe, model.feature_map.group_id)
     of_report = {"fill_na": report.get("fill_na", {}), "normalizers": report.get("normalizers", {})}
     columns = replace(columns, **of_report, zoned=report.get("zoned"))
     encoder = Encoder(
         model, feature_map, vocabularies, columns, _table(source.folder / ITEMS), _table(source.folder / USERS)
     )
+    if task != "click" and recipe:
+        read = [name for name in recipe["attributes"] or () if name in encoder.features]
+        config["log"] = {"protocol": recipe["protocol"], "attributes": None if encoder.items is None else read}
     config = from_json(to_json(config, inf_nan_mode="null", fallback=str))
     return Scorer(model, encoder, config, profile=training_profile(encoder, model.feature_map, source, run.protocol))
 

@@ -156,9 +156,12 @@ class NextItemRanker(ModelEstimator):
             history: events of the users; None for those it was fitted on.
 
         Raises:
-            UserError: a column that is missing or of another type, no history at all, or k below 1.
+            UserError: a column that is missing or of another type, no history at all, k below 1, or a ``filter_seen``
+                that is neither True nor False.
         """
         check_count(k)
+        if filter_seen not in (True, False):
+            raise UserError(f"filter_seen {filter_seen!r} is not True or False")
         scorer, name = self._scorer, self._scorer.encoder.columns.user
         events = scorer.stored if history is None else scorer.encoder.events(tables.frame(history, "history"))
         if events is None:
@@ -199,7 +202,7 @@ class NextItemRanker(ModelEstimator):
         scorer = read_model(folder, gpu, task="next-item")
         config, columns = scorer.config, scorer.encoder.columns
         given = {**config["params"], "gpu": gpu, "random_state": config["seed"], "max_len": config["max_len"]}
-        given |= {name: getattr(columns, name) for name in COLUMNS}
+        given |= {name: getattr(columns, name) for name in COLUMNS} | config.get("log", {})
         return cls(config["model"], config["position_encoding"], **given)._fitted(scorer)
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:

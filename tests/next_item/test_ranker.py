@@ -33,7 +33,8 @@ def histories() -> dict[int, list[int]]:
 def fitted(histories: dict[int, list[int]]) -> NextItemRanker:
     names = {"user_id": "who", "item_id": "what"}
     items = categories().rename({"item_id": "what"})
-    ranker = NextItemRanker("SASRec", "cape", user="who", item="what", item_fields=["what", "cate_id"], **FAST)
+    given: dict[str, Any] = {"item_fields": ["what", "cate_id"], "protocol": "temporal"}
+    ranker = NextItemRanker("SASRec", "cape", user="who", item="what", **given, **FAST)
     return ranker.fit(events(histories).rename(names), items=items)
 
 
@@ -65,7 +66,12 @@ def test_a_saved_model_recommends_the_same(fitted: NextItemRanker, tmp_path: Pat
     again = NextItemRanker.load(tmp_path / "model")
     assert again.recommend(k=5).equals(fitted.recommend(k=5))
     assert again.metrics_ == fitted.metrics_
-    assert again.get_params()["item_fields"] == ["item_id", "cate_id"]
+    params = again.get_params()
+    assert params["item_fields"] == ["item_id", "cate_id"]
+    assert (params["protocol"], params["attributes"]) == ("temporal", ["cate_id"])
+    for no in ("no", 2, None):
+        with pytest.raises(UserError, match="is not True or False"):
+            again.recommend(k=5, filter_seen=no)  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"a model of task next-item, not click: ctr_pe.NextItemRanker.load reads it"):
         CTRRanker.load(tmp_path / "model")
     fitted.save(tmp_path / "model", histories=False)
