@@ -19,14 +19,16 @@ def executed(notebook: Any, folder: Path) -> Any:
 
 
 def shown(notebook: Any) -> list[list[tuple[str, Any]]]:
-    """Of each cell its outputs: kind, and text without digits after a point, which differ between processors."""
+    """Of each cell its outputs: kind, and text without fractions, which differ between processors, nor the widths of
+    columns: a fraction may end in a 0 that is not shown."""
     found = []
     for cell in notebook.cells:
         texts = []
         for output in cell.get("outputs", []):
             content = {"stream": output.get("text")} if output.output_type == "stream" else dict(output.get("data", {}))
             kinds = {kind: "" if kind == "image/png" else str(text) for kind, text in content.items()}
-            texts += [(kind, re.sub(r"\d+\.\d+|0x\w+", "#", text)) for kind, text in sorted(kinds.items())]
+            alike = {kind: re.sub(r"\d+\.\d+|0x\w+", "#", text) for kind, text in sorted(kinds.items())}
+            texts += [(kind, re.sub(r"([ ─═])\1+", r"\1", text)) for kind, text in alike.items()]
         found.append(texts)
     return found
 

@@ -39,5 +39,5 @@ def test_a_benchmark_is_watched(tmp_path: Path, capsys: pytest.CaptureFixture[st
         "--set",
         "epochs=1",
     ]
-    assert soak.main(["--minutes", "1.5", "--", "--jobs", "1", "--repeats", "2000", *small]) in (0, 1)
+    assert soak.main(["--minutes", "0.7", "--", "--jobs", "1", "--repeats", "2000", *small]) in (0, 1)
     assert capsys.readouterr().out.count("MiB") >= 2  # the benchmark and its worker, which has to live half the time

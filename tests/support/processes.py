@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 
 def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+    """Until ``condition`` holds; files that vanish while it looks at them do not stop it."""
     end = time.monotonic() + seconds
-    while not condition():
+    while True:
+        with suppress(FileNotFoundError):
+            if condition():
+                return
         assert time.monotonic() < end
         time.sleep(0.02)
 
