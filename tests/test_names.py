@@ -72,7 +72,11 @@ PROSE = [
 EXCEPTIONS = {
     "likeness_dim": "an option of cape_cosine, which configurations and stored runs have",
     "likeness_of": "an option of cape_cosine, which configurations and stored runs have",
-    "benchmark/likeness.py": "the control `OwnGate`, whose module stored runs name",
+    "cape_constant+likeness": "a chain with the encoding `likeness`",
+    "pe.likeness": "its module",
+    "Likeness": "its class",
+    '"likeness"': "its name",
+    "``likeness``": "its name",
     "debug_barrier": "of Triton's language",
 }
 
@@ -168,5 +172,5 @@ def test_every_rule_finds_its_word() -> None:
         "'''The likeness of\nitems.'''": PROSE[8].word,
     }.items():
         assert [found for found, _ in wrong_prose("ctr_pe/any.py", text)] == [word]
-    assert not list(wrong_prose("ctr_pe/any.py", "# ``likeness_dim`` and benchmark/likeness.py"))
+    assert not list(wrong_prose("ctr_pe/any.py", "# ``likeness_dim`` and ``cape_constant+likeness``"))
     assert not list(wrong_identifiers("ctr_pe/any.py", "likeness_dim = unbarriered = known"))

@@ -77,7 +77,7 @@ TUNED = {
 
 ENCODED = ("DIN", "BST", "SASRec")
 # A product per field or of items, an MLP per pair: 1.2 times the ratio of multiply-adds.
-BY_ARITHMETIC = ("dif", "dape", "fire", "cape_cosine")
+BY_ARITHMETIC = ("dif", "dape", "fire", "cape_cosine", "likeness")
 # xlnet, euler, and rope and time_rope with 1.15: in torch alone.
 OVERHEAD = {"kernel": 1.5, "pdm": 1.5, "xlnet": 1.25, "euler": 1.5} | dict.fromkeys(BY_ARITHMETIC)
 

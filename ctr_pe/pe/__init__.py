@@ -25,6 +25,7 @@ REGISTRY = {
     "cape_cosine": "ctr_pe.pe.cape_cosine:CosineCAPE",
     "cape_constant": "ctr_pe.pe.cape_constant:ConstantCAPE",
     "cape_oracle": "ctr_pe.pe.cape_oracle:OracleCAPE",
+    "likeness": "ctr_pe.pe.likeness:Likeness",
     "t5": "ctr_pe.pe.t5:T5",
     "alibi": "ctr_pe.pe.alibi:ALiBi",
     "kerple_log": "ctr_pe.pe.kerple:KerpleLog",
@@ -140,12 +141,17 @@ def encoding_class(name: str) -> type[PositionEncoding]:
 
 
 def options_of(cls: Any) -> tuple[str, ...]:
-    """Names of the keyword arguments of an encoding, with those that its class hands on to the base class by ``**``."""
+    """Names of the keyword arguments of an encoding, with those that it hands on to the next class by ``**``."""
     return _options_of(cls)
 
 
 @cache
 def _options_of(cls: Any) -> tuple[str, ...]:
-    parameters = inspect.signature(cls.__init__).parameters.values()
-    handed_on = _options_of(cls.__base__) if any(p.kind is p.VAR_KEYWORD for p in parameters) else ()
-    return handed_on + tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+    found: tuple[str, ...] = ()
+    for base in cls.__mro__:
+        if "__init__" in vars(base):
+            parameters = inspect.signature(base.__init__).parameters.values()
+            found = (*(p.name for p in parameters if p.kind is p.KEYWORD_ONLY), *found)
+            if not any(p.kind is p.VAR_KEYWORD for p in parameters):
+                break
+    return found

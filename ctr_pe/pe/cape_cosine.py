@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ctr_pe.config.schema import Width
-from ctr_pe.pe.base import About, check_fields
+from ctr_pe.pe.base import About, PositionEncoding, check_fields
 from ctr_pe.pe.cape import CAPE
 from ctr_pe.pe.contextual import widen
 from ctr_pe.sequence.positions import Pairs
@@ -23,60 +23,18 @@ SHORTEST = 1e-5
 start about 1e-3 long in FuxiCTR's recipe."""
 
 
-class CosineCAPE(CAPE):
-    """CAPE with gates g_j = 1 - σ(a (cos(U x, U h_j) - c)), x the target, or in self-attention the item that asks.
-
-    CAPE makes its gates of the attention logit, which has to weigh items at the same time. Gate logits of their own are
-    free to say which items count as distance. And it is informed from the start: items that share embeddings, as those
-    of one category do, have a large cosine before anything is learned, however small embeddings start.
-
-    The cosine is a weighted mean of one per field. Where one field says what is alike, its weight grows; one cosine of
-    whole items would have to learn it in all directions of the others.
-
-    x and h_j are the items as they were looked up (``pairs.items``), because states of layers have others mixed in. So
-    all heads and all layers share their gate logits.
-
-    The plain distance beside it is a chain: ``cape_constant+cape_cosine``. What this encoding gains above distance can
-    be the match with the target, which a model may lack, and no context: ``benchmark/likeness.py`` is the control.
-
-    Args:
-        field_dims: width of each field of an item as looked up, side by side; None for one field. The attention may
-            be among ids alone, as wide as the first.
-        likeness_dim: V.
-        likeness_of: ``fields``, a weighted mean of a cosine per field; ``item``, one cosine of whole items.
-        position_dim, position_span: CAPE's.
-
-    Parameters: CAPE's; ``projection (V, D)``, U or those of the fields side by side, D wide together, Xavier;
-    ``steepness ()``, a, 10; ``middle ()``, c, the cosine of a gate that is half open, .5 for whole items, .5 / F for
-    fields: half of what items have that share one field alone; for several fields ``field_weights (F,)``, zeros, before
-    their softmax. Stacked layers share these four.
-
-    Raises:
-        ValueError: likeness_dim is not a positive integer, an unknown likeness_of, field_dims of which neither all
-            nor the first are dim wide, or what CAPE refuses.
+class CosineGates(PositionEncoding):
+    """Gate logits a (cos(U x, U h_j) - c) of the items as they were looked up: what ``cape_cosine`` and ``likeness``
+    share. A subclass calls :meth:`add_gates` after its other parameters.
     """
 
-    about = About(
-        paper="ours, no paper",
-        equation="s_j + SiLU(W t + b) · e[p_j], p_j = Σ_{k=j..n} (1 - σ(a (mean over fields cos(U t, U h_k) - c)))",
-        cost="d P + T P + L; V L for all heads and V D per item, once for all layers, V = likeness_dim = 32",
-        extrapolates="last row, after that many unlike items",
-    )
     shared: tuple[str, ...] = ("projection", "steepness", "middle")
 
-    def __init__(
-        self,
-        dim: int,
-        max_len: int,
-        num_heads: int = 1,
-        *,
-        field_dims: Sequence[int] | None = None,
-        likeness_dim: Width = 32,
-        likeness_of: Literal["item", "fields"] = "fields",
-        **options: Any,
+    def add_gates(
+        self, field_dims: Sequence[int] | None, likeness_dim: int, likeness_of: Literal["item", "fields"]
     ) -> None:
-        super().__init__(dim, max_len, num_heads, **options)
-        fields = check_fields(field_dims, dim)
+        """Make the parameters, as :class:`CosineCAPE` describes them."""
+        fields = check_fields(field_dims, self.dim)
         self.widths = fields if likeness_of == "fields" else [sum(fields)]
         self.projection = nn.Parameter(nn.init.xavier_normal_(torch.empty(likeness_dim, sum(fields))))
         self.steepness = nn.Parameter(torch.tensor(10.0))
@@ -102,6 +60,61 @@ class CosineCAPE(CAPE):
 
         cosine = widen(pairs.products(self.projection, directions))
         return self.steepness * (cosine - self.middle)
+
+
+class CosineCAPE(CosineGates, CAPE):
+    """CAPE with gates g_j = 1 - σ(a (cos(U x, U h_j) - c)), x the target, or in self-attention the item that asks.
+
+    CAPE makes its gates of the attention logit, which has to weigh items at the same time. Gate logits of their own are
+    free to say which items count as distance. And it is informed from the start: items that share embeddings, as those
+    of one category do, have a large cosine before anything is learned, however small embeddings start.
+
+    The cosine is a weighted mean of one per field. Where one field says what is alike, its weight grows; one cosine of
+    whole items would have to learn it in all directions of the others.
+
+    x and h_j are the items as they were looked up (``pairs.items``), because states of layers have others mixed in. So
+    all heads and all layers share their gate logits.
+
+    The plain distance beside it is a chain: ``cape_constant+cape_cosine``. What this encoding gains above distance can
+    be the match with the target, which a model may lack, and no context: ``cape_constant+likeness`` is the control.
+
+    Args:
+        field_dims: width of each field of an item as looked up, side by side; None for one field. The attention may
+            be among ids alone, as wide as the first.
+        likeness_dim: V.
+        likeness_of: ``fields``, a weighted mean of a cosine per field; ``item``, one cosine of whole items.
+        position_dim, position_span: CAPE's.
+
+    Parameters: CAPE's; ``projection (V, D)``, U or those of the fields side by side, D wide together, Xavier;
+    ``steepness ()``, a, 10; ``middle ()``, c, the cosine of a gate that is half open, .5 for whole items, .5 / F for
+    fields: half of what items have that share one field alone; for several fields ``field_weights (F,)``, zeros, before
+    their softmax. Stacked layers share these four.
+
+    Raises:
+        ValueError: likeness_dim is not a positive integer, an unknown likeness_of, field_dims of which neither all
+            nor the first are dim wide, or what CAPE refuses.
+    """
+
+    about = About(
+        paper="ours, no paper",
+        equation="s_j + SiLU(W t + b) · e[p_j], p_j = Σ_{k=j..n} (1 - σ(a (mean over fields cos(U t, U h_k) - c)))",
+        cost="d P + T P + L; V L for all heads and V D per item, once for all layers, V = likeness_dim = 32",
+        extrapolates="last row, after that many unlike items",
+    )
+
+    def __init__(
+        self,
+        dim: int,
+        max_len: int,
+        num_heads: int = 1,
+        *,
+        field_dims: Sequence[int] | None = None,
+        likeness_dim: Width = 32,
+        likeness_of: Literal["item", "fields"] = "fields",
+        **options: Any,
+    ) -> None:
+        super().__init__(dim, max_len, num_heads, **options)
+        self.add_gates(field_dims, likeness_dim, likeness_of)
 
 
 def direction(x: Tensor) -> Tensor:

@@ -90,7 +90,7 @@ def test_every_promise_has_a_case() -> None:
         assert found[f"encoding.naive.{model}.{shape}"] == ("≤", 1.15)
     assert [cases.overhead(pe, full=False) for pe in ("kernel", "pdm")] == [1.5, 1.5]
     assert {pe for pe in available_pes() if cases.overhead(pe, full=False) is None} == {
-        *("dif", "dape", "fire", "cape_cosine")
+        *("dif", "dape", "fire", "cape_cosine", "likeness")
     }
     assert cases.ON_GPU.keys() <= {case.name for case in cases.CASES}
     assert (cases.ON_GPU["seeds.five"], cases.ON_GPU["step.DIEN"]) == (0.7, 10)

@@ -24,6 +24,8 @@ CASES = [(name, {}) for name in reference.METHODS] + [
     ("cape_cosine", {"position_span": "between"}),
     ("cape_cosine", {"field_dims": (3, 2, 1), "likeness_dim": 4}),
     ("cape_cosine", {"field_dims": (3, 2, 1), "likeness_of": "item"}),
+    ("likeness", {"field_dims": (3, 2, 1), "likeness_dim": 4, "position_dim": 3}),
+    ("likeness", {"field_dims": (3, 2, 1), "likeness_of": "item"}),
     ("sinusoidal", {"position_index": "rank"}),
     ("sinusoidal", {"on_target": False}),
     ("alibi", {"alibi_slope": 0.0625}),

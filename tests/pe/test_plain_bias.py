@@ -12,7 +12,7 @@ from ctr_pe.pe.vectors import ItemVectors, Vectors
 from ctr_pe.sequence.positions import Items, Pairs
 
 ADDS = {"none", "naive", "sinusoidal", "rope", "time_rope", "euler", "t5", "alibi", "kerple_log", "kerple_power"}
-ADDS |= {"cape_constant", "cape_cosine", "cape_oracle"}  # whose positions know nothing of the logits
+ADDS |= {"cape_constant", "cape_cosine", "cape_oracle", "likeness"}  # whose positions know nothing of the logits
 
 
 def pairs_of(causal: bool) -> Pairs:

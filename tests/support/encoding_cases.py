@@ -21,6 +21,8 @@ VARIANTS: dict[str, tuple[str, dict[str, object]]] = {
     "cape_cosine between": ("cape_cosine", {"position_span": "between", "likeness_dim": 3}),
     "cape_cosine of fields": ("cape_cosine", {"field_dims": (5, 3), "likeness_of": "fields"}),
     "cape_constant+cape_cosine": ("cape_constant+cape_cosine", {}),
+    "likeness of fields": ("likeness", {"field_dims": (5, 3), "likeness_dim": 3}),
+    "cape_constant+likeness": ("cape_constant+likeness", {"likeness_of": "item"}),
     "time_rope summed": ("time_rope", {"rope_time": "sum", "rope_layout": "interleaved"}),
     "cape_time between": ("cape_time", {"position_span": "between"}),
     "time_bias+cape": ("time_bias+cape", {}),

@@ -1,4 +1,5 @@
-"""CAPE with gates that are not made of the logits: constant, by category, and by a cosine of their own."""
+"""CAPE with gates that are not made of the logits: constant, by category, and by a cosine of their own; and that cosine
+without CAPE."""
 
 from __future__ import annotations
 
@@ -58,8 +59,19 @@ class CosineCAPE(ConstantCAPE):
         return mean
 
 
+class Likeness(CosineCAPE):
+    """Each item at its own gate; no other item counts."""
+
+    def biased(self, i: int, query: Tensor, logits: Sequence[Tensor], between: bool) -> list[Tensor]:
+        hidden = self.weights["gate.weight"] @ query + self.weights["gate.bias"]
+        closed, opened = self.weights["table"] @ (hidden * torch.sigmoid(hidden))
+        gates = [self.gate(i, j) for j in range(len(logits))]
+        return [s + (1 - gate) * closed + gate * opened for s, gate in zip(logits, gates, strict=True)]
+
+
 METHODS: dict[str, type[Method]] = {
     "cape_constant": ConstantCAPE,
     "cape_oracle": OracleCAPE,
     "cape_cosine": CosineCAPE,
+    "likeness": Likeness,
 }

@@ -23,6 +23,7 @@ ENCODINGS: tuple[str, ...] = (
     "cape_cosine",
     "cape_constant",
     "cape_time",
+    "likeness",
     "euler",
     "time_rope",
     "time_bias",
