@@ -25,9 +25,8 @@ class Likeness(CosineGates):
 
     CAPE of the same gates (``cape_cosine``) says two things of an item: how many unlike items came after it, which is
     context, and by the item's own gate, whether it matches the target. Here there is the match alone, whatever the
-    order of the items. Some models lack it: TIN, whose score is one product for all, and those that project queries
-    and keys apart. Distance beside it is a chain, ``cape_constant+likeness``; what ``cape_cosine`` has above that
-    chain is context.
+    order of the items. TIN and BST lacked it on a log of purchases, DIN did not (docs/evidence.md). Distance beside it
+    is a chain, ``cape_constant+likeness``; what ``cape_cosine`` has above that chain is context.
 
     Args:
         field_dims, likeness_dim, likeness_of: as those of ``cape_cosine``.
