@@ -1,7 +1,9 @@
 """Trainings and data sets give what they gave at the revision in losses.json: losses, metrics, scores, hashes of rows.
 
-The file was made by make_losses.py, with the torch and the vector instructions that its "about" names. With others
-sums come in another order, and training carries the difference on: then losses and scores are compared coarsely.
+The file was made by make_losses.py, with the torch and on the kind of processor that its "about" names. With others
+sums come in another order. Losses stay equal but for the last digits. Scores do not: a bias before batch norm changes no
+loss, so its gradient is rounding alone, of which Adam makes whole steps. In training batch norm takes them out, in
+evaluation its running mean follows them late. Losses are compared coarsely then, scores more so.
 """
 
 from __future__ import annotations
@@ -17,8 +19,8 @@ from ctr_pe.data.dataset import Dataset
 from tests.support.golden_losses import BUILT_IN, CELLS, about, build, build_impressions, built_in, hashes, measure
 
 GOLDEN: dict[str, Any] = json.loads(Path(__file__).with_name("losses.json").read_text())
-EXACT = all(about("")[name] == GOLDEN["about"][name] for name in ("torch", "cpu"))
-TOLERANCE = 1e-6 if EXACT else 3e-3
+EXACT = all(about("")[name] == GOLDEN["about"][name] for name in ("torch", "cpu", "vendor"))
+LOSS, SCORE = (1e-6, 1e-6) if EXACT else (1e-3, 3e-2)
 
 
 @pytest.fixture(scope="module")
@@ -55,8 +57,9 @@ def test_trainings_have_the_same_losses_and_metrics(model: str, encoding: str, c
     assert found.keys() == want.keys()
     for name, values in want.items():
         if not isinstance(values, dict):
-            np.testing.assert_allclose(found[name], values, rtol=TOLERANCE, atol=TOLERANCE, err_msg=name)
+            tolerance = LOSS if name == "losses" else SCORE
+            np.testing.assert_allclose(found[name], values, rtol=tolerance, atol=tolerance, err_msg=name)
         elif EXACT:
-            assert found[name] == pytest.approx(values, rel=TOLERANCE, abs=TOLERANCE), name
+            assert found[name] == pytest.approx(values, rel=SCORE, abs=SCORE), name
         else:  # AUC jumps where two rows change places
-            assert found[name]["logloss"] == pytest.approx(values["logloss"], abs=TOLERANCE), name
+            assert found[name]["logloss"] == pytest.approx(values["logloss"], abs=SCORE), name

@@ -182,4 +182,13 @@ def measure(dataset: Dataset, model_name: str, encoding: str, folder: Path) -> d
 def about(revision: str) -> dict[str, str]:
     """What the values were made with."""
     versions = {name: version(name) for name in ("torch", "fuxictr", "numpy", "polars", "pyarrow")}
-    return {"revision": revision, **versions, "cpu": torch.backends.cpu.get_cpu_capability()}
+    return {"revision": revision, **versions, "cpu": torch.backends.cpu.get_cpu_capability(), "vendor": vendor()}
+
+
+def vendor() -> str:
+    """Who made the processor, whose libraries add up in orders of their own; empty where the system does not say."""
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("vendor_id"):
+                return line.partition(":")[2].strip()
+    return ""
