@@ -123,10 +123,13 @@ def test_what_the_text_names_is_there(page: str) -> None:
     assert [name for name in names if not name.endswith(files) and not is_there(name)] == []
 
 
+LONG = ("docs/from_log_to_ranking.md", "docs/next_item.md", "docs/pipeline.md")
+
+
 @pytest.mark.parametrize(
     "page",
     [
-        pytest.param(page, marks=[pytest.mark.slow] * (page == "docs/from_log_to_ranking.md"))
+        pytest.param(page, marks=[pytest.mark.slow] * (page in LONG))
         for page in PAGES
         if page != "README.md" and any(block[:2] == (page, "python") for block in BLOCKS)
     ],

@@ -30,6 +30,7 @@ def test_runs_of_one_encoding_seldom_seem_to_differ(split: Split) -> None:
     assert max(rates.values()) <= 0.07, rates
 
 
+@pytest.mark.slow
 def test_the_planted_effect_is_found() -> None:
     rates = rejected(calibration.OUT, calibration.PLANTED)
     assert min(rates.values()) > 0.95, rates
@@ -64,6 +65,7 @@ def made_up(folder: Path, gain: float) -> None:
             store.append(result_of(key, metrics=evaluate(labels, scores, users)), scores)
 
 
+@pytest.mark.slow
 def test_splits_of_made_up_runs(tmp_path: Path) -> None:
     for name, gain in {"same": 0.0, "better": 0.8}.items():
         made_up(tmp_path / name, gain)

@@ -34,6 +34,7 @@ def write_log(folder: Path) -> pl.DataFrame:
 PARAMS = {"embedding_dim": 8, "batch_size": 128, "dnn_hidden_units": [8]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("clicks", [True, False])
 def test_three_models_and_a_table(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], clicks: bool

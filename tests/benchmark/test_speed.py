@@ -255,6 +255,7 @@ def test_a_quick_run(tmp_path: Path) -> None:
     assert "repeat 3 of 3" in done.stderr
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
     file = tmp_path / "speed.json"
     running = subprocess.Popen(

@@ -78,6 +78,7 @@ def is_closed(key: str) -> bool:
     return key in {*closed.split(), "position_encoding"} or "activation" in key or key.endswith("regularizer")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("key", keys_of_text())
 def test_no_text_of_a_config_is_run(key: str, data: Dataset, tmp_path: Path) -> None:
     """FuxiCTR runs ``loss`` as code, already when a model is built."""

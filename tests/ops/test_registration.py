@@ -37,6 +37,7 @@ def check(operator: Callable[..., object], *given: object) -> None:
     torch.library.opcheck(operator, given, test_utils=tests)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stepped", [False, True])
 @pytest.mark.parametrize("gated", [False, True])
 def test_contextual(gated: bool, stepped: bool) -> None:

@@ -81,7 +81,7 @@ def effects_of(root: Path, pe: str, model: str = "DIN", options: list[str] | Non
     return effects.pe, effects
 
 
-@pytest.mark.parametrize("model", ["DIN", "SASRec"])
+@pytest.mark.parametrize("model", ["DIN", pytest.param("SASRec", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("pe", [*available_pes(), "rope+cape", "native"])
 def test_every_encoding_is_drawn_and_watching_changes_nothing(root: Path, pe: str, model: str) -> None:
     built, batch = fresh(root, pe, model)
@@ -385,7 +385,14 @@ def weights_of(one: Drawn) -> dict[str, Tensor]:
     return {name: value for name, value in one.before.state_dict().items() if ".pe." not in name}
 
 
-@pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("PDF", b"%PDF")])
+@pytest.mark.parametrize(
+    ("suffix", "start"),
+    [
+        ("png", b"\x89PNG"),
+        pytest.param("svg", b"<?xml", marks=pytest.mark.slow),
+        pytest.param("PDF", b"%PDF", marks=pytest.mark.slow),
+    ],
+)
 def test_a_picture_of_each_kind(root: Path, store: Store, tmp_path: Path, suffix: str, start: bytes) -> None:
     out = tmp_path / "new" / f"picture.{suffix}"
     picture(out, wanted(root, "none,cape", store=store.path, set=[]))

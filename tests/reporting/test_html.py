@@ -88,6 +88,7 @@ def only_table(found: dict[str, Any]) -> dict[str, Any]:
     return table  # type: ignore[no-any-return]
 
 
+@pytest.mark.slow
 def test_differences_are_those_of_the_table_and_of_the_scores(made: tuple[Store, dict[str, Any]]) -> None:
     store, found = made
     table = only_table(found)

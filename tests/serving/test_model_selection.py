@@ -50,6 +50,7 @@ def test_a_hyper_parameter_is_set_together_with_the_model_that_has_it() -> None:
     assert (ranker.model, ranker.get_params()["num_heads"]) == ("BST", 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [
@@ -159,7 +160,8 @@ def test_a_pipeline(impressions: pl.DataFrame, items: pl.DataFrame, labels: pl.S
     assert "CTRRanker" in repr(pipe)
 
 
-@pytest.mark.parametrize("folds", ["users", pytest.param("rows", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("folds", ["users", "rows"])
 def test_a_grid(folds: str, impressions: pl.DataFrame, items: pl.DataFrame, labels: pl.Series) -> None:
     log = impressions.drop("label").to_pandas()
     cv = GroupKFold(2) if folds == "users" else KFold(2, shuffle=True, random_state=0)

@@ -49,6 +49,7 @@ def test_weights_of_1_change_no_bit_and_others_do(model: str) -> None:
         assert np.array_equal(scores(given), named)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", LOSSES)
 def test_weights_of_1_change_no_bit_whatever_the_loss(loss: str) -> None:
     plain = scores(CTRRanker("DIN", "cape", loss=loss, **QUICK).fit(events()))

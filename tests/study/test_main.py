@@ -176,6 +176,7 @@ def test_training_side_by_side_gives_what_one_after_another_in_this_process_does
         assert user_statistics(store, job.key.data_hash).base_logloss == pytest.approx(base)
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -101,7 +101,7 @@ def test_workers_in_a_long_epoch_end_when_the_benchmark_is_killed(tmp_path: Path
     wait_for(lambda: not any(alive(pid) for pid in workers))
 
 
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_failing_run_does_not_stop_the_others(tmp_path: Path, workers: int) -> None:
     stream = io.StringIO()
     faults = {"naive": "user", "rope": "error", "cope": "die"}
@@ -200,6 +200,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_ctrl_c_ends_the_workers_and_leaves_a_valid_store(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(CTRL_C)

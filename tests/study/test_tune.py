@@ -74,6 +74,7 @@ class Diverging(Trainer):
         return super().__call__(run, progress)
 
 
+@pytest.mark.slow
 def test_a_trial_that_diverges_is_pruned(root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(UserError, match="the training of every trial diverged"):
         main(root, tmp_path, Diverging(2), trials=2)
@@ -164,6 +165,7 @@ class OneAtATime:
         self.closed = True
 
 
+@pytest.mark.slow
 def test_an_executor_of_one_worker_searches_as_this_process_does(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def test_days_written_as_numbers_are_no_seconds(tmp_path: Path) -> None:
         built(tmp_path, log_of([20240301, 20240302, 20240303, 20240304]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("csv", [False, True])
 @pytest.mark.parametrize("protocol", ["din", "impressions"])
 def test_events_of_one_second_are_no_ties(csv: bool, protocol: str, tmp_path: Path) -> None:

@@ -87,6 +87,7 @@ def gauc_of(found: Known, score: npt.NDArray[Any]) -> tuple[float, float]:
     return mean, float(np.sqrt(np.sum(weights**2 * (np.array(values) - mean) ** 2)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SCORES)
 def test_what_scores_reach_is_what_the_documentation_says(name: str, train: Known) -> None:
     """The labels depend on u alone: of the other things only the distance, which is u + l, tells some of it."""
