@@ -1,8 +1,8 @@
 """Trainings and data sets give what they gave at the revision in losses.json: losses, metrics, scores, hashes of rows.
 
 The file was made by make_losses.py, with the torch and on the kind of processor that its "about" names. With others
-sums come in another order. Losses stay equal but for the last digits. Scores do not: a bias before batch norm changes no
-loss, so its gradient is rounding alone, of which Adam makes whole steps. In training batch norm takes them out, in
+sums come in another order. Losses stay equal but for the last digits. Scores do not: a bias before batch norm changes
+no loss, so its gradient is rounding alone, of which Adam makes whole steps. In training batch norm takes them out, in
 evaluation its running mean follows them late. Losses are compared coarsely then, scores more so.
 """
 
