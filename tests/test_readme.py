@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from ctr_pe.pe import REGISTRY
+
 INTERVAL = r"[+−]\.\d{4} \[[+−]\.\d{4}, [+−]\.\d{4}\]"
 
 
@@ -40,6 +42,13 @@ def test_the_first_two_bash_blocks_install_and_run(blocks: dict[str, list[str]])
     assert "ctr-pe benchmark" in first
     assert "pytest" in second
     assert all("pip install -q -c constraints.txt" in block for block in (first, second))
+
+
+def test_it_counts_the_encodings(text: str, checkout: Path) -> None:
+    """All but none, and those of other packages."""
+    home = (checkout / "docs" / "index.md").read_text(encoding="utf-8")
+    counted = re.findall(r"\b(\d+) (?:position )?encodings", f"{text} {home}")
+    assert counted == [str(len(REGISTRY) - 1)] * 2
 
 
 def test_its_numbers_are_those_of_the_runs(text: str, blocks: dict[str, list[str]], checkout: Path) -> None:
