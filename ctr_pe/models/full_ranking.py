@@ -14,9 +14,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SCORES = {"cpu": 2**22}
-"""Scores computed together, by device."""
+SCORES = {"cpu": 2**20}
+"""Scores computed together, by device: on a CPU about what a core's own cache holds."""
 MORE = 2**26
+FEWEST = 32
+"""Rows of a chunk: products of fewer take longer."""
 
 
 class Ranking(NamedTuple):
@@ -44,7 +46,7 @@ def rank_items(
         seen: row and item, (n,) int64 each, of what must not be recommended; a row's answer is ranked all the same.
         count: K.
     """
-    rows = max(1, SCORES.get(states.device.type, MORE) // max(len(items), 1))
+    rows = max(FEWEST, SCORES.get(states.device.type, MORE) // max(len(items), 1))
     count, parts = min(count, len(items)), []
     owner = None if seen is None else seen[0].sort(stable=True)
     for start in range(0, len(states), rows):
