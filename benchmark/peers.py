@@ -9,6 +9,13 @@ same log, split, width and threads, the loss a softmax over all items. In a roun
 an epoch there, the order changing, and are evaluated after each, on all test users against all items. A round is of one
 seed; those after the first ``--peer-seeds`` are of ours alone, and say how much a seed moves the metrics.
 
+The environments, of Python 3.11:
+
+    pip install torch==2.13.0 'numpy<2' 'pandas<2.4' 'rectools[torch]==0.19.0'
+    pip install torch==2.13.0 'numpy<2' 'pandas<2.4' 'scipy<1.14' colorama==0.4.4 colorlog==4.7.2 plotly psutil \\
+        pyyaml scikit-learn setuptools tabulate tensorboard texttable thop tqdm
+    pip install --no-deps recbole==1.2.1    # it asks for an old Ray, which is not used here
+
 Calling again goes on with what FILE has not; Ctrl-C keeps the epochs that are finished.
 """
 
@@ -292,10 +299,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--data", type=Path, metavar="DIR", help="the log; without it nothing is measured")
-    for name, peer in PEERS.items():
-        add(f"--{name}", type=Path, metavar="PYTHON", help=f"the interpreter with {peer.title}; else it is left out")
+    add("--rectools", type=Path, metavar="PYTHON", help="the interpreter with RecTools; else it is left out")
+    add("--recbole", type=Path, metavar="PYTHON", help="the interpreter with RecBole; else it is left out")
     add("--json", type=Path, default=RESULTS, metavar="FILE", help="the results (default: those of this repository)")
-    add("--epochs", type=int, default=3, help="of each training (default: 3)")
+    add("--epochs", type=int, default=2, help="of each training (default: 2)")
     add("--seeds", type=int, default=5, help="of ours (default: 5)")
     add("--peer-seeds", type=int, default=1, help="of a peer (default: 1)")
     add("--users", type=int, help="only so many users: does it run? Its figures are no results")

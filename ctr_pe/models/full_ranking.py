@@ -16,9 +16,8 @@ from torch import Tensor
 
 SCORES = {"cpu": 2**20}
 """Scores computed together, by device: on a CPU about what a core's own cache holds."""
-MORE = 2**26
-FEWEST = 32
-"""Rows of a chunk: products of fewer take longer."""
+FEWEST, MORE = 32, 2**26
+"""Rows that a chunk has all the same, for products of fewer take longer, as long as there are no more scores in it."""
 
 
 class Ranking(NamedTuple):
@@ -46,7 +45,7 @@ def rank_items(
         seen: row and item, (n,) int64 each, of what must not be recommended; a row's answer is ranked all the same.
         count: K.
     """
-    rows = max(FEWEST, SCORES.get(states.device.type, MORE) // max(len(items), 1))
+    rows = _chunk_rows(max(len(items), 1), states.device.type)
     count, parts = min(count, len(items)), []
     owner = None if seen is None else seen[0].sort(stable=True)
     for start in range(0, len(states), rows):
@@ -64,6 +63,10 @@ def rank_items(
     if not parts:
         return Ranking(states.new_empty(0, dtype=torch.float64), *_first(states @ items.T, count))
     return Ranking(*(torch.cat(part) for part in zip(*parts, strict=True)))
+
+
+def _chunk_rows(items: int, device: str) -> int:
+    return max(1, min(max(FEWEST, SCORES.get(device, MORE) // items), MORE // items))
 
 
 def _ranks(scores: Tensor, right: Tensor, kept: Tensor, finite: Tensor) -> Tensor:

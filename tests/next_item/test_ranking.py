@@ -44,6 +44,11 @@ def test_ranks_and_lists(chunk: int, filter_seen: bool, ties: bool, monkeypatch:
         assert found.first[row].tolist() == (wanted + [-1] * 5)[:5]
 
 
+@pytest.mark.parametrize(("items", "rows"), [(1, 2**20), (12_101, 86), (10**6, 32), (10**7, 6), (10**9, 1)])
+def test_a_chunk_has_some_rows_but_no_more_scores_than_memory_holds(items: int, rows: int) -> None:
+    assert full_ranking._chunk_rows(items, "cpu") == rows
+
+
 def test_scores_that_are_not_finite_give_no_rank() -> None:
     states = torch.tensor([[1.0], [math.nan], [math.inf]])
     ranks = rank_items(states, torch.ones(4, 1), torch.tensor([2, 2, 2])).ranks
