@@ -56,7 +56,7 @@ def publish(store: Store) -> None:
 
 def _distances(found: UserStatistics, models: Mapping[str, str]) -> RunDistances:
     """Between runs of one model; NaN to those of others, with which no table compares them."""
-    names = list(found.values)
+    names = [name for name in found.values if name in models]  # scores may outlive a run's line
     apart = np.array([[models[one] != models[other] for other in names] for one in names])
     distances = {metric: np.where(apart, np.nan, found.distances(names, metric)) for metric in METRICS}
     return RunDistances(names, distances)
