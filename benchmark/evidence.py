@@ -676,9 +676,10 @@ helps wherever the like item lies: where more than three unlike items came after
 {rows.among(tin, older_like, "cape_cosine")} against `none`, the control {rows.among(tin, older_like, MATCH)}.
 
 **Logs that did not choose it.** The control was found on amazon_sports. On amazon_beauty TIN gains
-{rows.above(tin_beauty, MATCH)} by it: by distance alone {rows.above(tin_beauty, "cape_constant")}, by the likeness alone
-{rows.above(tin_beauty, "likeness")}, one as much as the other ({rows.level(tin_beauty, "likeness", "cape_constant")}).
-Both together are above the likeness alone ({rows.above(tin_beauty, MATCH, "likeness")}) and `cape_cosine`
+{rows.above(tin_beauty, MATCH)} by it: by distance alone {rows.above(tin_beauty, "cape_constant")}, by the likeness
+alone {rows.above(tin_beauty, "likeness")}, one as much as the other
+({rows.level(tin_beauty, "likeness", "cape_constant")}). Both together are
+above the likeness alone ({rows.above(tin_beauty, MATCH, "likeness")}) and `cape_cosine`
 ({rows.above(tin_beauty, MATCH, "cape_cosine")}), but not shown to be above distance alone
 ({rows.level(tin_beauty, MATCH, "cape_constant")}, all uncorrected). On the impressions of kuairand_pure no gain
 of TIN is shown by it ({rows.level(tin_kuairand, MATCH)}, three seeds), and none by distance alone
