@@ -50,7 +50,7 @@ setup(
         "torch>=2.13",
         "fuxictr==2.3.10",
         "numpy>=2.0",
-        "pandas>=2.2.2",
+        "pandas>=2.2.3",
         "polars>=1.44.1",
         "pyarrow>=17",
         "scikit-learn>=1.6",
