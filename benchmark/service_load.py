@@ -11,7 +11,11 @@ The service runs on the first core, the client, this process, on the second. Con
 - drips: 100 connections that send a byte a second, while one asks as usual.
 
 Useful are answers with status 200, scores for exactly the candidates that were asked for, and the request's own
-``x-request-id``; a second answer to a request, or none, is counted. ``--seconds`` holds for each stage.
+``x-request-id``; a second answer to a request, or none, is counted. ``--seconds`` holds for each stage without its own
+(``--stages capacity:60,overload:300,capacity:60``).
+
+``--spin`` keeps the client's core busy in all stages. Where the two cores are threads of one, that of the service is
+faster while the client waits, which is longer at capacity than at twice that: their ratio would tell of the processor.
 """
 
 from __future__ import annotations
@@ -218,11 +222,11 @@ def memory(pid: int) -> float:
     return float(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1000  # type: ignore[index]
 
 
-async def stages(client: Client, pid: int, seconds: float, only: Sequence[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+async def run(client: Client, pid: int, stages: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
     await client.closed(8, 3)  # what is made at first use
     capacity = 0.0
-    for name in only:
+    for name, seconds in stages:
         before, computed = memory(pid), cpu(pid)
         if name == "unloaded":
             facts = (await client.closed(1, seconds)).facts()
@@ -231,6 +235,7 @@ async def stages(client: Client, pid: int, seconds: float, only: Sequence[str]) 
             capacity = facts["useful_per_s"]
         elif name == "overload":
             facts = (await client.open(2 * capacity, 256, seconds)).facts()
+            facts["share_of_capacity"] = facts["useful_per_s"] / capacity
         elif name == "retries":
             facts = (await client.closed(400, seconds)).facts()
         else:
@@ -238,8 +243,8 @@ async def stages(client: Client, pid: int, seconds: float, only: Sequence[str]) 
         computed = cpu(pid) - computed
         if facts.get("useful_per_s"):
             facts["useful_per_cpu_s"] = facts["useful_per_s"] * facts["seconds"] / computed
-        found[name] = facts | {"memory_mb": [round(before), round(memory(pid))]}
-        print(name, json.dumps(found[name]), flush=True)
+        found.append({"stage": name} | facts | {"memory_mb": [round(before), round(memory(pid))]})
+        print(json.dumps(found[-1]), flush=True)
         await asyncio.sleep(1)
     return found
 
@@ -254,6 +259,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=20)
     parser.add_argument("--candidates", type=int, default=20)
     parser.add_argument("--stages", default=",".join(STAGES))
+    parser.add_argument("--spin", action="store_true", help="keep the client's core busy in all stages")
     parser.add_argument("--python", default=sys.executable, help="of the service: another environment's")
     parser.add_argument("--path", help="PYTHONPATH of the service: another checkout")
     parser.add_argument("--json", type=Path)
@@ -264,18 +270,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     command += ["--model", str(args.model), "--port", "0", *args.options]
     environment = os.environ | ({"PYTHONPATH": args.path} if args.path else {})
     given = bodies(args.model, args.candidates)
+    stages = [(name, float(own or args.seconds)) for name, _, own in (one.partition(":") for one in args.stages.split(","))]
+    if unknown := {name for name, _ in stages} - set(STAGES):
+        parser.error(f"--stages: {sorted(unknown)[0]} is none of {', '.join(STAGES)}")
     os.sched_setaffinity(0, {int(of_client)})
+    spinning = subprocess.Popen(["nice", "-n", "19", sys.executable, "-c", "while True: pass"]) if args.spin else None
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=environment, cwd=args.path and args.path.split(":")[0]
     ) as running:
         try:
             assert running.stderr is not None
             address = next(match for line in running.stderr if (match := re.search(r"http://\S+:(\d+)", line)))
-            results = asyncio.run(
-                stages(Client(int(address[1]), given), running.pid, args.seconds, args.stages.split(","))
-            )
+            results = asyncio.run(run(Client(int(address[1]), given), running.pid, stages))
         finally:
             running.terminate()
+            if spinning is not None:
+                spinning.kill()
     if args.json:
         with replacing(args.json) as file:
             file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")

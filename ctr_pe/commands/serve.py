@@ -36,7 +36,7 @@ def add_options(parser: Parser) -> None:
     add("--max-body BYTES", "of a request (default: 1048576)", type=count, default=2**20)
     add("--max-waiting N", "open requests; more get 503 (default: 256)", type=count, default=256)
     add("--max-wait MS", "until a request has its turn, else 503 (default: 250)", type=count, default=250)
-    add("--max-connections N", "open ones; more get 503 (default: 512)", type=count, default=512)
+    add("--max-connections N", "open ones; more get 503 (default: 2048)", type=count, default=2048)
     add("--read-timeout S", "for a whole request to arrive (default: 10)", type=count, default=10)
     add("--keep-alive S", "that a connection may be idle (default: 5)", type=count, default=5)
     add("--batch N", "requests scored together (default: 32)", type=count, default=32)

@@ -7,17 +7,20 @@ with the load. All bookkeeping is done in the event loop's thread.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 from ctr_pe.serving.service_options import Queueing
 
+REST = 0.02  # seconds of a rest at most, by which an answer to anything else is late then
+SURE = 0.8  # of its patience is what a request may be expected to wait: one whose time is over was read for nothing
 Score = Callable[[Any, Sequence[Any]], Sequence[Any]]
+Scoring = concurrent.futures.Future[Sequence[Any]]
 
 
 class Overloaded(Exception):
@@ -44,7 +47,7 @@ class MicroBatches:
     def __init__(
         self,
         score: Score,
-        threads: Executor,
+        threads: concurrent.futures.Executor,
         workers: int,
         limits: Queueing,
         on_batch: Callable[[int, float, float], object] = lambda requests, waited, seconds: None,
@@ -56,8 +59,9 @@ class MicroBatches:
         self._workers, self._queue = workers, deque[_Job]()
         self._timer: asyncio.TimerHandle | None = None
         self._pace = 0.0  # seconds per request in the last batches
-        self._running: dict[asyncio.Future[Sequence[Any]], float] = {}  # batches, and when they should be scored
+        self._running: dict[Scoring, float] = {}  # batches, and when they should be scored
         self._coming = 0
+        self._rest: asyncio.Handle | None = None
         self.open = 0
 
     def patience(self, wait: float | None) -> float:
@@ -72,7 +76,7 @@ class MicroBatches:
         if not self._free:
             now = time.monotonic()
             seconds += sum(max(0.0, end - now) for end in self._running.values())
-        if seconds / self._workers > self.patience(wait):
+        if seconds / self._workers > SURE * self.patience(wait):
             raise Overloaded("too many requests are waiting for this one to have its turn in time")
 
     def expect(self) -> None:
@@ -82,6 +86,24 @@ class MicroBatches:
 
     def _come(self) -> None:
         self._coming -= 1
+
+    def rest(self) -> None:
+        """After a refusal: leave the processor to the threads until one has scored its batch, or for REST seconds. What
+        comes meanwhile is refused together. A refusal alone costs a change of threads and a turn of the loop, which is
+        several times what it costs among others."""
+        if self._rest is None:
+            self._rest = asyncio.get_running_loop().call_soon(self._wait)
+
+    def no_rest(self) -> None:
+        """In this turn of the loop: a connection was accepted, and loops accept one per turn, or few."""
+        if self._rest is not None:
+            self._rest.cancel()
+            self._rest = None
+
+    def _wait(self) -> None:
+        self._rest = None
+        if not self._free:
+            concurrent.futures.wait(self._running, REST, concurrent.futures.FIRST_COMPLETED)
 
     async def __call__(self, model: Any, request: Any, candidates: int, wait: float | None = None) -> Any:
         """The answer to a request with so many candidates. Raises Overloaded, or what scoring raised."""
@@ -107,9 +129,9 @@ class MicroBatches:
         while self._free and (batch := self._next()):
             self._free -= 1
             began, requests = time.monotonic(), [job.request for job in batch]
-            running = asyncio.get_running_loop().run_in_executor(self._threads, self._score, batch[0].model, requests)
+            running = self._threads.submit(self._score, batch[0].model, requests)
             self._running[running] = began + len(batch) * self._pace
-            running.add_done_callback(partial(self._answer, batch, began))
+            asyncio.wrap_future(running).add_done_callback(partial(self._answer, batch, running, began))
 
     def _next(self) -> list[_Job]:
         """The oldest requests for one batch, without those whose time is over or whose caller has gone."""
@@ -127,11 +149,11 @@ class MicroBatches:
                 batch.append(job)
         return batch
 
-    def _answer(self, batch: list[_Job], began: float, running: asyncio.Future[Sequence[Any]]) -> None:
+    def _answer(self, batch: list[_Job], running: Scoring, began: float, scored: asyncio.Future[Sequence[Any]]) -> None:
         del self._running[running]
-        seconds, error = time.monotonic() - began, running.exception()
+        seconds, error = time.monotonic() - began, scored.exception()
         self._pace += 0.1 * (seconds / len(batch) - self._pace)
-        for job, answer in zip(batch, running.result() if error is None else [error] * len(batch), strict=True):
+        for job, answer in zip(batch, scored.result() if error is None else [error] * len(batch), strict=True):
             if job.answer.done():
                 continue
             if isinstance(answer, BaseException):

@@ -1,7 +1,8 @@
 """The HTTP server: uvicorn with limits on connections and on slow clients, in one process or several.
 
 An application that yields ``{"refuse": function}`` from its lifespan is asked about each request, from its head alone,
-before anything is parsed (:class:`Refusal`): under overload a refusal must cost a small part of a useful answer.
+before anything is parsed (:class:`Refusal`): under overload a refusal must cost a small part of a useful answer. One
+that yields ``{"connected": function}``, too, is told of each connection that is accepted.
 """
 
 from __future__ import annotations
@@ -27,7 +28,13 @@ if TYPE_CHECKING:
 else:
     from uvicorn.protocols.http.auto import AutoHTTPProtocol as HTTPProtocol  # httptools, where it is installed
 
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
+
 log = logging.getLogger("ctr_pe.service")
+FILES = 256  # that a process has open besides its connections, at most
 LINGER = 1.0  # seconds for the answer to a refused connection to arrive
 UNAVAILABLE = b"HTTP/1.1 503 Service Unavailable\r\n"
 BUSY = UNAVAILABLE + b"retry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
@@ -112,6 +119,7 @@ class LimitedProtocol(HTTPProtocol):
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
         limits = self.config.limits
+        self.app_state.get("connected", lambda: None)()
         if len(self.connections) >= limits.most:
             self._closed_at_once = True
             transport.write(BUSY)
@@ -237,6 +245,7 @@ def run(make: Callable[[], Any], listening: socket.socket, limits: Connections, 
         UserError: a process could not start, as its log says.
     """
     config = Config(make, limits, processes)
+    _allow_files(limits.most + FILES)
     if processes == 1:
         signal.signal(signal.SIGTERM, lambda *_: None)  # uvicorn raises it again when it has finished
         uvicorn.Server(config).run(sockets=[listening])
@@ -245,6 +254,16 @@ def run(make: Callable[[], Any], listening: socket.socket, limits: Connections, 
     started.run()
     if any(process.exitcode == STARTUP_FAILURE for process in started.processes):
         raise UserError("a process could not start")
+
+
+def _allow_files(wanted: int) -> None:
+    """For this process and those that it starts, which often may open 1,024; as many as the system allows."""
+    if resource is None:
+        return
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allowed = wanted if hard == resource.RLIM_INFINITY else min(wanted, hard)
+    if soft != resource.RLIM_INFINITY and soft < allowed:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (allowed, hard))
 
 
 def listen(host: str, port: int) -> tuple[socket.socket, str]:

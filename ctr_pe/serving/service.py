@@ -150,7 +150,7 @@ def application(folder: str | Path, options: ServiceOptions = DEFAULT) -> FastAP
     @asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[dict[str, Any]]:
         with watcher.watching():
-            yield {"refuse": admission.refusal}
+            yield {"refuse": admission.refusal, "connected": batches.no_rest}
         pool.shutdown()
 
     # No pages for browsers, which load their scripts from elsewhere; /openapi.json describes the requests.
@@ -232,6 +232,7 @@ class Admission:
             self.batches.expect()
             return None
         except Overloaded as error:
+            self.batches.rest()
             same, body = _unavailable(str(error))
         began = time.perf_counter()
         name, model = request_id(fields.get(b"x-request-id", b"")), self.watcher.model.name

@@ -32,7 +32,7 @@ class Connections:
     """Of a process: ``most`` that are open; seconds: ``read`` for a whole request to arrive, ``keep`` that a connection
     is kept between requests, ``finish`` for open requests after SIGTERM."""
 
-    most: int = 512
+    most: int = 2048
     read: float = 10.0
     keep: float = 5.0
     finish: int = 60

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
+from ctr_pe.serving import micro_batches
 from ctr_pe.serving.micro_batches import MicroBatches, Overloaded
 from ctr_pe.serving.service_options import Queueing
 
@@ -126,3 +128,27 @@ def test_a_request_without_a_place_or_time_is_turned_away_and_never_scored() -> 
         await asyncio.gather(*slow)
 
     assert [requests for _, requests in scored(test, waiting=3)] == [["wait"], [0], ["a", "b"]]
+
+
+def test_after_a_refusal_the_loop_rests_until_a_batch_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(micro_batches, "REST", 10.0)
+    done = threading.Event()  # set by the thread before its answer
+
+    async def test(ask: Ask, go: threading.Event, batches: MicroBatches) -> None:
+        batches.rest()
+        await asyncio.sleep(0)  # a thread is free, and nothing to wait for
+        first = await one_waits(ask)
+        batches.rest()
+        batches.no_rest()
+        await asyncio.sleep(0)
+        assert not done.is_set()
+        threading.Timer(0.05, lambda: (done.set(), go.set())).start()
+        batches.rest()
+        batches.rest()
+        began = time.monotonic()
+        await asyncio.sleep(0)
+        assert done.is_set()
+        assert await first == "m wait"
+        assert time.monotonic() - began < 5
+
+    scored(test)

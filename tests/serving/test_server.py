@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ctr_pe.serving import server
 from ctr_pe.serving.server import listen
 from tests.support.http_server import served
 
@@ -98,3 +99,18 @@ def test_connections_above_the_limit_are_refused_and_then_there_is_room_again() 
         with connect() as client:
             client.sendall(GET)
             assert client.recv(1000).startswith(b"HTTP/1.1 200")
+
+
+@pytest.mark.skipif(server.resource is None, reason="no such limits here")
+@pytest.mark.parametrize(
+    ("limits", "want"),
+    [((1024, 4096), (2304, 4096)), ((1024, 2000), (2000, 2000)), ((4000, 4096), None), ((1024, -1), (2304, -1)), ((-1, -1), None)],
+)
+def test_a_process_may_open_as_many_files_as_its_connections_need(
+    limits: tuple[int, int], want: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    given: list[tuple[int, int]] = []
+    monkeypatch.setattr(server.resource, "getrlimit", lambda _: limits)
+    monkeypatch.setattr(server.resource, "setrlimit", lambda _, both: given.append(both))
+    server._allow_files(2304)
+    assert given == ([] if want is None else [want])
