@@ -270,7 +270,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     command += ["--model", str(args.model), "--port", "0", *args.options]
     environment = os.environ | ({"PYTHONPATH": args.path} if args.path else {})
     given = bodies(args.model, args.candidates)
-    stages = [(name, float(own or args.seconds)) for name, _, own in (one.partition(":") for one in args.stages.split(","))]
+    stages = [
+        (name, float(own or args.seconds)) for name, _, own in (one.partition(":") for one in args.stages.split(","))
+    ]
     if unknown := {name for name, _ in stages} - set(STAGES):
         parser.error(f"--stages: {sorted(unknown)[0]} is none of {', '.join(STAGES)}")
     os.sched_setaffinity(0, {int(of_client)})

@@ -104,7 +104,13 @@ def test_connections_above_the_limit_are_refused_and_then_there_is_room_again() 
 @pytest.mark.skipif(server.resource is None, reason="no such limits here")
 @pytest.mark.parametrize(
     ("limits", "want"),
-    [((1024, 4096), (2304, 4096)), ((1024, 2000), (2000, 2000)), ((4000, 4096), None), ((1024, -1), (2304, -1)), ((-1, -1), None)],
+    [
+        ((1024, 4096), (2304, 4096)),
+        ((1024, 2000), (2000, 2000)),
+        ((4000, 4096), None),
+        ((1024, -1), (2304, -1)),
+        ((-1, -1), None),
+    ],
 )
 def test_a_process_may_open_as_many_files_as_its_connections_need(
     limits: tuple[int, int], want: tuple[int, int] | None, monkeypatch: pytest.MonkeyPatch
