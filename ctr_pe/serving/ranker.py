@@ -205,8 +205,10 @@ class CTRRanker(ModelEstimator):
             if others := self.report_["unlisted_behaviours"]:
                 some = ", ".join(f"{text}: {count:,}" for text, count in others.items())
                 log.warning("events: behaviours that are not listed are in no history: %s rows", some)
-            if unread := self.report_["unread"]:
-                log.info("events: not read: %s (columns={'%s': 'event'} reads one)", ", ".join(unread), unread[0])
+            for table, word in (("events", "event"), ("users", "user")):
+                if unread := self.report_["unread"][word]:
+                    how = f"columns={{'{unread[0]}': '{word}'}} reads one"
+                    log.info("%s: not read: %s (%s)", table, ", ".join(unread), how)
             gpu, threads = _plain(self.gpu), _plain(self.threads)
             run = Run(self.model, dataset.path, self.position_encoding, seed, "heldout", params, gpu, threads)
             self.tuned_ = search(run, tried) if tried else {}

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import polars as pl
 
-from ctr_pe.data.logs.log import by_frequency, read_sample
+from ctr_pe.data.logs.log import by_frequency, not_read, read_sample
 from ctr_pe.data.logs.tables import is_text, readable, scan
-from ctr_pe.utils.errors import UserError, counted, hyper_parameter, option
+from ctr_pe.utils.errors import UserError, counted, hyper_parameter
 
 if TYPE_CHECKING:
     from ctr_pe.data.logs.events import EventBlock, Log
@@ -45,12 +45,8 @@ def check(recipe: Recipe, rows: int = ROWS) -> Found:
     found.lines += _of_file(table, recipe, log, rows)
     if log is not None and block is not None:
         found.lines += _of_events(log, block)
-    if log is not None and log.unread:
-        how = option("column", f"{log.unread[0]}=event")
-        found.lines.append(f"not read: {', '.join(log.unread)}: {how} reads the first one")
-    if recipe.users and not recipe.of("user"):
-        how = option("column", "NAME=user")
-        found.lines.append(f"not read: {recipe.users}: {how} reads a column of users")
+    if log is not None:
+        found.lines += not_read(log.unread)
     return found
 
 
@@ -61,7 +57,7 @@ def _of_file(table: pl.DataFrame, recipe: Recipe, log: Log | None, rows: int) ->
     lines = [f"{file}: {whole} {counted(table.height, 'row')} looked at"]
     roles = {getattr(recipe, role): role for role in ("user", "item", "time", "order", "label", "weight")}
     width = max(map(len, table.columns), default=0)
-    unread = [] if log is None else log.unread
+    unread = [] if log is None else log.unread["event"]
     for name, kind in table.schema.items():
         declared = recipe.columns.get(name)
         role = roles.get(name) or (None if declared is None else declared.source)

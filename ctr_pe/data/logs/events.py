@@ -90,8 +90,8 @@ class Log:
     of the log lack it, which have the id of values out of vocabulary; ``vectors`` of each column of vectors, in
     whose place the catalogue has their keys; ``users`` the table of users with their columns, or None;
     ``unlisted`` per behaviour that the recipe does not list its rows; ``missing`` per declared column of the log or of
-    the users how many rows of the table lack it; ``unread``: columns of the log that nothing reads; ``step``: of time
-    in nanoseconds, which no two times differ by less than.
+    the users how many rows of the table lack it; ``unread``: columns that nothing reads, of the log ("event"), of the
+    items ("item") and of the users ("user"); ``step``: of time in nanoseconds, which no two times differ by less than.
 
     ``rows``: of a sample, None for all. ``problems``: gets what would be raised, as far as reading can go on.
     """
@@ -120,7 +120,7 @@ class Log:
                     f"{nearest('time', schema)}"
                 )
             read = {name for column in columns.values() for name in column.meta.root_names()}
-            self.unread = [name for name in schema if name not in read]
+            self.unread = {"event": [name for name in schema if name not in read], "item": [], "user": []}
             self.read_as: dict[str, str] = {}
             self.without: dict[str, int] = {}
             self.vectors: dict[str, ItemVectorTable] = {}
@@ -444,6 +444,7 @@ class Log:
                 if column.pretrained_emb is None:
                     columns[name] = readable_as(file, frame, name, column)
             items = frame.select(one.alias(name) for name, one in columns.items()).collect()
+            self.unread["item"] = [name for name in schema if name not in {recipe.item, *names, *declared}]
             for name, column in vectors.items():
                 self.vectors[name] = item_vectors(name, column, items, recipe.item, str(file))
                 if not self.vectors[name].dim and self.before is None:
@@ -461,10 +462,13 @@ class Log:
     def _users(self) -> pl.DataFrame | None:
         """The file of users: their ids in the column ``user``, and the declared columns."""
         recipe, file, declared = self.recipe, self.recipe.users, self.recipe.of("user")
-        if file is None or not declared:
+        if file is None:
             return None
         with readable(file, recipe.separator):
             frame = scan(file, recipe.separator)
+            self.unread["user"] = [name for name in frame.collect_schema() if name not in {recipe.user, *declared}]
+            if not declared:
+                return None
             columns = {"user": id_column(file, "user", recipe.user, frame)}
             columns |= {name: readable_as(file, frame, name, column) for name, column in declared.items()}
             users = frame.select(one.alias(name) for name, one in columns.items()).collect()

@@ -442,7 +442,7 @@ class _Rows:
         table = by_role.select(keys).with_row_index("row")
         same = table.join(pl.DataFrame(written).with_columns(at=own), on=keys, maintain_order="left")
         same = same.unique("row", keep="first", maintain_order=True).head(EXAMPLES)
-        unread = set(log.unread)
+        unread = set(log.unread["event"])
         used = [name for name in read.columns if name not in unread]
         shown = read.select(used)[same["row"]].rows()
         as_read = [" ".join(f"{name}={value!r}" for name, value in zip(used, row, strict=True)) for row in shown]
@@ -714,8 +714,7 @@ def summary(dataset: Dataset) -> str:
         events += f"; items without {', '.join(f'{name}: {n:,}' for name, n in report['items_without'].items())}"
     if report["missing"]:
         events += f"; rows without {', '.join(f'{name}: {n:,}' for name, n in report['missing'].items())}"
-    if report["unread"]:
-        events += f"\nnot read: {', '.join(report['unread'])} (declare one with {option('column')})"
+    events += "".join(f"\n{line}" for line in not_read(report["unread"]))
     if "append_to" in report:
         new = ", ".join(f"{feature} {count:,}" for feature, count in report["append_to"]["new_ids"].items())
         events += f"; new ids: {new}"
@@ -726,7 +725,8 @@ def summary(dataset: Dataset) -> str:
     events += f"\nitems by events: {log['items_by_events']}" if "items_by_events" in log else ""
     found = " · ".join(f"{column}: {what}" for column, what in report["read_as"].items())
     lines = [
-        f"{dataset.path}: {sum(dataset.rows.values()):,} rows of {log['users']:,} users and {log['items']:,} items"
+        f"{dataset.path}: {counted(sum(dataset.rows.values()), 'row')} of {counted(log['users'], 'user')}"
+        f" and {counted(log['items'], 'item')}"
         f" in {report['seconds']:.1f} s ({report['rows_per_second']:,} rows/s)",
         f"read as: {found}",
         events,
@@ -749,6 +749,16 @@ def summary(dataset: Dataset) -> str:
         how = hyper_parameter("monitor", "AUC")
         lines.append(f"gAUC cannot be computed: none of {users} has rows of both labels: train by AUC, {how}")
     return "\n".join([*lines, *_examples_of(report)])
+
+
+def not_read(unread: Mapping[str, Sequence[str]]) -> list[str]:
+    """A line for each table that has columns which nothing reads, and how to declare one."""
+    of = {"event": "", "item": " of the items", "user": " of the users"}
+    return [
+        f"not read{of[source]}: {', '.join(names)}: {option('column', f'{names[0]}={source}')} reads the first one"
+        for source, names in unread.items()
+        if names
+    ]
 
 
 def _examples_of(report: Mapping[str, Any]) -> list[str]:

@@ -111,10 +111,18 @@ def _refused(error: OSError) -> NoReturn:
 
 def _table(given: Path | Address, file: str) -> str:
     """A file of ``given``. Raises UserError if it is no table by its name."""
-    if file.removesuffix(".gz").endswith(TEXT) or file.endswith(PARQUET):
+    if is_text_name(file) or is_parquet_name(file):
         return file
     where = f"{given}: " if file == str(given) else f"{given}: holds {file}: "
     raise UserError(f"{where}a log is .parquet, .csv or .tsv (or .csv.gz, .tsv.gz)")
+
+
+def is_text_name(file: str) -> bool:
+    return file.lower().removesuffix(".gz").endswith(TEXT)
+
+
+def is_parquet_name(file: str) -> bool:
+    return file.lower().endswith(PARQUET)
 
 
 def facts_of(file: str) -> list[Any]:

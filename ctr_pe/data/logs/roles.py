@@ -21,6 +21,7 @@ from ctr_pe.data.logs.tables import decimal_comma
 from ctr_pe.utils.errors import UserError, nearest, option
 
 LARGEST = 2**63 - 1
+NUMBER = re.compile(r"[+-]?\d+(\.\d+)?")
 ZONE, ISO = "zone", "2024-02-01T12:30:00+01:00"
 FORM = (
     r"^(?P<date>\d{4}-\d{2}-\d{2})(?:[T ](?P<minute>\d{2}:\d{2})(?::(?P<second>\d{2})(?:[.,](?P<fraction>\d{1,9}))?)?"
@@ -207,7 +208,9 @@ def first_row(table: pl.LazyFrame, condition: pl.Expr) -> int | None:
 def _type_of(where: object, role: str, name: str, table: pl.LazyFrame) -> pl.DataType:
     schema = table.collect_schema()
     if name not in schema:
-        raise UserError(f"{where}: no {role} column '{name}': {nearest(name, schema)}")
+        numbers = sum(NUMBER.fullmatch(other) is not None for other in schema)
+        named = "the first row has numbers in place of names" if 2 * numbers > len(schema) else nearest(name, schema)
+        raise UserError(f"{where}: no {role} column '{name}': {named}")
     return schema[name]
 
 

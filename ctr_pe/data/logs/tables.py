@@ -19,13 +19,13 @@ import polars as pl
 
 from ctr_pe.data.logs.places import (
     HIDDEN,
-    PARQUET,
-    TEXT,
     Address,
     file_system,
     files_of,
     is_folder,
     is_glob,
+    is_parquet_name,
+    is_text_name,
     opened,
     place,
 )  # fmt: skip
@@ -67,9 +67,9 @@ def scan(file: Place, separator: str | None = None, rows: int | None = None) -> 
     """
     files = files_of(file)
     for one in files:
-        if one.endswith(PARQUET) != files[0].endswith(PARQUET):
+        if is_parquet_name(one) != is_parquet_name(files[0]):
             raise UserError(f"{file}: holds {files[0]} and {one}: a table has files of one kind")
-    if not files[0].endswith(PARQUET):
+    if not is_parquet_name(files[0]):
         return _scan_text(file, [place(one) for one in files], separator or _separator(files[0]), rows)
     with readable(file):
         return _pieces(_scan_parquet(file, files), rows)
@@ -78,8 +78,8 @@ def scan(file: Place, separator: str | None = None, rows: int | None = None) -> 
 def is_text(file: Place) -> bool:
     """Whether it is text, or a folder or glob of texts. Raises UserError if there is no such file."""
     if isinstance(file, Path) and not is_folder(file) and not is_glob(file):
-        return file.name.removesuffix(".gz").endswith(TEXT)
-    return files_of(file)[0].removesuffix(".gz").endswith(TEXT)
+        return is_text_name(file.name)
+    return is_text_name(files_of(file)[0])
 
 
 def _scan_parquet(file: Place, files: list[str]) -> pl.LazyFrame:
@@ -110,7 +110,7 @@ def readable(file: Place, separator: str | None = None) -> Iterator[None]:
 def _other_columns(file: Place) -> str | None:
     """Which of several parquet files has other columns than the first; None if none, or it cannot be said."""
     try:
-        files = [one for one in files_of(file) if one.endswith(PARQUET)]
+        files = [one for one in files_of(file) if is_parquet_name(one)]
         first, *others = (pl.scan_parquet(one, glob=False, hive_partitioning=False) for one in files)
         there = first.collect_schema()
         for name, table in zip(files[1:], others, strict=True):
@@ -248,9 +248,9 @@ def decimal_comma(text: object) -> str:
 
 
 def _separator(name: str) -> str:
-    return "\t" if name.removesuffix(".gz").endswith(".tsv") else ","
+    return "\t" if name.lower().removesuffix(".gz").endswith(".tsv") else ","
 
 
 def _opened(file: Place) -> IO[bytes]:
     stream = opened(file)
-    return cast("IO[bytes]", gzip.open(stream)) if file.name.endswith(".gz") else stream
+    return cast("IO[bytes]", gzip.open(stream)) if file.name.lower().endswith(".gz") else stream

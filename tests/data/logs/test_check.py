@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import os
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,23 @@ def test_all_problems_are_named_at_once(tmp_path: Path) -> None:
     assert "time column 'timestamp', row " in said
     assert "label column 'label' holds 3" in said
     assert len(found.problems) >= 5
+
+
+def test_a_file_without_names_says_so(tmp_path: Path) -> None:
+    file = tmp_path / "log.csv"
+    file.write_text("".join(f"{row % 7},1{row % 5},{1_600_000_000 + row}\n" for row in range(60)))
+    found = check(load_recipe(None, {"interactions": file, "protocol": "leave-one-out"}))
+    numbers = "the first row has numbers in place of names"
+    assert f"{file}: no user column 'user_id': {numbers}" in found.problems
+
+
+@pytest.mark.parametrize("name", ["LOG.CSV", "Log.Csv.GZ", "log.TSV"])
+def test_a_suffix_may_be_in_capitals(name: str, tmp_path: Path) -> None:
+    file, text = tmp_path / name, log_of().write_csv(separator="\t" if name == "log.TSV" else ",").encode()
+    file.write_bytes(gzip.compress(text) if name.endswith("GZ") else text)
+    found = check(load_recipe(None, {"interactions": file, "protocol": "din"}))
+    assert not found.problems
+    assert "60 rows looked at" in found.lines[0]
 
 
 def test_it_says_how_columns_are_read(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -111,7 +111,7 @@ def test_what_is_missing_or_not_read_is_counted(tmp_path: Path) -> None:
     dataset = built(tmp_path, "impressions")
     report = load_json(dataset.path / "report.json")
     assert report["missing"] == {"price": 86, "size": 67, "seen": 150, "age": 1}
-    assert report["unread"] == ["spare"]
+    assert report["unread"] == {"event": ["spare"], "item": [], "user": []}
     assert report["items_without"] == {"tags": 5, "mood": 7, "image": 1, "sound": 1}
     assert "not read: spare" in summary(dataset)
     specs = read_feature_map(dataset.path / FEATURES).features
@@ -255,7 +255,7 @@ def test_a_check_counts_users_without_a_row_and_names_a_table_that_is_not_read(t
     lines = check(load_recipe(None, {**rule, "columns": {"age": "user, numeric"}})).lines
     assert f"users without a row in {files['users']}: {len(users)}" in lines
     lines = check(load_recipe(None, rule)).lines
-    assert any(line.startswith(f"not read: {files['users']}: ") for line in lines)
+    assert any(line.startswith("not read of the users: group, age, likes: ") for line in lines)
 
 
 def test_hashed_values_are_shown_as_their_buckets(tmp_path: Path) -> None:
