@@ -20,6 +20,7 @@ from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError, counted, hyper_parameter, nearest
 
 log = logging.getLogger(__name__)
+RANKED = 512  # rows of the next-item task that are ranked together
 
 
 @dataclass(frozen=True)
@@ -64,12 +65,15 @@ class DataSource:
     def batches(self, feature_map: Any, splits: Sequence[str], params: Mapping[str, Any], train: bool = False) -> Any:
         """Batches of the splits, one after the other, as ``batch_size``, ``num_workers`` and, to train, ``shuffle``,
         ``seed``, ``like_length`` and ``min_batches`` say; it has a length. Of several processes each has its share.
+        Rows of the next-item task are ranked at least ``RANKED`` together: batches that are good to train on are small.
         Raises UserError for a missing split, or what the loader refuses."""
         for split in splits:
             if split not in self.files:
                 raise UserError(f"{self.folder}: no split '{split}': {nearest(split, self.files)}")
         paths = [self.files[split] for split in splits]
         size, ahead = int(params.get("batch_size", 1024)), int(params.get("num_workers") or 0)
+        if not train and self.dataset is not None and self.dataset.task == "next-item":
+            size = max(size, RANKED)
         shuffle = train and bool(params.get("shuffle", True))
         if self.dataset is None and params.get("data_format") == "npz":
             if distributed.processes() > 1:
