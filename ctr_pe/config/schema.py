@@ -286,6 +286,7 @@ class TrainingSection(Section):
     learning_rate: PositiveText = 1e-3
     learning_rate_schedule: Schedule = "constant"
     like_length: Index = 0
+    linear_init: PositiveText | None = None
     loss: Loss = "binary_crossentropy"
     max_gradient_norm: PositiveText = 10.0
     metrics: Annotated[list[Metric], Field(min_length=1, description="a list of metrics")] = [*METRICS]

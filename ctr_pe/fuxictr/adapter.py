@@ -60,6 +60,7 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         feature_map: FuxiCTR's.
         embedding_dim: of every field that sets none of its own.
         embedding_init: standard deviation of the embedding tables at the start.
+        linear_init: of the weights of the backbone's linear layers at the start; None for Xavier's, as in FuxiCTR.
         embedding_regularizer, net_regularizer: L2 weight, or FuxiCTR's ``l1(x)``, ``l2(x)``, ``l1_l2(x,y)``.
         table_optimizer: ``lazy_adam`` or ``rowwise_adagrad`` updates and regularises only the rows of embedding tables
             that a batch reads, see :mod:`ctr_pe.training.table_optimizers`; None updates tables like all other
@@ -83,6 +84,7 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         model_id: str = "FuxiCTRModel",
         embedding_dim: Width = 64,
         embedding_init: PositiveText = 1e-4,
+        linear_init: PositiveText | None = None,
         learning_rate: PositiveText = 1e-3,
         optimizer: OptimizerName = "adam",
         loss: Loss = "binary_crossentropy",
@@ -115,6 +117,7 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
         self.gradients: Gradients | None = None  # of the last training step
         self.step_graphs: Any = None  # ctr_pe.training.step_graphs, while it trains on a GPU
         self.embedding_dim = embedding_dim
+        self.linear_init = None if linear_init is None else float(linear_init)
         with patch.object(nn, "ModuleDict", ByField):
             self.embedding_layer = layers.FeatureEmbeddingDict(
                 feature_map, embedding_dim, partial(nn.init.normal_, std=float(embedding_init))
@@ -143,6 +146,9 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
                     block.mlp[index] = BatchNorm1d(layer.num_features)
         self.compile(*self._compile)
         self.reset_parameters()
+        for layer in self.modules() if self.linear_init is not None else ():
+            if type(layer) is nn.Linear:  # as FuxiCTR: an encoding's own have another class
+                nn.init.normal_(layer.weight, std=self.linear_init)
         self.model_to_device()
 
     def look_up(self, ids: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[Tensor, Tensor]]:

@@ -50,6 +50,7 @@ CHANGES = {
     "learning_rate": "0.1",
     "learning_rate_schedule": "linear",
     "like_length": "4",
+    "linear_init": "0.02",
     "loss": "mse_loss",
     "max_gradient_norm": "0.01",
     "metrics": "[logloss]",

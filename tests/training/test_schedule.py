@@ -97,6 +97,21 @@ def test_embedding_tables_start_as_wide_as_asked(tmp_path: Path) -> None:
     assert theirs[1:].std().item() == pytest.approx(1e-4, rel=0.3)
 
 
+def test_linear_layers_start_as_wide_as_asked(tmp_path: Path) -> None:
+    """Those of encodings stay as they are; so do their other weights."""
+    plain, given = (
+        build(tmp_path, position_encoding="cape", dnn_hidden_units=[64], **key).named_parameters()
+        for key in ({}, {"linear_init": 0.3})
+    )
+    changed = {
+        name: weight.std().item()
+        for (name, weight), (_, other) in zip(given, plain, strict=True)
+        if not weight.equal(other)
+    }
+    assert not any(".pe." in name or "embedding" in name for name in changed)
+    assert changed["dnn.mlp.0.weight"] == pytest.approx(0.3, rel=0.1)
+
+
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
@@ -104,6 +119,7 @@ def test_embedding_tables_start_as_wide_as_asked(tmp_path: Path) -> None:
         ("weight_average", 0, "weight_average must be a positive number or None, got 0"),
         ("weight_average", "much", "weight_average must be a positive number or None, got 'much'"),
         ("embedding_init", -1, "embedding_init must be a positive number, got -1"),
+        ("linear_init", 0, "linear_init must be a positive number or None, got 0"),
         ("embedding_init", math.nan, "embedding_init must be a positive number, got nan"),
     ],
 )

@@ -67,7 +67,9 @@ OF_MODEL: dict[str, list[Any]] = {
     **dict.fromkeys(["epochs", "batch_size", "eval_steps", "max_len", "max_position"], COUNTS),
     **dict.fromkeys(["embedding_dim", "position_dim", "likeness_dim", "kernel_band", "min_categr_count"], COUNTS),
     "like_length": [-1, 1.5, *NOT_A_NUMBER],
-    **dict.fromkeys(["learning_rate", "embedding_init", "max_gradient_norm", "weight_average"], POSITIVE),
+    **dict.fromkeys(
+        ["learning_rate", "embedding_init", "linear_init", "max_gradient_norm", "weight_average"], POSITIVE
+    ),
     **dict.fromkeys(["rope_base", "sinusoidal_scale", "time_unit", "session_gap", "alibi_slope"], POSITIVE),
     **dict.fromkeys(["embedding_regularizer", "net_regularizer"], WEIGHTS),
     **dict.fromkeys(["net_dropout", "attention_dropout"], RATES),
