@@ -71,7 +71,7 @@ PEERS = {
         {"ffn_dim": 64, "dropout": 0.2},
         {"layer_norm": "pre", "input_norm": False, "ffn_activation": "ReLU"},
     ),
-    "recbole": Peer("RecBole", {"ffn_dim": 256, "dropout": 0.5}, {}, single_answers=True),
+    "recbole": Peer("RecBole", {"ffn_dim": 256, "dropout": 0.5}, {"linear_init": 0.02}, single_answers=True),
 }
 
 

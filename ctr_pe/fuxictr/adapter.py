@@ -146,9 +146,10 @@ class FuxiCTRModel(Validated, BaseModel):  # type: ignore[misc]
                     block.mlp[index] = BatchNorm1d(layer.num_features)
         self.compile(*self._compile)
         self.reset_parameters()
-        for layer in self.modules() if self.linear_init is not None else ():
-            if type(layer) is nn.Linear:  # as FuxiCTR: an encoding's own have another class
-                nn.init.normal_(layer.weight, std=self.linear_init)
+        if self.linear_init is not None:
+            for layer in self.modules():
+                if type(layer) is nn.Linear:  # as FuxiCTR: an encoding's own have another class
+                    nn.init.normal_(layer.weight, std=self.linear_init)
         self.model_to_device()
 
     def look_up(self, ids: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[Tensor, Tensor]]:

@@ -36,8 +36,17 @@ class HistoryEncoder(nn.Module):
     def encode(self, vectors: Tensor, items: Items, positions: Positions) -> tuple[Tensor, Losses]:
         """packed vectors (N, any) of ``items`` as looked up -> states (N, ``dim``), and in training the encodings'
         losses."""
-        _, embedded = self.transformer.pe.embed(None, vectors, positions)
-        return self.transformer.of_history(self.input_norm(embedded), positions, items)
+        return self.transformer.of_history(self._embedded(vectors, positions), positions, items)
+
+    def newest(self, vectors: Tensor, items: Items, positions: Positions) -> Tensor:
+        """The states of :meth:`encode` at each row's newest item (B, ``dim``), zeros for an empty history."""
+        if not positions.no_row_is_empty:
+            return positions.newest_of(self.encode(vectors, items, positions)[0])
+        return self.transformer.newest_of_history(self._embedded(vectors, positions), positions, items)
+
+    def _embedded(self, vectors: Tensor, positions: Positions) -> Tensor:
+        normed: Tensor = self.input_norm(self.transformer.pe.embed(None, vectors, positions)[1])
+        return normed
 
 
 class SequentialTransformer(SequentialModel):

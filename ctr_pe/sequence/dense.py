@@ -58,6 +58,10 @@ class Dense(Positions):
     def drop_last(self, packed: Tensor) -> Tensor:
         return self._by_row(packed)[:, :-1].flatten(0, 1)
 
+    @property
+    def no_row_is_empty(self) -> bool:
+        return False
+
     def newest_of(self, packed: Tensor) -> Tensor:
         return self.unpack(packed)[:, -1]
 

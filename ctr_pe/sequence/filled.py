@@ -189,6 +189,10 @@ class Filled(_OnDevice, Positions):
             raise NotImplementedError("a filled batch has one target per row")
         return self.item_rows, torch.zeros_like(self.items), self._slots % self.mask.shape[1]
 
+    @property
+    def no_row_is_empty(self) -> bool:
+        return False
+
     def newest_of(self, packed: Tensor) -> Tensor:
         newest = packed.index_select(0, self.newest.clamp(min=0))  # of rows without items that of another
         return newest.where(self.lengths.view(-1, *[1] * (packed.dim() - 1)) > 0, 0)

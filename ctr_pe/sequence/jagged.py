@@ -205,6 +205,11 @@ class Jagged:
         """(B,) int64: index of each row's newest item among the packed ones. A row needs to have one."""
         return self.lengths.cumsum(0) - 1
 
+    @property
+    def no_row_is_empty(self) -> bool:
+        """Whether every row has an item; False where that is not known before it is computed."""
+        return bool((self.lengths_cpu > 0).all())
+
     def append(self, packed: Tensor, last: Tensor) -> Tensor:
         """(N, ...) of items and (B, ...) of targets -> packed (N + B, ...): each row's items, then its target."""
         return gather_rows(torch.cat([packed, last]), self._with_last)

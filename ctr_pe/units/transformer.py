@@ -190,6 +190,16 @@ class Transformer(nn.Module):
         states, losses = self._through(self.blocks, self.dropout(history), positions, pairs)
         return self.layer_norm(states), losses
 
+    def newest_of_history(self, history: Tensor, positions: Positions, items: Items | None = None) -> Tensor:
+        """:meth:`of_history` at the newest item (B, D) of each row, which has one; the last block computes no other."""
+        check_width(history, self.dim, self.pe)
+        *lower, last = self.blocks
+        given = Items(history) if items is None else items
+        pairs = positions.item_pairs(self.causal, given) if lower else []
+        states, _ = self._through(lower, self.dropout(history), positions, pairs)
+        normed: Tensor = self.layer_norm(last.newest(states, positions, positions.newest_pairs(self.causal, given)))
+        return normed
+
     def project(self, history: Tensor) -> list[Tensor]:
         """packed history (N, D) after ``pe.embed`` -> its queries, keys and values (N, D) in the first block."""
         return self.blocks[0].project(history)

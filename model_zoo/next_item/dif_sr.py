@@ -60,6 +60,9 @@ class DIFSR(SequentialTransformer):
     def states(self, items: Items, positions: Positions) -> tuple[Tensor, Losses]:
         return self.encoder.encode(items.embedding[:, : self.item_dim], items, positions)
 
+    def newest_states(self, items: Items, positions: Positions) -> Tensor:
+        return self.encoder.newest(items.embedding[:, : self.item_dim], items, positions)
+
     def questions(self, items: Items, positions: Positions, following: Tensor) -> tuple[Tensor, Tensor, Losses]:
         states, losses = self.states(items, positions)
         wanted, answers = states[following >= 0].float(), following[following >= 0]

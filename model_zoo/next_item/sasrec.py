@@ -26,3 +26,6 @@ class NextItemSASRec(SequentialTransformer):
 
     def states(self, items: Items, positions: Positions) -> tuple[Tensor, Losses]:
         return self.encoder.encode(items.embedding, items, positions)
+
+    def newest_states(self, items: Items, positions: Positions) -> Tensor:
+        return self.encoder.newest(items.embedding, items, positions)

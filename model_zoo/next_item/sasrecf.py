@@ -37,3 +37,6 @@ class SASRecF(SequentialTransformer):
 
     def states(self, items: Items, positions: Positions) -> tuple[Tensor, Losses]:
         return self.encoder.encode(self.fuse(items.embedding), items, positions)
+
+    def newest_states(self, items: Items, positions: Positions) -> Tensor:
+        return self.encoder.newest(self.fuse(items.embedding), items, positions)

@@ -65,6 +65,19 @@ def test_every_encoding(name: str, causal: bool) -> None:
         assert torch.allclose(got, want, rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("name", available_pes())
+def test_the_newest_states_of_histories_without_a_target(name: str, depth: int, causal: bool) -> None:
+    unit = stack(name, depth, causal, ("pre", "post")[available_pes().index(name) % 2]).eval()
+    _, items, positions = rows([count or 2 for count in COUNTS])
+    assert positions.no_row_is_empty
+    assert not rows(COUNTS)[2].no_row_is_empty
+    every, _ = unit.of_history(items, positions, known(items.detach()))
+    got = unit.newest_of_history(items, positions, known(items.detach()))
+    assert torch.allclose(got, every[positions.newest], rtol=1e-9, atol=1e-9)
+
+
 @pytest.mark.parametrize("depth", [1, 3])
 @pytest.mark.parametrize("norm", ["pre", "post", None])
 @pytest.mark.parametrize("counts", [[0], [0, 0], [1], [L + 40]])
