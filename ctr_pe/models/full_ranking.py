@@ -16,6 +16,8 @@ from torch import Tensor
 
 SCORES = {"cpu": 2**20}
 """Scores computed together, by device: on a CPU about what a core's own cache holds."""
+PART = {"cpu": 2**17}
+"""Scores that are compared together: so few that there is room for the outcome beside them."""
 FEWEST, MORE = 32, 2**26
 """Rows that a chunk has all the same, for products of fewer take longer, as long as there are no more scores in it."""
 
@@ -83,9 +85,14 @@ def _ranks(scores: Tensor, right: Tensor, kept: Tensor, finite: Tensor) -> Tenso
 
 
 def _count(compare: Callable[..., Tensor], scores: Tensor, edge: Tensor) -> Tensor:
-    """(B,) of how many scores (B, V) it holds; numbers are added up several times as fast as truth values."""
-    holds = torch.empty_like(scores, dtype=torch.float32)
-    return compare(scores, edge, out=holds).sum(1).long()
+    """(B,) of how many scores (B, V) it holds, a part after the other: what is true of a part is added up in the cache,
+    and numbers several times as fast as truth values."""
+    width = max(1, PART.get(scores.device.type, MORE) // max(1, len(scores)))
+    holds = scores.new_empty(len(scores) * min(width, scores.shape[1]), dtype=torch.float32)
+    total = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
+    for part in scores.split(width, 1):
+        total += compare(part, edge, out=holds[: part.numel()].view(part.shape)).sum(1).long()
+    return total
 
 
 def _first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:

@@ -20,7 +20,7 @@ from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError, counted, hyper_parameter, nearest
 
 log = logging.getLogger(__name__)
-RANKED = 512  # rows of the next-item task that are ranked together
+RANKED, ITEMS = 512, 25_600  # rows of the next-item task that are ranked together, and items of their histories at most
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,9 @@ class DataSource:
     def batches(self, feature_map: Any, splits: Sequence[str], params: Mapping[str, Any], train: bool = False) -> Any:
         """Batches of the splits, one after the other, as ``batch_size``, ``num_workers`` and, to train, ``shuffle``,
         ``seed``, ``like_length`` and ``min_batches`` say; it has a length. Of several processes each has its share.
-        Rows of the next-item task are ranked at least ``RANKED`` together: batches that are good to train on are small.
+        Rows of the next-item task are ranked ``RANKED`` together, if histories are not too long for it: batches that
+        are good to train on are small.
+
         Raises UserError for a missing split, or what the loader refuses."""
         for split in splits:
             if split not in self.files:
@@ -73,7 +75,9 @@ class DataSource:
         paths = [self.files[split] for split in splits]
         size, ahead = int(params.get("batch_size", 1024)), int(params.get("num_workers") or 0)
         if not train and self.dataset is not None and self.dataset.task == "next-item":
-            size = max(size, RANKED)
+            longest = max(int(spec.get("max_len") or 1) for spec in feature_map.features.values())
+            longest = min(longest, int(params.get("max_len") or longest))
+            size = max(size, min(RANKED, ITEMS // longest))
         shuffle = train and bool(params.get("shuffle", True))
         if self.dataset is None and params.get("data_format") == "npz":
             if distributed.processes() > 1:

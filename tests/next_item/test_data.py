@@ -10,7 +10,8 @@ import pytest
 
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.data.logs.log import summary
-from ctr_pe.training.source import RANKED, DataSource
+from ctr_pe.training import source
+from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError
 from tests.support.next_item import categories, dataset, events, random_histories
 
@@ -75,12 +76,17 @@ def test_attributes_of_items_are_in_rows_and_catalogue(tmp_path: Path) -> None:
     assert pl.read_parquet(data.path / "items.parquet").columns == ["item_id", "cate_id", "item_id:id", "cate_id:id"]
 
 
-def test_rows_are_ranked_in_larger_batches_than_those_of_training(tmp_path: Path) -> None:
-    source = DataSource.of(dataset(tmp_path, events(random_histories())))
-    features = source.feature_map({})
-    assert source.batches(features, ["train"], {"batch_size": 8}, train=True).batch_size == 8
-    assert source.batches(features, ["valid"], {"batch_size": 8}).batch_size == RANKED
-    assert source.batches(features, ["test"], {"batch_size": 1024}).batch_size == 1024
+def test_rows_are_ranked_in_larger_batches_than_those_of_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = DataSource.of(dataset(tmp_path, events(random_histories())))
+    features = data.feature_map({})  # histories of 5 items
+    assert data.batches(features, ["train"], {"batch_size": 8}, train=True).batch_size == 8
+    assert data.batches(features, ["valid"], {"batch_size": 8}).batch_size == source.RANKED
+    assert data.batches(features, ["test"], {"batch_size": 1024}).batch_size == 1024
+    monkeypatch.setattr(source, "ITEMS", 60)
+    for max_len, size in [(None, 12), (4, 15), (50, 12)]:
+        assert data.batches(features, ["valid"], {"batch_size": 8, "max_len": max_len}).batch_size == size
 
 
 @pytest.mark.parametrize(
