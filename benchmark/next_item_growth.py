@@ -125,7 +125,7 @@ def draw(found: Sequence[dict[str, Any]], file: Path) -> None:
     panels[-1][1].set_xticks([50, 100, 200, 500, 1000], ["50", "100", "200", "500", "1,000"])
     for row in panels[:-1]:
         row[1].set_xticks([50, 100, 200, 500, 1000], ["50", "100", "200", "500", "1,000"])
-    panels[0][0].legend(frameon=False)
+    panels[0][1].legend(frameon=False, loc="upper left")
     figure.savefig(file, dpi=120)
     plt.close(figure)
 
