@@ -64,10 +64,13 @@ class Talk:
         self.full, self.wait = True, 0.0
         self.asked: list[tuple[str, Mapping[bytes, bytes]]] = []
         self.done: list[int] = []
+        self.connected = 0
         config = module.Config(lambda: said, Connections())
         config.load()
         self.transport = Transport()
-        self.protocol = module.LimitedProtocol(config, ServerState(), {"refuse": self.refuse})
+        self.protocol = module.LimitedProtocol(
+            config, ServerState(), {"refuse": self.refuse, "connected": self.connect}
+        )
         self.protocol.connection_made(self.transport)
 
         def refusal(name: bytes) -> Any:
@@ -75,6 +78,9 @@ class Talk:
             return module.Refusal(answer, self.wait, self.done.append)
 
         self.refusal = refusal
+
+    def connect(self) -> None:
+        self.connected += 1
 
     def refuse(self, path: str, fields: Mapping[bytes, bytes], connection: dict[str, Any]) -> Any:
         self.asked.append((path, fields))
@@ -282,6 +288,14 @@ def test_a_client_that_leaves_before_it_is_answered_is_counted_once(module: Modu
     talk(module, script)
 
 
+def test_the_application_is_told_of_a_connection_once(module: ModuleType) -> None:
+    async def script(talk: Talk) -> None:
+        await talk.send(b"".join(post(b"refused")), b"".join(post(b"refused")))
+        assert talk.connected == 1
+
+    talk(module, script)
+
+
 def test_an_idle_connection_is_closed_after_a_refusal_too(module: ModuleType) -> None:
     async def script(talk: Talk) -> None:
         await talk.send(b"".join(post(b"refused")))
@@ -297,7 +311,10 @@ def test_a_refusal_is_counted_logged_and_answered_after_a_second_if_it_is_asked_
 ) -> None:
     class Batches:
         full = True
-        expected = 0
+        expected = rests = 0
+
+        def rest(self) -> None:
+            self.rests += 1
 
         def check(self, wait: float | None = None) -> None:
             if self.full or wait == 0.02:
@@ -328,6 +345,7 @@ def test_a_refusal_is_counted_logged_and_answered_after_a_second_if_it_is_asked_
     again = admission.refusal("/recommend", {b"x-request-id": b"no word"}, connection)
     assert again is not None
     assert again.wait == pytest.approx(1, abs=0.1)
+    assert batches.rests == 2
     assert b"no word" not in again.answer
     again.done(499)
     text = metrics.text()
