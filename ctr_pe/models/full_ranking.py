@@ -90,7 +90,7 @@ def _count(compare: Callable[..., Tensor], scores: Tensor, edge: Tensor) -> Tens
     width = max(1, PART.get(scores.device.type, MORE) // max(1, len(scores)))
     holds = scores.new_empty(len(scores) * min(width, scores.shape[1]), dtype=torch.float32)
     total = torch.zeros(len(scores), dtype=torch.int64, device=scores.device)
-    for part in scores.split(width, 1):
+    for part in torch.split(scores, width, 1):
         total += compare(part, edge, out=holds[: part.numel()].view(part.shape)).sum(1).long()
     return total
 

@@ -26,6 +26,7 @@ def slow(scores: list[float], banned: set[int], answer: int) -> list[int]:
 @pytest.mark.parametrize("ties", [False, True])
 def test_ranks_and_lists(chunk: int, filter_seen: bool, ties: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(full_ranking.SCORES, "cpu", chunk)
+    monkeypatch.setitem(full_ranking.PART, "cpu", chunk)
     monkeypatch.setattr(full_ranking, "FEWEST", 1)
     draw = torch.Generator().manual_seed(0)
     if ties:
