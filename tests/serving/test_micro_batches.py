@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -128,6 +129,23 @@ def test_a_request_without_a_place_or_time_is_turned_away_and_never_scored() -> 
         await asyncio.gather(*slow)
 
     assert [requests for _, requests in scored(test, waiting=3)] == [["wait"], [0], ["a", "b"]]
+
+
+@pytest.mark.parametrize(("patience", "taken"), [(1.0, False), (1.5, True)])
+def test_a_request_is_taken_only_where_its_turn_is_sure(patience: float, taken: bool) -> None:
+    """Ten requests of a tenth of a second are before it."""
+
+    async def test(ask: Ask, go: threading.Event, batches: MicroBatches) -> None:
+        first = await one_waits(ask)
+        others = [asyncio.ensure_future(ask(number)) for number in range(10)]
+        await asyncio.sleep(0)
+        batches._pace, batches._running = 0.1, dict.fromkeys(batches._running, 0.0)
+        with contextlib.nullcontext() if taken else pytest.raises(Overloaded, match="in time"):
+            batches.check(patience)
+        go.set()
+        await asyncio.gather(first, *others)
+
+    scored(test, wait=10.0)
 
 
 def test_after_a_refusal_the_loop_rests_until_a_batch_is_scored(monkeypatch: pytest.MonkeyPatch) -> None:

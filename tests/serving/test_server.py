@@ -12,6 +12,7 @@ import pytest
 
 from ctr_pe.serving import server
 from ctr_pe.serving.server import listen
+from ctr_pe.serving.service_options import Connections
 from tests.support.http_server import served
 
 GET = b"GET / HTTP/1.1\r\nhost: x\r\n\r\n"
@@ -119,5 +120,8 @@ def test_a_process_may_open_as_many_files_as_its_connections_need(
     given: list[tuple[int, int]] = []
     monkeypatch.setattr("resource.getrlimit", lambda _: limits)
     monkeypatch.setattr("resource.setrlimit", lambda _, both: given.append(both))
-    server._allow_files(2304)
+    monkeypatch.setattr("uvicorn.Server.run", lambda self, sockets: None)
+    monkeypatch.setattr("signal.signal", lambda *_: None)
+    with listen("127.0.0.1", 0)[0] as listening:
+        server.run(lambda: echo, listening, Connections(most=2048))
     assert given == ([] if want is None else [want])
