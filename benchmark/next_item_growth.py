@@ -36,9 +36,10 @@ from ctr_pe.data.logs.recipe import load_recipe
 from ctr_pe.models.sections import model_class
 from ctr_pe.training import Run, build_model
 from ctr_pe.training.source import DataSource
+from ctr_pe.utils.errors import exit_code, no_such_file
 from ctr_pe.utils.files import replacing, scratch_folder
 
-RESULTS = Path("benchmark/results/next_item_growth.json")
+RESULTS = Path(__file__).parent / "results" / "next_item_growth.json"
 USERS, BATCH, STEPS = 640, 128, 2
 LOSSES = {"softmax": "softmax over all", "sampled_softmax": "sampled softmax, 256 negatives"}
 FIGURES = {"train": "seconds per 1,000 answers", "rank": "seconds per 1,000 rows ranked", "memory": "MB at the most"}
@@ -120,11 +121,10 @@ def draw(found: Sequence[dict[str, Any]], file: Path) -> None:
             panel.set(xscale="log", yscale="log")
             panel.grid(alpha=0.3, which="both")
         row[0].set_ylabel(words)
+        lengths = [size.length for size in GROWING["length"]]
+        row[1].set_xticks(lengths, [f"{length:,}" for length in lengths])
     panels[-1][0].set_xlabel("items (histories of 50)")
     panels[-1][1].set_xlabel("events of a history (10,000 items)")
-    panels[-1][1].set_xticks([50, 100, 200, 500, 1000], ["50", "100", "200", "500", "1,000"])
-    for row in panels[:-1]:
-        row[1].set_xticks([50, 100, 200, 500, 1000], ["50", "100", "200", "500", "1,000"])
     panels[0][1].legend(frameon=False, loc="upper left")
     figure.savefig(file, dpi=120)
     plt.close(figure)
@@ -139,18 +139,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="measure, and write what was found")
     parser.add_argument("--draw", type=Path, help="write the figure")
     args = parser.parse_args(arguments)
-    if args.json:
-        with replacing(args.json) as file:
+    return exit_code("next_item_growth", lambda: _run(args.json, args.draw))
+
+
+def _run(results: Path | None, picture: Path | None) -> int:
+    if results is None and not RESULTS.is_file():
+        raise no_such_file(RESULTS)
+    if results:
+        with replacing(results) as file:
             file.write_text(json.dumps(measured(), indent=1) + "\n", encoding="utf-8")
-    found = json.loads((args.json or RESULTS).read_text(encoding="utf-8"))
-    if args.draw:
-        draw(found, args.draw)
-    for one in found:
-        print(
-            "{items:>9,} items, {length:>5,} events, {loss:16} {train:9.3f} s {rank:9.3f} s {memory:8,.0f} MB".format(
-                **one
-            )
-        )
+    found = json.loads((results or RESULTS).read_text(encoding="utf-8"))
+    if picture:
+        draw(found, picture)
+    line = "{items:>9,} items, {length:>5,} events, {loss:16} {train:9.3f} s {rank:9.3f} s {memory:8,.0f} MB"
+    print("\n".join(line.format(**one) for one in found))
     return 0
 
 
