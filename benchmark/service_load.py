@@ -117,10 +117,19 @@ class Client:
 
     def __init__(self, port: int, bodies: Sequence[tuple[bytes, set[Any]]]) -> None:
         self.port, self.bodies, self.number = port, bodies, 0
+        self.opened: list[Connection] = []
 
     async def connect(self) -> Connection:
         loop = asyncio.get_running_loop()
-        return (await loop.create_connection(Connection, "127.0.0.1", self.port))[1]
+        self.opened.append((await loop.create_connection(Connection, "127.0.0.1", self.port))[1])
+        return self.opened[-1]
+
+    def close(self) -> None:
+        """End all connections: those that a stage leaves open would count against the next one's."""
+        for connection in self.opened:
+            if connection.transport is not None:
+                connection.transport.abort()
+        self.opened.clear()
 
     async def ask(self, connection: Connection | None, outcome: Outcome, since: float) -> Connection | None:
         """One request; the connection, or None if it is closed. Milliseconds count from ``since``."""
@@ -245,6 +254,7 @@ async def run(client: Client, pid: int, stages: Sequence[tuple[str, float]]) -> 
             facts["useful_per_cpu_s"] = facts["useful_per_s"] * facts["seconds"] / computed
         found.append({"stage": name} | facts | {"memory_mb": [round(before), round(memory(pid))]})
         print(json.dumps(found[-1]), flush=True)
+        client.close()
         await asyncio.sleep(1)
     return found
 
@@ -275,6 +285,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     ]
     if unknown := {name for name, _ in stages} - set(STAGES):
         parser.error(f"--stages: {sorted(unknown)[0]} is none of {', '.join(STAGES)}")
+    names = [name for name, _ in stages]
+    if "overload" in names and "capacity" not in names[: names.index("overload")]:
+        parser.error("--stages: overload is twice the capacity, which is measured before it: capacity,overload")
     os.sched_setaffinity(0, {int(of_client)})
     spinning = subprocess.Popen(["nice", "-n", "19", sys.executable, "-c", "while True: pass"]) if args.spin else None
     with subprocess.Popen(
