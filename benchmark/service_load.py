@@ -289,7 +289,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "overload" in names and "capacity" not in names[: names.index("overload")]:
         parser.error("--stages: overload is twice the capacity, which is measured before it: capacity,overload")
     os.sched_setaffinity(0, {int(of_client)})
-    spinning = subprocess.Popen(["nice", "-n", "19", sys.executable, "-c", "while True: pass"]) if args.spin else None
+    spin = [sys.executable, "-c", "import os\nos.nice(19)\nwhile True: pass"]
+    spinning = subprocess.Popen(spin) if args.spin else None
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=environment, cwd=args.path and args.path.split(":")[0]
     ) as running:
