@@ -18,7 +18,7 @@ from typing import Any
 from ctr_pe.serving.service_options import Queueing
 
 REST = 0.02  # seconds of a rest at most, by which an answer to anything else is late then
-SURE = 0.8  # of its patience is what a request may be expected to wait: one whose time is over was read for nothing
+SURE = 0.8  # of its patience is what a request that is not read yet may have to wait: later, all of it
 Score = Callable[[Any, Sequence[Any]], Sequence[Any]]
 Scoring = concurrent.futures.Future[Sequence[Any]]
 
@@ -69,15 +69,23 @@ class MicroBatches:
         return self._limits.wait if wait is None else min(wait, self._limits.wait)
 
     def check(self, wait: float | None = None) -> None:
-        """Raises Overloaded if a request that comes now has no place, or would not be scored in time."""
+        """Raises Overloaded if a request that is here has no place, or would not be scored within the time that it
+        waits."""
+        if (problem := self.problem(wait)) is not None:
+            raise Overloaded(problem)
+
+    def problem(self, wait: float | None = None, sure: float = 1.0) -> str | None:
+        """Why there is no place for a request that comes now: one that would not be scored within ``sure`` of the time
+        that it waits has none. None if there is."""
         if self.open + self._coming >= self._limits.waiting:
-            raise Overloaded("too many requests are waiting")
+            return "too many requests are waiting"
         seconds = (len(self._queue) + self._coming) * self._pace
         if not self._free:
             now = time.monotonic()
             seconds += sum(max(0.0, end - now) for end in self._running.values())
-        if seconds / self._workers > SURE * self.patience(wait):
-            raise Overloaded("too many requests are waiting for this one to have its turn in time")
+        if seconds / self._workers > sure * self.patience(wait):
+            return "too many requests are waiting for this one to have its turn in time"
+        return None
 
     def expect(self) -> None:
         """A request that has a place is on its way: others that come in the same turn of the loop are behind it."""

@@ -13,6 +13,7 @@ import os
 import re
 import signal
 import socket
+import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -46,11 +47,12 @@ FRAMING = {b"content-length", b"connection", b"transfer-encoding", b"expect", b"
 
 
 class Refusal(NamedTuple):
-    """503 for a request that is not read. ``answer``: its fields and body as they are sent; ``wait``: seconds until
-    then; ``done`` is called with the status in the end: 503, or 499 where the client has gone."""
+    """503 for a request that is not read. ``answer``: its fields and body as they are sent; ``due``: when, of
+    ``time.monotonic()``, at once if that is over, and all with the same ``due`` in one turn of the loop; ``done`` is
+    called with the status in the end: 503, or 499 where the client has gone."""
 
     answer: bytes
-    wait: float
+    due: float
     done: Callable[[int], object]
 
 
@@ -98,6 +100,7 @@ class Config(uvicorn.Config):
             timeout_graceful_shutdown=limits.finish, timeout_worker_healthcheck=20,
         )  # fmt: skip
         self.limits = limits
+        self.held: dict[float, list[LimitedProtocol]] = {}  # whose refusals wait, by when they are due
 
 
 class LimitedProtocol(HTTPProtocol):
@@ -114,7 +117,7 @@ class LimitedProtocol(HTTPProtocol):
     _closed_at_once = False
     _left: int | None = 0  # bytes of the present request that are still to come, if that is known
     _refusal: Refusal | None = None  # of the present request
-    _held: asyncio.TimerHandle | None = None  # until it is answered
+    _held = False  # until it is answered
     _behind = b""  # came before that
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn's
@@ -141,15 +144,14 @@ class LimitedProtocol(HTTPProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._patience is not None:
             self._patience.cancel()
-        if self._held is not None and self._refusal is not None:
-            self._held.cancel()
+        if self._held and self._refusal is not None:
+            self._held = False
             self._refusal.done(499)
         if not self._closed_at_once:
             super().connection_lost(exc)
 
     def shutdown(self) -> None:
-        if self._held is not None:
-            self._held.cancel()
+        if self._held:
             self._answer()
         super().shutdown()
 
@@ -179,18 +181,32 @@ class LimitedProtocol(HTTPProtocol):
         if self._refusal is None:
             return False
         self._unset_keepalive_if_required()
-        if self._refusal.wait > 0:
-            self._held = self.loop.call_later(self._refusal.wait, self._answer)
+        if (wait := self._refusal.due - time.monotonic()) > 0:
+            self._hold(self._refusal.due, wait)
         else:
             self._answer()
         return True
+
+    def _hold(self, due: float, wait: float) -> None:
+        """Answer when it is due. A timer of its own would be a fifth of what a refusal takes."""
+        self._held = True
+        together = self.config.held.get(due)
+        if together is None:
+            together = self.config.held[due] = []
+            self.loop.call_later(wait, self._answer_all, due)
+        together.append(self)
+
+    def _answer_all(self, due: float) -> None:
+        for protocol in self.config.held.pop(due):
+            if protocol._held:
+                protocol._answer()
 
     def _skipped(self, data: bytes) -> bytes:
         """What follows on the body of the refused request, if that is answered; it is kept until then."""
         self._unset_keepalive_if_required()
         assert self._left is not None
         rest, self._left = data[self._left :], max(0, self._left - len(data))
-        if self._held is not None:
+        if self._held:
             if rest:
                 self._behind += rest
                 self.flow.pause_reading()
@@ -200,7 +216,7 @@ class LimitedProtocol(HTTPProtocol):
         return rest
 
     def _answer(self) -> None:
-        refusal, self._held = self._refusal, None
+        refusal, self._held = self._refusal, False
         assert refusal is not None
         if not self._left:
             self._refusal = None
@@ -224,7 +240,7 @@ class LimitedProtocol(HTTPProtocol):
             self._wait(rest)
             return
         read = self.cycle is not None and not self.cycle.more_body and not self.cycle.response_complete
-        if not read and self._held is None:
+        if not read and not self._held:
             self.transport.abort()
 
 

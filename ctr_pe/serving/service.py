@@ -55,7 +55,7 @@ from pydantic import BaseModel
 
 from ctr_pe import __version__
 from ctr_pe.data.requests import EncodedRequests
-from ctr_pe.serving.micro_batches import MicroBatches, Overloaded
+from ctr_pe.serving.micro_batches import SURE, MicroBatches, Overloaded
 from ctr_pe.serving.model_watcher import ModelWatcher, WatchedModel
 from ctr_pe.serving.rank_request import (
     BadRequest,
@@ -227,18 +227,17 @@ class Admission:
         if path not in ANSWERED:
             return None
         wait = fields.get(b"x-wait-ms", b"").decode("latin-1")
-        try:
-            self.batches.check(int(wait) / 1000 if WAIT.fullmatch(wait) else None)
+        problem = self.batches.problem(int(wait) / 1000 if WAIT.fullmatch(wait) else None, SURE)
+        if problem is None:
             self.batches.expect()
             return None
-        except Overloaded as error:
-            self.batches.rest()
-            same, body = _unavailable(str(error))
+        self.batches.rest()
+        same, body = _unavailable(problem)
         began = time.perf_counter()
         name, model = request_id(fields.get(b"x-request-id", b"")), self.watcher.model.name
         answer = b"%bx-request-id: %b\r\nx-model: %b\r\n\r\n%b" % (same, name, model.encode(), body)
         return server.Refusal(
-            answer, retry_wait(connection), lambda status: self.note(began, name, "POST", path, status, model)
+            answer, retry_due(connection), lambda status: self.note(began, name, "POST", path, status, model)
         )
 
     def note(self, began: float, name: bytes, method: str, path: str, status: int, model: str) -> None:
@@ -284,7 +283,8 @@ class Door:
         except BadRequest as error:
             await _json({"detail": error.problems}, 422)(scope, receive, noted)
         except Overloaded as error:
-            await asyncio.sleep(retry_wait(scope.get("state", {}).get("connection", {})))
+            due = retry_due(scope.get("state", {}).get("connection", {}))
+            await asyncio.sleep(max(0.0, due - time.monotonic()))
             await _json({"detail": str(error)}, 503, {"Retry-After": str(RETRY)})(scope, receive, noted)
         except ClientDisconnect:
             status = 499  # as proxies call it: nobody is there to be answered
@@ -305,14 +305,14 @@ def request_id(given: bytes) -> bytes:
     return given if REQUEST_ID.fullmatch(given) else secrets.token_hex(8).encode()
 
 
-def retry_wait(connection: dict[str, Any]) -> float:
-    """Seconds until a refused request is answered. A connection that asks again before it should is answered when it
-    should have: clients that retry at once would take the time that useful answers need."""
+def retry_due(connection: dict[str, Any]) -> float:
+    """When a refused request is answered, of ``time.monotonic()``. A connection that asks again before it should is
+    answered when it should have: clients that retry at once would take the time that useful answers need."""
     now = time.monotonic()
     due: float = connection.get("retry", now)
     due = now if due <= now else TOGETHER * math.ceil(due / TOGETHER)
     connection["retry"] = due + RETRY
-    return due - now
+    return due
 
 
 class JSONLines(logging.Formatter):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import threading
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from ctr_pe.serving import micro_batches
-from ctr_pe.serving.micro_batches import MicroBatches, Overloaded
+from ctr_pe.serving.micro_batches import SURE, MicroBatches, Overloaded
 from ctr_pe.serving.service_options import Queueing
 
 SIZE = 10  # candidates of a request
@@ -131,8 +130,12 @@ def test_a_request_without_a_place_or_time_is_turned_away_and_never_scored() -> 
     assert [requests for _, requests in scored(test, waiting=3)] == [["wait"], [0], ["a", "b"]]
 
 
-@pytest.mark.parametrize(("patience", "taken"), [(1.0, False), (1.5, True)])
-def test_a_request_is_taken_only_where_its_turn_is_sure(patience: float, taken: bool) -> None:
+@pytest.mark.parametrize(
+    ("patience", "sure", "taken"), [(1.1, SURE, False), (1.5, SURE, True), (0.9, 1.0, False), (1.1, 1.0, True)]
+)
+def test_a_request_is_read_only_where_its_turn_is_sure_and_kept_while_it_can_have_it(
+    patience: float, sure: float, taken: bool
+) -> None:
     """Ten requests of a tenth of a second are before it."""
 
     async def test(ask: Ask, go: threading.Event, batches: MicroBatches) -> None:
@@ -140,8 +143,8 @@ def test_a_request_is_taken_only_where_its_turn_is_sure(patience: float, taken: 
         others = [asyncio.ensure_future(ask(number)) for number in range(10)]
         await asyncio.sleep(0)
         batches._pace, batches._running = 0.1, dict.fromkeys(batches._running, 0.0)
-        with contextlib.nullcontext() if taken else pytest.raises(Overloaded, match="in time"):
-            batches.check(patience)
+        problem = batches.problem(patience, sure)
+        assert problem is None if taken else problem is not None and "in time" in problem
         go.set()
         await asyncio.gather(first, *others)
 

@@ -6,6 +6,7 @@ import asyncio
 import importlib.util
 import itertools
 import logging
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from types import ModuleType
 from typing import Any
@@ -16,7 +17,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
 from ctr_pe.serving import server
-from ctr_pe.serving.micro_batches import MicroBatches, Overloaded
+from ctr_pe.serving.micro_batches import SURE, MicroBatches, Overloaded
 from ctr_pe.serving.service import Admission, ServiceMetrics
 from ctr_pe.serving.service_options import Connections, Queueing
 
@@ -75,7 +76,7 @@ class Talk:
 
         def refusal(name: bytes) -> Any:
             answer = b"content-length: 4\r\nx-request-id: %b\r\n\r\nfull" % name
-            return module.Refusal(answer, self.wait, self.done.append)
+            return module.Refusal(answer, time.monotonic() + self.wait, self.done.append)
 
         self.refusal = refusal
 
@@ -316,9 +317,9 @@ def test_a_refusal_is_counted_logged_and_answered_after_a_second_if_it_is_asked_
         def rest(self) -> None:
             self.rests += 1
 
-        def check(self, wait: float | None = None) -> None:
-            if self.full or wait == 0.02:
-                raise Overloaded("no place")
+        def problem(self, wait: float | None, sure: float) -> str | None:
+            assert sure == SURE
+            return "no place" if self.full or wait == 0.02 else None
 
         def expect(self) -> None:
             self.expected += 1
@@ -333,7 +334,7 @@ def test_a_refusal_is_counted_logged_and_answered_after_a_second_if_it_is_asked_
     with caplog.at_level(logging.INFO, "ctr_pe.service.requests"):
         first = admission.refusal("/rank", {b"x-request-id": b"mine.7"}, connection)
         assert first is not None
-        assert first.wait == 0
+        assert first.due <= time.monotonic()
         head, _, body = first.answer.partition(b"\r\n\r\n")
         assert body == b'{"detail": "no place"}'
         assert set(head.split(b"\r\n")) == {
@@ -344,7 +345,7 @@ def test_a_refusal_is_counted_logged_and_answered_after_a_second_if_it_is_asked_
     assert caplog.records[-1].facts["status"] == 503  # type: ignore[attr-defined]
     again = admission.refusal("/recommend", {b"x-request-id": b"no word"}, connection)
     assert again is not None
-    assert again.wait == pytest.approx(1, abs=0.1)
+    assert again.due - time.monotonic() == pytest.approx(1, abs=0.1)
     assert batches.rests == 2
     assert b"no word" not in again.answer
     again.done(499)
