@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import os
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -28,7 +30,7 @@ from ctr_pe import CTRRanker
 from ctr_pe.serving import model_watcher
 from ctr_pe.serving.model_folder import read_model
 from ctr_pe.serving.model_watcher import ModelWatcher, WatchedModel
-from ctr_pe.serving.service import Admission, JSONLines, application
+from ctr_pe.serving.service import YOUNG, Admission, JSONLines, _start, application
 from ctr_pe.serving.service_options import Limits, Queueing, ServiceOptions
 from ctr_pe.utils.errors import UserError
 from tests.support.addresses import address_of
@@ -391,6 +393,23 @@ def test_a_process_finishes_open_requests_when_it_is_told_to_stop(folder: Path) 
             assert (answer.status_code, answer.json()["model"]) == (200, name)
     assert running.returncode == 0
     assert "stopped" in lines[-1]
+
+
+def test_garbage_collection_passes_over_what_a_serving_process_has_and_a_replaced_model_goes(folder: Path) -> None:
+    before = gc.get_threshold(), sys.getswitchinterval(), signal.getsignal(signal.SIGHUP)
+    try:
+        watcher = _start(folder, ServiceOptions(), "text", False).state.watcher
+        assert gc.get_threshold()[0] == YOUNG
+        watcher.model.itself = watcher.model  # which only a collection can end
+        old = weakref.ref(watcher.model)
+        assert not any(one is old() for one in gc.get_objects())
+        watcher.reload()
+        assert old() is None
+        assert not any(one is watcher.model for one in gc.get_objects())
+    finally:
+        gc.set_threshold(*before[0])
+        sys.setswitchinterval(before[1])
+        signal.signal(signal.SIGHUP, before[2])
 
 
 def test_a_port_in_use_is_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
