@@ -14,6 +14,9 @@ Useful are answers with status 200, scores for exactly the candidates that were 
 ``x-request-id``; a second answer to a request, or none, is counted. ``--seconds`` holds for each stage without its own
 (``--stages capacity:60,overload:300,capacity:60``).
 
+``--against PATH`` has the service of another checkout do each stage, too, in turn: a machine's speed drifts, so two
+versions can be compared no other way. The line at the end is of all windows: ``--stages capacity:5,overload:8,…``.
+
 ``--spin`` keeps the client's core busy in all stages. Where the two cores are threads of one, that of the service is
 faster while the client waits, which is longer at capacity than at twice that: their ratio would tell of the processor.
 """
@@ -25,11 +28,13 @@ import asyncio
 import json
 import os
 import re
+import statistics
 import subprocess
 import sys
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -39,6 +44,7 @@ import numpy as np
 from ctr_pe.serving.model_folder import read_model
 from ctr_pe.utils.files import replacing
 
+LEAD = 3.0  # seconds of overload before it is measured, in which connections are opened
 LATEST = 15.0  # seconds after the end of a stage: what has no answer then is lost
 
 
@@ -231,32 +237,63 @@ def memory(pid: int) -> float:
     return float(re.search(r"RssAnon:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[1]) / 1000  # type: ignore[index]
 
 
-async def run(client: Client, pid: int, stages: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    await client.closed(8, 3)  # what is made at first use
-    capacity = 0.0
-    for name, seconds in stages:
-        before, computed = memory(pid), cpu(pid)
+class Service:
+    """A running service: its process, a client, and its capacity, useful answers a second, when that was measured."""
+
+    def __init__(self, name: str, process: subprocess.Popen[str], bodies: Sequence[tuple[bytes, set[Any]]]) -> None:
+        assert process.stderr is not None
+        address = next(match for line in process.stderr if (match := re.search(r"http://\S+:(\d+)", line)))
+        self.name, self.pid, self.client, self.capacity = name, process.pid, Client(int(address[1]), bodies), 0.0
+
+    async def stage(self, name: str, seconds: float) -> dict[str, Any]:
+        client = self.client
+        if name == "overload":  # which opens connections first
+            await client.open(2 * self.capacity, 256, LEAD)
+        before, computed = memory(self.pid), cpu(self.pid)
         if name == "unloaded":
             facts = (await client.closed(1, seconds)).facts()
         elif name == "capacity":
             facts = (await client.closed(64, seconds)).facts()
-            capacity = facts["useful_per_s"]
+            self.capacity = facts["useful_per_s"]
         elif name == "overload":
-            facts = (await client.open(2 * capacity, 256, seconds)).facts()
-            facts["share_of_capacity"] = facts["useful_per_s"] / capacity
+            facts = (await client.open(2 * self.capacity, 256, seconds)).facts()
+            facts["share_of_capacity"] = facts["useful_per_s"] / self.capacity
         elif name == "retries":
             facts = (await client.closed(400, seconds)).facts()
         else:
             facts = await client.drips(100, seconds)
-        computed = cpu(pid) - computed
+        computed = cpu(self.pid) - computed
         if facts.get("useful_per_s"):
             facts["useful_per_cpu_s"] = facts["useful_per_s"] * facts["seconds"] / computed
-        found.append({"stage": name} | facts | {"memory_mb": [round(before), round(memory(pid))]})
-        print(json.dumps(found[-1]), flush=True)
         client.close()
-        await asyncio.sleep(1)
+        return {"stage": name, "service": self.name} | facts | {"memory_mb": [round(before), round(memory(self.pid))]}
+
+
+async def run(services: Sequence[Service], stages: Sequence[tuple[str, float]]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for service in services:
+        await service.client.closed(8, 3)  # what is made at first use
+        service.client.close()
+    for name, seconds in stages:
+        for service in services:
+            found.append(await service.stage(name, seconds))
+            print(json.dumps(found[-1]), flush=True)
+            await asyncio.sleep(1)
     return found
+
+
+def shares(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Of each service the mean useful answers a second at capacity and at twice that, and their ratio, in a line."""
+    lines = []
+    for name in dict.fromkeys(one["service"] for one in found):
+        of = {
+            stage: [one["useful_per_s"] for one in found if (one["service"], one["stage"]) == (name, stage)]
+            for stage in ("capacity", "overload")
+        }
+        if all(of.values()):
+            capacity, overload = (statistics.fmean(of[stage]) for stage in ("capacity", "overload"))
+            lines.append(f"{name}: {overload:.0f} a second of {capacity:.0f}: {overload / capacity:.2f}")
+    return lines
 
 
 STAGES = ("unloaded", "capacity", "overload", "retries", "drips")
@@ -272,13 +309,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--spin", action="store_true", help="keep the client's core busy in all stages")
     parser.add_argument("--python", default=sys.executable, help="of the service: another environment's")
     parser.add_argument("--path", help="PYTHONPATH of the service: another checkout")
+    parser.add_argument("--against", help="PYTHONPATH of a service to compare with, in turn")
     parser.add_argument("--json", type=Path)
     parser.add_argument("options", nargs="*", help="of ctr-pe serve")
     args = parser.parse_args(argv)
     of_service, of_client = args.cores.split(",")
-    command = ["taskset", "-c", of_service.replace("+", ","), args.python, "-m", "ctr_pe.cli", "serve"]
-    command += ["--model", str(args.model), "--port", "0", *args.options]
-    environment = os.environ | ({"PYTHONPATH": args.path} if args.path else {})
     given = bodies(args.model, args.candidates)
     stages = [
         (name, float(own or args.seconds)) for name, _, own in (one.partition(":") for one in args.stages.split(","))
@@ -289,19 +324,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "overload" in names and "capacity" not in names[: names.index("overload")]:
         parser.error("--stages: overload is twice the capacity, which is measured before it: capacity,overload")
     os.sched_setaffinity(0, {int(of_client)})
-    spin = [sys.executable, "-c", "import os\nos.nice(19)\nwhile True: pass"]
-    spinning = subprocess.Popen(spin) if args.spin else None
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=environment, cwd=args.path and args.path.split(":")[0]
-    ) as running:
-        try:
-            assert running.stderr is not None
-            address = next(match for line in running.stderr if (match := re.search(r"http://\S+:(\d+)", line)))
-            results = asyncio.run(run(Client(int(address[1]), given), running.pid, stages))
-        finally:
-            running.terminate()
-            if spinning is not None:
-                spinning.kill()
+    with ExitStack() as stack:
+        if args.spin:
+            spin = [sys.executable, "-c", "import os\nos.nice(19)\nwhile True: pass"]
+            stack.callback(subprocess.Popen(spin).kill)
+        services = []
+        for name, path in (("service", args.path), ("against", args.against)):
+            if name == "against" and path is None:
+                continue
+            command = ["taskset", "-c", of_service.replace("+", ","), args.python, "-m", "ctr_pe.cli", "serve"]
+            running = subprocess.Popen(
+                [*command, "--model", str(args.model), "--port", "0", *args.options],
+                stderr=subprocess.PIPE, text=True, env=os.environ | ({"PYTHONPATH": path} if path else {}),
+                cwd=path and path.split(":")[0],
+            )  # fmt: skip
+            stack.callback(running.wait)
+            stack.callback(running.terminate)
+            services.append(Service(name, running, given))
+        results = asyncio.run(run(services, stages))
+    print("\n".join(shares(results)))
     if args.json:
         with replacing(args.json) as file:
             file.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
