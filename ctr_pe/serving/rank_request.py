@@ -47,8 +47,14 @@ def _time(value: Any) -> Any:
     return value
 
 
+def _value(value: Any) -> Any:
+    if any(isinstance(one, (dict, list)) for one in (value if isinstance(value, list) else [value])):
+        raise ValueError("a value is text, a number, true, false or null, or a list of these")
+    return value
+
+
 Item = Annotated[int | str, BeforeValidator(_item)]
-Value = int | float | str | bool | list[int | float | str | bool | None] | None
+Value = Annotated[int | float | str | bool | list[int | float | str | bool | None] | None, BeforeValidator(_value)]
 Time = Annotated[int | float | str, BeforeValidator(_time)]
 
 

@@ -106,6 +106,8 @@ def test_histories_may_be_empty_or_longer_than_the_model_reads(
         ({"times": [1, "2"]}, ["times"], "all of one type"),
         ({"times": [1, 2], "now": 1}, ["now"], "before the newest item"),
         ({"times": [1, 2**63]}, ["times", 1], "larger than 64 bits"),
+        ({"context": {"hour": [[1]]}}, ["context", "hour"], "or a list of these"),
+        ({"history_context": {"hour": [7, {"h": 8}]}}, ["history_context", "hour", 1], "or a list of these"),
     ],
 )
 def test_what_is_wrong_with_a_request_is_said_with_its_path(
@@ -114,7 +116,7 @@ def test_what_is_wrong_with_a_request_is_said_with_its_path(
     body = json.dumps({"history": ["item 1", "item 2"], "candidates": ["item 3"], **change})
     answer = client.post("/rank", content=body, headers={"content-type": "application/json"})
     assert answer.status_code == 422
-    problem = answer.json()["detail"][0]
+    (problem,) = answer.json()["detail"]
     assert problem["loc"] == ["body", *path]
     assert message in problem["msg"]
 
