@@ -358,7 +358,9 @@ class Log:
             return self.times.at
         if role == "order":
             return order_column(self.file, name, raw)
-        return number_column(self.file, role, name, raw)
+        compared = f"the numbers that '{self.recipe.label}' compares" if self.threshold else "0 and 1"
+        wanted = {"label": compared, "weight": "numbers of 0 or more"}[role]
+        return number_column(self.file, role, name, raw, wanted)
 
     def _count_behaviours(self, behaviours: Behaviours, rows: pl.LazyFrame) -> None:
         value = readable_as(self.file, rows, behaviours.column, ANY).fill_null("missing")

@@ -75,8 +75,9 @@ def order_column(where: object, name: str, table: pl.LazyFrame) -> pl.Expr:
     return id_column(where, "order", name, table)
 
 
-def number_column(where: object, role: str, name: str, table: pl.LazyFrame) -> pl.Expr:
-    """A column of labels as it is, or of weights as float64. Raises UserError for one that holds no numbers."""
+def number_column(where: object, role: str, name: str, table: pl.LazyFrame, wanted: str) -> pl.Expr:
+    """A column of labels as it is, or of weights as float64. Raises UserError for one that holds no numbers, but not
+    ``wanted``."""
     column, dtype = pl.col(name), _type_of(where, role, name, table)
     if dtype.is_numeric() or dtype == pl.Boolean:
         if role == "weight":
@@ -84,7 +85,7 @@ def number_column(where: object, role: str, name: str, table: pl.LazyFrame) -> p
         if dtype.is_decimal():
             return column.cast(pl.Float64)
         return column.cast(pl.Int8) if dtype == pl.Boolean else column
-    held = f"{dtype}, not " + {"label": "0 and 1", "weight": "numbers of 0 or more"}[role]
+    held = f"{dtype}, not {wanted}"
     if dtype == pl.String:
         wrong = column.is_not_null() & column.cast(pl.Float64, strict=False).is_null()
         _refuse(where, role, name, table, wrong, held)

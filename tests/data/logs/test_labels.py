@@ -107,6 +107,15 @@ def test_a_mistake_is_one_line(label: Any, message: str) -> None:
     assert "\n" not in str(found.value)
 
 
+@pytest.mark.parametrize("protocol", ["impressions", "din"])
+def test_a_rating_that_is_no_number_is_named(protocol: str) -> None:
+    log = ratings().cast({"rating": pl.String})
+    log[7, "rating"] = "five"
+    how = {"label": "rating >= 4", "protocol": protocol, **QUICK}
+    with pytest.raises(UserError, match=r"not the numbers that 'rating >= 4' compares.*'five' in row 8"):
+        CTRRanker("DIN", "cape", **how).fit(log)
+
+
 def test_a_missing_rating_is_named() -> None:
     log = ratings().with_columns(rating=pl.when(pl.int_range(pl.len()) == 7).then(float("nan")).otherwise("rating"))
     with pytest.raises(UserError, match="null values: rating: 1 of 600 rows, the first in row 8"):
