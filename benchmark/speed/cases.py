@@ -128,6 +128,11 @@ CASES = [
         if pe != "none"
     ),
     *(
+        Case(f"next.{pe}", "next_item:encodings", "≤", 1.1, {"pe": pe}, together="next")
+        for pe in available_pes()
+        if pe != "none"
+    ),
+    *(
         Case(
             f"tables.{optimizer}.{name}",
             "training_steps:lazy_tables",
