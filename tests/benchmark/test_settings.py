@@ -69,3 +69,11 @@ def test_of_equal_trials_the_defaults_are_taken(tmp_path: Path) -> None:
     for setting in (FAST, DEFAULTS):
         store(tmp_path, Trial("DIN", "amazon_beauty", setting), 0.7)
     assert best_of_trials(read(tmp_path), "DIN", "amazon_beauty") == DEFAULTS
+
+
+def test_a_model_is_tried_around_its_defaults_or_on_a_grid() -> None:
+    default, twice, half, *others = settings.settings("DIN", {})
+    assert (default, dict(twice), dict(half)) == (DEFAULTS, {"learning_rate": 1e-2}, {"learning_rate": 2.5e-3})
+    assert others[-1] == FUXICTR
+    found = settings.settings("DIN", {"learning_rate": [1e-3, 1e-2], "epochs": [5]})
+    assert found == [(("learning_rate", rate), ("epochs", 5)) for rate in (1e-3, 1e-2)]
