@@ -82,8 +82,8 @@ def source(log: str) -> str:
 
 
 def settings(model: str, grid: Mapping[str, Sequence[Any]]) -> list[tuple[tuple[str, Any], ...]]:
-    """Those of a grid. Without one: the defaults, twice and half their learning rate, two pairs that were good elsewhere
-    (little regularisation, as FuxiCTR has it on KuaiVideo; DIN's own on kuairand_pure), and FuxiCTR's recipe."""
+    """Those of a grid. Without one: the defaults, twice and half their learning rate, little regularisation, DIN's own
+    setting on kuairand_pure, and FuxiCTR's recipe."""
     if grid:
         return [tuple(zip(grid, values, strict=True)) for values in product(*grid.values())]
     rate = run_params(model, "own", {})["learning_rate"]
