@@ -56,12 +56,12 @@ def encodings(settings: Settings, each: Sequence[Mapping[str, Any]]) -> list[Fig
 
 
 def _log(folder: Path, users: int, items: int) -> Path:
-    """A data set of the next-item task; times are days."""
+    """A data set of the next-item task, an event an hour."""
     draw = np.random.default_rng(0)
     counts = 4 + draw.geometric(1 / 4.9, users)
     user = np.repeat(np.arange(users), counts)
     item = draw.zipf(1.3, len(user)) % items
-    log = pl.DataFrame({"user_id": user, "item_id": item, "timestamp": 1_700_000_000 + 86_400 * np.arange(len(user))})
+    log = pl.DataFrame({"user_id": user, "item_id": item, "timestamp": 1_300_000_000 + 3_600 * np.arange(len(user))})
     log.write_parquet(folder / "next_item.parquet")
     table = pl.DataFrame({"item_id": np.arange(items), "cate_id": draw.integers(0, CATEGORIES, items)})
     table.write_parquet(folder / "next_items.parquet")
