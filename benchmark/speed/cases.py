@@ -128,7 +128,14 @@ CASES = [
         if pe != "none"
     ),
     *(
-        Case(f"next.{pe}", "next_item:encodings", "≤", 1.1, {"pe": pe}, together="next")
+        Case(
+            f"next.{pe}",
+            "next_item:encodings",
+            "≤",
+            None if pe in BY_ARITHMETIC else 1.1,
+            {"pe": pe},
+            together="next",
+        )
         for pe in available_pes()
         if pe != "none"
     ),

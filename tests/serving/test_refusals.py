@@ -78,7 +78,7 @@ class Talk:
             answer = b"content-length: 4\r\nx-request-id: %b\r\n\r\nfull" % name
             return module.Refusal(answer, time.monotonic() + self.wait, self.done.append)
 
-        self.refusal = refusal
+        self.refusal: Callable[[bytes], Any] = refusal
 
     def connect(self) -> None:
         self.connected += 1
@@ -287,6 +287,27 @@ def test_a_client_that_leaves_before_it_is_answered_is_counted_once(module: Modu
         assert talk.answers() == []
 
     talk(module, script)
+
+
+def test_refusals_that_are_due_together_are_each_answered_once(module: ModuleType) -> None:
+    """Also where one of their clients has gone, and where another refusal is due later."""
+
+    async def main() -> None:
+        talks = [Talk(module) for _ in range(4)]
+        first, due = talks[0], time.monotonic() + 0.05
+        for number, one in enumerate(talks):
+            one.protocol.config = first.protocol.config  # of one server
+            answer = module.Refusal(b"content-length: 4\r\n\r\nfull", due + 60 * (number == 3), one.done.append)
+            one.refusal = {b"": answer}.__getitem__
+            await one.send(b"".join(post(b"refused")))
+        assert {at: len(held) for at, held in first.protocol.config.held.items()} == {due: 3, due + 60: 1}
+        talks[1].protocol.connection_lost(None)
+        await asyncio.sleep(0.1)
+        assert [one.done for one in talks] == [[503], [499], [503], []]
+        assert [one.answers() for one in talks] == [[(503, b"full")], [], [(503, b"full")], []]
+        assert list(first.protocol.config.held) == [due + 60]
+
+    asyncio.run(main())
 
 
 def test_the_application_is_told_of_a_connection_once(module: ModuleType) -> None:
