@@ -97,6 +97,18 @@ class PositionEncoding(Validated, nn.Module):
         """
         return query, keys
 
+    def rotate_packed(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
+        """:meth:`rotate` for all heads of packed queries (M, D), which stand at (M,) or (1,), and keys (N, D), at (N,),
+        before they are padded. The vectors themselves come back where nothing is rotated."""
+        of_query, of_keys = (x.view(-1, self.num_heads, 1, x.shape[-1] // self.num_heads) for x in (query, keys))
+        at = keys_at.map(_per_vector)
+        rotated_query, rotated_keys = self.rotate(
+            of_query, of_keys, at if query_at is keys_at else query_at.map(_per_vector), at
+        )  # (N, H, 1, d)
+        if rotated_query is of_query and rotated_keys is of_keys:
+            return query, keys
+        return rotated_query.reshape(query.shape), rotated_keys.reshape(keys.shape)
+
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         """After the score: logits (B, H, Q, L) of the unit's own score -> logits with position in them. Pairs that are
         not allowed are masked afterwards."""
@@ -137,6 +149,11 @@ class PositionEncoding(Validated, nn.Module):
     def _has_hooks_of(self, owner: type[PositionEncoding]) -> bool:
         """Whether no subclass has given ``bias`` or ``mix`` another meaning."""
         return type(self).bias is owner.bias and type(self).mix is owner.mix
+
+
+def _per_vector(x: Tensor) -> Tensor:
+    """(N,) -> (N, 1, 1), for heads and one slot."""
+    return x[:, None, None]
 
 
 class Chain(PositionEncoding):

@@ -107,7 +107,7 @@ class PDM(PositionEncoding):
         """a^p (B, H, Q, L), zero where not allowed."""
         with torch.autocast(self.table.device.type, enabled=False):
             query, key = (
-                split_heads(project(look_up(self.table, places(at, pairs, self.from_oldest))), self.num_heads)
+                split_heads(look_up(project(self.table), places(at, pairs, self.from_oldest)), self.num_heads)
                 for project, at in ((self.query, pairs.query), (self.key, pairs.key))
             )
             return _softmax(widen(query @ key.mT * self.head_dim**-0.5), pairs)  # of logits (H, Q, L) or (R, H, Q, L)

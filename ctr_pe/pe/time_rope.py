@@ -57,9 +57,6 @@ class TimeRoPE(RoPE):
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
         of_query, of_keys = ages(query_at, "time_rope"), ages(keys_at, "time_rope")
-        if of_query.dim() > 1:  # self-attention counts from its newest item: only times between items matter
-            newest = of_query[..., -1:]
-            of_query, of_keys = of_query - newest, of_keys - newest
         angle = self._angle(keys, keys_at, of_keys)
         of_its = angle if query_at is keys_at else self._angle(query, query_at, of_query)
         return self._rotated(query, of_its), self._rotated(keys, angle)

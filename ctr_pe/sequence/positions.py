@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.sequence.jagged import Blocks, Jagged, Layout, as_numbers, repeated
+from ctr_pe.sequence.jagged import Blocks, Jagged, Layout, as_numbers, gather_rows, repeated
 from ctr_pe.utils.lazy_property import lazy_property
 
 
@@ -25,6 +25,10 @@ class Where:
 
     distance: Tensor
     age: Tensor | None = None
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Where:
+        """``change`` of both."""
+        return Where(change(self.distance), None if self.age is None else change(self.age))
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,7 +232,7 @@ class Positions(Jagged):
     def plan(self, with_target: bool = False) -> None:
         """Compute all that attention asks for, of these positions or :meth:`with_target`."""
         super().plan()
-        _ = self.at_items, self.at_target
+        _ = self.at_items, self.at_sequence, self.at_target
         if with_target:
             self._and_target.plan()
 
@@ -242,10 +246,27 @@ class Positions(Jagged):
         return Where(self.pack(self.distance), None if self.age is None else self.pack(self.age))
 
     @lazy_property
+    def at_sequence(self) -> Where:
+        """Of the packed items in self-attention, (N,): ages count from the newest of their row, because only times
+        between items matter."""
+        at = self.at_items
+        if at.age is None:
+            return at
+        return replace(at, age=at.age - gather_rows(at.age, gather_rows(self.newest, self.item_rows)))
+
+    @lazy_property
     def at_target(self) -> Where:
         """Of the target, (1,)."""
         zero = self.distance.new_zeros(1)
         return Where(zero, None if self.age is None else zero)
+
+    def at_candidates(self, count: int) -> tuple[Where, Where]:
+        """Where targets are that end the sequences [history; target], ``count`` of each history: they, (1,); and the
+        packed items of the histories, then they, (N + B count,)."""
+        own = Where(self.at_target.distance + 1, self.at_target.age)
+        of_items, ends = Where(self.at_items.distance + 1, self.at_items.age), len(self.mask) * count
+        age = None if own.age is None or of_items.age is None else torch.cat([of_items.age, own.age.expand(ends)])
+        return own, Where(torch.cat([of_items.distance, own.distance.expand(ends)]), age)
 
     def target_pairs(self, items: Items, target: Items) -> Pairs:
         """Target attention over all rows in one block: one query, the target at distance 0, or K of them."""
@@ -314,7 +335,7 @@ class Positions(Jagged):
 
 def _newest(key: Where) -> Where:
     """The newest of the keys, in the last slot."""
-    return Where(key.distance[..., -1:], None if key.age is None else key.age[..., -1:])
+    return key.map(lambda x: x[..., -1:])
 
 
 def _check_age(age: Tensor, shape: torch.Size) -> None:

@@ -43,17 +43,17 @@ class HSTU(nn.Module):
         if not pairs:
             return items, {}
         gate, *projected = silu(self.project(self.layer_norm1(items))).chunk(4, -1)
-        blocks = pairs[0].blocks
-        attended = [self._block(*block) for block in zip(pairs, *map(blocks.pad, projected), strict=True)]
+        blocks, at, (value, query, key) = pairs[0].blocks, positions.at_sequence, projected
+        vectors = (value, query, key, *self.pe.rotate_packed(query, key, at, at))
+        attended = [self._block(*block) for block in zip(pairs, *map(blocks.pad, vectors), strict=True)]
         pooled = blocks.pack([one.pooled.transpose(1, 2).flatten(2) for one in attended])
         losses = self.pe.losses(attended) if self.training and self.pe.loss_names else {}
         return items + self.output(self.dropout(self.layer_norm2(pooled) * gate)), losses
 
-    def _block(self, pairs: Pairs, value: Tensor, query: Tensor, key: Tensor) -> Attended:
-        """(R, W, D) each."""
-        query, key, value = (split_heads(x, self.num_heads) for x in (query, key, value))
+    def _block(self, pairs: Pairs, *each: Tensor) -> Attended:
+        """``each``: value, query, key, and the two rotated, (R, W, D)."""
+        value, query, key, rotated_query, rotated_key = (split_heads(x, self.num_heads) for x in each)
         vectors = ItemVectors(query, 1.0, key, value)
-        rotated_query, rotated_key = self.pe.rotate(query, key, pairs.query, pairs.key)
         logits = self.pe.bias(rotated_query @ rotated_key.mT, vectors, pairs)
         weights = silu(logits) * pairs.float_mask.to(logits.dtype) / self.max_len
         weights, mixed = self.pe.mix(weights, vectors, pairs)

@@ -6,7 +6,8 @@ d = D / H head dim.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from ctr_pe.ops import attention as fused
 from ctr_pe.ops import contextual
 from ctr_pe.pe.base import Losses, PositionEncoding, check_width
+from ctr_pe.pe.tables import split_heads
 from ctr_pe.pe.vectors import Attended, ItemVectors
 from ctr_pe.sequence.jagged import gather_rows
 from ctr_pe.sequence.positions import Items, Pairs, Positions
@@ -99,9 +101,10 @@ class SelfAttention(nn.Module):
         projected = projected or self.project(packed)
         if not pairs:
             return projected[2].view(0, self.num_heads, self.dim // self.num_heads), {}
-        blocks = pairs[0].blocks
-        query, key, value = map(blocks.pad, projected)
-        pooled, losses = self._attend(pairs, query, key, value, with_losses=True)
+        (query, key, value), blocks, at = projected, pairs[0].blocks, positions.at_sequence
+        rotated_query, rotated_key = self.pe.rotate_packed(query, key, at, at)
+        queries, keys = _each(blocks.pad, query, rotated_query), _each(blocks.pad, key, rotated_key)
+        pooled, losses = self._attend(pairs, queries, keys, blocks.pad(value), with_losses=True)
         return blocks.pack(pooled), losses
 
     def newest(self, packed: Tensor, positions: Positions, pairs: list[Pairs] | None = None) -> Tensor:
@@ -114,13 +117,14 @@ class SelfAttention(nn.Module):
         query: Tensor = self.query(gather_rows(packed, positions.newest))
         if not pairs:
             return query
-        blocks = pairs[0].blocks
-        queries, keys, values = (
-            blocks.split_rows(query.unsqueeze(1)),
-            blocks.pad(self.key(packed)),
-            blocks.pad(self.value(packed)),
+        key, value = self.keys_values(packed)
+        blocks, at = pairs[0].blocks, positions.at_sequence
+        rotated_query, rotated_key = self.pe.rotate_packed(
+            query, key, at.map(lambda x: gather_rows(x, positions.newest)), at
         )
-        pooled, _ = self._attend(pairs, queries, keys, values)
+        queries = _each(lambda x: blocks.split_rows(x.unsqueeze(1)), query, rotated_query)
+        keys = _each(blocks.pad, key, rotated_key)
+        pooled, _ = self._attend(pairs, queries, keys, blocks.pad(value))
         states: Tensor = self.output(blocks.join_rows(pooled).flatten(1))
         return states
 
@@ -134,29 +138,35 @@ class SelfAttention(nn.Module):
         ``keys``, ``values`` (N, D): :meth:`keys_values` of the histories. ``pairs``:
         :meth:`~ctr_pe.sequence.positions.Positions.candidate_pairs` of their positions.
         """
-        assert pairs.histories is not None
-        (block,), (rows, count, dim) = pairs.histories.whole, target.shape
+        histories, (rows, count, dim) = pairs.histories, target.shape
+        assert histories is not None
+        (block,) = histories.whole
 
-        def with_target(of_history: Tensor, of_target: Tensor) -> Tensor:
-            """(B K, L + 1, D)"""
+        def with_target(of_both: Tensor) -> Tensor:
+            """Of the histories' items, then of the targets, (N + B K, D) -> (B K, L + 1, D)"""
+            of_history, of_target = torch.split(of_both, [len(of_both) - rows * count, rows * count])
             shared = block.pad(of_history).unsqueeze(1).expand(-1, count, -1, -1)
-            return torch.cat([shared, of_target.unsqueeze(2)], 2).flatten(0, 1)
+            return torch.cat([shared, of_target.view(rows, count, 1, dim)], 2).flatten(0, 1)
 
-        key, value = with_target(keys, self.key(target)), with_target(values, self.value(target))
-        pooled, _ = self._block(pairs, self.query(target).view(rows * count, 1, dim), key, value)
+        own = target.flatten(0, 1)
+        query, key, value = self.query(own), torch.cat([keys, self.key(own)]), torch.cat([values, self.value(own)])
+        rotated_query, rotated_key = self.pe.rotate_packed(query, key, *histories.at_candidates(count))
+        queries = _each(lambda x: x.unsqueeze(1), query, rotated_query)
+        pooled, _ = self._block(pairs, queries, _each(with_target, key, rotated_key), with_target(value))
         states: Tensor = self.output(pooled.flatten(1))
         return states.view(rows, count, dim)
 
     def _attend(
         self,
         pairs: list[Pairs],
-        queries: list[Tensor],
-        keys: list[Tensor],
+        queries: _Both[list[Tensor]],
+        keys: _Both[list[Tensor]],
         values: list[Tensor],
         with_losses: bool = False,
     ) -> tuple[list[Tensor], Losses]:
         """Block by block: queries (R, Q, D), keys and values (R, W, D) -> what is pooled (R, Q, H, d); and losses."""
-        attended = [self._block(*block) for block in zip(pairs, queries, keys, values, strict=True)]
+        sides = (zip(*both, strict=True) for both in (queries, keys))
+        attended = [self._block(*block) for block in zip(pairs, *sides, values, strict=True)]
         learned = [one for _, one in attended if one is not None]
         losses = self.pe.losses(learned) if with_losses and self._learns else {}
         return [pooled for pooled, _ in attended], losses
@@ -165,16 +175,19 @@ class SelfAttention(nn.Module):
     def _learns(self) -> bool:
         return self.training and bool(self.pe.loss_names)
 
-    def _block(self, pairs: Pairs, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Attended | None]:
-        query, key, value = (x.view(*x.shape[:2], self.num_heads, -1) for x in (query, key, value))
+    def _block(
+        self, pairs: Pairs, queries: _Both[Tensor], keys: _Both[Tensor], values: Tensor
+    ) -> tuple[Tensor, Attended | None]:
+        query, key, value = (x.view(*x.shape[:2], self.num_heads, -1) for x in (queries[0], keys[0], values))
         operands = None if self._learns or not contextual.takes(query, key, value) else self.pe.contextual(pairs)
         if operands is not None:  # one operator for all that follows
             dropout = (self.dropout.seed(), self.dropout.p) if self.dropout.is_active else None
             given = operands._asdict() | {"allowed": pairs.allowed, "product": self.scale, "dropout": dropout}
             return contextual.contextual_attention(query, key, value, **given), None
-        query, key, value = (x.transpose(1, 2).contiguous() for x in (query, key, value))  # (R, H, W, d)
+        query, rotated_query = _each(self._split, *queries)
+        key, rotated_key = _each(self._split, *keys)
+        value = self._split(values)
         vectors = ItemVectors(query, self.scale, key, value)
-        rotated_query, rotated_key = self.pe.rotate(query, key, pairs.query, pairs.key)
         added = self.pe.plain_bias(vectors, pairs) if fused.takes(query) and not self._learns else None
         if added is not None:
             rate = self.dropout.p if self.dropout.is_active else 0.0
@@ -185,3 +198,18 @@ class SelfAttention(nn.Module):
         weights, mixed = self.pe.mix(self.dropout(pairs.softmax(logits)), vectors, pairs)
         pooled = weights.to(mixed.values.dtype) @ mixed.values  # (R, H, Q, d)
         return pooled.transpose(1, 2), Attended(logits, pooled, vectors, pairs)
+
+    def _split(self, x: Tensor) -> Tensor:
+        """(R, W, D) -> (R, H, W, d)"""
+        return split_heads(x, self.num_heads).contiguous()
+
+
+_T = TypeVar("_T")
+_Both = tuple[_T, _T]
+"""Of vectors as they are, and rotated."""
+
+
+def _each(apply: Callable[[Tensor], _T], plain: Tensor, rotated: Tensor) -> _Both[_T]:
+    """``apply`` to both, once where nothing is rotated."""
+    found = apply(plain)
+    return found, found if rotated is plain else apply(rotated)
