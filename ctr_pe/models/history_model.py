@@ -20,7 +20,7 @@ from ctr_pe.fuxictr.adapter import FuxiCTRModel
 from ctr_pe.fuxictr.library import training_settings
 from ctr_pe.models.batch_plan import Histories, Plan, Planned
 from ctr_pe.models.groups import SizedGroup, sized_groups
-from ctr_pe.models.sections import check_arguments, prefixes
+from ctr_pe.models.sections import check_arguments, prefixes, registered_name
 from ctr_pe.pe import build_pe, pe_options
 from ctr_pe.pe.base import PositionEncoding
 from ctr_pe.sequence.filled import Parts
@@ -107,7 +107,7 @@ class HistoryModel(FuxiCTRModel):
     def check_metric(self, name: str) -> None:
         """Raises UserError for a metric that the model's task does not have."""
         if not is_metric(name):
-            raise UserError(f"{type(self).__name__}: metric '{name}' is of another task: {like_metric(name)}")
+            raise UserError(f"{registered_name(type(self))}: metric '{name}' is of another task: {like_metric(name)}")
 
     def build_encoding(
         self,
@@ -124,7 +124,7 @@ class HistoryModel(FuxiCTRModel):
         stacked on it. ``native``: what ``position_encoding: native`` means here, if not the same as in other units.
         Raises UserError for heads that do not divide the item, or an encoding that cannot be built.
         """
-        model, of_model, links = type(self).__name__, native or self.native, group.encoding.split("+")
+        model, of_model, links = registered_name(type(self)), native or self.native, group.encoding.split("+")
         slots = min(group.max_len, self.max_position or group.max_len) + extra_slots
         if not isinstance(of_model, str) and "native" in links and len(links) > 1:
             raise UserError(f"{model}: '{group.encoding}': native is the model's own and stands alone")

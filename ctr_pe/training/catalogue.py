@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ctr_pe.data.dataset import ID, ITEMS, Dataset
 from ctr_pe.data.id_map import places
-from ctr_pe.models.sections import task_of
+from ctr_pe.models.sections import registered_name, task_of
 from ctr_pe.training.source import DataSource
 from ctr_pe.utils.errors import UserError, option
 
@@ -23,11 +23,11 @@ def check_task(model: type, dataset: Dataset | None) -> None:
     """Raises UserError if the rows of a data set ask something else than a model answers."""
     wanted = task_of(model)
     if dataset is None and wanted != "click":
-        raise UserError(f"{model.__name__}: a next-item model needs a data set of `ctr-pe data build`")
+        raise UserError(f"{registered_name(model)}: a next-item model needs a data set of `ctr-pe data build`")
     if dataset is not None and dataset.task != wanted:
         how = option("protocol", "leave-one-out" if wanted == "next-item" else "din")
         asks = {"click": "whether an item is clicked", "next-item": "which item comes next"}
-        other = f"its rows ask {asks[dataset.task]}, {model.__name__} answers {asks[wanted]}"
+        other = f"its rows ask {asks[dataset.task]}, {registered_name(model)} answers {asks[wanted]}"
         raise UserError(f"{dataset.path}: {other}: build it with {how}")
 
 

@@ -47,9 +47,20 @@ class FDSA(SequentialTransformer):
         self.build_items(dim)
 
     def states(self, items: Items, positions: Positions) -> tuple[Tensor, Losses]:
-        ids, *fields = torch.split(items.embedding, list(self.group.dims), -1)
+        ids, attributes = self._halves(items)
         of_ids, losses = self.encoder.encode(ids, items, positions)
-        attributes = torch.stack([to(field) for to, field in zip(self.project, fields, strict=True)], 1)  # (N, A, D)
-        mean = (self.weigh(attributes).softmax(1) * attributes).sum(1)
-        of_attributes, more = self.attribute_encoder.encode(mean, items, positions)
+        of_attributes, more = self.attribute_encoder.encode(attributes, items, positions)
         return self.join(torch.cat([of_ids, of_attributes], -1)), sum_losses(losses, more)
+
+    def newest_states(self, items: Items, positions: Positions) -> Tensor:
+        if not positions.no_row_is_empty:
+            return super().newest_states(items, positions)
+        halves = zip((self.encoder, self.attribute_encoder), self._halves(items), strict=True)
+        joined: Tensor = self.join(torch.cat([encoder.newest(half, items, positions) for encoder, half in halves], -1))
+        return joined
+
+    def _halves(self, items: Items) -> tuple[Tensor, Tensor]:
+        """The vectors of the ids and of the attributes, (N, D) each."""
+        ids, *fields = torch.split(items.embedding, list(self.group.dims), -1)
+        attributes = torch.stack([to(field) for to, field in zip(self.project, fields, strict=True)], 1)  # (N, A, D)
+        return ids, (self.weigh(attributes).softmax(1) * attributes).sum(1)

@@ -19,11 +19,13 @@ class Popularity(SequentialModel):
     Keys of every next-item model are in :class:`~ctr_pe.models.sequential_model.SequentialModel`.
 
     Raises:
-        UserError: as SequentialModel; a position encoding.
+        UserError: as SequentialModel; a position encoding, a tied item table.
     """
 
     def __init__(self, feature_map: Any, model_id: str = "Popularity", **kwargs: Any) -> None:
-        super().__init__(feature_map, model_id, **kwargs | {"item_table": "untied"})
+        if kwargs.setdefault("item_table", "untied") == "tied":
+            raise UserError("Popularity: item_table 'tied': it has no vectors of items: untied")
+        super().__init__(feature_map, model_id, **kwargs)
         if self.group.encoding not in ("none", "native"):
             raise UserError(f"Popularity: position encoding '{self.group.encoding}': it has no attention: none")
         self.one = nn.Parameter(torch.ones(1))  # so that an optimiser has something to hold

@@ -116,6 +116,11 @@ def test_baselines(data: Dataset, model: type) -> None:
         built(data, "rope", model)
 
 
+def test_popularity_has_no_vectors_to_tie(data: Dataset) -> None:
+    with pytest.raises(UserError, match="Popularity: item_table 'tied': it has no vectors of items: untied"):
+        built(data, "none", Popularity, item_table="tied")
+
+
 def test_popularity_ranks_by_the_answers_of_training_rows(data: Dataset) -> None:
     model = built(data, "none", Popularity)
     answers = np.zeros(len(model.item_ids), np.int64)
@@ -198,7 +203,7 @@ def test_models_and_data_sets_of_different_tasks(data: Dataset, tmp_path: Path) 
     with pytest.raises(UserError, match=r"its rows ask which item comes next, DIN answers whether an item is clicked"):
         built(data, "none", DIN)
     clicks = dataset(tmp_path, events(random_histories()), protocol="din")
-    with pytest.raises(UserError, match=r"its rows ask whether an item is clicked, NextItemSASRec answers which item"):
+    with pytest.raises(UserError, match=r"its rows ask whether an item is clicked, SASRec answers which item"):
         built(clicks)
     with pytest.raises(UserError, match="metric 'Recall@10' is of another task"):
         built(clicks, "none", DIN, metrics=["Recall@10"])
