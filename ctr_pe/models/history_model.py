@@ -104,10 +104,15 @@ class HistoryModel(FuxiCTRModel):
             name for group in self.groups for name in (*group.history, *group.negative, group.age) if name
         }
 
+    @property
+    def registered_name(self) -> str:
+        """The name that commands and configs have for the model."""
+        return registered_name(type(self))
+
     def check_metric(self, name: str) -> None:
         """Raises UserError for a metric that the model's task does not have."""
         if not is_metric(name):
-            raise UserError(f"{registered_name(type(self))}: metric '{name}' is of another task: {like_metric(name)}")
+            raise UserError(f"{self.registered_name}: metric '{name}' is of another task: {like_metric(name)}")
 
     def build_encoding(
         self,
@@ -124,7 +129,7 @@ class HistoryModel(FuxiCTRModel):
         stacked on it. ``native``: what ``position_encoding: native`` means here, if not the same as in other units.
         Raises UserError for heads that do not divide the item, or an encoding that cannot be built.
         """
-        model, of_model, links = registered_name(type(self)), native or self.native, group.encoding.split("+")
+        model, of_model, links = self.registered_name, native or self.native, group.encoding.split("+")
         slots = min(group.max_len, self.max_position or group.max_len) + extra_slots
         if not isinstance(of_model, str) and "native" in links and len(links) > 1:
             raise UserError(f"{model}: '{group.encoding}': native is the model's own and stands alone")

@@ -37,7 +37,6 @@ from ctr_pe.models.item_losses import (
     sampling_weights,
     softmax_loss,
 )
-from ctr_pe.models.sections import registered_name
 from ctr_pe.pe import available_pes, build_pe
 from ctr_pe.pe.base import Losses, PositionEncoding
 from ctr_pe.sequence.positions import Items, Positions
@@ -107,10 +106,10 @@ class SequentialModel(HistoryModel):
         **kwargs: Any,
     ) -> None:
         if distributed.processes() > 1:
-            raise UserError(f"{registered_name(type(self))}: next-item models train in one process")
+            raise UserError(f"{self.registered_name}: next-item models train in one process")
         if kwargs.get("class_weight") is not None:
             raise UserError(
-                f"{registered_name(type(self))}: class_weight: a next-item model has no labels to weigh: leave it out"
+                f"{self.registered_name}: class_weight: a next-item model has no labels to weigh: leave it out"
             )
         if item_table not in ("tied", "untied"):
             raise UserError(f"item_table '{item_table}' is unknown: {nearest(item_table, ('tied', 'untied'))}")
@@ -119,7 +118,7 @@ class SequentialModel(HistoryModel):
         kwargs.setdefault("monitor", "NDCG@10")
         super().__init__(feature_map, model_id, **kwargs)
         if len(self.groups) != 1:
-            raise UserError(f"{registered_name(type(self))}: one history, the data have {len(self.groups)}")
+            raise UserError(f"{self.registered_name}: one history, the data have {len(self.groups)}")
         self.encoding_options = {**COUNTED_FROM_THE_OLDEST, **self.encoding_options}
         self.item_loss, self.num_negatives, self.negatives = item_loss, num_negatives, negatives
         self.gbce_calibration, self.tied, self.filter_seen = gbce_calibration, item_table == "tied", filter_seen
@@ -176,9 +175,7 @@ class SequentialModel(HistoryModel):
         """Raises UserError if items have an id and nothing else."""
         if len(self.group.target) == 1:
             where = "the data set has none (items), or item_fields leaves them out"
-            raise UserError(
-                f"{registered_name(type(self))}: items have no attribute beside '{self.group.target[0]}': {where}"
-            )
+            raise UserError(f"{self.registered_name}: items have no attribute beside '{self.group.target[0]}': {where}")
 
     def build_stack(
         self, group: SizedGroup, layers: int, num_heads: int = 1, extra_slots: int = 0, dim: int | None = None
@@ -192,8 +189,8 @@ class SequentialModel(HistoryModel):
         first = self.build_encoding(group, width, num_heads, extra_slots)
         if self.causal and not keeps_causality(first, group.dim):
             raise UserError(
-                f"{registered_name(type(self))}: position encoding '{group.encoding}' does not keep causality: the state at an "
-                f"item changes with the items after it: {nearest(group.encoding, _causal_encodings())}"
+                f"{self.registered_name}: position encoding '{group.encoding}' does not keep causality: the state at "
+                f"an item changes with the items after it: {nearest(group.encoding, _causal_encodings())}"
             )
         return [
             first,
@@ -204,7 +201,7 @@ class SequentialModel(HistoryModel):
         """The vectors by which states (..., ``dim``) predict items; then optimiser, initial weights and device."""
         if self.tied and dim != self.item_dim:
             wide = f"states of width {dim}, items of width {self.item_dim}"
-            raise UserError(f"{registered_name(type(self))}: {wide}: they cannot be tied: item_table='untied'")
+            raise UserError(f"{self.registered_name}: {wide}: they cannot be tied: item_table='untied'")
         self.output_table = None if self.tied else nn.Embedding(len(self.item_ids), dim)
         if self.output_table is not None:
             nn.init.normal_(self.output_table.weight, std=dim**-0.5)

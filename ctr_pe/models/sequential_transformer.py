@@ -11,7 +11,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ctr_pe.config.schema import Activation, Layers, Rate, Width
-from ctr_pe.models.sections import registered_name
 from ctr_pe.models.sequential_model import SequentialModel
 from ctr_pe.pe.base import Losses
 from ctr_pe.sequence.positions import Items, Positions
@@ -87,7 +86,7 @@ class SequentialTransformer(SequentialModel):
     ) -> None:
         super().__init__(feature_map, model_id, **kwargs)
         if layer_norm not in NORMS:
-            name = registered_name(type(self))
+            name = self.registered_name
             raise UserError(f"{name}: layer_norm '{layer_norm}' is unknown: {nearest(layer_norm, NORMS)}")
         self.num_blocks, self.num_heads, self.input_norm = num_blocks, num_heads, input_norm
         self.block: dict[str, Any] = {
