@@ -92,8 +92,8 @@ class PositionEncoding(Validated, nn.Module):
         """Before the score: query (..., d) and keys (..., d), and where they stand, which broadcasts against their
         leading axes.
 
-        Any layout is possible, (B, H, L, d) as well as (N, d) for the N real items of a batch, so encodings work on
-        the last axis alone. Values are never rotated.
+        Any layout is possible: target attention has (N, d) for the N real items of a batch, self-attention
+        (N, H, 1, d), a plot (B, H, L, d). So encodings work on the last axis alone. Values are never rotated.
         """
         return query, keys
 
