@@ -20,6 +20,7 @@ from tqdm.auto import tqdm
 from ctr_pe.evaluation.metrics import monitor_mode, monitored
 from ctr_pe.fuxictr.library import base_model, training_settings
 from ctr_pe.training.checkpoint import Checkpoint, random_state, set_random_state
+from ctr_pe.training.collapse import collapse
 from ctr_pe.training.divergence import DivergenceDetector
 from ctr_pe.training.overfitting import overfitting
 from ctr_pe.training.schedule import MovingAverage, schedule
@@ -114,7 +115,7 @@ def fit(
         if distributed.is_first():
             load(model, training.best_weights)
         distributed.broadcast_weights(model)
-        line = overfitting(training.history, training.history[training.kept])
+        line = collapse(training.history) or overfitting(training.history, training.history[training.kept])
         if line is not None and distributed.is_first():
             logging.warning(line)
     return Fitted(tuple(training.history), training.history[training.kept], before)
