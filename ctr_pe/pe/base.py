@@ -101,10 +101,7 @@ class PositionEncoding(Validated, nn.Module):
         """:meth:`rotate` for all heads of packed queries (M, D), which stand at (M,) or (1,), and keys (N, D), at (N,),
         before they are padded. The vectors themselves come back where nothing is rotated."""
         of_query, of_keys = (x.view(-1, self.num_heads, 1, x.shape[-1] // self.num_heads) for x in (query, keys))
-        at = keys_at.map(_per_vector)
-        rotated_query, rotated_keys = self.rotate(
-            of_query, of_keys, at if query_at is keys_at else query_at.map(_per_vector), at
-        )  # (N, H, 1, d)
+        rotated_query, rotated_keys = self.rotate(of_query, of_keys, query_at.per_vector, keys_at.per_vector)
         if rotated_query is of_query and rotated_keys is of_keys:
             return query, keys
         return rotated_query.reshape(query.shape), rotated_keys.reshape(keys.shape)
@@ -146,14 +143,14 @@ class PositionEncoding(Validated, nn.Module):
         ``mix`` changes nothing: then one operator replaces the two."""
         return 0.0 if self._has_hooks_of(PositionEncoding) else None
 
+    @property
+    def only_rotates(self) -> bool:
+        """Whether nothing but ``rotate`` reads the queries and keys of a unit."""
+        return self._has_hooks_of(PositionEncoding) and not self.loss_names
+
     def _has_hooks_of(self, owner: type[PositionEncoding]) -> bool:
         """Whether no subclass has given ``bias`` or ``mix`` another meaning."""
         return type(self).bias is owner.bias and type(self).mix is owner.mix
-
-
-def _per_vector(x: Tensor) -> Tensor:
-    """(N,) -> (N, 1, 1), for heads and one slot."""
-    return x[:, None, None]
 
 
 class Chain(PositionEncoding):

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from ctr_pe.config.schema import Chance, Positive, Weight
 from ctr_pe.pe.base import About, PositionEncoding, Target
 from ctr_pe.pe.contextual import widen
-from ctr_pe.pe.rotation import phases, planes, rotate_planes, rotated
+from ctr_pe.pe.rotation import Turn, phases, planes, rotate_planes, rotated
 from ctr_pe.pe.vectors import Attended, TargetVectors
 from ctr_pe.sequence.jagged import per_target
 from ctr_pe.sequence.positions import Positions, Where
@@ -168,14 +168,14 @@ class Euler(PositionEncoding):
         moved = items + nn.functional.embedding(rows, self.table)
         if self.psi is None:
             return moved
-        return rotate_planes(moved, nn.functional.embedding(rows, self.psi), interleaved=self.interleaved)
+        return rotate_planes(moved, Turn.of(nn.functional.embedding(rows, self.psi)), interleaved=self.interleaved)
 
     def _rotated(self, vectors: Tensor, angle: Tensor, more: Tensor | None) -> Tensor:
         """vectors (..., d) rotated by angle (..., P) and, with ``more``, δ - 1, by (δ - 1) θ."""
         parts = self._planes(vectors)
         if more is not None:
             angle = torch.addcmul(angle, phases(*parts[:2]), more)
-        moved = rotated(parts, angle, self.interleaved).to(vectors.dtype)
+        moved = rotated(parts, Turn.of(angle), self.interleaved).to(vectors.dtype)
         if self._merges:
             moved = moved.squeeze(-3).view(*moved.shape[:-3], -1, self.num_heads, self.head_dim).transpose(-3, -2)
         return moved
@@ -235,7 +235,7 @@ def phase_contrast(phase: Tensor, kept: Tensor, real: Tensor, weight: Tensor) ->
         weight: w (P,), over the temperature.
     """
     one = torch.cat([torch.ones_like(weight), torch.zeros_like(weight)])
-    phasors = rotate_planes(one.expand(*phase.shape[:-1], -1), phase)  # cosines, then sines
+    phasors = rotate_planes(one.expand(*phase.shape[:-1], -1), Turn.of(phase))  # cosines, then sines
     masked = torch.lerp(one, phasors, torch.cat([kept, kept], -1).to(phase.dtype))
     logits = weight.repeat(2) * phasors @ masked.transpose(-1, -2)  # cos(a - b) = cos a cos b + sin a sin b
     logits = logits.masked_fill(~real.unsqueeze(1), torch.finfo(logits.dtype).min)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from typing import Literal
 
 import torch
@@ -9,7 +10,7 @@ from torch import Tensor
 
 from ctr_pe.config.schema import Positive
 from ctr_pe.pe.base import About, PositionEncoding
-from ctr_pe.pe.rotation import rotate_planes
+from ctr_pe.pe.rotation import Turn, rotate_planes
 from ctr_pe.sequence.positions import Where
 
 
@@ -48,16 +49,25 @@ class RoPE(PositionEncoding):
         self.base = float(rope_base)
 
     def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
-        of_keys = self._by_order(keys, keys_at, self.head_dim)
-        of_query = of_keys if query_at is keys_at else self._by_order(query, query_at, self.head_dim)
-        return self._rotated(query, of_query), self._rotated(keys, of_keys)
+        return self._turned(query, query_at), self._turned(keys, keys_at)
 
-    def _by_order(self, vectors: Tensor, at: Where, width: int) -> Tensor:
-        """Angles (..., width / 2) of the planes of vectors that are ``width`` wide."""
+    def _turned(self, vectors: Tensor, at: Where) -> Tensor:
+        """Angles do not depend on the vectors, so layers share them."""
         # Angles in float32 at least: in half precision the fastest planes would be off after a few positions.
-        plane = torch.arange(width // 2, device=vectors.device, dtype=torch.promote_types(vectors.dtype, torch.float32))
-        return -at.distance.unsqueeze(-1) * self.base ** (plane * (-2.0 / max(width, 1)))
+        dtype = torch.promote_types(vectors.dtype, torch.float32)
+        turn = at.once((self.angle_name, dtype), lambda: Turn.of(self.angles(at, dtype)))
+        return rotate_planes(vectors, turn, interleaved=self.interleaved)
 
-    def _rotated(self, vectors: Tensor, angle: Tensor) -> Tensor:
-        """vectors (..., d) with their planes rotated by angles (..., d/2)."""
-        return rotate_planes(vectors, angle, interleaved=self.interleaved)
+    @property
+    def angle_name(self) -> Hashable:
+        """What encodings with the same angles have in common."""
+        return RoPE, self.base, self.head_dim
+
+    def angles(self, at: Where, dtype: torch.dtype) -> Tensor:
+        """(..., d / 2), of the planes of vectors that stand there."""
+        return self.by_order(at, dtype, self.head_dim)
+
+    def by_order(self, at: Where, dtype: torch.dtype, width: int) -> Tensor:
+        """Angles (..., width / 2) of vectors that are ``width`` wide."""
+        plane = torch.arange(width // 2, device=at.distance.device, dtype=dtype)
+        return -at.distance.unsqueeze(-1) * self.base ** (plane * (-2.0 / max(width, 1)))

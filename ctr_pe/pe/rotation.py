@@ -5,7 +5,7 @@ d coordinates, P = d // 2 planes.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -13,25 +13,37 @@ from torch import Tensor
 from ctr_pe.utils.autograd import apply
 
 
-def rotate_planes(vectors: Tensor, angle: Tensor, *, interleaved: bool = False) -> Tensor:
+class Turn(NamedTuple):
+    """An angle, which broadcasts against (..., P), with its cosine and sine, which several rotations may share."""
+
+    angle: Tensor
+    cos: Tensor
+    sin: Tensor
+
+    @classmethod
+    def of(cls, angle: Tensor) -> Turn:
+        return cls(angle, angle.cos(), angle.sin())
+
+
+def rotate_planes(vectors: Tensor, turn: Turn, *, interleaved: bool = False) -> Tensor:
     """Planes λ e^(iθ) become λ e^(i(θ + angle)).
 
     Args:
         vectors: (..., d).
-        angle: broadcasts against (..., P).
+        turn: by the angle.
         interleaved: see :func:`planes`.
 
     Returns:
         (..., d), of the type of the vectors; computed in float32 at least.
     """
     wide = vectors.to(torch.promote_types(vectors.dtype, torch.float32))
-    return rotated(planes(wide, interleaved), angle, interleaved).to(vectors.dtype)
+    return rotated(planes(wide, interleaved), turn, interleaved).to(vectors.dtype)
 
 
-def rotated(parts: tuple[Tensor, Tensor, Tensor], angle: Tensor, interleaved: bool = False) -> Tensor:
+def rotated(parts: tuple[Tensor, Tensor, Tensor], turn: Turn, interleaved: bool = False) -> Tensor:
     """Vectors (..., d) whose :func:`planes` are the parts, rotated."""
     *pair, rest = parts
-    found = apply(_Rotation, *pair, angle, angle.cos(), angle.sin())
+    found = apply(_Rotation, *pair, *turn)
     return torch.cat((*([torch.stack(found, -1).flatten(-2)] if interleaved else found), rest), -1)
 
 

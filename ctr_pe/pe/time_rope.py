@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Hashable
 from typing import Any, Literal
 
 import torch
@@ -55,16 +56,13 @@ class TimeRoPE(RoPE):
         self.width_by_order = self.head_dim if self.summed else 2 * (planes // 2)
         self.planes_by_time = planes if self.summed else planes - planes // 2
 
-    def rotate(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
-        of_query, of_keys = ages(query_at, "time_rope"), ages(keys_at, "time_rope")
-        angle = self._angle(keys, keys_at, of_keys)
-        of_its = angle if query_at is keys_at else self._angle(query, query_at, of_query)
-        return self._rotated(query, of_its), self._rotated(keys, angle)
+    @property
+    def angle_name(self) -> Hashable:
+        return TimeRoPE, self.base, self.head_dim, self.summed, self.shortest, self.longest
 
-    def _angle(self, vectors: Tensor, at: Where, age: Tensor) -> Tensor:
-        """(..., d/2)"""
-        by_order = self._by_order(vectors, at, self.width_by_order)
-        by_time = self._by_time(age).to(by_order.dtype)
+    def angles(self, at: Where, dtype: torch.dtype) -> Tensor:
+        by_order = self.by_order(at, dtype, self.width_by_order)
+        by_time = self._by_time(ages(at, "time_rope")).to(dtype)
         if self.summed:
             return by_order + by_time
         return torch.cat((by_order.expand(*by_time.shape[:-1], -1), by_time), dim=-1)

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from ctr_pe.sequence.jagged import Blocks, Jagged, Layout, as_numbers, gather_rows, repeated
 from ctr_pe.utils.lazy_property import lazy_property
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,22 @@ class Where:
     def map(self, change: Callable[[Tensor], Tensor]) -> Where:
         """``change`` of both."""
         return Where(change(self.distance), None if self.age is None else change(self.age))
+
+    @lazy_property
+    def per_vector(self) -> Where:
+        """Of packed items (N,) -> (N, 1, 1), which broadcasts against vectors (N, H, 1, d)."""
+        return self.map(lambda x: x[:, None, None])
+
+    def once(self, name: Hashable, compute: Callable[[], T]) -> T:
+        """What ``compute`` gives, computed once per ``name`` for all layers."""
+        if name not in self._found:
+            self._found[name] = compute()
+        found: T = self._found[name]
+        return found
+
+    @lazy_property
+    def _found(self) -> dict[Hashable, Any]:
+        return {}
 
 
 @dataclass(frozen=True, eq=False)

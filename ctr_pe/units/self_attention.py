@@ -18,7 +18,7 @@ from ctr_pe.pe.base import Losses, PositionEncoding, check_width
 from ctr_pe.pe.tables import split_heads
 from ctr_pe.pe.vectors import Attended, ItemVectors
 from ctr_pe.sequence.jagged import gather_rows
-from ctr_pe.sequence.positions import Items, Pairs, Positions
+from ctr_pe.sequence.positions import Items, Pairs, Positions, Where
 from ctr_pe.units.dropout import Dropout
 
 
@@ -102,8 +102,7 @@ class SelfAttention(nn.Module):
         if not pairs:
             return projected[2].view(0, self.num_heads, self.dim // self.num_heads), {}
         (query, key, value), blocks, at = projected, pairs[0].blocks, positions.at_sequence
-        rotated_query, rotated_key = self.pe.rotate_packed(query, key, at, at)
-        queries, keys = _each(blocks.pad, query, rotated_query), _each(blocks.pad, key, rotated_key)
+        queries, keys = (_each(blocks.pad, both) for both in self._rotated(query, key, at, at))
         pooled, losses = self._attend(pairs, queries, keys, blocks.pad(value), with_losses=True)
         return blocks.pack(pooled), losses
 
@@ -119,12 +118,9 @@ class SelfAttention(nn.Module):
             return query
         key, value = self.keys_values(packed)
         blocks, at = pairs[0].blocks, positions.at_sequence
-        rotated_query, rotated_key = self.pe.rotate_packed(
-            query, key, at.map(lambda x: gather_rows(x, positions.newest)), at
-        )
-        queries = _each(lambda x: blocks.split_rows(x.unsqueeze(1)), query, rotated_query)
-        keys = _each(blocks.pad, key, rotated_key)
-        pooled, _ = self._attend(pairs, queries, keys, blocks.pad(value))
+        queries, keys = self._rotated(query, key, at.map(lambda x: gather_rows(x, positions.newest)), at)
+        of_rows = _each(lambda x: blocks.split_rows(x.unsqueeze(1)), queries)
+        pooled, _ = self._attend(pairs, of_rows, _each(blocks.pad, keys), blocks.pad(value))
         states: Tensor = self.output(blocks.join_rows(pooled).flatten(1))
         return states
 
@@ -150,11 +146,17 @@ class SelfAttention(nn.Module):
 
         own = target.flatten(0, 1)
         query, key, value = self.query(own), torch.cat([keys, self.key(own)]), torch.cat([values, self.value(own)])
-        rotated_query, rotated_key = self.pe.rotate_packed(query, key, *histories.at_candidates(count))
-        queries = _each(lambda x: x.unsqueeze(1), query, rotated_query)
-        pooled, _ = self._block(pairs, queries, _each(with_target, key, rotated_key), with_target(value))
+        queries, both_keys = self._rotated(query, key, *histories.at_candidates(count))
+        of_rows = _each(lambda x: x.unsqueeze(1), queries)
+        pooled, _ = self._block(pairs, of_rows, _each(with_target, both_keys), with_target(value))
         states: Tensor = self.output(pooled.flatten(1))
         return states.view(rows, count, dim)
+
+    def _rotated(self, query: Tensor, key: Tensor, query_at: Where, key_at: Where) -> tuple[_Both[Tensor], ...]:
+        """Packed queries, and packed keys."""
+        rotated = self.pe.rotate_packed(query, key, query_at, key_at)
+        plain = rotated if self.pe.only_rotates else (query, key)
+        return tuple(zip(plain, rotated, strict=True))
 
     def _attend(
         self,
@@ -184,8 +186,8 @@ class SelfAttention(nn.Module):
             dropout = (self.dropout.seed(), self.dropout.p) if self.dropout.is_active else None
             given = operands._asdict() | {"allowed": pairs.allowed, "product": self.scale, "dropout": dropout}
             return contextual.contextual_attention(query, key, value, **given), None
-        query, rotated_query = _each(self._split, *queries)
-        key, rotated_key = _each(self._split, *keys)
+        query, rotated_query = _each(self._split, queries)
+        key, rotated_key = _each(self._split, keys)
         value = self._split(values)
         vectors = ItemVectors(query, self.scale, key, value)
         added = self.pe.plain_bias(vectors, pairs) if fused.takes(query) and not self._learns else None
@@ -206,10 +208,11 @@ class SelfAttention(nn.Module):
 
 _T = TypeVar("_T")
 _Both = tuple[_T, _T]
-"""Of vectors as they are, and rotated."""
+"""Of vectors as they are, if anything reads them, and of the same rotated."""
 
 
-def _each(apply: Callable[[Tensor], _T], plain: Tensor, rotated: Tensor) -> _Both[_T]:
-    """``apply`` to both, once where nothing is rotated."""
+def _each(apply: Callable[[Tensor], _T], both: _Both[Tensor]) -> _Both[_T]:
+    """``apply`` to both, once where they are the same."""
+    plain, rotated = both
     found = apply(plain)
     return found, found if rotated is plain else apply(rotated)

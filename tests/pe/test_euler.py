@@ -16,7 +16,7 @@ from ctr_pe.pe import build_pe
 from ctr_pe.pe.euler import Euler, phase_contrast
 from ctr_pe.pe.naive import Naive
 from ctr_pe.pe.rope import RoPE
-from ctr_pe.pe.rotation import phases, rotate_planes
+from ctr_pe.pe.rotation import Turn, phases, rotate_planes
 from ctr_pe.sequence.positions import Where
 from ctr_pe.testing import Batch
 from ctr_pe.units import SelfAttention, TargetAttention
@@ -48,7 +48,7 @@ def phases_of(x: Tensor) -> Tensor:
 
 
 def turn(x: Tensor, angle: Tensor, scale: Tensor | None = None) -> Tensor:
-    return rotate_planes(x, angle if scale is None else angle + (scale - 1) * phases_of(x))
+    return rotate_planes(x, Turn.of(angle if scale is None else angle + (scale - 1) * phases_of(x)))
 
 
 def rotated(pe: PositionEncoding, query: Tensor, key: Tensor, query_at: int, key_at: int) -> tuple[Tensor, Tensor]:
