@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ctr_pe.config.schema import Validated
@@ -97,14 +98,18 @@ class PositionEncoding(Validated, nn.Module):
         """
         return query, keys
 
-    def rotate_packed(self, query: Tensor, keys: Tensor, query_at: Where, keys_at: Where) -> tuple[Tensor, Tensor]:
-        """:meth:`rotate` for all heads of packed queries (M, D), which stand at (M,) or (1,), and keys (N, D), at (N,),
-        before they are padded. The vectors themselves come back where nothing is rotated."""
-        of_query, of_keys = (x.view(-1, self.num_heads, 1, x.shape[-1] // self.num_heads) for x in (query, keys))
-        rotated_query, rotated_keys = self.rotate(of_query, of_keys, query_at.per_vector, keys_at.per_vector)
-        if rotated_query is of_query and rotated_keys is of_keys:
+    def rotate_packed(
+        self, query: Tensor, keys: Tensor, at: Callable[[], tuple[Where, Where]]
+    ) -> tuple[Tensor, Tensor]:
+        """:meth:`rotate` for all heads of packed queries (M, D) and keys (N, D), before they are padded. ``at``: where
+        they stand, (M,) or (1,), and (N,); not asked for where nothing is rotated."""
+        if not self.has_rotation:
             return query, keys
-        return rotated_query.reshape(query.shape), rotated_keys.reshape(keys.shape)
+        of_query, of_keys = (
+            torch.unflatten(x, -1, (self.num_heads, -1)).unsqueeze(-2) for x in (query, keys)
+        )  # (N, H, 1, d)
+        rotated = self.rotate(of_query, of_keys, *(where.per_vector for where in at()))
+        return rotated[0].flatten(1), rotated[1].flatten(1)
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         """After the score: logits (B, H, Q, L) of the unit's own score -> logits with position in them. Pairs that are
@@ -142,6 +147,11 @@ class PositionEncoding(Validated, nn.Module):
         """What ``bias`` adds to the logits of self-attention, (B or 1, H or 1, Q, L), if it adds the same to any and
         ``mix`` changes nothing: then one operator replaces the two."""
         return 0.0 if self._has_hooks_of(PositionEncoding) else None
+
+    @property
+    def has_rotation(self) -> bool:
+        """Whether ``rotate`` changes anything."""
+        return type(self).rotate is not PositionEncoding.rotate
 
     @property
     def only_rotates(self) -> bool:
@@ -189,6 +199,10 @@ class Chain(PositionEncoding):
         for pe in self.encodings:
             weights, vectors = pe.mix(weights, vectors, pairs)
         return weights, vectors
+
+    @property
+    def has_rotation(self) -> bool:
+        return any(pe.has_rotation for pe in self.encodings)
 
     def plain_bias(self, vectors: Vectors, pairs: Pairs) -> Tensor | float | None:
         total: Tensor | float | None = 0.0 if self._has_hooks_of(Chain) else None

@@ -202,8 +202,8 @@ class Euler(PositionEncoding):
         return -self.frequencies.to(dtype)
 
     def _fixed_frequencies(self, dtype: torch.dtype, device: torch.device) -> Tensor:
-        plane = torch.arange(self.width // 2, device=device, dtype=dtype)
-        return 10000.0 ** (plane * (-2.0 / self.width))
+        count = self.width // 2
+        return 10000.0 ** torch.linspace(0.0, -2.0 * (count - 1) / self.width, count, dtype=dtype, device=device)
 
     def _phase_loss(self, vectors: Tensor, shift: Tensor | None, real: Tensor) -> Tensor:
         """Phase contrast of vectors (R, H, W, d), summed over the real ones (R, W)."""

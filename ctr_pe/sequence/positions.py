@@ -273,6 +273,11 @@ class Positions(Jagged):
             return at
         return replace(at, age=at.age - gather_rows(at.age, gather_rows(self.newest, self.item_rows)))
 
+    @property
+    def at_newest(self) -> Where:
+        """:attr:`at_sequence` of each row's newest item, (B,). A row needs to have one."""
+        return self.at_sequence.map(lambda x: gather_rows(x, self.newest))
+
     @lazy_property
     def at_target(self) -> Where:
         """Of the target, (1,)."""
@@ -283,7 +288,7 @@ class Positions(Jagged):
         """Where targets are that end the sequences [history; target], ``count`` of each history: they, (1,); and the
         packed items of the histories, then they, (N + B count,)."""
         own = Where(self.at_target.distance + 1, self.at_target.age)
-        of_items, ends = Where(self.at_items.distance + 1, self.at_items.age), len(self.mask) * count
+        of_items, ends = Where(self.at_items.distance + 1, self.at_items.age), self.mask.shape[0] * count
         age = None if own.age is None or of_items.age is None else torch.cat([of_items.age, own.age.expand(ends)])
         return own, Where(torch.cat([of_items.distance, own.distance.expand(ends)]), age)
 

@@ -43,8 +43,9 @@ class HSTU(nn.Module):
         if not pairs:
             return items, {}
         gate, *projected = silu(self.project(self.layer_norm1(items))).chunk(4, -1)
-        blocks, at, (value, query, key) = pairs[0].blocks, positions.at_sequence, projected
-        vectors = (value, query, key, *self.pe.rotate_packed(query, key, at, at))
+        blocks, (value, query, key) = pairs[0].blocks, projected
+        rotated = self.pe.rotate_packed(query, key, lambda: (positions.at_sequence, positions.at_sequence))
+        vectors = (value, query, key, *rotated)
         attended = [self._block(*block) for block in zip(pairs, *map(blocks.pad, vectors), strict=True)]
         pooled = blocks.pack([one.pooled.transpose(1, 2).flatten(2) for one in attended])
         losses = self.pe.losses(attended) if self.training and self.pe.loss_names else {}

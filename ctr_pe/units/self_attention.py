@@ -101,8 +101,9 @@ class SelfAttention(nn.Module):
         projected = projected or self.project(packed)
         if not pairs:
             return projected[2].view(0, self.num_heads, self.dim // self.num_heads), {}
-        (query, key, value), blocks, at = projected, pairs[0].blocks, positions.at_sequence
-        queries, keys = (_each(blocks.pad, both) for both in self._rotated(query, key, at, at))
+        (query, key, value), blocks = projected, pairs[0].blocks
+        rotated = self._rotated(query, key, lambda: (positions.at_sequence, positions.at_sequence))
+        queries, keys = (_each(blocks.pad, both) for both in rotated)
         pooled, losses = self._attend(pairs, queries, keys, blocks.pad(value), with_losses=True)
         return blocks.pack(pooled), losses
 
@@ -117,8 +118,8 @@ class SelfAttention(nn.Module):
         if not pairs:
             return query
         key, value = self.keys_values(packed)
-        blocks, at = pairs[0].blocks, positions.at_sequence
-        queries, keys = self._rotated(query, key, at.map(lambda x: gather_rows(x, positions.newest)), at)
+        blocks = pairs[0].blocks
+        queries, keys = self._rotated(query, key, lambda: (positions.at_newest, positions.at_sequence))
         of_rows = _each(lambda x: blocks.split_rows(x.unsqueeze(1)), queries)
         pooled, _ = self._attend(pairs, of_rows, _each(blocks.pad, keys), blocks.pad(value))
         states: Tensor = self.output(blocks.join_rows(pooled).flatten(1))
@@ -140,21 +141,21 @@ class SelfAttention(nn.Module):
 
         def with_target(of_both: Tensor) -> Tensor:
             """Of the histories' items, then of the targets, (N + B K, D) -> (B K, L + 1, D)"""
-            of_history, of_target = torch.split(of_both, [len(of_both) - rows * count, rows * count])
+            of_history, of_target = torch.split(of_both, [of_both.shape[0] - rows * count, rows * count])
             shared = block.pad(of_history).unsqueeze(1).expand(-1, count, -1, -1)
             return torch.cat([shared, of_target.view(rows, count, 1, dim)], 2).flatten(0, 1)
 
         own = target.flatten(0, 1)
         query, key, value = self.query(own), torch.cat([keys, self.key(own)]), torch.cat([values, self.value(own)])
-        queries, both_keys = self._rotated(query, key, *histories.at_candidates(count))
+        queries, both_keys = self._rotated(query, key, lambda: histories.at_candidates(count))
         of_rows = _each(lambda x: x.unsqueeze(1), queries)
         pooled, _ = self._block(pairs, of_rows, _each(with_target, both_keys), with_target(value))
         states: Tensor = self.output(pooled.flatten(1))
         return states.view(rows, count, dim)
 
-    def _rotated(self, query: Tensor, key: Tensor, query_at: Where, key_at: Where) -> tuple[_Both[Tensor], ...]:
+    def _rotated(self, query: Tensor, key: Tensor, at: Callable[[], tuple[Where, Where]]) -> tuple[_Both[Tensor], ...]:
         """Packed queries, and packed keys."""
-        rotated = self.pe.rotate_packed(query, key, query_at, key_at)
+        rotated = self.pe.rotate_packed(query, key, at)
         plain = rotated if self.pe.only_rotates else (query, key)
         return tuple(zip(plain, rotated, strict=True))
 

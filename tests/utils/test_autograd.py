@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from ctr_pe.pe.rotation import rotate_planes
+from ctr_pe.pe.rotation import Turn, rotate_planes
 from ctr_pe.sequence.jagged import gather_rows, scatter_rows
 
 
@@ -16,7 +16,7 @@ def test_inference_gives_the_same_bits_without_looking_at_signatures(monkeypatch
     calls = {
         "gather": lambda: gather_rows(x, index),
         "scatter": lambda: scatter_rows(x, index, 6),
-        "rotation": lambda: rotate_planes(x, angle),
+        "rotation": lambda: rotate_planes(x, Turn.of(angle)),
     }
     wanted = {name: call() for name, call in calls.items()}
 
