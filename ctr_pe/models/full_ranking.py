@@ -21,6 +21,9 @@ PART = {"cpu": 2**17}
 FEWEST, MORE = 32, 2**26
 """Rows that a chunk has all the same, for products of fewer take longer, as long as there are no more scores in it."""
 
+GROUPS = 100
+"""For each place of a list. From 64 on torch finds the first of a row by a heap of as many as are wanted."""
+
 
 class Ranking(NamedTuple):
     """``ranks`` (B,) float64 of the answers, from 1; infinite for an answer of -1, NaN where scores are not finite.
@@ -99,12 +102,32 @@ def _first(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """The K best of each row (B, K), ties by number, and their scores."""
     if not count:
         return scores.new_empty(len(scores), 0, dtype=torch.int64), scores.new_empty(len(scores), 0)
-    best, index = scores.topk(count, sorted=False)
-    edge = best.amin(1, keepdim=True)
-    several = _count(torch.ge, scores, edge) > count  # torch chooses any of those that tie with the last one
+    index, several = _best(scores, count)  # torch chooses any of those that tie with the last one
     if several.any():
         index[several] = scores[several].sort(dim=1, descending=True, stable=True).indices[:, :count]
     index = index.sort(1).values
     best, order = scores.gather(1, index).sort(dim=1, descending=True, stable=True)
     index = index.gather(1, order)
     return index.masked_fill(best == -torch.inf, -1), best
+
+
+def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Where the K best of each row are (B, K), in any order, and whether others tie with the last of them (B,).
+
+    On a CPU a row of many items is cut into groups, of which the K with the highest maxima have the K best scores.
+    """
+    items, groups = scores.shape[1], GROUPS * count
+    if not scores.is_cpu or items < 2 * groups:
+        best, index = scores.topk(count, sorted=False)
+        return index, _count(torch.ge, scores, best.amin(1, keepdim=True)) > count
+    each, rest = divmod(items, groups)
+    # Item i is in group i mod groups, so that maxima are those of long vectors.
+    highest = scores[:, : each * groups].unflatten(1, (each, groups)).amax(1)
+    highest[:, :rest] = torch.maximum(highest[:, :rest], scores[:, each * groups :])
+    within = torch.arange(each + 1).unsqueeze(1) * groups
+    place = (highest.topk(count, sorted=False).indices.unsqueeze(1) + within).flatten(1)
+    found = scores.gather(1, place.clamp(max=items - 1)).masked_fill(place >= items, -torch.inf)
+    best, at = found.topk(count, sorted=False)
+    edge = best.amin(1, keepdim=True)
+    several = ((highest >= edge).sum(1) > count) | ((found >= edge).sum(1) > count)
+    return place.gather(1, at), several

@@ -24,7 +24,12 @@ def slow(scores: list[float], banned: set[int], answer: int) -> list[int]:
 @pytest.mark.parametrize("chunk", [1, 50, 10_000])
 @pytest.mark.parametrize("filter_seen", [False, True])
 @pytest.mark.parametrize("ties", [False, True])
-def test_ranks_and_lists(chunk: int, filter_seen: bool, ties: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("count", "groups"), [(5, 100), (5, 1), (2, 2), (1, 9)])
+def test_ranks_and_lists(
+    chunk: int, filter_seen: bool, ties: bool, count: int, groups: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``groups`` for each place of a list: of all items, or of 5, 4 and 9 groups."""
+    monkeypatch.setattr(full_ranking, "GROUPS", groups)
     monkeypatch.setitem(full_ranking.SCORES, "cpu", chunk)
     monkeypatch.setitem(full_ranking.PART, "cpu", chunk)
     monkeypatch.setattr(full_ranking, "FEWEST", 1)
@@ -36,13 +41,13 @@ def test_ranks_and_lists(chunk: int, filter_seen: bool, ties: bool, monkeypatch:
     answers = torch.randint(-1, V, (B,), generator=draw)
     rows = torch.randint(B, (200,), generator=draw)
     seen = rows, torch.randint(V, (200,), generator=draw)
-    found = rank_items(states, items, answers, seen if filter_seen else None, 5)
+    found = rank_items(states, items, answers, seen if filter_seen else None, count)
     for row, scores in enumerate((states @ items.T).tolist()):
         banned = set(seen[1][rows == row].tolist()) if filter_seen else set()
         wanted = slow(scores, banned, int(answers[row]))
         rank = wanted.index(int(answers[row])) + 1 if answers[row] >= 0 else math.inf
         assert found.ranks[row] == rank
-        assert found.first[row].tolist() == (wanted + [-1] * 5)[:5]
+        assert found.first[row].tolist() == (wanted + [-1] * count)[:count]
 
 
 @pytest.mark.parametrize(("items", "rows"), [(1, 2**20), (12_101, 86), (10**6, 32), (10**7, 6), (10**9, 1)])
@@ -56,6 +61,21 @@ def test_scores_that_are_not_finite_give_no_rank() -> None:
     assert ranks[0] == 3
     assert ranks[1:].isnan().all()
     assert math.isnan(ranking_metrics(ranks.numpy(), ["NDCG@10"], {})["NDCG@10"])
+
+
+@pytest.mark.parametrize("count", [1, 10])
+def test_the_list_of_many_items(count: int) -> None:
+    """Those that a stable sort has first, with ties within a list and at its end."""
+    draw = torch.Generator().manual_seed(0)
+    states = torch.eye(40)
+    items = torch.randn(3001, 40, generator=draw)
+    items[:, 20:] = items[:, 20:].round(decimals=1)
+    items[:, 39] = -torch.inf
+    wanted = items.T.sort(dim=1, descending=True, stable=True).indices[:, :count]
+    found = full_ranking._first(items.T.contiguous(), count)[0]
+    assert torch.equal(found[:39], wanted[:39])
+    assert (found[39] == -1).all()
+    assert torch.equal(rank_items(states[:39, :39], items[:, :39], count=count).first, wanted[:39])
 
 
 def test_without_rows_or_answers() -> None:
