@@ -122,7 +122,7 @@ def _best(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
         return index, _count(torch.ge, scores, best.amin(1, keepdim=True)) > count
     each, rest = divmod(items, groups)
     # Item i is in group i mod groups, so that maxima are those of long vectors.
-    highest = scores[:, : each * groups].unflatten(1, (each, groups)).amax(1)
+    highest = torch.unflatten(scores[:, : each * groups], 1, (each, groups)).amax(1)
     highest[:, :rest] = torch.maximum(highest[:, :rest], scores[:, each * groups :])
     within = torch.arange(each + 1).unsqueeze(1) * groups
     place = (highest.topk(count, sorted=False).indices.unsqueeze(1) + within).flatten(1)
