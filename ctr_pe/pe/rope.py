@@ -55,7 +55,9 @@ class RoPE(PositionEncoding):
         """Angles do not depend on the vectors, so layers share them."""
         # Angles in float32 at least: in half precision the fastest planes would be off after a few positions.
         dtype = torch.promote_types(vectors.dtype, torch.float32)
-        turn = at.once((self.angle_name, dtype), lambda: Turn.of(self.angles(at, dtype)))
+        turn = at.once(
+            (self.angle_name, dtype, self.num_heads), lambda: Turn.of(self.angles(at, dtype)).of_heads(vectors)
+        )
         return rotate_planes(vectors, turn, interleaved=self.interleaved)
 
     @property
