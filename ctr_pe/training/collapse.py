@@ -13,8 +13,8 @@ RANKED_BY = ("gAUC", "AUC")
 
 
 def collapse(history: Sequence[Epoch]) -> str | None:
-    """One line about a training whose last evaluation gave all validation rows the same score, with the settings most
-    likely to help; None for other trainings, and where none of the metrics tells."""
+    """One line about a training after which rows rank as if all had the same score, with the settings most likely to
+    help; None for other trainings, and where none of the metrics tells."""
     since = None
     for epoch in reversed(history):
         found = [epoch.metrics[name] for name in RANKED_BY if name in epoch.metrics]
@@ -24,6 +24,6 @@ def collapse(history: Sequence[Epoch]) -> str | None:
     if since is None:
         return None
     return (
-        f"learned nothing: since epoch {since} all validation rows have the same score. Most likely to help: a smaller "
-        "learning_rate, or a smaller embedding_regularizer"
+        f"learned nothing: since epoch {since} validation rows rank as by chance to the last digit, as they do where "
+        "all have the same score. Most likely to help: a smaller learning_rate, or a smaller embedding_regularizer"
     )

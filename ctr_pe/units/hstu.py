@@ -13,6 +13,7 @@ from ctr_pe.pe.tables import split_heads
 from ctr_pe.pe.vectors import Attended, ItemVectors
 from ctr_pe.sequence.positions import Pairs, Positions
 from ctr_pe.units.dropout import Dropout
+from ctr_pe.units.rotated import each, rotated
 
 
 class HSTU(nn.Module):
@@ -44,16 +45,16 @@ class HSTU(nn.Module):
             return items, {}
         gate, *projected = silu(self.project(self.layer_norm1(items))).chunk(4, -1)
         blocks, (value, query, key) = pairs[0].blocks, projected
-        rotated = self.pe.rotate_packed(query, key, lambda: (positions.at_sequence, positions.at_sequence))
-        vectors = (value, query, key, *rotated)
-        attended = [self._block(*block) for block in zip(pairs, *map(blocks.pad, vectors), strict=True)]
+        sides = rotated(self.pe, query, key, lambda: (positions.at_sequence, positions.at_sequence))
+        padded = (part for both in sides for part in each(blocks.pad, both))
+        attended = [self._block(*block) for block in zip(pairs, blocks.pad(value), *padded, strict=True)]
         pooled = blocks.pack([one.pooled.transpose(1, 2).flatten(2) for one in attended])
         losses = self.pe.losses(attended) if self.training and self.pe.loss_names else {}
         return items + self.output(self.dropout(self.layer_norm2(pooled) * gate)), losses
 
-    def _block(self, pairs: Pairs, *each: Tensor) -> Attended:
-        """``each``: value, query, key, and the two rotated, (R, W, D)."""
-        value, query, key, rotated_query, rotated_key = (split_heads(x, self.num_heads) for x in each)
+    def _block(self, pairs: Pairs, *given: Tensor) -> Attended:
+        """Value, query, the same rotated, key, the same rotated, (R, W, D) each."""
+        value, query, rotated_query, key, rotated_key = (split_heads(x, self.num_heads) for x in given)
         vectors = ItemVectors(query, 1.0, key, value)
         logits = self.pe.bias(rotated_query @ rotated_key.mT, vectors, pairs)
         weights = silu(logits) * pairs.float_mask.to(logits.dtype) / self.max_len

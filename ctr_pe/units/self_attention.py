@@ -6,8 +6,7 @@ d = D / H head dim.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +17,9 @@ from ctr_pe.pe.base import Losses, PositionEncoding, check_width
 from ctr_pe.pe.tables import split_heads
 from ctr_pe.pe.vectors import Attended, ItemVectors
 from ctr_pe.sequence.jagged import gather_rows
-from ctr_pe.sequence.positions import Items, Pairs, Positions, Where
+from ctr_pe.sequence.positions import Items, Pairs, Positions
 from ctr_pe.units.dropout import Dropout
+from ctr_pe.units.rotated import Both, each, rotated
 
 
 class SelfAttention(nn.Module):
@@ -102,8 +102,8 @@ class SelfAttention(nn.Module):
         if not pairs:
             return projected[2].view(0, self.num_heads, self.dim // self.num_heads), {}
         (query, key, value), blocks = projected, pairs[0].blocks
-        rotated = self._rotated(query, key, lambda: (positions.at_sequence, positions.at_sequence))
-        queries, keys = (_each(blocks.pad, both) for both in rotated)
+        sides = rotated(self.pe, query, key, lambda: (positions.at_sequence, positions.at_sequence))
+        queries, keys = (each(blocks.pad, both) for both in sides)
         pooled, losses = self._attend(pairs, queries, keys, blocks.pad(value), with_losses=True)
         return blocks.pack(pooled), losses
 
@@ -119,9 +119,9 @@ class SelfAttention(nn.Module):
             return query
         key, value = self.keys_values(packed)
         blocks = pairs[0].blocks
-        queries, keys = self._rotated(query, key, lambda: (positions.at_newest, positions.at_sequence))
-        of_rows = _each(lambda x: blocks.split_rows(x.unsqueeze(1)), queries)
-        pooled, _ = self._attend(pairs, of_rows, _each(blocks.pad, keys), blocks.pad(value))
+        queries, keys = rotated(self.pe, query, key, lambda: (positions.at_newest, positions.at_sequence))
+        of_rows = each(lambda x: blocks.split_rows(x.unsqueeze(1)), queries)
+        pooled, _ = self._attend(pairs, of_rows, each(blocks.pad, keys), blocks.pad(value))
         states: Tensor = self.output(blocks.join_rows(pooled).flatten(1))
         return states
 
@@ -147,23 +147,17 @@ class SelfAttention(nn.Module):
 
         own = target.flatten(0, 1)
         query, key, value = self.query(own), torch.cat([keys, self.key(own)]), torch.cat([values, self.value(own)])
-        queries, both_keys = self._rotated(query, key, lambda: histories.at_candidates(count))
-        of_rows = _each(lambda x: x.unsqueeze(1), queries)
-        pooled, _ = self._block(pairs, of_rows, _each(with_target, both_keys), with_target(value))
+        queries, both_keys = rotated(self.pe, query, key, lambda: histories.at_candidates(count))
+        of_rows = each(lambda x: x.unsqueeze(1), queries)
+        pooled, _ = self._block(pairs, of_rows, each(with_target, both_keys), with_target(value))
         states: Tensor = self.output(pooled.flatten(1))
         return states.view(rows, count, dim)
-
-    def _rotated(self, query: Tensor, key: Tensor, at: Callable[[], tuple[Where, Where]]) -> tuple[_Both[Tensor], ...]:
-        """Packed queries, and packed keys."""
-        rotated = self.pe.rotate_packed(query, key, at)
-        plain = rotated if self.pe.only_rotates else (query, key)
-        return tuple(zip(plain, rotated, strict=True))
 
     def _attend(
         self,
         pairs: list[Pairs],
-        queries: _Both[list[Tensor]],
-        keys: _Both[list[Tensor]],
+        queries: Both[list[Tensor]],
+        keys: Both[list[Tensor]],
         values: list[Tensor],
         with_losses: bool = False,
     ) -> tuple[list[Tensor], Losses]:
@@ -179,7 +173,7 @@ class SelfAttention(nn.Module):
         return self.training and bool(self.pe.loss_names)
 
     def _block(
-        self, pairs: Pairs, queries: _Both[Tensor], keys: _Both[Tensor], values: Tensor
+        self, pairs: Pairs, queries: Both[Tensor], keys: Both[Tensor], values: Tensor
     ) -> tuple[Tensor, Attended | None]:
         query, key, value = (x.view(*x.shape[:2], self.num_heads, -1) for x in (queries[0], keys[0], values))
         operands = None if self._learns or not contextual.takes(query, key, value) else self.pe.contextual(pairs)
@@ -187,8 +181,8 @@ class SelfAttention(nn.Module):
             dropout = (self.dropout.seed(), self.dropout.p) if self.dropout.is_active else None
             given = operands._asdict() | {"allowed": pairs.allowed, "product": self.scale, "dropout": dropout}
             return contextual.contextual_attention(query, key, value, **given), None
-        query, rotated_query = _each(self._split, queries)
-        key, rotated_key = _each(self._split, keys)
+        query, rotated_query = each(self._split, queries)
+        key, rotated_key = each(self._split, keys)
         value = self._split(values)
         vectors = ItemVectors(query, self.scale, key, value)
         added = self.pe.plain_bias(vectors, pairs) if fused.takes(query) and not self._learns else None
@@ -205,15 +199,3 @@ class SelfAttention(nn.Module):
     def _split(self, x: Tensor) -> Tensor:
         """(R, W, D) -> (R, H, W, d)"""
         return split_heads(x, self.num_heads).contiguous()
-
-
-_T = TypeVar("_T")
-_Both = tuple[_T, _T]
-"""Of vectors as they are, if anything reads them, and of the same rotated."""
-
-
-def _each(apply: Callable[[Tensor], _T], both: _Both[Tensor]) -> _Both[_T]:
-    """``apply`` to both, once where they are the same."""
-    plain, rotated = both
-    found = apply(plain)
-    return found, found if rotated is plain else apply(rotated)

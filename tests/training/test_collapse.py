@@ -20,7 +20,7 @@ def epochs(*aucs: float, metric: str = "AUC") -> list[Epoch]:
 def test_the_epoch_since_which_scores_are_equal_is_told(metric: str) -> None:
     line = collapse(epochs(0.54, 0.5, 0.51, 0.5, 0.5, metric=metric))
     assert line is not None
-    assert "since epoch 4 all validation rows have the same score" in line
+    assert "since epoch 4 validation rows rank as by chance" in line
     assert "smaller learning_rate" in line
     assert "smaller embedding_regularizer" in line
 
