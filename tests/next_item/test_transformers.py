@@ -101,6 +101,17 @@ def test_empty_short_and_long_histories(data: Dataset, model: type) -> None:
     assert math.isfinite(found.train_step(batch_of([[], []], [1, 2], cate=True)).item())
 
 
+@pytest.mark.parametrize("model", CAUSAL)
+@pytest.mark.parametrize("others", [[], [[4], [5, 1, 2]]])
+def test_after_an_empty_history_the_most_frequent_items_come_first(
+    data: Dataset, model: type, others: list[list[int]]
+) -> None:
+    scorer = trained(data, "native", model).float()
+    scorer.embedding_layer.float()
+    ranking = scorer.rank(batch_of([[], *others], [1] * (1 + len(others)), cate=True), scorer.vectors(), 3)
+    assert ranking.first[0].tolist() == [0, 1, 2]
+
+
 @pytest.mark.parametrize(
     "model", [pytest.param(one, marks=[] if one is DIFSR else [pytest.mark.slow]) for one in EVERY]
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -286,3 +287,22 @@ class TestContextual:
             assert grads["table"] > 0
             assert (grads["gate.weight"] > 0) == (grads["gate.bias"] > 0) == (step > 0)
             optimiser.step()
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("rope", {"rope_base": 100.0}),
+        ("time_rope", {"rope_base": 100.0}),
+        ("time_rope", {"rope_time": "sum"}),
+        ("time_rope", {"shortest_period": 7.0}),
+        ("time_rope", {"longest_period": 1e9}),
+    ],
+)
+def test_angles_are_shared_by_encodings_with_the_same_options_alone(name: str, options: dict[str, Any]) -> None:
+    """What one has computed for a place, another reads there."""
+    x, distance, age = torch.ones(3, 8), torch.tensor([1, 2, 30]), torch.tensor([5, 400, 90_000])
+    shared = Where(distance, age)
+    for pe in (build_pe(name, 8, L), build_pe("rope", 8, L), build_pe(name, 8, L, **options), build_pe(name, 8, L)):
+        alone = Where(distance, age)
+        assert torch.equal(pe.rotate(x, x, shared, shared)[1], pe.rotate(x, x, alone, alone)[1])
