@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pytest
+import torch
 from fastapi.testclient import TestClient
 
 from ctr_pe import CTRRanker
@@ -18,9 +19,10 @@ from ctr_pe.data.dataset import LABEL, SPLITS, USER, open_dataset
 from ctr_pe.data.logs.events import COLUMN, Log
 from ctr_pe.data.logs.log import build
 from ctr_pe.data.logs.recipe import load_recipe
+from ctr_pe.ops import native
 from ctr_pe.serving.batch_predict import predict
 from ctr_pe.serving.export import description
-from ctr_pe.serving.request_graph import inputs_from, random_request
+from ctr_pe.serving.request_graph import RequestGraph, inputs_from, inputs_of, random_request
 from ctr_pe.serving.service import application
 from ctr_pe.utils.errors import UserError
 from tests.data.logs.test_columns import tables
@@ -156,12 +158,29 @@ def test_predict_gives_the_scores_of_the_estimator_and_counts_other_behaviours_o
         assert (f"{count} history items of other behaviours" in str(report)) == (count > 0)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("model", MODELS)
-def test_an_exported_file_gives_the_scores_of_the_estimator(model: str, tmp_path: Path) -> None:
-    """Each history has a length of its own. In DIN there are three; a trace takes longer with each."""
-    encodings, kinds = (["cape", "none", "rope"], LISTED) if model == "DIN" else (["none", "rope"], LISTED[:2])
-    ranker = CTRRanker(model, encodings, behaviours={"action": kinds}, columns=COLUMNS, **QUICK).fit(log())
+def test_the_graph_of_an_exported_file_gives_the_scores_of_the_estimator(model: str) -> None:
+    ranker = CTRRanker(model, ["cape", "none", "rope"], behaviours=BEHAVIOURS, columns=COLUMNS, **QUICK).fit(log())
+    scorer = ranker.scorer_
+    encoded, rows = scorer.encoder.requests(asked(), scorer.stored), np.arange(asked().height)
+    fields = encoded.fields(rows)
+    fields |= {name: fields[name].unsqueeze(1) for name, kind in inputs_of(scorer.model).items() if kind == "target"}
+    with torch.no_grad(), native.portable():
+        found = RequestGraph(scorer.model)(inputs_from(scorer.model, encoded.histories(rows), fields))
+    np.testing.assert_allclose(found[:, 0].numpy(), offline(ranker, asked()), atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("model", "encodings", "options"),
+    [("DIN", ["cape", "none", "rope"], {}), ("SASRec", ["none", "rope"], {"num_blocks": 1})],
+)
+def test_an_exported_file_gives_the_scores_of_the_estimator(
+    model: str, encodings: list[str], options: dict[str, int], tmp_path: Path
+) -> None:
+    """Each history has a length of its own; a trace takes longer with each. ``test_export.py`` exports all models."""
+    kinds = {"action": LISTED[: len(encodings)]}
+    ranker = CTRRanker(model, encodings, behaviours=kinds, columns=COLUMNS, **options, **QUICK).fit(log())
     ranker.save(tmp_path / "model")
     file = tmp_path / "model.onnx"
     assert main(["export", "--model", str(tmp_path / "model"), "--format", "onnx", "--output", str(file)]) == 0

@@ -52,7 +52,7 @@ def drawn() -> tuple[Tensor, Tensor, Tensor, Tensor]:
 def compiled_in_one_graph(case: str, unit: str) -> None:
     torch._dynamo.reset()
     call, given = made(case, unit), drawn()
-    found = torch.compile(call, backend="aot_eager", fullgraph=True)(*given)
+    found = torch.compile(call, backend="eager", fullgraph=True)(*given)
     real = MASK.unsqueeze(-1).expand(B, L, D).flatten(1) if unit == "self" else torch.ones_like(found)
     torch.testing.assert_close(found * real, call(*given) * real, rtol=1e-4, atol=1e-5)
 

@@ -16,9 +16,9 @@ from ctr_pe.training import Run, train
 
 SHAPE: dict[str, Any] = {"users": 2000, "valid_users": 300, "test_users": 600, "items": 400, "categories": 20}
 OVERRIDES = {
-    "learning_rate": 0.01,
+    "learning_rate": 0.015,
     "embedding_regularizer": 1e-4,
-    "epochs": 6,
+    "epochs": 4,
     "sinusoidal_scale": 0.3,
     "alibi_slope": 0.3,
 }
