@@ -235,7 +235,7 @@ def test_a_folder_that_is_replaced_answers_and_a_damaged_one_does_not(
 def test_more_requests_than_may_wait_are_turned_away(
     folder: Path, ranker: CTRRanker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, go = application(folder, ServiceOptions(queueing=Queueing(waiting=2))), threading.Event()
+    app, go = application(folder, ServiceOptions(queueing=Queueing(waiting=2, wait=30))), threading.Event()
     scorer = app.state.watcher.model.scorer
     score = scorer.score_together
 
@@ -294,7 +294,8 @@ def test_a_connection_that_was_turned_away_unread_is_answered_when_there_is_a_pl
 def test_requests_that_wait_together_get_the_scores_that_they_get_alone(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    app, go, calls = application(folder), threading.Event(), []
+    patient = ServiceOptions(queueing=Queueing(wait=30))
+    app, go, calls = application(folder, patient), threading.Event(), []
     scorer = app.state.watcher.model.scorer
     together = scorer.score_together
 
