@@ -17,7 +17,7 @@ from fastapi.testclient import TestClient
 from ctr_pe import CTRRanker, NextItemRanker
 from ctr_pe.serving import service
 from ctr_pe.serving.service import application
-from ctr_pe.serving.service_options import Limits, ServiceOptions
+from ctr_pe.serving.service_options import Limits, Queueing, ServiceOptions
 from ctr_pe.utils.errors import UserError
 from tests.support.next_item import categories, events, random_histories
 
@@ -46,7 +46,8 @@ def clicks() -> CTRRanker:
 def client(ranker: NextItemRanker, tmp_path: Path) -> Iterator[TestClient]:
     ranker.save(tmp_path / "model")
     limits = Limits(history=50, candidates=20, body=4000)
-    with TestClient(application(tmp_path / "model", ServiceOptions(limits, poll=0.02))) as client:
+    options = ServiceOptions(limits, poll=0.02, queueing=Queueing(wait=30))
+    with TestClient(application(tmp_path / "model", options)) as client:
         yield client
 
 

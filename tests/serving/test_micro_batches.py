@@ -34,7 +34,7 @@ def scored(test: Callable[[Ask, threading.Event, MicroBatches], Awaitable[None]]
 
     async def main() -> None:
         with ThreadPoolExecutor(1) as threads:
-            batches = MicroBatches(score, threads, 1, Queueing(**queueing))
+            batches = MicroBatches(score, threads, 1, Queueing(**{"wait": 30.0} | queueing))
 
             async def ask(request: Any, model: str = "m", wait: float | None = None) -> Any:
                 return await batches(model, request, SIZE, wait)
