@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 ROOT = Path(__file__).resolve().parents[1]
+GAINS = "gAUC − none, 95 % interval"
 GLUE = "\x00"
 """Instead of a space at which no line ends: within an interval."""
 MODELS = ("DIN", "BST", "SASRec")
@@ -495,7 +496,8 @@ text. Differences are in gAUC, with 95 % intervals for other users and newly tra
   several such comparisons. In TIN that is the likeness and no context: `{MATCH}`, the same without order beside plain
   distance, is {rows.above(tin, MATCH, "cape_cosine")} above it; BST ends with it at
   {rows.mean(bst, MATCH)}, DIN at {rows.mean(sports, MATCH)} ([Context or likeness?](#context-or-likeness)).
-- **Start with `cape_constant`.** Try `cape_cosine` beside it where histories are long and of several kinds of items in
+- **Start with `cape_constant`**, on impressions with `none` beside it.
+  Try `cape_cosine` beside it where histories are long and of several kinds of items in
   turn, and the control without order (`{MATCH}`) beside both: what `cape_cosine` has above the better of them is
   context.
 
@@ -779,9 +781,7 @@ def draw(rows: Rows, folder: Path) -> None:
     for panel, place in zip(axes.flat, places, strict=True):
         key = rows.setting(place).key
         _draw_differences(panel, rows, place, f"{_name(key.model)} on\n{key.dataset}")
-        panel.locator_params(axis="x", nbins=3)
-        panel.set_xlabel("")
-    figure.supxlabel("gAUC − none, 95 % interval", fontsize=9)
+    figure.supxlabel(GAINS, fontsize=9)
     figure.savefig(folder / "evidence-differences.png", dpi=120)
     plt.close(figure)
     every = {f"{model} on amazon_beauty": f"real_logs_all/{model}/amazon_beauty" for model in MODELS}
@@ -790,6 +790,7 @@ def draw(rows: Rows, folder: Path) -> None:
     for panel, (title, place) in zip(axes, every.items(), strict=True):
         _draw_differences(panel, rows, place, title, rows.by_gain(EVERY_BEAUTY), of_all=True)
     axes[0].set_ylim(len(rows.by_gain(EVERY_BEAUTY)), -1)  # the axis is shared, and each panel turned it round
+    figure.supxlabel(GAINS, fontsize=9)
     figure.savefig(folder / "evidence-every.png", dpi=120)
     plt.close(figure)
     figure, panel = plt.subplots(figsize=(7.2, 3.6), layout="constrained")
@@ -808,14 +809,15 @@ def draw(rows: Rows, folder: Path) -> None:
         _draw_lines(panel, list(here), here)
         panel.set_title(f"newest {kept} items", fontsize=9)
         panel.locator_params(axis="x", nbins=3)
-        panel.set_xlabel("gAUC − none, 95 % interval", fontsize=9)
     axes[0].set_ylim(len(here) - 0.5, -0.5)  # the axis is shared, and each panel turned it round
+    figure.supxlabel(GAINS, fontsize=9)
     figure.savefig(folder / "evidence-lengths.png", dpi=120)
     plt.close(figure)
     orders = {"in order": "", "shuffled at test time": "_shuffled_test", "shuffled in training too": "_shuffled_all"}
     figure, axes = plt.subplots(1, 3, figsize=(10.8, 2.0), layout="constrained", sharex=True)
     for panel, (title, copy) in zip(axes, orders.items(), strict=True):
         _draw_differences(panel, rows, f"DIN-amazon_sports{copy}", title, ("naive", "cape", "cape_constant"))
+    figure.supxlabel(GAINS, fontsize=9)
     figure.savefig(folder / "evidence-order.png", dpi=120)
     plt.close(figure)
     sports = rows.setting("DIN-amazon_sports")
@@ -842,8 +844,7 @@ def _draw_differences(
     _draw_lines(panel, list(pes if of_all else there), there)
     panel.margins(y=0.15)
     panel.set_title(title, fontsize=9)
-    panel.locator_params(axis="x", nbins=4)
-    panel.set_xlabel("gAUC − none, 95 % interval", fontsize=9)
+    panel.locator_params(axis="x", nbins=3)
 
 
 def _draw_lines(panel: Axes, shown: Sequence[str], found: Mapping[str, Difference]) -> None:

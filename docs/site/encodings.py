@@ -58,9 +58,9 @@ TABLE = """## All facts
 COLUMNS = "encoding|parameters|cost|needs|starts as none|causal|prefix|extrapolates".split("|")
 WHEN = {
     "none": "The baseline. DIN without an encoding is one to three thousandths of gAUC below the best on purchases; "
-    "BST and SASRec are far below every encoding.",
-    "naive": "The usual baseline; good in BST and SASRec. In DIN and BST on impressions it did harm; DIN pools "
-    "its vectors with the items.",
+    "BST and SASRec are far below every encoding there. On impressions BST is best with it.",
+    "naive": "The usual baseline; good in BST and SASRec on purchases. In DIN and BST on impressions it did "
+    "harm; DIN pools its vectors with the items.",
     "sinusoidal": "Where no parameters are wanted and histories may be longer than in training. In DIN on a small log "
     "of purchases it was below none, uncorrected.",
     "rope": "DIEN, where it brought as much as any on purchases. Not TIN, whose score has no projections that could "

@@ -22,12 +22,12 @@ from ctr_pe.data.logs.recipe import load_recipe
 from ctr_pe.ops import native
 from ctr_pe.serving.batch_predict import predict
 from ctr_pe.serving.export import description
-from ctr_pe.serving.request_graph import RequestGraph, inputs_from, inputs_of, random_request
+from ctr_pe.serving.request_graph import RequestGraph, inputs_from, random_request
 from ctr_pe.serving.service import application
 from ctr_pe.utils.errors import UserError
 from tests.data.logs.test_columns import tables
 from tests.serving.test_one_path import as_lists, encoder_of, rows_of
-from tests.support.exported import onnx_scores
+from tests.support.exported import graph_inputs, onnx_scores
 
 MODELS = ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
 LISTED = ["click", "cart", "buy"]
@@ -162,11 +162,8 @@ def test_predict_gives_the_scores_of_the_estimator_and_counts_other_behaviours_o
 def test_the_graph_of_an_exported_file_gives_the_scores_of_the_estimator(model: str) -> None:
     ranker = CTRRanker(model, ["cape", "none", "rope"], behaviours=BEHAVIOURS, columns=COLUMNS, **QUICK).fit(log())
     scorer = ranker.scorer_
-    encoded, rows = scorer.encoder.requests(asked(), scorer.stored), np.arange(asked().height)
-    fields = encoded.fields(rows)
-    fields |= {name: fields[name].unsqueeze(1) for name, kind in inputs_of(scorer.model).items() if kind == "target"}
     with torch.no_grad(), native.portable():
-        found = RequestGraph(scorer.model)(inputs_from(scorer.model, encoded.histories(rows), fields))
+        found = RequestGraph(scorer.model)(graph_inputs(scorer, asked(), scorer.stored))
     np.testing.assert_allclose(found[:, 0].numpy(), offline(ranker, asked()), atol=1e-5)
 
 
