@@ -115,6 +115,12 @@ class Pairs:
         """The rows, and which of the batch's items are their keys."""
         return self.blocks[self.index]
 
+    @property
+    def of_all_blocks(self) -> int:
+        """How many pairs there are in the blocks together, padding among them."""
+        one_query = self.query.distance.shape[-1] == 1
+        return sum(block.mask.numel() * (1 if one_query else block.mask.shape[1]) for block in self.blocks)
+
     @lazy_property
     def offset(self) -> Tensor:
         """(1, 1, Q, L) int64: how many items the key lies before the query; negative for later keys."""
@@ -176,7 +182,7 @@ class Pairs:
     def additive_mask(self) -> Tensor:
         """(B, 1, Q, L) float32: 0 where allowed, elsewhere the lowest finite number. Not -inf: a row of nothing else
         would give NaN, in the gradient too."""
-        return (self.float_mask - 1) * torch.finfo(torch.float32).max
+        return as_numbers(self.allowed).sub_(1).mul_(torch.finfo(torch.float32).max)
 
     def softmax(self, logits: Tensor) -> Tensor:
         """Attention weights (B, H, Q, L) over the keys that are allowed, in float32 at least. Where none is, at queries

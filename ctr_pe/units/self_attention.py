@@ -185,10 +185,13 @@ class SelfAttention(nn.Module):
         key, rotated_key = each(self._split, keys)
         value = self._split(values)
         vectors = ItemVectors(query, self.scale, key, value)
-        added = self.pe.plain_bias(vectors, pairs) if fused.takes(query) and not self._learns else None
+        fuses = not self._learns and fused.takes(query, lambda: self.num_heads * pairs.of_all_blocks)
+        added = self.pe.plain_bias(vectors, pairs) if fuses else None
         if added is not None:
             rate = self.dropout.p if self.dropout.is_active else 0.0
-            pooled = fused.attention(rotated_query, rotated_key, value, pairs.additive_mask + added, self.scale, rate)
+            seed = self.dropout.seed() if rate and query.is_cpu else None
+            vectors_and_mask = rotated_query, rotated_key, value, pairs.additive_mask
+            pooled = fused.attention(*vectors_and_mask, added, self.scale, (seed, rate))
             return pooled.transpose(1, 2), None
         logits = rotated_query * self.scale @ rotated_key.transpose(-1, -2)  # scaled before: the products are more
         logits = self.pe.bias(logits, vectors, pairs)
