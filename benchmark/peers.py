@@ -7,7 +7,8 @@ DIR has interactions.parquet and items.parquet of amazon_beauty; PYTHON is the i
 the peer, and needs nothing of this package. Each peer stands beside a SASRec of ours with its hyper-parameters, on the
 same log, split, width and threads, the loss a softmax over all items. In a round both train in turn, an epoch here and
 an epoch there, the order changing, and are evaluated after each, on all test users against all items. A round is of one
-seed; those after the first ``--peer-seeds`` are of ours alone, and say how much a seed moves the metrics.
+seed; those after the first ``--peer-seeds`` are of ours alone, and say how much a seed moves the metrics. An evaluation
+takes seconds, which other programs lengthen: models of one epoch are evaluated ``--evaluations`` times more, in turn.
 
 The environments, of Python 3.11:
 
@@ -184,6 +185,33 @@ def measure(
                     save()
 
 
+def evaluate(
+    found: dict[str, Any], sides: Mapping[str, Side], folder: Path, count: int, save: Callable[[], None]
+) -> None:
+    """Evaluate the models of one pair in turn, ``count`` times if ``found`` has fewer, and ``save`` in the end.
+
+    Each has trained for an epoch. Raises UserError as :class:`Worker`.
+    """
+    if len(found.get("evaluations", ())) >= count:
+        return
+    with ExitStack() as stack:
+        workers = {name: Worker(side, seed=0, folder=str(folder)) for name, side in sides.items()}
+        for worker in workers.values():
+            stack.callback(worker.close)
+            worker.answer()
+            worker.call("epoch")
+        evaluations = []
+        for number_ in range(count):
+            order = [*workers] if number_ % 2 == 0 else [*workers][::-1]
+            evaluations.append({side: workers[side].call("evaluate")["seconds"] for side in order})
+            say(
+                f"evaluation {number_ + 1} of {count}: "
+                + ", ".join("{} {:.3g} s".format(*x) for x in evaluations[-1].items())
+            )
+    found["evaluations"] = [{side: seconds[side] for side in SIDES} for seconds in evaluations]
+    save()
+
+
 def _words(epoch: Epoch) -> str:
     parts = "{} {:.3g} s, evaluation {:.3g} s, NDCG@10 {:.4f}"
     return "; ".join(parts.format(name, of["epoch"], of["evaluate"], of["NDCG@10"]) for name, of in epoch.items())
@@ -192,15 +220,19 @@ def _words(epoch: Epoch) -> str:
 def compared(found: Mapping[str, Any], peer: Peer) -> tuple[int, list[dict[str, Any]]]:
     """Of one pair: epochs after which metrics are compared, and a line for each figure.
 
-    Those of time and memory are medians over the epochs that both sides have trained in turn, their ratios medians of
-    the epochs' own; of a metric the difference of means over seeds, theirs from ours, with a 95 % interval by
-    Student's t for newly trained runs; NaN, and the goal neither met nor missed, where no side has two.
+    Those of time and memory are medians over the epochs that both sides have trained in turn, or over the evaluations
+    in turn if there are more, their ratios medians of the epochs' or evaluations' own; of a metric the difference of
+    means over seeds, theirs from ours, with a 95 % interval by Student's t for newly trained runs; NaN, and the goal
+    neither met nor missed, where no side has two.
     """
     rounds: list[list[Epoch]] = [*found["rounds"].values()]
     both = [epoch for one in rounds for epoch in one if len(epoch) == 2]
     lines = []
     for name, goal in GOALS.items():
-        ours, theirs = ([epoch[side][name] for epoch in both] for side in SIDES)
+        pairs = [{side: epoch[side][name] for side in SIDES} for epoch in both]
+        if name == "evaluate":
+            pairs = max(pairs, found.get("evaluations", []), key=len)
+        ours, theirs = ([pair[side] for pair in pairs] for side in SIDES)
         ratio = statistics.median(other / own for own, other in zip(ours, theirs, strict=True))
         line = {"figure": name, "ours": statistics.median(ours), "theirs": statistics.median(theirs)}
         lines.append({**line, "ratio": ratio, "goal": goal.least, "ok": ratio >= goal.least})
@@ -305,6 +337,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--epochs", type=int, default=2, help="of each training (default: 2)")
     add("--seeds", type=int, default=5, help="of ours (default: 5)")
     add("--peer-seeds", type=int, default=1, help="of a peer (default: 1)")
+    add("--evaluations", type=int, default=9, help="in turn, after an epoch of training (default: 9)")
     add("--users", type=int, help="only so many users: does it run? Its figures are no results")
     return parser
 
@@ -339,7 +372,9 @@ def _measured(args: argparse.Namespace, folder: Path) -> dict[str, Any]:
     for name, peer in PEERS.items():
         if (python := getattr(args, name)) is not None:
             sides = sides_of(peer, name, python.absolute(), rows, answers)
-            measure(content["pairs"].setdefault(name, {}), sides, folder, seeds, args.epochs, save)
+            found = content["pairs"].setdefault(name, {})
+            measure(found, sides, folder, seeds, args.epochs, save)
+            evaluate(found, sides, folder, args.evaluations, save)
     return content
 
 

@@ -94,6 +94,20 @@ def test_it_goes_on_with_what_is_missing(fake: Path, tmp_path: Path) -> None:
         measured(found, sides(fake, width=32), tmp_path)
 
 
+def test_evaluations_take_turns_after_an_epoch_of_training(fake: Path, tmp_path: Path) -> None:
+    found, saved = dict[str, Any](), list[int]()
+
+    def evaluate(count: int) -> None:
+        peers.evaluate(found, sides(fake), tmp_path, count, lambda: saved.append(len(found["evaluations"])))
+
+    evaluate(3)
+    one, other = "1.0 evaluate", "9.0 evaluate"
+    assert [line[2:] for line in calls(tmp_path)] == ["1.0 epoch", "9.0 epoch", one, other, other, one, one, other]
+    assert found == {"evaluations": [{"ours": 1.0, "theirs": 9.0}] * 3}
+    evaluate(2)
+    assert saved == [3]
+
+
 def test_figures_are_medians_and_metrics_have_an_interval_of_seeds() -> None:
     def epoch(seconds: float, metric: float, theirs: bool = True) -> dict[str, dict[str, float]]:
         own = {"epoch": seconds, "evaluate": 1.0, "memory": 5e8, **dict.fromkeys(METRICS, metric)}
@@ -108,6 +122,9 @@ def test_figures_are_medians_and_metrics_have_an_interval_of_seeds() -> None:
     assert [line["ok"] for line in lines] == [True, False, True, None, None]
     assert by_name["epoch"]["theirs"] == 18.0
     assert by_name["epoch"]["ratio"] == 9.0
+    evaluations = [{"ours": 1.0, "theirs": seconds} for seconds in (11.0, 3.0, 12.0, 50.0)]
+    of_more = peers.compared({"rounds": rounds, "evaluations": evaluations}, peer)[1][1]
+    assert (of_more["figure"], of_more["theirs"], of_more["ratio"], of_more["ok"]) == ("evaluate", 11.5, 11.5, True)
     for spread, ok in ((0.002, True), (0.0002, False)):
         more = {str(seed): [epoch(1.0, 0.0, False), epoch(1.0, 0.05 + seed * spread, False)] for seed in (-1, 1)}
         epochs, lines = peers.compared({"rounds": rounds | more}, peer)
@@ -137,12 +154,14 @@ def test_of_a_small_log_both_sides_have_the_same_split(
     assert given["before_test"].sum() == 40 * 6
     file = tmp_path / "peers.json"
     words = ["--data", str(tmp_path), "--recbole", str(fake), "--json", str(file), "--epochs", "1", "--seeds", "1"]
+    words += ["--evaluations", "2"]
     peers.main(words)
     assert "| RecBole | training, an epoch | " in capsys.readouterr().out
     found = json.loads(file.read_text(encoding="utf-8"))["pairs"]["recbole"]
     assert found["settings"]["theirs"]["rows"] == answers  # of one batch
     (epoch,) = found["rounds"]["0"]
     assert 0 <= epoch["ours"]["NDCG@10"] <= epoch["ours"]["Recall@10"] <= 1
+    assert len(found["evaluations"]) == 2
     assert peers.main(["--json", str(file)]) in (0, 1)
     assert peers.main(["--json", str(tmp_path / "none.json")]) == 2
     assert "no such file" in capsys.readouterr().err

@@ -83,7 +83,7 @@ def test_rows_are_ranked_in_larger_batches_than_those_of_training(
     features = data.feature_map({})  # histories of 5 items
     assert data.batches(features, ["train"], {"batch_size": 8}, train=True).batch_size == 8
     assert data.batches(features, ["valid"], {"batch_size": 8}).batch_size == source.RANKED
-    assert data.batches(features, ["test"], {"batch_size": 1024}).batch_size == 1024
+    assert data.batches(features, ["test"], {"batch_size": 4096}).batch_size == 4096
     monkeypatch.setattr(source, "ITEMS", 60)
     for max_len, size in [(None, 12), (4, 15), (50, 12)]:
         assert data.batches(features, ["valid"], {"batch_size": 8, "max_len": max_len}).batch_size == size
