@@ -11,8 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from ctr_pe.ops import attention as fused
-from ctr_pe.ops import contextual
+from ctr_pe.ops import attention, contextual
 from ctr_pe.pe.base import Losses, PositionEncoding, check_width
 from ctr_pe.pe.tables import split_heads
 from ctr_pe.pe.vectors import Attended, ItemVectors
@@ -185,13 +184,13 @@ class SelfAttention(nn.Module):
         key, rotated_key = each(self._split, keys)
         value = self._split(values)
         vectors = ItemVectors(query, self.scale, key, value)
-        fuses = not self._learns and fused.takes(query, lambda: self.num_heads * pairs.of_all_blocks)
-        added = self.pe.plain_bias(vectors, pairs) if fuses else None
+        in_one_call = not self._learns and attention.takes(query, lambda: self.num_heads * pairs.of_all_blocks)
+        added = self.pe.plain_bias(vectors, pairs) if in_one_call else None
         if added is not None:
             rate = self.dropout.p if self.dropout.is_active else 0.0
             seed = self.dropout.seed() if rate and query.is_cpu else None
-            vectors_and_mask = rotated_query, rotated_key, value, pairs.additive_mask
-            pooled = fused.attention(*vectors_and_mask, added, self.scale, (seed, rate))
+            sides_and_mask = rotated_query, rotated_key, value, pairs.additive_mask
+            pooled = attention.attention(*sides_and_mask, added, self.scale, (seed, rate))
             return pooled.transpose(1, 2), None
         logits = rotated_query * self.scale @ rotated_key.transpose(-1, -2)  # scaled before: the products are more
         logits = self.pe.bias(logits, vectors, pairs)
