@@ -157,7 +157,8 @@ RULES = (
         "mind",
         (),
         "models differ. On a purchase log BST and SASRec without an encoding were below DIN without one, and every "
-        "encoding gained several times in them what it gained in DIN. On a log of impressions BST was best without.",
+        "encoding gained several times in them what it gained in DIN. On a log of impressions nothing was above none "
+        "in them, nor in TIN.",
         "docs/evidence.md, In short",
     ),
     Rule(

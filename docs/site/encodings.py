@@ -58,16 +58,17 @@ TABLE = """## All facts
 COLUMNS = "encoding|parameters|cost|needs|starts as none|causal|prefix|extrapolates".split("|")
 WHEN = {
     "none": "The baseline. DIN without an encoding is one to three thousandths of gAUC below the best on purchases; "
-    "BST and SASRec are far below every encoding there. On impressions BST is best with it.",
-    "naive": "The usual baseline; good in BST and SASRec on purchases. In DIN and BST on impressions it did "
-    "harm; DIN pools its vectors with the items.",
+    "BST and SASRec are far below every encoding there. On impressions BST is best with it, and nothing is shown to "
+    "be above it in TIN and SASRec.",
+    "naive": "The usual baseline; good in BST and SASRec on purchases. In DIN, BST and SASRec on impressions it "
+    "did harm; DIN pools its vectors with the items.",
     "sinusoidal": "Where no parameters are wanted and histories may be longer than in training. In DIN on a small log "
     "of purchases it was below none, uncorrected.",
     "rope": "DIEN, where it brought as much as any on purchases. Not TIN, whose score has no projections that could "
     "use a rotation, nor DIN and BST on impressions, where it did harm.",
     "cope": "To compare with cape: it was not shown to bring more in any model, and on impressions it brought nothing.",
     "cape": "The paper's method. In DIN it was level with cape_constant on both logs: its gates have shown no context "
-    "there. In BST on impressions it did harm, as all that were tried.",
+    "there. In BST on impressions it did harm, as all that were tried; in SASRec it brought nothing.",
     "cape_additive": "The paper's ablation, to compare: the position is added to the item and not to the logit.",
     "cape_cosine": "Where it matters what lies between an item and the target, and not only how much: long histories "
     "of several kinds of items in turn. Compare it with cape_constant, which knows distance alone, and with "
