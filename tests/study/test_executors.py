@@ -220,6 +220,29 @@ def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(
 
 
 @pytest.mark.slow
+def test_a_ray_cluster_that_loses_the_mailbox_gives_the_local_results(
+    cluster: Any, local: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if its node went: it begins anew, without the states that it had."""
+    from ctr_pe.study.executors.ray_cluster import RayExecutor
+
+    root, want = local
+    out, log, lost = tmp_path / "ray", tmp_path / "ray.log", []
+    messages = RayExecutor.messages
+
+    def losing(self: RayExecutor) -> Iterator[Message]:
+        if not lost and any(epoch >= 2 for (*_, (epoch, _)) in begun(log).values()):
+            self.ray.kill(self.mailbox, no_restart=False)
+            lost.append(True)
+        return messages(self)
+
+    monkeypatch.setattr(RayExecutor, "messages", losing)
+    assert run(request(root, out, executor="ray"), slow_train) == 0
+    assert lost
+    check_same(out, want)
+
+
+@pytest.mark.slow
 def test_a_ray_cluster_without_room_is_one_line(cluster: Any, tmp_path: Path) -> None:
     with pytest.raises(UserError, match="no node of the Ray cluster has 2 CPUs for a run"):
         executors.open_executor("ray", fake_training.train, Resources(threads=2), tmp_path)

@@ -42,7 +42,11 @@ class RayExecutor:
         self.given = self.ray.put((train, Surroundings()))
         here = self.ray.get_runtime_context().get_node_id()
         on_this_node = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=True)
-        self.mailbox = self.ray.remote(num_cpus=0, scheduling_strategy=on_this_node)(_Mailbox).remote()
+        again = {
+            "max_restarts": -1,
+            "max_task_retries": -1,
+        }  # where the node goes that it is on
+        self.mailbox = self.ray.remote(num_cpus=0, scheduling_strategy=on_this_node, **again)(_Mailbox).remote()
         self.running: dict[Any, Job] = {}
         self.numbers: dict[int, Job] = {}
 
