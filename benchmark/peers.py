@@ -203,12 +203,10 @@ def evaluate(
         evaluations = []
         for number_ in range(count):
             order = [*workers] if number_ % 2 == 0 else [*workers][::-1]
-            evaluations.append({side: workers[side].call("evaluate")["seconds"] for side in order})
-            say(
-                f"evaluation {number_ + 1} of {count}: "
-                + ", ".join("{} {:.3g} s".format(*x) for x in evaluations[-1].items())
-            )
-    found["evaluations"] = [{side: seconds[side] for side in SIDES} for seconds in evaluations]
+            seconds = {side: workers[side].call("evaluate")["seconds"] for side in order}
+            evaluations.append({side: seconds[side] for side in SIDES})
+            say(f"evaluation {number_ + 1} of {count}: ours {seconds['ours']:.3g} s, theirs {seconds['theirs']:.3g} s")
+    found["evaluations"] = evaluations
     save()
 
 

@@ -52,7 +52,8 @@ def attention(
     """
     seed, rate = dropout
     if query.is_cpu:
-        return recomputed(query, key, value, mask, added, product, seed, rate)
+        pooled: Tensor = _Recomputed.apply(query, key, value, mask, added, product, seed, rate)  # type: ignore[no-untyped-call]
+        return pooled
     return fused(query, key, value, mask + added, product, rate)
 
 
@@ -65,14 +66,9 @@ def fused(query: Tensor, key: Tensor, value: Tensor, bias: Tensor, product: floa
     return pooled
 
 
-def recomputed(*given: Any) -> Tensor:
-    """:func:`attention` of which training keeps the vectors, mask and bias alone: the weights of all pairs are computed
-    again for the gradients. Those cannot be differentiated again."""
-    pooled: Tensor = _Recomputed.apply(*given)  # type: ignore[no-untyped-call]
-    return pooled
-
-
 class _Recomputed(torch.autograd.Function):
+    """Training keeps the vectors, mask and bias alone: gradients take the weights of all pairs computed again."""
+
     @staticmethod
     def forward(
         ctx: Any,

@@ -20,10 +20,8 @@ from ctr_pe.utils import distributed
 from ctr_pe.utils.errors import UserError, counted, hyper_parameter, nearest
 
 log = logging.getLogger(__name__)
-RANKED, ITEMS = (
-    2048,
-    102_400,
-)  # rows of the next-item task that are ranked together, and items of their histories at most
+RANKED, ITEMS = 2048, 102_400
+"""Rows of the next-item task that are ranked together, and items of their histories at most."""
 
 
 @dataclass(frozen=True)

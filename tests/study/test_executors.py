@@ -8,7 +8,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -185,32 +185,60 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         made.shutdown()
 
 
-@pytest.mark.slow
-def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(
+@pytest.fixture
+def losing(
     cluster: Any, local: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """One run per node; the node whose run has begun its second epoch goes, and the run goes on elsewhere."""
+) -> Callable[[Callable[[Any, list[int]], bool]], Path]:
+    """Runs on the cluster, which give the local results; where the log of their epochs is.
+
+    ``lose(executor, processes)`` is asked, until it is true, to lose something, given those in a second epoch."""
     from ctr_pe.study.executors.ray_cluster import RayExecutor
 
-    root, want = local
-    out, log, lost = tmp_path / "ray", tmp_path / "ray.log", []
-    messages = RayExecutor.messages
+    def run_and(lose: Callable[[Any, list[int]], bool]) -> Path:
+        root, want = local
+        out, log, lost = tmp_path / "ray", tmp_path / "ray.log", []
+        messages = RayExecutor.messages
 
-    def losing(self: RayExecutor) -> Iterator[Message]:
-        far = [process for (*_, (epoch, process)) in begun(log).values() if epoch >= 2]
-        if not lost and far:
-            assert self.workers == 2
-            lost.append(begun(log))
-            parent = int(Path(f"/proc/{far[0]}/stat").read_text().rpartition(")")[2].split()[1])
-            nodes = {node.all_processes["raylet"][0].process.pid: node for node in cluster.worker_nodes}
-            cluster.remove_node(nodes[parent], allow_graceful=False)
-            wait_for(lambda: self.workers == 1, 60)
-        return messages(self)
+        def watched(self: RayExecutor) -> Iterator[Message]:
+            far = [process for (*_, (epoch, process)) in begun(log).values() if epoch >= 2]
+            if not lost and lose(self, far):
+                lost.append(True)
+            return messages(self)
 
-    monkeypatch.setattr(RayExecutor, "messages", losing)
-    assert run(request(root, out, executor="ray"), slow_train) == 0
-    assert lost
-    check_same(out, want)
+        monkeypatch.setattr(RayExecutor, "messages", watched)
+        assert run(request(root, out, executor="ray"), slow_train) == 0
+        assert lost
+        check_same(out, want)
+        return log
+
+    return run_and
+
+
+def raylet_of(process: int) -> int | None:
+    """The process of its node; None if it has ended."""
+    with suppress(OSError):
+        return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
+    return None
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(cluster: Any, losing: Callable[..., Path]) -> None:
+    """One run per node; the node whose run has begun its second epoch goes, and the run goes on elsewhere. Not the node
+    that this process has joined, which may be any of those with one address."""
+
+    def lose(executor: Any, processes: list[int]) -> bool:
+        here = executor.ray.get_runtime_context().get_node_id()
+        others = [node for node in cluster.worker_nodes if node.node_id != here]
+        nodes = {node.all_processes["raylet"][0].process.pid: node for node in others}
+        raylet = next((one for one in map(raylet_of, processes) if one in nodes), None)
+        if raylet is None:
+            return False
+        assert executor.workers == 2
+        cluster.remove_node(nodes[raylet], allow_graceful=False)
+        wait_for(lambda: executor.workers == 1, 60)
+        return True
+
+    log = losing(lose)
     repeated = {one for one, epochs in begun(log).items() if len({process for _, process in epochs}) > 1}
     assert len(repeated) == 1  # that of the node which went
     for epochs in begun(log).values():
@@ -220,26 +248,15 @@ def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(
 
 
 @pytest.mark.slow
-def test_a_ray_cluster_that_loses_the_mailbox_gives_the_local_results(
-    cluster: Any, local: tuple[Path, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_ray_cluster_that_loses_the_mailbox_gives_the_local_results(losing: Callable[..., Path]) -> None:
     """As if its node went: it begins anew, without the states that it had."""
-    from ctr_pe.study.executors.ray_cluster import RayExecutor
 
-    root, want = local
-    out, log, lost = tmp_path / "ray", tmp_path / "ray.log", []
-    messages = RayExecutor.messages
+    def lose(executor: Any, processes: list[int]) -> bool:
+        if processes:
+            executor.ray.kill(executor.mailbox, no_restart=False)
+        return bool(processes)
 
-    def losing(self: RayExecutor) -> Iterator[Message]:
-        if not lost and any(epoch >= 2 for (*_, (epoch, _)) in begun(log).values()):
-            self.ray.kill(self.mailbox, no_restart=False)
-            lost.append(True)
-        return messages(self)
-
-    monkeypatch.setattr(RayExecutor, "messages", losing)
-    assert run(request(root, out, executor="ray"), slow_train) == 0
-    assert lost
-    check_same(out, want)
+    losing(lose)
 
 
 @pytest.mark.slow

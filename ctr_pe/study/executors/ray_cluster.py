@@ -42,10 +42,7 @@ class RayExecutor:
         self.given = self.ray.put((train, Surroundings()))
         here = self.ray.get_runtime_context().get_node_id()
         on_this_node = self.ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(here, soft=True)
-        again = {
-            "max_restarts": -1,
-            "max_task_retries": -1,
-        }  # where the node goes that it is on
+        again = {"max_restarts": -1, "max_task_retries": -1}
         self.mailbox = self.ray.remote(num_cpus=0, scheduling_strategy=on_this_node, **again)(_Mailbox).remote()
         self.running: dict[Any, Job] = {}
         self.numbers: dict[int, Job] = {}
