@@ -306,7 +306,7 @@ def test_requests_that_wait_together_get_the_scores_that_they_get_alone(
 
     requests = [{"history": PAST * (i % 4), "candidates": [f"item {(i + j) % 44}" for j in range(1 + 5 * (i % 3))]}
                 for i in range(12)] + [{"candidates": ["item 1"], "context": {"nothing": 1}}]  # fmt: skip
-    with TestClient(app) as client, ThreadPoolExecutor(13) as pool:
+    with TestClient(app) as client, ThreadPoolExecutor(14) as pool:
         go.set()
         alone = [client.post("/rank", json=request).json() for request in requests]
         go.clear()
@@ -315,12 +315,14 @@ def test_requests_that_wait_together_get_the_scores_that_they_get_alone(
         wait_for(lambda: len(calls) == 1)
         others = [pool.submit(client.post, "/rank", json=request) for request in requests[1:]]
         wait_for(lambda: "ctr_pe_open_requests 13.0" in client.get("/metrics").text)
-        busy = client.post("/rank", json=requests[0], headers={"x-wait-ms": "20"})
+        busy = pool.submit(client.post, "/rank", json=requests[0], headers={"x-wait-ms": "20"})
+        wait_for(lambda: busy.done() or "ctr_pe_open_requests 14.0" in client.get("/metrics").text)
+        time.sleep(0.03)  # a service that thought to be in time has been wrong then
         go.set()
         found = [one.result().json() for one in (first, *others)]
         assert "ctr_pe_batch_requests_count 15.0" in client.get("/metrics").text
     assert calls == [1, 11]  # the thirteenth asks for a field that the model lacks
-    assert busy.status_code == 503
+    assert busy.result().status_code == 503
     for mine, own in zip(found, alone, strict=True):
         assert mine.keys() == own.keys()
         if "ranked" in own:
