@@ -56,7 +56,9 @@ class DAPE(PositionEncoding):
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
         wide = widen(logits)
-        static = self.base.bias(torch.zeros_like(wide), vectors, pairs)
+        static = self.base.plain_bias(vectors, pairs)
+        assert isinstance(static, torch.Tensor)
+        static = static.expand_as(wide)
         both = torch.cat([wide, static], 1).movedim(1, -1)  # (B, Q, L, 2 H)
         adapted: Tensor = self.mlp(both)
         return wide + static + adapted.movedim(-1, 1)

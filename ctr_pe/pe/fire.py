@@ -1,6 +1,6 @@
 """FIRE, functional interpolation of relative positions (Li et al. 2024, arXiv 2310.04418).
 
-B batch, L keys, Q queries, H heads, U different numbers of items of the rows.
+B batch, L keys, Q queries, H heads.
 """
 
 from __future__ import annotations
@@ -45,21 +45,35 @@ class FIRE(PositionEncoding):
         self.mlp = nn.Sequential(PositionLinear(1, HIDDEN), nn.ReLU(), PositionLinear(HIDDEN, num_heads))
 
     def bias(self, logits: Tensor, vectors: Vectors, pairs: Pairs) -> Tensor:
-        wide = widen(logits)
-        counts, row = pairs.block.distinct_lengths()  # rows of one length share their bias
-        return wide + self.curves(counts, pairs).to(wide.dtype).index_select(0, row)
+        return widen(logits) + self._by_row(pairs)
 
-    def curves(self, counts: Tensor, pairs: Pairs) -> Tensor:
-        """Bias (U, H, Q, L) of rows with so many items, counts (U,) int64."""
-        with torch.autocast(counts.device.type, enabled=False):
+    def plain_bias(self, vectors: Vectors, pairs: Pairs) -> Tensor | None:
+        return self._by_row(pairs) if self._has_hooks_of(FIRE) else None
+
+    def _by_row(self, pairs: Pairs) -> Tensor:
+        """(B, H, Q, L)"""
+        counts, row = pairs.block.distinct_lengths()  # rows of one length share their bias
+        query, key = (counts.unsqueeze(1) + 1 - at.distance[0] for at in (pairs.query, pairs.key))
+        if pairs.query.distance.shape[-1] == 1:
+            curves = self.curve(query, key, pairs.causal)
+        else:  # indices come again in every row: f is computed once for each two
+            items = pairs.longest
+            index = torch.arange(items, device=counts.device) + 1
+            table = pairs.once_for_blocks(self, lambda: self.curve(index, index, pairs.causal).flatten(0, 1))
+            query, key = ((x - 1).clamp(min=0) for x in (query, key))  # padding has no index
+            curves = nn.functional.embedding(query.unsqueeze(-1) * items + key.unsqueeze(-2), table)
+        return widen(curves).permute(0, 3, 1, 2).index_select(0, row)
+
+    def curve(self, query: Tensor, key: Tensor, causal: bool) -> Tensor:
+        """Bias (…, Q, L, H) of queries (…, Q) and keys (…, L), int64 indices from the oldest item, which is 1."""
+        with torch.autocast(query.device.type, enabled=False):
             rate, threshold = (nn.functional.softplus(widen(x)) for x in (self.rate, self.threshold))
-            index = counts.view(-1, 1, 1) + 1 - pairs.query.distance[0].unsqueeze(-1)  # (U, Q, 1)
-            if not pairs.causal:
-                index = torch.maximum(index, counts.view(-1, 1, 1) + 1 - pairs.key.distance[0].unsqueeze(-2))
-            offset = pairs.offset[0].abs()  # (1, Q, L); later keys of a causal attention are forbidden
+            query, key = query.unsqueeze(-1), key.unsqueeze(-2)
+            index = query if causal else torch.maximum(query, key)
+            offset = (query - key).abs()  # later keys of a causal attention are forbidden
             share = torch.log1p(rate * offset) / torch.log1p(rate * torch.maximum(threshold, index))
-            curves: Tensor = self.mlp(share.to(self.rate.dtype).unsqueeze(-1))
-            return curves.permute(0, 3, 1, 2)
+            curve: Tensor = self.mlp(share.to(self.rate.dtype).unsqueeze(-1))
+            return curve
 
 
 def _before_softplus(x: float) -> float:

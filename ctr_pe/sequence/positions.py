@@ -107,8 +107,8 @@ class Pairs:
     causal: bool
     self_attention: bool
     histories: Positions | None = None
-    padded: dict[Hashable, list[Tensor]] = field(default_factory=dict)
-    """What :meth:`of_keys` has read, in each of the blocks, whose pairs share it."""
+    shared: dict[Hashable, Any] = field(default_factory=dict)
+    """What :meth:`once_for_blocks` has computed, of all pairs of one attention."""
 
     @property
     def block(self) -> Jagged:
@@ -120,6 +120,11 @@ class Pairs:
         """How many pairs there are in the blocks together, padding among them."""
         one_query = self.query.distance.shape[-1] == 1
         return sum(block.mask.numel() * (1 if one_query else block.mask.shape[1]) for block in self.blocks)
+
+    @property
+    def longest(self) -> int:
+        """Slots of the largest of the blocks."""
+        return max(block.mask.shape[1] for block in self.blocks)
 
     @lazy_property
     def offset(self) -> Tensor:
@@ -133,10 +138,8 @@ class Pairs:
     def of_keys(self, name: Hashable, read: Callable[[Items], Tensor]) -> Tensor:
         """(B, L, ...): what ``read`` takes from the items that are keys, zero at padding. Called once per ``name`` for
         all layers."""
-        if name not in self.padded:
-            blocks = self.blocks if self.histories is None else self.histories.whole
-            self.padded[name] = blocks.pad(self.items.read_once(name, read))
-        padded = self.padded[name][self.index]
+        blocks = self.blocks if self.histories is None else self.histories.whole
+        padded = self.once_for_blocks(name, lambda: blocks.pad(self.items.read_once(name, read)))[self.index]
         if self.histories is None:
             return padded
         assert self.target is not None
@@ -166,6 +169,13 @@ class Pairs:
         if name not in self._found:
             self._found[name] = compute(self)
         return self._found[name]
+
+    def once_for_blocks(self, name: Hashable, compute: Callable[[], T]) -> T:
+        """What ``compute`` gives for the pairs of all blocks, computed once per ``name`` for blocks and layers."""
+        if name not in self.shared:
+            self.shared[name] = compute()
+        found: T = self.shared[name]
+        return found
 
     @lazy_property
     def _found(self) -> dict[Hashable, Tensor]:
@@ -338,7 +348,7 @@ class Positions(Jagged):
     ) -> list[Pairs]:
         """``queries``: where they are, one for all rows or one per row, given the keys; None for every item."""
         found: list[Pairs] = []
-        padded: dict[Hashable, list[Tensor]] = {}
+        shared: dict[Hashable, Any] = {}
         for index, block in enumerate(blocks):
             key, allowed = self._keys(block), block.mask[:, None, None, :]
             if queries is None:
@@ -346,7 +356,7 @@ class Positions(Jagged):
                 if causal:
                     allowed = allowed & (block.slot_distance <= block.slot_distance.unsqueeze(-1)).mT
             query = key if queries is None else queries(key)
-            pairs = Pairs(self, blocks, index, items, target, query, key, allowed, causal, target is None, None, padded)
+            pairs = Pairs(self, blocks, index, items, target, query, key, allowed, causal, target is None, None, shared)
             found.append(pairs)
         return found
 

@@ -13,7 +13,6 @@ from ctr_pe.pe.fox import FoX
 from ctr_pe.sequence.positions import Positions
 from ctr_pe.units import SelfAttention, TargetAttention
 from ctr_pe.utils.errors import UserError
-from tests.support import hooks
 
 D, L = 8, 6
 
@@ -90,11 +89,17 @@ class TestFIRE:
             pe.threshold.fill_(20.0)  # T = softplus(20) ≈ 20
 
         def newest(items: int) -> torch.Tensor:
-            positions = full(1, items)
-            return pe.curves(torch.tensor([items]), hooks.target_pairs(positions))[0, 0, 0, -5:]
+            return pe.curve(torch.tensor([items + 1]), torch.arange(items) + 1, causal=True)[0, -5:, 0]
 
         assert torch.allclose(newest(6), newest(19), rtol=1e-5, atol=1e-7)
         assert not torch.allclose(newest(19), newest(30))
+
+    def test_is_computed_once_for_each_two_indices_in_self_attention(self) -> None:
+        pe, computed, positions = FIRE(D, L), list[int](), Positions.from_lengths(torch.tensor([40, 2, 90, 90]))
+        pe.mlp.register_forward_pre_hook(lambda _, given: computed.append(given[0].numel()))
+        assert len(positions.blocks) > 1
+        SelfAttention(D, 1, pe)(torch.randn(222, D), positions)
+        assert computed == [90 * 90]
 
     def test_rows_of_different_lengths_share_a_batch(self) -> None:
         pe, counts = FIRE(D, L), [5, 1, 5, 3]

@@ -11,7 +11,8 @@ from ctr_pe.pe.alibi import ALiBi
 from ctr_pe.pe.vectors import ItemVectors, Vectors
 from ctr_pe.sequence.positions import Items, Pairs
 
-ADDS = {"none", "naive", "sinusoidal", "rope", "time_rope", "euler", "t5", "alibi", "kerple_log", "kerple_power"}
+ADDS = {"none", "naive", "sinusoidal", "rope", "time_rope", "euler"}
+ADDS |= {"t5", "alibi", "kerple_log", "kerple_power", "fire"}
 ADDS |= {"cape_constant", "cape_cosine", "cape_oracle", "likeness"}  # whose positions know nothing of the logits
 
 
