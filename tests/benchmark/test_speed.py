@@ -20,6 +20,7 @@ from benchmark.speed.cases import CASES, Case, Settings
 from benchmark.speed.timing import Figure, alternate, alternate_all
 from ctr_pe.data.dataset import Dataset
 from ctr_pe.pe import available_pes
+from tests.support.processes import PATIENCE
 
 MODELS = ("DIN", "DIEN", "BST", "DMIN", "TIN", "SASRec")
 SMALL = {"embedding_dim": 8, "dnn_hidden_units": [16]}
@@ -273,7 +274,7 @@ def test_ctrl_c_keeps_what_is_finished(tmp_path: Path) -> None:
         if line.startswith("[2/2]"):
             running.send_signal(signal.SIGINT)
             break
-    out, err = running.communicate(timeout=30)
+    out, err = running.communicate(timeout=PATIENCE)
     assert running.returncode == 130
     assert "1 of 2" in err
     assert "evaluation.seconds" in out

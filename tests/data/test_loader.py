@@ -18,6 +18,7 @@ import torch
 from ctr_pe.data.loader import BatchLoader
 from ctr_pe.fuxictr.padded import history
 from ctr_pe.utils.errors import UserError
+from tests.support.processes import PATIENCE
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -342,7 +343,7 @@ def test_processes_that_make_the_cache_at_once_all_read_it(tmp_path: Path) -> No
     processes = [context.Process(target=load_at_once, args=(path, barrier, answers)) for _ in range(4)]
     for process in processes:
         process.start()
-    got = [answers.get(timeout=60) for _ in processes]
+    got = [answers.get(timeout=PATIENCE) for _ in processes]
     for process in processes:
         process.join()
     assert got == [[row["price"] for row in naive(columns)]] * 4

@@ -20,6 +20,7 @@ from ctr_pe.serving.service import application
 from ctr_pe.serving.service_options import Limits, Queueing, ServiceOptions
 from ctr_pe.utils.errors import UserError
 from tests.support.next_item import categories, events, random_histories
+from tests.support.processes import PATIENCE, wait_for
 
 FAST: dict[str, Any] = {"epochs": 1, "embedding_dim": 8, "num_blocks": 1, "batch_size": 16, "max_len": 6}
 HISTORIES = {f"u{user}": [f"i{item}" for item in items] for user, items in random_histories().items()}
@@ -171,7 +172,7 @@ def test_requests_that_wait_together_get_the_answers_that_they_get_alone(
 
     def counted(model: Any, together: Any) -> Any:
         sizes.append(len(together))
-        assert go.wait(30)
+        assert go.wait(PATIENCE)
         return answers(model, together)
 
     app = client.app
@@ -195,13 +196,6 @@ def test_requests_that_wait_together_get_the_answers_that_they_get_alone(
 def batches_of(app: Any) -> Any:
     (door,) = (one for one in app.user_middleware if one.cls is service.Door)
     return door.kwargs["admission"].batches
-
-
-def wait_for(ready: Any, seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
 
 
 def test_metrics_and_openapi(client: TestClient) -> None:

@@ -20,6 +20,7 @@ from ctr_pe import cli
 from ctr_pe.serving.service_options import Connections
 from tests.support.addresses import address_of
 from tests.support.golden_folders import FOLDERS
+from tests.support.processes import PATIENCE
 
 USER = 10001
 
@@ -208,6 +209,6 @@ def test_the_service_runs_without_rights_on_a_file_system_that_is_only_read(
             assert httpx.get(f"{base}/ready").status_code == 200
             assert httpx.post(f"{base}/rank", json=body).status_code == 200
             running.terminate()
-            assert running.wait(30) == 0
+            assert running.wait(PATIENCE) == 0
         finally:
             running.kill()

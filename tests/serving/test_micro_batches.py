@@ -14,6 +14,7 @@ import pytest
 from ctr_pe.serving import micro_batches
 from ctr_pe.serving.micro_batches import SURE, MicroBatches, Overloaded
 from ctr_pe.serving.service_options import Queueing
+from tests.support.processes import PATIENCE
 
 SIZE = 10  # candidates of a request
 Ask = Callable[..., Awaitable[Any]]
@@ -27,7 +28,7 @@ def scored(test: Callable[[Ask, threading.Event, MicroBatches], Awaitable[None]]
 
     def score(model: Any, requests: Sequence[Any]) -> list[Any]:
         seen.append((model, list(requests)))
-        assert "wait" not in requests or go.wait(10)
+        assert "wait" not in requests or go.wait(PATIENCE)
         if "raise" in requests:
             raise ValueError("no scores")
         return [one if isinstance(one, Exception) else f"{model} {one}" for one in requests]

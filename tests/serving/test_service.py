@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from ctr_pe.utils.errors import UserError
 from tests.support.addresses import address_of
 from tests.support.fuzz.small_log import SMALL
 from tests.support.http_server import served
+from tests.support.processes import PATIENCE, wait_for
 
 ASKED = [f"item {i}" for i in (3, 44, 7, 3, 20)] + ["nowhere"]
 PAST = ["item 5", "item 9", "gone", "item 5"]
@@ -190,13 +191,6 @@ def test_metrics_count_requests_candidates_and_unknown_ids(client: TestClient) -
         assert line in text.splitlines()
 
 
-def wait_for(ready: Callable[[], bool], seconds: float = 20) -> None:
-    end = time.monotonic() + seconds
-    while not ready():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)
-
-
 def test_a_folder_that_is_replaced_answers_and_a_damaged_one_does_not(
     client: TestClient, folder: Path, ranker: CTRRanker, other: CTRRanker, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -240,7 +234,7 @@ def test_more_requests_than_may_wait_are_turned_away(
     score = scorer.score_together
 
     def slow(encoded: Any) -> Any:
-        assert go.wait(30)
+        assert go.wait(PATIENCE)
         return score(encoded)
 
     monkeypatch.setattr(scorer, "score_together", slow)
@@ -264,7 +258,7 @@ def test_a_connection_that_was_turned_away_unread_is_answered_when_there_is_a_pl
     score, refusal = scorer.score_together, Admission.refusal
 
     def slow(encoded: Any) -> Any:
-        assert go.wait(30)
+        assert go.wait(PATIENCE)
         return score(encoded)
 
     def noted(self: Admission, *args: Any) -> Any:
@@ -301,7 +295,7 @@ def test_requests_that_wait_together_get_the_scores_that_they_get_alone(
 
     def counted(parts: Any) -> Any:
         calls.append(len(parts))
-        assert go.wait(30)
+        assert go.wait(PATIENCE)
         return together(parts)
 
     requests = [{"history": PAST * (i % 4), "candidates": [f"item {(i + j) % 44}" for j in range(1 + 5 * (i % 3))]}
@@ -375,8 +369,8 @@ def process(folder: Path, *options: str) -> Iterator[tuple[subprocess.Popen[str]
             reader = threading.Thread(target=lambda: lines.extend(running.stderr or ()), daemon=True)
             reader.start()
             yield running, address, lines
-            running.wait(30)
-            reader.join(10)
+            running.wait(PATIENCE)
+            reader.join(PATIENCE)
         finally:
             running.kill()
 
@@ -386,12 +380,12 @@ def test_a_process_finishes_open_requests_when_it_is_told_to_stop(folder: Path) 
     many = [f"item {i % 40}" for i in range(40_000)]
     with process(folder, "--max-candidates", "40000", "--max-body", "10000000") as (running, address, lines):
         assert address.startswith("http://127.0.0.1:")
-        with httpx.Client(base_url=address, timeout=60) as client, ThreadPoolExecutor(1) as pool:
+        with httpx.Client(base_url=address, timeout=PATIENCE) as client, ThreadPoolExecutor(1) as pool:
             name = client.get("/health").json()["model"]["name"]
             running.send_signal(signal.SIGHUP)
             wait_for(lambda: any("now the model" in line for line in lines))
             body = {"history": PAST * 5, "candidates": many, "k": 1}
-            asked = pool.submit(httpx.post, f"{address}/rank", json=body, timeout=60)
+            asked = pool.submit(httpx.post, f"{address}/rank", json=body, timeout=PATIENCE)
             wait_for(lambda: "ctr_pe_open_requests 1.0" in client.get("/metrics").text)
             running.send_signal(signal.SIGTERM)
             answer = asked.result()
@@ -454,7 +448,8 @@ def test_several_processes_answer_on_one_port(folder: Path, other: CTRRanker) ->
         names: set[str] = set()
 
         def ask() -> None:
-            answer = httpx.post(f"{address}/rank", json={"candidates": ["item 3"]}, timeout=30)  # a connection each
+            body = {"candidates": ["item 3"]}
+            answer = httpx.post(f"{address}/rank", json=body, timeout=PATIENCE)  # a connection each
             assert answer.status_code == 200
             names.add(answer.json()["model"])
 
@@ -467,7 +462,7 @@ def test_several_processes_answer_on_one_port(folder: Path, other: CTRRanker) ->
                 ask()
             return len(seen()) == 2
 
-        wait_for(both, 60)
+        wait_for(both)
         total = sum(float(line.split()[1]) for line in httpx.get(f"{address}/metrics").text.splitlines()
                     if line.startswith("ctr_pe_requests_total"))  # fmt: skip
         wait_for(lambda: sum('"path": "/rank"' in line for line in lines) == total)
@@ -488,7 +483,7 @@ def test_several_processes_answer_on_one_port(folder: Path, other: CTRRanker) ->
 @pytest.mark.slow
 def test_a_folder_that_no_process_can_serve_ends_all_of_them(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "ctr_pe.cli", "serve", "--model", str(tmp_path), "--port", "0", "--processes", "2"]
-    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=120)
+    ended = subprocess.run(command, stderr=subprocess.PIPE, text=True, timeout=PATIENCE)
     assert ended.returncode == 2
     assert "not a model folder" in ended.stderr
     assert "Traceback" not in ended.stderr
@@ -512,7 +507,7 @@ def test_no_request_is_dropped_under_load_while_models_are_replaced(
 
     def ask(address: str) -> set[str]:
         seen = set()
-        with httpx.Client(base_url=address, timeout=30) as client:
+        with httpx.Client(base_url=address, timeout=PATIENCE) as client:
             for number in range(300):
                 answer = client.post("/rank", json={"history": PAST, "candidates": asked})
                 assert answer.status_code == 200, answer.text

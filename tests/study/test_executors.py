@@ -235,7 +235,7 @@ def test_a_ray_cluster_that_loses_a_node_gives_the_local_results(cluster: Any, l
             return False
         assert executor.workers == 2
         cluster.remove_node(nodes[raylet], allow_graceful=False)
-        wait_for(lambda: executor.workers == 1, 60)
+        wait_for(lambda: executor.workers == 1)
         return True
 
     log = losing(lose)
@@ -282,7 +282,7 @@ def test_jobs_by_submitit_give_the_local_results(local: tuple[Path, Path], tmp_p
 
     class Killing(SlurmExecutor):
         def messages(self) -> Iterator[Message]:
-            wait_for(lambda: bool(begun(log)), 120)
+            wait_for(lambda: bool(begun(log)))
             if not killed:
                 (_, process), *_ = next(iter(begun(log).values()))
                 killed.append(process)

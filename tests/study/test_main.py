@@ -27,7 +27,7 @@ from ctr_pe.study.users import user_statistics
 from ctr_pe.training import train
 from ctr_pe.utils.errors import UserError
 from tests.support.fake_training import train_on_data_set as fast
-from tests.support.processes import wait_for, workers_of
+from tests.support.processes import PATIENCE, wait_for, workers_of
 
 
 @pytest.fixture(scope="module")
@@ -199,7 +199,7 @@ def test_ctrl_c_says_how_to_go_on(root: Path, tmp_path: Path) -> None:
         blocked = Path(f"/proc/{worker}/status").read_text().split("SigBlk:")[1].split()[0]
         assert int(blocked, 16) >> (signal.SIGINT - 1) & 1
     os.killpg(process.pid, signal.SIGINT)
-    _, error = process.communicate(timeout=30)
+    _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     estimated, *last = error.splitlines()
     assert estimated.startswith("estimated time: ")

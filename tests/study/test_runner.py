@@ -26,7 +26,7 @@ from ctr_pe.study.store import Store
 from ctr_pe.utils.errors import UserError
 from ctr_pe.utils.files import LOCK
 from tests.support.fake_training import jobs_of, result_of, run_in_background, scores_of, train
-from tests.support.processes import alive, wait_for, workers_of
+from tests.support.processes import PATIENCE, alive, wait_for, workers_of
 
 
 def run(jobs: list[Job], folder: Path, workers: int = 1, stream: io.StringIO | None = None) -> tuple[int, Store]:
@@ -93,7 +93,7 @@ def test_workers_in_a_long_epoch_end_when_the_benchmark_is_killed(tmp_path: Path
     process.start()
     assert process.pid is not None
     log = out.with_suffix(".log")
-    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 2, 120)  # both have begun
+    wait_for(lambda: log.exists() and len(log.read_text().splitlines()) == 2)  # both have begun
     workers = workers_of(process.pid)
     assert len(workers) == 2
     process.kill()
@@ -214,7 +214,7 @@ def test_ctrl_c_ends_the_workers_and_leaves_a_valid_store(tmp_path: Path) -> Non
     workers = workers_of(process.pid)
     assert len(workers) == 2
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers too
-    _, error = process.communicate(timeout=20)
+    _, error = process.communicate(timeout=PATIENCE)
     assert process.returncode == 130
     assert error.splitlines()[-1] == "interrupted"
     assert "Traceback" not in error

@@ -14,6 +14,7 @@ import uvicorn
 
 from ctr_pe.serving.server import Config, listen
 from ctr_pe.serving.service_options import Connections
+from tests.support.processes import PATIENCE
 
 
 @contextlib.contextmanager
@@ -26,7 +27,7 @@ def served(app: Any, **limits: Any) -> Iterator[partial[socket.socket]]:
     try:
         while not server.started:
             time.sleep(0.01)
-        yield partial(socket.create_connection, listening.getsockname(), timeout=10)
+        yield partial(socket.create_connection, listening.getsockname(), timeout=PATIENCE)
     finally:
         server.should_exit = True
         thread.join()

@@ -7,8 +7,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 
+PATIENCE = 120
+"""Seconds to wait for what takes one or two where nothing else runs."""
 
-def wait_for(condition: Callable[[], bool], seconds: float = 20) -> None:
+
+def wait_for(condition: Callable[[], bool], seconds: float = PATIENCE) -> None:
     """Until ``condition`` holds; files that vanish while it looks at them do not stop it."""
     end = time.monotonic() + seconds
     while True:

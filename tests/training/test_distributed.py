@@ -120,7 +120,7 @@ def test_a_killed_process_ends_the_run_with_one_line_and_it_goes_on(
     arguments = with_dropout(data)
     command = [*TORCHRUN, *arguments]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path) as run:
-        wait_for(lambda: any(tmp_path.rglob("*.unfinished")), 60)
+        wait_for(lambda: any(tmp_path.rglob("*.unfinished")))
         os.kill(processes_of(run.pid)[rank], signal.SIGKILL)
         _, said = run.communicate(timeout=LIMIT)
     assert run.returncode
