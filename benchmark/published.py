@@ -13,7 +13,11 @@ from pathlib import Path
 import numpy as np
 
 from benchmark import evidence, variants, where
+from ctr_pe.data.logs.recipe import load_recipe
 from ctr_pe.evaluation.metrics import METRICS
+from ctr_pe.evaluation.ranking import parts_of
+from ctr_pe.evaluation.users import Users
+from ctr_pe.study import next_item
 from ctr_pe.study.differences import settings
 from ctr_pe.study.rendering import Table
 from ctr_pe.study.store import FILE, Store
@@ -26,6 +30,12 @@ RESULTS = Path(__file__).parent / "results"
 def main(results: Path = RESULTS) -> None:
     for file in sorted(results.glob(f"*/{FILE}")):
         store = Store(file.parent)
+        runs = store.read()
+        if next_item.of_next_items(runs.values()):
+            protocols = {key.dataset: load_recipe(key.dataset, {}).protocol for key in runs}
+            next_item.write_tables(store, None, {}, protocols)
+            print(f"{store.path.name}: table.md, table.csv, table.tex")
+            continue
         print(f"{store.path.name}: {', '.join(write_files(store, settings(store), of_suite(store)))}")
         users = store.path / "users"
         if (users / where.PUBLISHED).exists() or any(users.glob(f"*{where.FACTS}")):
@@ -48,7 +58,9 @@ def publish(store: Store) -> None:
         where.publish(store)
     models = {key.name: key.model for key in store.read()}
     for data_hash in {key.data_hash for key in store.read()}:
-        if (found := user_statistics(store, data_hash)).values:
+        if "next_item" in store.about(data_hash):
+            save(users / f"{data_hash}.npz", _of_ranks(store, data_hash))
+        elif (found := user_statistics(store, data_hash)).values:
             save(users / f"{data_hash}.npz", replace(found, values={}, published=_distances(found, models)))
     for file in users.glob(f"*{where.FACTS}"):
         file.unlink()
@@ -60,6 +72,15 @@ def _distances(found: UserStatistics, models: Mapping[str, str]) -> RunDistances
     apart = np.array([[models[one] != models[other] for other in names] for one in names])
     distances = {metric: np.where(apart, np.nan, found.distances(names, metric)) for metric in METRICS}
     return RunDistances(names, distances)
+
+
+def _of_ranks(store: Store, data_hash: str) -> UserStatistics:
+    """Of next-item runs, those of one model."""
+    runs = {key: result for key, result in store.read().items() if key.data_hash == data_hash}
+    found, metrics = next_item.RankStatistics(store, data_hash), next_item.metrics_of(runs.values())
+    of_users = [metric for metric in metrics if parts_of(metric)[0] != "COV"]
+    distances = RunDistances([key.name for key in runs], {name: found.distances([*runs], name) for name in of_users})
+    return UserStatistics(Users(found.users, found.users), published=distances)
 
 
 if __name__ == "__main__":

@@ -10,13 +10,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ctr_pe.config.yaml import packaged_yaml, parse_yaml
-from ctr_pe.evaluation.metrics import METRICS
+from ctr_pe.evaluation.metrics import METRICS, Floats
 from ctr_pe.evaluation.paired import Difference, UserSpread, corrected, difference, influences, squared_distances
 from ctr_pe.evaluation.ranking import parts_of, row_values
 from ctr_pe.study.differences import BASELINES, UNKNOWN, Runs, by_setting, having
@@ -25,6 +26,7 @@ from ctr_pe.study.rendering import Table, as_latex, number, p_text, texts, write
 from ctr_pe.study.store import Result, RunKey, Store
 from ctr_pe.study.suite import Cell, Suite
 from ctr_pe.study.tables import failure_notes, mean_columns, processor_notes, seeds_cell
+from ctr_pe.study.users import UserStatistics, user_statistics
 from ctr_pe.utils.errors import counted
 
 LEAD = "NDCG@10"
@@ -67,20 +69,29 @@ class RankStatistics:
         values, others = ([run.metrics[metric] for run in of.values()] for of in (ours, theirs))
         return difference(values, others, spread)
 
-    def _spread(self, runs: Sequence[Result], first: int, metric: str) -> UserSpread:
-        about, ranks = self.store.rows(self.data_hash), [self.ranks(run.key) for run in runs]
+    @cached_property
+    def users(self) -> npt.NDArray[np.int64]:
+        """(U,) test rows of each; empty if they are not known."""
+        about = self.store.rows(self.data_hash)
+        return self._kept.users.rows if about is None else np.bincount(about[1])
+
+    def distances(self, keys: Sequence[RunKey], metric: str) -> Floats:
+        """Squared distances between what users add to these runs (R, R); NaN where that is not known."""
+        about, ranks = self.store.rows(self.data_hash), [self.ranks(key) for key in keys]
         if about is None or any(one is None or len(one) != len(about[1]) for one in ranks):
-            return UserSpread(math.nan, math.nan, 0)
-        rows = np.bincount(about[1])
-        values = np.stack(
-            [
-                np.bincount(about[1], row_values(one, metric), len(rows)) / np.maximum(rows, 1)
-                for one in ranks
-                if one is not None
-            ]
-        )
-        distances = squared_distances(influences(values, rows / rows.sum()))
-        return UserSpread.of(distances, first, int(np.count_nonzero(rows)))
+            return self._kept.published.among([key.name for key in keys], metric)
+        of_users = [np.bincount(about[1], row_values(one, metric)) for one in ranks if one is not None]
+        values = np.stack(of_users) / np.maximum(self.users, 1)
+        return squared_distances(influences(values, self.users / self.users.sum()))
+
+    def _spread(self, runs: Sequence[Result], first: int, metric: str) -> UserSpread:
+        distances = self.distances([run.key for run in runs], metric)
+        return UserSpread.of(distances, first, int(np.count_nonzero(self.users)))
+
+    @cached_property
+    def _kept(self) -> UserStatistics:
+        """What is left where a store was published without ranks."""
+        return user_statistics(self.store, self.data_hash)
 
 
 @dataclass(frozen=True)
@@ -236,8 +247,8 @@ def make_table(
     sources = {(row.dataset, row.model): one for row, one in zip(rows, figures, strict=True) if one.get("figures")}
     notes += [f"published: {one['source']}. Their set-up: {one['setup']}." for one in sources.values()]
     notes += failure_notes({row.pe: row.failed for row in rows})
-    users = statistics.store.rows(statistics.data_hash)
-    about = f"{len(users[1]):,} test rows of {len(np.unique(users[1])):,} users" if users is not None else ""
+    users = statistics.users
+    about = f"{users.sum():,} test rows of {np.count_nonzero(users):,} users" if len(users) else ""
     return Table(
         ", ".join(part for part in (title, protocol, counted(len(seeds), "seed"), about) if part),
         lines,

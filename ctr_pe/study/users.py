@@ -129,7 +129,7 @@ def save(file: Path, found: UserStatistics) -> None:
     if published := found.published.runs:
         upper = np.triu_indices(len(published), 1)
         content |= {f"{name}_distances": of[upper] for name, of in found.published.distances.items()}
-        content["published"] = np.array(published)
+        content |= {"published": np.array(published), "metrics": np.array(list(found.published.distances))}
     write(file, lambda stream: np.savez_compressed(stream, **content))
 
 
@@ -145,16 +145,16 @@ def _read(file: Path) -> UserStatistics:
         users = Users(content["rows"].astype(np.int64), content["positives"].astype(np.int64))
         runs = [str(name) for name in content["runs"]]
         published = [str(name) for name in content.get("published", ())]
-        pairs = len(published) * (len(published) - 1) // 2
+        pairs, measured = len(published) * (len(published) - 1) // 2, [*map(str, content.get("metrics", METRICS))]
         shapes: dict[str, tuple[tuple[int, ...], Any]] = {"positives": (users.rows.shape, np.integer)}
         shapes |= {metric: ((len(runs), len(users.rows)), np.integer) for metric in METRICS if runs or not published}
-        shapes |= {f"{metric}_distances": ((pairs,), np.floating) for metric in METRICS if published}
+        shapes |= {f"{metric}_distances": ((pairs,), np.floating) for metric in measured if published}
         for name, (shape, kind) in shapes.items():
             if content[name].shape != shape or not np.issubdtype(content[name].dtype, kind):
                 raise ValueError(f"{name} {content[name].dtype}{list(content[name].shape)}")
         by_run = zip(*(content[metric] for metric in METRICS), strict=True) if runs else ()
         values = {name: dict(zip(METRICS, of, strict=True)) for name, of in zip(runs, by_run, strict=True)}
-        distances = {metric: squareform(content[f"{metric}_distances"]) for metric in METRICS if published}
+        distances = {metric: squareform(content[f"{metric}_distances"]) for metric in measured if published}
         return UserStatistics(users, float(content["click_rate"]), values, RunDistances(published, distances))
     except (OSError, EOFError, ValueError, TypeError, KeyError, IndexError, BadZipFile, zlib.error) as error:
         what = f"damaged ({one_line(str(error))[:100]})"

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from benchmark.published import publish
 from ctr_pe.config.yaml import next_item_params, packaged_yaml, parse_yaml
 from ctr_pe.evaluation.ranking import is_ranking_metric, ranking_metrics
 from ctr_pe.model_zoo.next_item import NEXT_ITEM_MODELS
@@ -49,7 +50,7 @@ def result(pe: str, seed: int, ranks: np.ndarray) -> Result:
 def store(tmp_path: Path) -> Store:
     """Runs of none, and of rope, whose ranks are a quarter better."""
     store = Store(tmp_path / "results")
-    store.save_rows("d", np.ones(len(USERS)), USERS)
+    store.save_rows("d", np.ones(len(USERS)), USERS, next_item=np.array(True))
     draw = np.random.default_rng(0)
     for seed in range(3):
         for pe, best in (("none", 40), ("rope", 30)):
@@ -100,6 +101,19 @@ def test_runs_whose_ranks_are_gone_have_no_interval(store: Store) -> None:
     line = next(line for line in table.lines if line["pe"] == "rope")
     assert math.isfinite(line["NDCG@10_minus_none"])
     assert math.isnan(line["NDCG@10_minus_none_low"])
+
+
+def test_published_results_have_the_intervals_without_the_ranks(store: Store, tmp_path: Path) -> None:
+    (table,) = write_tables(store, None, keys_of(store), {})
+    publish(store)
+    for name in ("results.jsonl", "users"):
+        (tmp_path / "published").mkdir(exist_ok=True)
+        (store.path / name).rename(tmp_path / "published" / name)
+    kept = Store(tmp_path / "published")
+    (again,) = write_tables(kept, None, keys_of(kept), {})
+    assert (again.title, again.cells) == (table.title, table.cells)
+    for ours, theirs in zip(again.lines, table.lines, strict=True):
+        assert ours == pytest.approx(theirs, nan_ok=True)
 
 
 @pytest.mark.parametrize("model", NEXT_ITEM_MODELS)
