@@ -206,8 +206,8 @@ def test_the_service_runs_without_rights_on_a_file_system_that_is_only_read(
             status = Path(f"/proc/{running.pid}/status").read_text(encoding="utf-8")
             assert re.search(rf"^Uid:\t{USER}\t{USER}\t{USER}\t{USER}$", status, re.MULTILINE)
             base, body = f"http://127.0.0.1:{address.rpartition(':')[2]}", {"history": [], "candidates": ["a"]}
-            assert httpx.get(f"{base}/ready").status_code == 200
-            assert httpx.post(f"{base}/rank", json=body).status_code == 200
+            assert httpx.get(f"{base}/ready", timeout=PATIENCE).status_code == 200
+            assert httpx.post(f"{base}/rank", json=body, timeout=PATIENCE).status_code == 200
             running.terminate()
             assert running.wait(PATIENCE) == 0
         finally:

@@ -463,8 +463,8 @@ def test_several_processes_answer_on_one_port(folder: Path, other: CTRRanker) ->
             return len(seen()) == 2
 
         wait_for(both)
-        total = sum(float(line.split()[1]) for line in httpx.get(f"{address}/metrics").text.splitlines()
-                    if line.startswith("ctr_pe_requests_total"))  # fmt: skip
+        metrics = httpx.get(f"{address}/metrics", timeout=PATIENCE).text.splitlines()
+        total = sum(float(line.split()[1]) for line in metrics if line.startswith("ctr_pe_requests_total"))
         wait_for(lambda: sum('"path": "/rank"' in line for line in lines) == total)
         other.save(folder)
         running.send_signal(signal.SIGHUP)
@@ -537,8 +537,8 @@ def test_no_request_is_dropped_under_load_while_models_are_replaced(
         wait_for(lambda: any("goes on" in line for line in lines))
         done.set()
         seen = set().union(*(one.result() for one in clients))
-        health = httpx.get(f"{address}/health").json()
-        metrics = httpx.get(f"{address}/metrics").text
+        health = httpx.get(f"{address}/health", timeout=PATIENCE).json()
+        metrics = httpx.get(f"{address}/metrics", timeout=PATIENCE).text
         running.send_signal(signal.SIGTERM)
     assert running.returncode == 0
     assert len(seen) > 1

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.processes import PATIENCE
+
 
 @contextmanager
 def chromium(profile: Path) -> Iterator[Any]:
@@ -42,7 +44,7 @@ def opened(browser: Any, address: str, width: int) -> Any:
 
 
 def waiting(browser: Any) -> Any:
-    return pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait(browser, timeout=30)
+    return pytest.importorskip("selenium.webdriver.support.wait").WebDriverWait(browser, timeout=PATIENCE)
 
 
 def errors(browser: Any) -> list[Any]:
