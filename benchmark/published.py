@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmark import evidence, variants, where
-from ctr_pe.data.logs.recipe import load_recipe
+from ctr_pe.config.yaml import packaged_yaml, parse_yaml
 from ctr_pe.evaluation.metrics import METRICS
 from ctr_pe.evaluation.ranking import parts_of
 from ctr_pe.evaluation.users import Users
@@ -32,7 +32,8 @@ def main(results: Path = RESULTS) -> None:
         store = Store(file.parent)
         runs = store.read()
         if next_item.of_next_items(runs.values()):
-            protocols = {key.dataset: load_recipe(key.dataset, {}).protocol for key in runs}
+            recipes = packaged_yaml("recipe")
+            protocols = {name: parse_yaml(recipes[name], name)["protocol"] for name in {key.dataset for key in runs}}
             next_item.write_tables(store, None, {}, protocols)
             print(f"{store.path.name}: table.md, table.csv, table.tex")
             continue
