@@ -805,7 +805,7 @@ def draw(rows: Rows, folder: Path) -> None:
     figure, axes = plt.subplots(3, 5, figsize=(13.5, 8.1), layout="constrained")
     for panel in axes.flat[len(places) :]:
         panel.set_axis_off()
-    for panel, place in zip(axes.flat, places, strict=False):
+    for panel, place in zip(axes.flat[: len(places)], places, strict=True):
         key = rows.setting(place).key
         _draw_differences(panel, rows, place, f"{_name(key.model)} on\n{key.dataset}")
     figure.supxlabel(GAINS, fontsize=9)

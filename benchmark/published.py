@@ -76,10 +76,11 @@ def _distances(found: UserStatistics, models: Mapping[str, str]) -> RunDistances
 
 
 def _of_ranks(store: Store, data_hash: str) -> UserStatistics:
-    """Of next-item runs, those of one model."""
-    runs = {key: result for key, result in store.read().items() if key.data_hash == data_hash}
-    found, metrics = next_item.RankStatistics(store, data_hash), next_item.metrics_of(runs.values())
-    of_users = [metric for metric in metrics if parts_of(metric)[0] != "COV"]
+    """Of next-item runs whose ranks are there."""
+    found = next_item.RankStatistics(store, data_hash)
+    of_data = {key: result for key, result in store.read().items() if key.data_hash == data_hash}
+    runs = {key: result for key, result in of_data.items() if found.ranks(key) is not None}
+    of_users = [metric for metric in next_item.metrics_of(runs.values()) if parts_of(metric)[0] != "COV"]
     distances = RunDistances([key.name for key in runs], {name: found.distances([*runs], name) for name in of_users})
     return UserStatistics(Users(found.users, found.users), published=distances)
 

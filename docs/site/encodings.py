@@ -62,7 +62,7 @@ WHEN = {
     "be above it in TIN and SASRec.",
     "naive": "The usual baseline; good in BST and SASRec on purchases. In DIN, BST and SASRec on impressions it "
     "did harm; DIN pools its vectors with the items. In TIN on MovieLens 1M it brought much, "
-    "and most of that with histories in random order, too.",
+    "and much of that with histories in random order, too.",
     "sinusoidal": "Where no parameters are wanted and histories may be longer than in training. In DIN on a small log "
     "of purchases it was below none, uncorrected.",
     "rope": "DIEN, where it brought as much as any on purchases. Not TIN, whose score has no projections that could "
